@@ -1,0 +1,84 @@
+"""dicompiler: splits a trained ONNX network over a cluster of edge devices, and proves that the parts compute the same.
+
+    result = dicompiler.compile("model.onnx", platform="rpi4x4", strategy="modnn", target="sockets", output="build")
+    result.plan, result.program, result.metrics, result.artifacts; result.verify()
+
+Everything here is imported when it is first used, so that `dicompiler --help` stays quick.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dicompiler.compilation import Compilation
+    from dicompiler.compiler import Result, compile
+    from dicompiler.errors import DicompilerError, UsageError
+    from dicompiler.model import Model
+    from dicompiler.plan import Part, Plan
+    from dicompiler.platform import Platform
+
+    __version__: str
+
+_WHERE = {
+    "Compilation": "compilation",
+    "DicompilerError": "errors",
+    "Model": "model",
+    "Part": "plan",
+    "Plan": "plan",
+    "Platform": "platform",
+    "Result": "compiler",
+    "UsageError": "errors",
+    "compile": "compiler",
+}
+
+__all__ = [
+    "Compilation",
+    "DicompilerError",
+    "Model",
+    "Part",
+    "Plan",
+    "Platform",
+    "Result",
+    "UsageError",
+    "__version__",
+    "compile",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name on first use (PEP 562)."""
+    if name == "__version__":
+        value: Any = _version()
+    elif name in _WHERE:
+        from importlib import import_module
+
+        value = getattr(import_module(f"dicompiler.{_WHERE[name]}"), name)
+    else:
+        raise AttributeError(f"module 'dicompiler' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    """The installed distribution's version; in an uninstalled checkout that of pyproject.toml, marked as such."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("dicompiler")
+    except metadata.PackageNotFoundError:
+        return _checkout_version()
+
+
+def _checkout_version() -> str:
+    import tomllib
+    from pathlib import Path
+
+    project = Path(__file__).parent.parent / "pyproject.toml"
+    if not project.is_file():
+        return "0+unknown"
+    return f"{tomllib.loads(project.read_text(encoding='utf-8'))['project']['version']}+checkout"

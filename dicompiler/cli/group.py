@@ -1,0 +1,70 @@
+"""The command group: knows the commands' names and summaries, and imports a command's module when it is called."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+import click
+
+from dicompiler.errors import UsageError, nearest
+
+# Stated here so that `--help` imports no command; a test compares them with the commands' own.
+COMMANDS: Mapping[str, str] = {
+    "compile": "Compile a model into programs for the devices of a platform.",
+    "run": "Run a compiled model on this host, a process for each device.",
+    "verify": "Run a compiled model and compare it with onnxruntime.",
+    "plan": "Decide only: write the plan that a strategy makes.",
+    "opt": "Run passes over a model.",
+    "list": "List what plugins provide, with options and origins.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose command `x` is `command` in module `dicompiler.cli.x`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"dicompiler.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        if not any(param.name == "debug" for param in command.params):
+            command.params.append(_debug())
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise UsageError(f"unknown command {args[0]!r}{nearest(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _debug() -> click.Option:
+    # Its value is not used: `main` looks for the flag itself, as parsing the arguments may be what fails.
+    return click.Option(["--debug"], is_flag=True, expose_value=False, help="Print a traceback with every error.")
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
+    if value and not ctx.resilient_parsing:
+        import dicompiler
+
+        click.echo(f"dicompiler {dicompiler.__version__}")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, invoke_without_command=True, params=[_debug()])
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+@click.pass_context
+def root(ctx: click.Context) -> None:
+    """Splits a trained ONNX model over a cluster of edge devices, and proves that the parts compute the same."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(2)

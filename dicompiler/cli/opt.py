@@ -1,0 +1,142 @@
+"""`dicompiler opt`: runs a pipeline of passes over a model and writes what comes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dicompiler.cli.options import PATH, check_parent, model_argument, platform_option, shape_option
+from dicompiler.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dicompiler.compilation import Compilation
+    from dicompiler.passes import Instrument, Pass
+    from dicompiler.specs import Spec
+
+NORMALISE, INFER_SHAPES, PARTITION = "normalise", "infer-shapes", "partition"
+
+
+@click.command("opt")
+@model_argument
+@click.option("-p", "--pipeline", metavar="PIPELINE", required=True, help="Passes: 'infer-shapes,form-layers,…'.")
+@platform_option
+@click.option("--plan", metavar="IN.json", type=PATH, help="A plan to begin with.")
+@click.option("--save-plan", metavar="OUT.json", type=PATH, help="Where to write the plan that the passes made.")
+@shape_option
+@click.option("--dump-after-all", metavar="DIR", type=PATH, help="Write graph and plan there after every pass.")
+@click.option("--timing", is_flag=True, help="Print on stderr what each pass took.")
+@click.option("--print-after", is_flag=True, help="Print the graph on stderr after every pass.")
+@click.option("-o", "--output", metavar="OUT.onnx", type=PATH, required=True, help="Where to write the model.")
+def command(
+    model: Path,
+    pipeline: str,
+    platform: str | None,
+    plan: Path | None,
+    save_plan: Path | None,
+    shape: tuple[str, ...],
+    dump_after_all: Path | None,
+    timing: bool,
+    print_after: bool,
+    output: Path,
+) -> None:
+    """Run passes over a model.
+
+    PIPELINE is text: 'infer-shapes,form-layers,tile-height{layers=conv1..conv4 parts=4}'. The model is normalised
+    first, and partitioned in the end when passes or --plan left a plan that no pass has carried out yet. Without a
+    platform, devices are called d0, d1, ….
+    """
+    from dicompiler.instruments import Dump, PrintAfter, Timing
+
+    check_parent(output)
+    check_parent(save_plan)
+    passes = _passes(pipeline, shape)
+    compilation = _load(model, platform, plan)
+    times = Timing()
+    instruments: list[Instrument] = [times] if timing else []
+    if dump_after_all is not None:
+        instruments.append(Dump(dump_after_all))
+    if print_after:
+        instruments.append(PrintAfter())
+    try:
+        result = _run(passes, compilation, instruments)
+    finally:
+        if timing:
+            _show_times(times.rows)
+    _save(result, output, save_plan)
+
+
+def _passes(text: str, shapes: tuple[str, ...]) -> tuple[Pass, ...]:
+    """The pipeline's passes, normalise first where the text leaves it out, with --shape given to infer-shapes."""
+    from dicompiler.plugins import registry
+    from dicompiler.specs import Spec, parse_pipeline
+
+    specs = parse_pipeline(text)
+    names = [spec.name for spec in specs]
+    if shapes and INFER_SHAPES not in names:
+        raise UsageError(f"--shape is an option of pass {INFER_SHAPES!r}, which is not in the pipeline")
+    if NORMALISE not in names:
+        specs = (Spec(NORMALISE), *specs)
+    known = registry()
+    return tuple(known.make("passes", _with_shapes(spec, shapes)) for spec in specs)
+
+
+def _with_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
+    from dicompiler.specs import Spec
+
+    if spec.name != INFER_SHAPES or not shapes:
+        return spec
+    options = dict(spec.options)
+    return Spec.of(spec.name, {**options, "shape": (*options.get("shape", ()), *shapes)})
+
+
+def _load(model: Path, platform: str | None, plan: Path | None) -> Compilation:
+    from dicompiler.compilation import Compilation
+    from dicompiler.model import Model
+    from dicompiler.plan import load
+    from dicompiler.platform import Platform
+    from dicompiler.plugins import registry
+
+    families = [provided.value for provided in registry().platforms.values()]
+    return Compilation(
+        platform=None if platform is None else Platform.load(platform, families),
+        plan=None if plan is None else load(plan),
+        model=Model.load(model),
+    )
+
+
+def _run(passes: Sequence[Pass], compilation: Compilation, instruments: Sequence[Instrument]) -> Compilation:
+    from dicompiler.passes import PassManager
+    from dicompiler.plugins import registry
+
+    result = PassManager(passes, instruments).run(compilation)
+    if result.plan is None or result.routing is not None:
+        return result
+    partition = registry().make("passes", PARTITION)
+    return PassManager([partition], instruments, first=len(passes) + 1).run(result)
+
+
+def _show_times(rows: Sequence[tuple[str, float, bool]]) -> None:
+    from dicompiler.cli.tables import show
+
+    shown = [(text + (" (failed)" if failed else ""), f"{1000 * seconds:.1f}") for text, seconds, failed in rows]
+    total = sum(seconds for _, seconds, _ in rows)
+    show(("pass", "ms"), [*shown, ("total", f"{1000 * total:.1f}")], right=(1,), err=True)
+
+
+def _save(compilation: Compilation, output: Path, save_plan: Path | None) -> None:
+    """Writes the model and, where asked, the plan; neither where one of them cannot be."""
+    from dicompiler.cli.files import whole
+    from dicompiler.plan import dumps
+
+    if save_plan is None:
+        compilation.model.save(output)
+        return
+    if compilation.plan is None:
+        raise UsageError("--save-plan: no pass of the pipeline made a plan")
+    with whole(save_plan) as stage:
+        stage.write_text(dumps(compilation.plan), encoding="utf-8")
+        compilation.model.save(output)

@@ -1,0 +1,37 @@
+"""The errors that users meet: one line each, saying place, cause and remedy. Nothing else here prints or exits."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DicompilerError(Exception):
+    """A mistake in what the user gave us, or something that cannot be compiled. The message is one line."""
+
+    exit_code = 1
+
+
+class UsageError(DicompilerError):
+    """A mistake in how we were called: an unknown name, option or value on the command line."""
+
+    exit_code = 2
+
+
+class RunError(DicompilerError):
+    """A compiled program did not finish: names the device and the cause."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an "unknown name" message: `nearest("tile-heigth", passes)` → ` (did you mean 'tile-height'?)`.
+
+    Without a near name it lists what is known, at most twelve names.
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    if not names:
+        return " (there are none)"
+    shown = ", ".join(names[:12])
+    return f" (known: {shown}{', …' if len(names) > 12 else ''})"

@@ -1,0 +1,80 @@
+"""Layers: what a plan speaks of. An anchor operator with the element-wise nodes it absorbs, and the graph of them.
+
+Frozen, without weights and without ONNX objects: routing, costs and strategies need nothing else of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dicompiler.operators.rule import Node, Operation, OperatorRule, Tensor, whole
+
+
+@dataclass(frozen=True)
+class Layer:
+    """`nodes` in topological order; `inputs` the tensors that come in (no weights), `outputs` those that leave.
+
+    `anchor` is the index in `nodes` of the node whose output region is cut; `reason` says why a layer can only be
+    computed whole ('' where it can be cut).
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    anchor: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    reason: str = ""
+
+    @property
+    def output(self) -> str:
+        """The tensor whose regions a plan names: the one that leaves the layer."""
+        return self.outputs[0]
+
+
+@dataclass(frozen=True)
+class LayerGraph:
+    """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, and the rules."""
+
+    layers: tuple[Layer, ...]
+    tensors: Mapping[str, Tensor]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    rules: Mapping[tuple[str, str], OperatorRule] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Layer]:
+        return {layer.name: layer for layer in self.layers}
+
+    @cached_property
+    def position(self) -> Mapping[str, int]:
+        """Layer name → its place in layer order."""
+        return {layer.name: i for i, layer in enumerate(self.layers)}
+
+    @cached_property
+    def producer(self) -> Mapping[str, Layer]:
+        """Tensor name → the layer that it leaves (graph inputs have none)."""
+        return {tensor: layer for layer in self.layers for tensor in layer.outputs}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Layer, ...]]:
+        """Tensor name → the layers that read it, in layer order."""
+        found: dict[str, list[Layer]] = {}
+        for layer in self.layers:
+            for tensor in layer.inputs:
+                found.setdefault(tensor, []).append(layer)
+        return {tensor: tuple(layers) for tensor, layers in found.items()}
+
+    def rule(self, node: Node) -> OperatorRule:
+        """The node's rule; one that computes it whole where none is registered."""
+        return self.rules.get((node.domain, node.op)) or OperatorRule(node.op, whole, node.domain)
+
+    def operation(self, node: Node) -> Operation:
+        """The node with its tensors, as its rule wants it."""
+        return Operation(
+            node,
+            tuple(self.tensors[name] if name else None for name in node.inputs),
+            tuple(self.tensors[name] if name else None for name in node.outputs),
+            self.rule(node).output,
+        )

@@ -1,0 +1,233 @@
+"""Builder: writes a convolutional network as ONNX, one method for each operator, and keeps every tensor's shape.
+
+In: calls in the order of the network. Out: the number of parameters (no weight is made for it), or a ModelProto.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from dicompiler.errors import DicompilerError
+from dicompiler.networks.weights import STATISTICS, Role, weight
+
+IR_VERSION = 10
+Pair = int | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """A float32 weight that is not yet made: see `weights.weight` for the meaning of the fields."""
+
+    shape: tuple[int, ...]
+    role: Role
+    fan_in: int = 1
+    gain: float = 1.0
+
+
+def pair(value: Pair) -> tuple[int, int]:
+    """3 → (3, 3)."""
+    return (value, value) if isinstance(value, int) else value
+
+
+def _renamed(node: onnx.NodeProto, old: str, new: str) -> onnx.NodeProto:
+    """A copy of `node` in which the tensor `old` is called `new`."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.input[:] = [new if name == old else name for name in node.input]
+    copy.output[:] = [new if name == old else name for name in node.output]
+    return copy
+
+
+@dataclass
+class Builder:
+    """Grows one network. Methods take and return tensor names; a node's output is named `<node>.out`.
+
+    `shape[tensor]` is (N, C, H, W), or (N, features) after `flatten`. The graph's input is `input`.
+    """
+
+    name: str
+    image: tuple[int, int, int, int]
+    opset: int = 17
+    shape: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    weights: dict[str, WeightSpec] = field(default_factory=dict)
+    constants: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.shape["input"] = self.image
+
+    @property
+    def parameters(self) -> int:
+        """The number of trained parameters: all weights but running statistics, as training frameworks count."""
+        return sum(math.prod(spec.shape) for spec in self.weights.values() if spec.role not in STATISTICS)
+
+    def channels(self, tensor: str) -> int:
+        return self.shape[tensor][1]
+
+    def node(self, op: str, name: str, inputs: Sequence[str], shape: tuple[int, ...], **attributes: Any) -> str:
+        """Appends one node with one output of `shape`; the output's name comes back."""
+        if min(shape) < 1:
+            raise DicompilerError(
+                f"network {self.name!r}: nothing is left of the image at {name!r}: take a larger size"
+            )
+        output = f"{name}.out"
+        self.nodes.append(helper.make_node(op, inputs, [output], name, **attributes))
+        self.shape[output] = shape
+        return output
+
+    def conv(
+        self,
+        x: str,
+        name: str,
+        channels: int,
+        kernel: Pair,
+        stride: Pair = 1,
+        pads: int | tuple[int, int, int, int] | None = None,
+        group: int = 1,
+        bias: bool = True,
+        dilation: int = 1,
+        gain: float = 1.0,
+    ) -> str:
+        """Conv. `pads` is one number or ONNX's (top, left, bottom, right); None keeps H and W where stride is 1."""
+        sizes, strides = pair(kernel), pair(stride)
+        if pads is None:
+            pads = (sizes[0] // 2 * dilation, sizes[1] // 2 * dilation) * 2
+        border = (pads,) * 4 if isinstance(pads, int) else pads
+        each = self.channels(x) // group
+        inputs = [x, self.weight(f"{name}.weight", (channels, each, *sizes), "filter", each * math.prod(sizes), gain)]
+        if bias:
+            inputs.append(self.weight(f"{name}.bias", (channels,), "bias"))
+        reach = tuple((size - 1) * dilation + 1 for size in sizes)
+        return self.node(
+            "Conv",
+            name,
+            inputs,
+            (self.image[0], channels, *self._windows(x, reach, strides, border)),
+            kernel_shape=sizes,
+            strides=strides,
+            pads=border,
+            dilations=(dilation, dilation),
+            group=group,
+        )
+
+    def pool(
+        self,
+        x: str,
+        name: str,
+        kernel: Pair,
+        stride: Pair,
+        pads: int | tuple[int, int, int, int] = 0,
+        op: str = "MaxPool",
+        **attributes: int,
+    ) -> str:
+        """MaxPool or AveragePool; `attributes` such as ceil_mode or count_include_pad go to the node."""
+        sizes, strides = pair(kernel), pair(stride)
+        border = (pads,) * 4 if isinstance(pads, int) else pads
+        extent = self._windows(x, sizes, strides, border, bool(attributes.get("ceil_mode")))
+        shape = (*self.shape[x][:2], *extent)
+        return self.node(op, name, [x], shape, kernel_shape=sizes, strides=strides, pads=border, **attributes)
+
+    def batch_norm(self, x: str, name: str, gain: float = 1.0) -> str:
+        """BatchNormalization; `gain` scales its gamma (below 1 at the end of a residual branch: no growth by depth)."""
+        size = (self.channels(x),)
+        inputs = [
+            self.weight(f"{name}.weight", size, "scale", gain=gain),
+            self.weight(f"{name}.bias", size, "shift"),
+            self.weight(f"{name}.running_mean", size, "mean"),
+            self.weight(f"{name}.running_var", size, "variance"),
+        ]
+        return self.node("BatchNormalization", name, [x, *inputs], self.shape[x], epsilon=1e-5)
+
+    def gemm(self, x: str, name: str, features: int) -> str:
+        """A fully connected layer, (N, K) → (N, features); the weight is (features, K)."""
+        length = self.shape[x][1]
+        inputs = [
+            x,
+            self.weight(f"{name}.weight", (features, length), "filter", length),
+            self.weight(f"{name}.bias", (features,), "bias"),
+        ]
+        return self.node("Gemm", name, inputs, (self.shape[x][0], features), transB=1)
+
+    def unary(self, op: str, x: str, name: str, **attributes: Any) -> str:
+        """Any operator with one input whose output has the same shape: Relu, LeakyRelu, LRN, Softmax …"""
+        return self.node(op, name, [x], self.shape[x], **attributes)
+
+    def relu(self, x: str, name: str) -> str:
+        return self.unary("Relu", x, name)
+
+    def clip(self, x: str, name: str, low: float, high: float) -> str:
+        """Clip to low…high (ReLU6 is 0…6)."""
+        bounds = [self.constant(f"{name}.{key}", np.float32(v)) for key, v in (("min", low), ("max", high))]
+        return self.node("Clip", name, [x, *bounds], self.shape[x])
+
+    def add(self, a: str, b: str, name: str) -> str:
+        return self.node("Add", name, [a, b], self.shape[a])
+
+    def concat(self, tensors: Sequence[str], name: str) -> str:
+        """Joins along the channels."""
+        first = self.shape[tensors[0]]
+        shape = (first[0], sum(self.channels(tensor) for tensor in tensors), *first[2:])
+        return self.node("Concat", name, list(tensors), shape, axis=1)
+
+    def global_average(self, x: str, name: str) -> str:
+        return self.node("GlobalAveragePool", name, [x], (*self.shape[x][:2], 1, 1))
+
+    def flatten(self, x: str, name: str) -> str:
+        """(N, C, H, W) → (N, C * H * W)."""
+        return self.node("Flatten", name, [x], (self.shape[x][0], math.prod(self.shape[x][1:])), axis=1)
+
+    def reshape(self, x: str, name: str, shape: tuple[int, ...]) -> str:
+        target = self.constant(f"{name}.shape", np.array(shape, np.int64))
+        return self.node("Reshape", name, [x, target], shape)
+
+    def transpose(self, x: str, name: str, perm: tuple[int, ...]) -> str:
+        return self.node("Transpose", name, [x], tuple(self.shape[x][axis] for axis in perm), perm=perm)
+
+    def constant(self, name: str, value: Any) -> str:
+        self.constants[name] = np.asarray(value)
+        return name
+
+    def weight(self, name: str, shape: tuple[int, ...], role: Role, fan_in: int = 1, gain: float = 1.0) -> str:
+        self.weights[name] = WeightSpec(shape, role, fan_in, gain)
+        return name
+
+    def model(self, output: str, seed: int) -> onnx.ModelProto:
+        """The network up to tensor `output`, which becomes the graph's output `output`, with weights of `seed`."""
+        nodes = [_renamed(node, output, "output") for node in self.nodes]
+        tensors = [
+            numpy_helper.from_array(weight(seed, name, spec.shape, spec.role, spec.fan_in, spec.gain), name)
+            for name, spec in self.weights.items()
+        ]
+        tensors += [numpy_helper.from_array(value, name) for name, value in self.constants.items()]
+        graph = helper.make_graph(
+            nodes,
+            self.name,
+            [helper.make_tensor_value_info("input", TensorProto.FLOAT, self.image)],
+            [helper.make_tensor_value_info("output", TensorProto.FLOAT, self.shape[output])],
+            tensors,
+        )
+        opsets = [helper.make_opsetid("", self.opset)]
+        return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets, producer_name="dicompiler")
+
+    def _windows(
+        self,
+        x: str,
+        sizes: tuple[int, ...],
+        strides: tuple[int, int],
+        pads: tuple[int, ...],
+        ceil: bool = False,
+    ) -> tuple[int, ...]:
+        """How many windows fit along H and W."""
+        room = [
+            extent + pads[axis] + pads[axis + 2] - size
+            for axis, (extent, size) in enumerate(zip(self.shape[x][2:], sizes, strict=True))
+        ]
+        step = [-(-r // s) if ceil else r // s for r, s in zip(room, strides, strict=True)]
+        return tuple(s + 1 for s in step)

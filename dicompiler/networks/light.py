@@ -1,0 +1,113 @@
+"""The nine CNNs that come with the onnx package, with random weights in place of their constant 0.02.
+
+In: a name and a seed. Out: the ModelProto as a model zoo has it (IR 3, opset 9, initializers that are also inputs).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from dicompiler.errors import DicompilerError, UsageError, nearest
+from dicompiler.networks.weights import Role, weight
+
+LIGHT_NAMES = (
+    "alexnet",
+    "densenet121",
+    "inception_v1",
+    "inception_v2",
+    "resnet50",
+    "shufflenet",
+    "squeezenet",
+    "vgg19",
+    "zfnet512",
+)
+_FILES = {"alexnet": "bvlc_alexnet"}
+_ROLES: dict[tuple[str, int], Role] = {
+    ("Conv", 1): "filter",
+    ("Conv", 2): "bias",
+    ("Gemm", 1): "filter",
+    ("Gemm", 2): "bias",
+    ("BatchNormalization", 1): "scale",
+    ("BatchNormalization", 2): "shift",
+    ("BatchNormalization", 3): "mean",
+    ("BatchNormalization", 4): "variance",
+    ("Mul", 1): "scale",
+    ("Add", 1): "shift",
+}
+#: Operators through which a weight reaches the operator that uses it.
+_RESHAPERS = ("Unsqueeze", "Reshape")
+#: What the weights before these operators are scaled by: gamma at the end of a residual branch, so that activations
+#: keep their size at any depth; the last layer, so that Softmax is far from one-hot.
+_GAINS = {("scale", "Sum"): 0.3, ("filter", "Softmax"): 0.1}
+
+
+def light(name: str, seed: int = 0) -> onnx.ModelProto:
+    """One of LIGHT_NAMES with seeded weights. Everything else, unnamed nodes too, is as in the onnx package."""
+    if name not in LIGHT_NAMES:
+        raise UsageError(f"unknown light network {name!r}{nearest(name, LIGHT_NAMES)}")
+    model = _load(name)
+    graph = model.graph
+    shapes = {tensor.name: tuple(numpy_helper.to_array(tensor).tolist()) for tensor in graph.initializer if tensor.dims}
+    made = {n.output[0]: (n.input[0], shapes[n.input[0]]) for n in graph.node if n.op_type == "ConstantOfShape"}
+    floats = {t.name: tuple(t.dims) for t in graph.initializer if t.data_type == TensorProto.FLOAT}
+    floats |= {tensor: shape for tensor, (_, shape) in made.items()}
+    weights = {
+        tensor: numpy_helper.from_array(
+            weight(seed, tensor, floats[tensor], role, _fan_in(node, floats[tensor]), _gain(graph, node, role)), tensor
+        )
+        for tensor, role, node in _uses(graph)
+        if tensor in floats
+    }
+    _replace(graph, weights, {source for source, _ in made.values()})
+    return model
+
+
+def _load(name: str) -> onnx.ModelProto:
+    path = Path(onnx.__file__).parent / "backend/test/data/light" / f"light_{_FILES.get(name, name)}.onnx"
+    try:
+        return onnx.load(path)
+    except OSError as error:
+        raise DicompilerError(
+            f"light network {name!r}: {path.name} is missing from onnx {onnx.__version__}: install another version"
+        ) from error
+
+
+def _uses(graph: onnx.GraphProto) -> Iterator[tuple[str, Role, onnx.NodeProto]]:
+    """(weight, its role, the node that uses it), with reshapes in between looked through."""
+    source: dict[str, str] = {}
+    for node in graph.node:
+        if node.op_type in _RESHAPERS:
+            source[node.output[0]] = node.input[0]
+        for index, tensor in enumerate(node.input):
+            role = _ROLES.get((node.op_type, index))
+            if role is not None:
+                yield source.get(tensor, tensor), role, node
+
+
+def _fan_in(node: onnx.NodeProto, shape: tuple[int, ...]) -> int:
+    """How many products make one output element: the filter's size, or Gemm's inner dimension."""
+    if node.op_type != "Gemm":
+        return math.prod(shape[1:])
+    transposed = any(a.name == "transB" and a.i for a in node.attribute)
+    return shape[-1] if transposed else shape[-2]
+
+
+def _gain(graph: onnx.GraphProto, node: onnx.NodeProto, role: Role) -> float:
+    readers = [reader.op_type for reader in graph.node if node.output[0] in reader.input]
+    return min((_GAINS.get((role, reader), 1.0) for reader in readers), default=1.0)
+
+
+def _replace(graph: onnx.GraphProto, weights: dict[str, TensorProto], sources: set[str]) -> None:
+    """Makes `weights` initializers and, as IR 3 wants, inputs; their ConstantOfShape nodes and `sources` go."""
+    kept = [tensor for tensor in graph.initializer if tensor.name not in weights and tensor.name not in sources]
+    inputs = [value for value in graph.input if value.name not in weights and value.name not in sources]
+    inputs += [helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in weights.values()]
+    nodes = [node for node in graph.node if node.op_type != "ConstantOfShape"]
+    for field, values in ((graph.initializer, [*kept, *weights.values()]), (graph.input, inputs), (graph.node, nodes)):
+        del field[:]
+        field.extend(values)

@@ -1,0 +1,17 @@
+"""The built-in operator rules. They come in by the same hook as a third party's (`dicompiler_operators`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dicompiler.operators.rule import Node, Operation, OperatorRule, Piece, Tensor, whole
+
+__all__ = ["Node", "Operation", "OperatorRule", "Piece", "Tensor", "builtin_rules", "whole"]
+
+
+def builtin_rules() -> Iterable[OperatorRule]:
+    """All rules of this package, in a fixed order."""
+    from dicompiler.operators import dense, elementwise, normalisation, shaping, windows
+
+    for module in (elementwise, windows, dense, normalisation, shaping):
+        yield from module.RULES

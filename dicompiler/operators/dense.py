@@ -1,0 +1,64 @@
+"""Gemm and MatMul: rows from the left operand, columns from the right, and the axis that they sum over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import helper
+
+from dicompiler.operators.elementwise import broadcast_need
+from dicompiler.operators.rule import Operation, OperatorRule, Piece
+from dicompiler.regions import Interval, Region, full
+
+
+def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """Gemm: y[rows, columns] ← a[rows, k], b[k, columns], c broadcast. c rides in the range of k that starts at 0."""
+    rows, columns = region
+    k = reduce if reduce is not None else (0, gemm_reduction(operation))
+    a = (k, rows) if operation.attribute("transA", 0) else (rows, k)
+    b = (columns, k) if operation.attribute("transB", 0) else (k, columns)
+    needs: list[Region | None] = [a, b]
+    constants: dict[int, NDArray[Any]] = {}
+    if operation.has(2):
+        needs.append(broadcast_need(operation.shape(2), region) if k[0] == 0 else None)
+        if k[0] != 0 and operation.node.opset < 11:
+            # Before opset 11 the third input of Gemm is not optional: a zero stands for it.
+            tensor = operation.inputs[2]
+            assert tensor is not None
+            constants[2] = np.zeros((1,), helper.tensor_dtype_to_np_dtype(tensor.dtype))
+    return Piece(region, tuple(needs), {}, constants)
+
+
+def gemm_reduction(operation: Operation) -> int:
+    """K, the extent that both operands share."""
+    return operation.shape(0)[0 if operation.attribute("transA", 0) else 1]
+
+
+def matmul(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """MatMul of rank ≥ 2: y[batch, rows, columns] ← a[batch, rows, k], b[batch, k, columns]. Vectors: whole."""
+    a, b = operation.shape(0), operation.shape(1)
+    if len(a) < 2 or len(b) < 2:
+        return Piece(full(operation.out_shape), operation.full_needs())
+    k = reduce if reduce is not None else (0, a[-1])
+    batch = region[:-2]
+    return Piece(
+        region,
+        (
+            (*broadcast_need(a[:-2], batch), region[-2], k),
+            (*broadcast_need(b[:-2], batch), k, region[-1]),
+        ),
+    )
+
+
+def matmul_reduction(operation: Operation) -> int | None:
+    """K; None for vectors."""
+    a, b = operation.shape(0), operation.shape(1)
+    return a[-1] if len(a) > 1 and len(b) > 1 else None
+
+
+RULES = (
+    OperatorRule("Gemm", gemm, reduction=gemm_reduction),
+    OperatorRule("MatMul", matmul, reduction=matmul_reduction),
+)

@@ -1,0 +1,48 @@
+"""Element-wise operators with broadcasting, and BatchNormalization: a region of the output needs just itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dicompiler.operators.rule import Operation, OperatorRule, Piece
+from dicompiler.regions import Interval, Region, full
+
+UNARY = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Celu Clip Cos Cosh Dropout Elu Erf Exp Floor Gelu "
+    "HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid "
+    "Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu"
+).split()
+BROADCASTING = (
+    "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min "
+    "Mod Mul Or PRelu Pow Sub Sum Where Xor"
+).split()
+
+
+def broadcast_need(shape: Sequence[int], region: Region) -> Region:
+    """What a broadcast input of `shape` gives to `region` of the output: axes count from the right, an extent of 1
+    is read whole. shape (8, 1), region of a (2, 8, 5) output → ((c0, c1), (0, 1))."""
+    own = region[len(region) - len(shape) :]
+    return tuple((0, 1) if extent == 1 else interval for extent, interval in zip(shape, own, strict=True))
+
+
+def elementwise(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """out region → the same region of every input, as far as the input has those axes."""
+    needs = tuple(
+        None if tensor is None or tensor.shape is None else broadcast_need(tensor.shape, region)
+        for tensor in operation.inputs
+    )
+    return Piece(region, needs)
+
+
+def batch_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """out region → the same region of x, and its channels of scale, shift, mean and variance. Training: whole."""
+    if operation.attribute("training_mode", 0):
+        return Piece(full(operation.out_shape), operation.full_needs())
+    channels = region[1] if len(region) > 1 else (0, 1)
+    return Piece(region, (region, *((channels,) for _ in operation.inputs[1:])))
+
+
+RULES = (
+    *(OperatorRule(op, elementwise, elementwise=True) for op in (*UNARY, *BROADCASTING)),
+    OperatorRule("BatchNormalization", batch_normalization, elementwise=True),
+)

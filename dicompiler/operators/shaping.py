@@ -1,0 +1,121 @@
+"""Operators that move elements without computing: Reshape and its kin, Transpose, Concat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from dicompiler.operators.rule import Operation, OperatorRule, Piece
+from dicompiler.regions import Interval, Region, full, shape_of
+
+
+def blocks(a: Sequence[int], b: Sequence[int]) -> list[tuple[range, range]]:
+    """Pairs up the axes of two shapes of equal volume, as finely as their products allow.
+
+    (1, 8, 4, 4) and (1, 128) → [axis 0 | axis 0], [axes 1-3 | axis 1].
+    """
+    pairs = []
+    i = j = 0
+    while i < len(a) or j < len(b):
+        i0, j0, left, right = i, j, 1, 1
+        while True:
+            if left == right and (i > i0 or j > j0):
+                break
+            if (left <= right and i < len(a)) or j == len(b):
+                left, i = left * a[i], i + 1
+            else:
+                right, j = right * b[j], j + 1
+        pairs.append((range(i0, i), range(j0, j)))
+    return pairs
+
+
+def span(box: Region, dims: Sequence[int]) -> Interval:
+    """The linear indices from a box's first element to its last: ((1, 2), (0, 3)) of (4, 5) → (5, 8)."""
+    first = last = 0
+    for (start, stop), extent in zip(box, dims, strict=True):
+        first, last = first * extent + start, last * extent + stop - 1
+    return first, last + 1
+
+
+def box_of(interval: Interval, dims: Sequence[int]) -> Region:
+    """The smallest box with contiguous elements that holds the linear interval: (5, 8) of (4, 5) → ((1, 2), (0, 3))."""
+    first, last = interval[0], interval[1] - 1
+    box: list[Interval] = []
+    inner = math.prod(dims)
+    for extent in dims:
+        inner //= extent
+        low, high = first // inner, last // inner
+        box.append((low, high + 1))
+        first, last = first - low * inner, last - high * inner
+        if low != high:
+            rest = dims[len(box) :]
+            return (*box, *full(rest))
+    return tuple(box)
+
+
+def through(region: Region, out: Sequence[int], into: Sequence[int]) -> tuple[Region, Region]:
+    """A region of a tensor of shape `out`, reshaped to `into`: (the region it grows to, the same in `into`).
+
+    Block by block the region grows until it is contiguous in both shapes.
+    """
+    grown: list[Interval] = []
+    need: list[Interval] = []
+    for theirs, own in blocks(into, out):
+        out_dims, in_dims = [out[i] for i in own], [into[i] for i in theirs]
+        interval = span(tuple(region[i] for i in own), out_dims)
+        while True:
+            box, other = box_of(interval, out_dims), box_of(interval, in_dims)
+            wider = (
+                min(span(box, out_dims)[0], span(other, in_dims)[0]),
+                max(span(box, out_dims)[1], span(other, in_dims)[1]),
+            )
+            if wider == interval:
+                break
+            interval = wider
+        grown.extend(box)
+        need.extend(other)
+    return tuple(grown), tuple(need)
+
+
+def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """Reshape, Flatten, Squeeze, Unsqueeze: an interval passes where it stays one interval of elements."""
+    if operation.inputs[0] is None or 0 in operation.shape(0):
+        return Piece(full(operation.out_shape), operation.full_needs())
+    out, need = through(region, operation.out_shape, operation.shape(0))
+    rest = operation.full_needs()[1:]
+    if out == full(operation.out_shape):
+        return Piece(out, (need, *rest))
+    removed = dict.fromkeys(operation.node.attributes)
+    shape = np.array(shape_of(out), np.int64)
+    return Piece(out, (need, *(None for _ in rest)), removed, {1: shape}, op="Reshape")
+
+
+def transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """y[..., i, ...] ← x[..., i at its place before, ...]."""
+    perm = operation.attribute("perm") or list(range(len(region)))[::-1]
+    need: list[Interval] = [(0, 0)] * len(region)
+    for axis, source in enumerate(perm):
+        need[source] = region[axis]
+    return Piece(region, (tuple(need),))
+
+
+def concat(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """An interval of the joined axis needs just the inputs that it touches; the others are left away."""
+    axis = operation.attribute("axis") % len(region)
+    needs: list[Region | None] = []
+    offset = 0
+    for index in range(len(operation.inputs)):
+        extent = operation.shape(index)[axis]
+        low, high = max(region[axis][0], offset) - offset, min(region[axis][1], offset + extent) - offset
+        needs.append((*region[:axis], (low, high), *region[axis + 1 :]) if low < high else None)
+        offset += extent
+    return Piece(region, tuple(needs))
+
+
+RULES = (
+    *(OperatorRule(op, reshape) for op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze")),
+    OperatorRule("Transpose", transpose),
+    OperatorRule("Concat", concat),
+)

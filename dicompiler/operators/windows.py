@@ -1,0 +1,151 @@
+"""Convolutions and pools: a window slides over the spatial axes, so a tile of the output needs a halo of the input.
+
+Pads exist only at the tensor's true borders; a tile that ends at the border reads to the input's end, so that the
+whole is just the tile that ends at every border, and its node stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dicompiler.operators.rule import Operation, OperatorRule, Piece
+from dicompiler.regions import Interval, Region, full
+
+
+@dataclass(frozen=True)
+class Window:
+    """One spatial axis: input and output extents, kernel, stride, dilation, and the pads at both ends."""
+
+    extent: int
+    out: int
+    kernel: int
+    stride: int
+    dilation: int
+    begin: int
+    end: int
+
+    @property
+    def span(self) -> int:
+        """Input elements from a window's first to its last tap."""
+        return (self.kernel - 1) * self.dilation + 1
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one axis of a tile comes to: outputs [out), inputs [need), and the pads to put at both ends."""
+
+    out: Interval
+    need: Interval
+    begin: int
+    end: int
+
+
+def tile(window: Window, interval: Interval) -> Tile:
+    """Output interval → input interval with its halo. Windows that lie in the pads alone have no input to give them
+    a size: the interval then grows towards the middle until it has one."""
+    start, stop = interval
+    while True:
+        low = start * window.stride - window.begin
+        high = (stop - 1) * window.stride - window.begin + window.span
+        last = stop == window.out
+        need = (max(0, low), window.extent if last else min(high, window.extent))
+        if need[0] < need[1]:
+            return Tile((start, stop), need, max(0, -low), window.end if last else max(0, high - window.extent))
+        start, stop = (start - 1, stop) if low >= window.extent else (start, stop + 1)
+
+
+def resolve_pads(operation: Operation, kernel: list[int], strides: list[int], dilations: list[int]) -> list[int]:
+    """The pads that `auto_pad` stands for, as ONNX writes them: all begins, then all ends."""
+    rank = len(kernel)
+    mode = operation.attribute("auto_pad", "NOTSET")
+    if mode in ("NOTSET", ""):
+        return list(operation.attribute("pads") or [0] * (2 * rank))
+    if mode == "VALID":
+        return [0] * (2 * rank)
+    begins, ends = [], []
+    for i, (extent, out) in enumerate(zip(operation.shape(0)[2:], operation.out_shape[2:], strict=True)):
+        total = max(0, (out - 1) * strides[i] + (kernel[i] - 1) * dilations[i] + 1 - extent)
+        small, large = total // 2, total - total // 2
+        begins.append(small if mode == "SAME_UPPER" else large)
+        ends.append(large if mode == "SAME_UPPER" else small)
+    return begins + ends
+
+
+def windows(operation: Operation, kernel: list[int]) -> tuple[Window, ...]:
+    """The spatial axes of a convolution or pool with this kernel."""
+    rank = len(kernel)
+    strides = list(operation.attribute("strides") or [1] * rank)
+    dilations = list(operation.attribute("dilations") or [1] * rank)
+    pads = resolve_pads(operation, kernel, strides, dilations)
+    extents = zip(operation.shape(0)[2:], operation.out_shape[2:], strict=True)
+    return tuple(
+        Window(extent, out, kernel[i], strides[i], dilations[i], pads[i], pads[rank + i])
+        for i, (extent, out) in enumerate(extents)
+    )
+
+
+def spatial(operation: Operation, kernel: list[int], region: Region) -> tuple[Region, Region, Mapping[str, Any]]:
+    """Spatial part of a tile: (outputs, inputs, attributes to replace; none where the tile is all of it)."""
+    own = windows(operation, kernel)
+    tiles = [tile(window, interval) for window, interval in zip(own, region, strict=True)]
+    out = tuple(t.out for t in tiles)
+    need = tuple(t.need for t in tiles)
+    if out == full(operation.out_shape[2:]):
+        return out, need, {}
+    pads = [t.begin for t in tiles] + [t.end for t in tiles]
+    # ceil_mode may only round up where the original did: at the true border.
+    ceil = {} if all(t.out[1] == w.out for t, w in zip(tiles, own, strict=True)) else {"ceil_mode": 0}
+    changed = {"auto_pad": None, "pads": pads, **(ceil if operation.attribute("ceil_mode") else {})}
+    return out, need, changed
+
+
+def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """Conv: y[n, m-range, tile] ← x[n, channels of those groups, tile + halo], w[m-range], b[m-range].
+
+    A range inside one group becomes an ungrouped convolution; otherwise it grows to whole groups. A partial sum
+    over input channels [r0, r1) reads x[:, r0:r1], w[:, r0:r1]; the bias rides in the range that starts at 0.
+    """
+    weight = operation.shape(1)
+    groups = operation.attribute("group", 1)
+    out, need, attributes = spatial(operation, list(weight[2:]), region[2:])
+    per_group, (start, stop) = weight[0] // groups, region[1]
+    first, last = start // per_group, -(-stop // per_group)
+    if last - first > 1:
+        start, stop = first * per_group, last * per_group
+    inputs = (first * weight[1], last * weight[1])
+    if last - first != groups:
+        attributes = {**attributes, "group": last - first}
+    reduced = reduce if reduce is not None else (0, weight[1])
+    if reduce is not None:
+        inputs = reduce
+    needs: list[Region | None] = [(region[0], inputs, *need), ((start, stop), reduced, *full(weight[2:]))]
+    if operation.has(2):
+        needs.append(((start, stop),) if reduced[0] == 0 else None)
+    return Piece((region[0], (start, stop), *out), tuple(needs), attributes)
+
+
+def conv_reduction(operation: Operation) -> int | None:
+    """The input channels; a grouped convolution has none to cut."""
+    return operation.shape(1)[1] if operation.attribute("group", 1) == 1 else None
+
+
+def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """MaxPool, AveragePool, LpPool: y[n, c, tile] ← x[n, c, tile + halo]. With indices asked for: whole."""
+    if len(operation.outputs) > 1 and operation.outputs[1] is not None:
+        return Piece(full(operation.out_shape), operation.full_needs())
+    out, need, attributes = spatial(operation, list(operation.attribute("kernel_shape")), region[2:])
+    return Piece((*region[:2], *out), ((*region[:2], *need),), attributes)
+
+
+def global_pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """GlobalAveragePool and its kin: y[n, c] ← x[n, c, everything]."""
+    return Piece(region, ((*region[:2], *full(operation.shape(0)[2:])),))
+
+
+RULES = (
+    OperatorRule("Conv", conv, reduction=conv_reduction),
+    *(OperatorRule(op, pool) for op in ("MaxPool", "AveragePool", "LpPool")),
+    *(OperatorRule(op, global_pool) for op in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")),
+)

@@ -1,0 +1,113 @@
+"""A Plan: which device computes which region of which layer's output. What every strategy returns; JSON on disk.
+
+The file's schema is `schemas/plan.schema.json`; what a plan means for a network is checked where it is routed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dicompiler.regions import Interval, Region
+
+FORMAT = "dicompiler.plan/1"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a layer on one device: the `region` of the layer's OUTPUT that it computes (None: all of it).
+
+    `reduce` is a range of the reduction axis (input channels) where it computes a partial sum. Parts of one device in
+    several `lane`s share its memory; what passes between lanes costs no network.
+    """
+
+    device: str
+    region: Region | None = None
+    reduce: Interval | None = None
+    lane: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`layers`: parts by layer name. `source`: devices that each hold every whole graph input. `sink`: devices that
+    want every graph output. `network`: the structural digest of the network it was made for ('' in a hand-written one).
+    `note`: why it cannot be reproduced by running again, where it rests on measured or time-limited results.
+    """
+
+    layers: Mapping[str, tuple[Part, ...]]
+    source: tuple[str, ...]
+    sink: tuple[str, ...]
+    network: str = ""
+    note: str = ""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Every device that the plan names, in order of first mention: source, layers, sink."""
+        named = [*self.source, *(p.device for parts in self.layers.values() for p in parts), *self.sink]
+        return tuple(dict.fromkeys(named))
+
+
+def _part_to_json(part: Part) -> dict[str, Any]:
+    record: dict[str, Any] = {"device": part.device}
+    record["region"] = "all" if part.region is None else [list(interval) for interval in part.region]
+    if part.reduce is not None:
+        record["reduce"] = list(part.reduce)
+    if part.lane:
+        record["lane"] = part.lane
+    return record
+
+
+def _part_from_json(record: Mapping[str, Any]) -> Part:
+    region, reduce = record["region"], record.get("reduce")
+    return Part(
+        record["device"],
+        None if region == "all" else tuple((start, stop) for start, stop in region),
+        None if reduce is None else (reduce[0], reduce[1]),
+        record.get("lane", 0),
+    )
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as the JSON document that `from_json` reads: exact round trip."""
+    document: dict[str, Any] = {"format": FORMAT, "source": list(plan.source), "sink": list(plan.sink)}
+    for key in ("network", "note"):
+        if getattr(plan, key):
+            document[key] = getattr(plan, key)
+    document["layers"] = {name: [_part_to_json(p) for p in parts] for name, parts in plan.layers.items()}
+    return document
+
+
+def from_json(document: Any, place: str = "plan") -> Plan:
+    """Checks `document` against the schema; an error names `place` (the file), the key and what is allowed."""
+    from dicompiler.schema import validate
+
+    validate(document, "plan", place)
+    return Plan(
+        {name: tuple(_part_from_json(r) for r in parts) for name, parts in document["layers"].items()},
+        tuple(document["source"]),
+        tuple(document["sink"]),
+        document.get("network", ""),
+        document.get("note", ""),
+    )
+
+
+def load(path: str | Path) -> Plan:
+    """Reads and checks a plan file."""
+    from dicompiler.schema import load_json
+
+    return from_json(load_json(path), str(path))
+
+
+def dumps(plan: Plan) -> str:
+    """The plan file's text: one line for each part, so that two plans can be compared by eye and by diff."""
+    document = to_json(plan)
+    layers = document.pop("layers")
+    head = json.dumps(document, indent=1)[:-2]
+    rows = []
+    for name, parts in layers.items():
+        lines = ",\n   ".join(json.dumps(part) for part in parts)
+        rows.append(f"  {json.dumps(name)}: [\n   {lines}]")
+    return head + ',\n "layers": {\n' + ",\n".join(rows) + "}}\n"

@@ -1,0 +1,277 @@
+"""Finds and loads plugins: installed entry points go in, one registry of all that they provide comes out.
+
+Built-in plugins take the same way. A plugin is loaded whole or left out with one warning; the rest still works.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from types import MappingProxyType
+from typing import Any
+
+import pluggy
+
+from dicompiler import hookspecs
+from dicompiler.errors import DicompilerError, UsageError, nearest
+from dicompiler.specs import Spec, instantiate, options_of, parse
+
+GROUP = "dicompiler"
+RESTRICT = "DICOMPILER_PLUGINS"
+# What an uninstalled checkout loads, where no metadata tells of entry points: the same as in pyproject.toml.
+BUILTINS = (
+    ("core", "dicompiler.builtins"),
+    ("passes", "dicompiler_passes"),
+    ("strategies", "dicompiler_strategies"),
+    ("targets", "dicompiler_targets"),
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of thing that plugins provide. `one` is the word for a single one; `base` its class as `module:name`,
+    with further names behind `|`; `classes`: subclasses of the base are provided, not instances."""
+
+    one: str
+    hook: str
+    base: str
+    classes: bool = True
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "passes": Kind("pass", "dicompiler_passes", "dicompiler.passes:Pass"),
+        "strategies": Kind("strategy", "dicompiler_strategies", "dicompiler.problem:Strategy"),
+        "targets": Kind("target", "dicompiler_targets", "dicompiler.target:Target"),
+        "operators": Kind("operator rule", "dicompiler_operators", "dicompiler.operators.rule:OperatorRule", False),
+        "cost_models": Kind("cost model", "dicompiler_cost_models", "dicompiler.costs:CostModel"),
+        "platforms": Kind(
+            "platform", "dicompiler_platforms", "dicompiler.platform:PlatformFamily|PlatformFormat", False
+        ),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """An entry point: its `name`, its `value` (a module), and the distribution and version that it comes with."""
+
+    name: str
+    value: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"plugin {self.name!r} of {self.distribution} {self.version}"
+
+
+@dataclass(frozen=True)
+class Provided:
+    """One thing that a plugin provides: a class, an operator rule or a platform family, and where it comes from."""
+
+    name: str
+    value: Any
+    distribution: str
+    version: str
+    plugin: str
+
+
+@dataclass(frozen=True)
+class Registry:
+    """All that is provided, by kind and name (sorted), the `plugins` that were loaded and `warnings` of one line."""
+
+    passes: Mapping[str, Provided] = field(default_factory=dict)
+    strategies: Mapping[str, Provided] = field(default_factory=dict)
+    targets: Mapping[str, Provided] = field(default_factory=dict)
+    operators: Mapping[str, Provided] = field(default_factory=dict)
+    cost_models: Mapping[str, Provided] = field(default_factory=dict)
+    platforms: Mapping[str, Provided] = field(default_factory=dict)
+    plugins: tuple[Plugin, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def of(self, kind: str) -> Mapping[str, Provided]:
+        """What is provided of a kind, one of KINDS."""
+        found: Mapping[str, Provided] = getattr(self, kind)
+        return found
+
+    def find(self, kind: str, name: str) -> Provided:
+        """The one of that name. UsageError names the nearest."""
+        known = self.of(kind)
+        if name not in known:
+            raise UsageError(f"unknown {KINDS[kind].one} {name!r}{nearest(name, known)}")
+        return known[name]
+
+    def make(self, kind: str, spec: str | Spec) -> Any:
+        """An instance of a pass, strategy, target or cost model from its text or Spec. UsageError as `find` and
+        `specs.instantiate`."""
+        parsed = parse(spec, KINDS[kind].one) if isinstance(spec, str) else spec
+        return instantiate(self.find(kind, parsed.name).value, parsed)
+
+
+@functools.cache
+def registry() -> Registry:
+    """What all installed plugins provide, loaded once for each process; warnings go to stderr, a line each.
+
+    DicompilerError where two plugins provide things of one kind and name.
+    """
+    found, broken = installed()
+    loaded = load(os.environ, found)
+    for warning in (*broken, *loaded.warnings):
+        print(f"dicompiler: warning: {warning}", file=sys.stderr)
+    return loaded
+
+
+def installed() -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
+    """The entry points of our group, built-in ones included, and a warning for each distribution that hides its own."""
+    found: dict[tuple[str, str], Plugin] = {}
+    warnings = []
+    for distribution in metadata.distributions():
+        # One distribution with broken metadata would make `metadata.entry_points` fail for all.
+        try:
+            # A path that is searched twice, or an older copy further down, must not count again: the first one wins.
+            for plugin in _entry_points(distribution):
+                found.setdefault((_canonical(plugin.distribution), plugin.name), plugin)
+        except Exception as error:
+            warnings.append(f"a distribution's entry points cannot be read: {_cause(error)}")
+    return _with_builtins(tuple(found.values())), tuple(warnings)
+
+
+def _entry_points(distribution: metadata.Distribution) -> tuple[Plugin, ...]:
+    text = distribution.read_text("entry_points.txt") or ""
+    if GROUP not in text:
+        return ()
+    points = [point for point in distribution.entry_points if point.group == GROUP]
+    name, version = str(distribution.metadata["Name"]), str(distribution.version)
+    return tuple(Plugin(point.name, point.value, name, version) for point in points)
+
+
+def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
+    """`plugins` and the built-in ones that no installed metadata names, each module once, built-in ones first."""
+    import dicompiler
+
+    ours = {plugin.value: plugin for plugin in plugins if _canonical(plugin.distribution) == "dicompiler"}
+    for name, value in BUILTINS:
+        ours.setdefault(value, Plugin(name, value, "dicompiler", dicompiler.__version__))
+    others = [plugin for plugin in plugins if plugin.value not in ours]
+    return (*sorted(ours.values(), key=_order), *sorted(others, key=_order))
+
+
+def _order(plugin: Plugin) -> tuple[str, str]:
+    return (_canonical(plugin.distribution), plugin.name)
+
+
+def _canonical(name: str) -> str:
+    """A distribution's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def load(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
+    """Loads plugins in the given order; touches no other state than imported modules.
+
+    `env[DICOMPILER_PLUGINS]`, where it is set, names the entry points or distributions that may be loaded besides the
+    built-in ones, separated by commas. DicompilerError where two provide things of one kind and name.
+    """
+    chosen, warnings = _restrict(env.get(RESTRICT), tuple(plugins))
+    loaded: list[Plugin] = []
+    found: dict[str, dict[str, Provided]] = {kind: {} for kind in KINDS}
+    for plugin in chosen:
+        try:
+            provided = _load_one(plugin, warnings)
+        # A plugin that ends the process while it is imported is broken like any other.
+        except (Exception, SystemExit) as error:
+            warnings.append(f"{plugin} is left out: {_cause(error)}")
+            continue
+        loaded.append(plugin)
+        for kind, one in provided:
+            _add(found, kind, one)
+    return Registry(
+        **{kind: MappingProxyType(dict(sorted(named.items()))) for kind, named in found.items()},
+        plugins=tuple(loaded),
+        warnings=tuple(warnings),
+    )
+
+
+def _restrict(names: str | None, plugins: tuple[Plugin, ...]) -> tuple[list[Plugin], list[str]]:
+    """The plugins that may be loaded, and warnings for names that none has."""
+    if names is None:
+        return list(plugins), []
+    allowed = {_canonical(name.strip()) for name in names.split(",") if name.strip()}
+    third = [plugin for plugin in plugins if plugin.value not in dict(BUILTINS).values()]
+    known = {_canonical(name) for plugin in third for name in (plugin.name, plugin.distribution)}
+    warnings = [
+        f"{RESTRICT} names {name!r}, which is no installed plugin{nearest(name, known)}"
+        for name in sorted(allowed - known)
+    ]
+    left_out = [plugin for plugin in third if not allowed & {_canonical(plugin.name), _canonical(plugin.distribution)}]
+    return [plugin for plugin in plugins if plugin not in left_out], warnings
+
+
+def _load_one(plugin: Plugin, warnings: list[str]) -> list[tuple[str, Provided]]:
+    """All that one plugin provides, with its kinds. A misspelt hook is a warning; any error leaves the plugin out."""
+    module = metadata.EntryPoint(plugin.name, plugin.value, GROUP).load()
+    version = getattr(module, "dicompiler_api", hookspecs.API_VERSION)
+    if not isinstance(version, int) or version < 1:
+        raise TypeError(f"dicompiler_api is {version!r}, not a version of the hooks")
+    if version > hookspecs.API_VERSION:
+        raise DicompilerError(f"it is written for version {version} of the hooks, newer than {hookspecs.API_VERSION}")
+    # A manager for each plugin, so that a failing hook is known to be this one's and leaves the others in peace.
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    manager.register(module, plugin.name)
+    callers = manager.get_hookcallers(module) or []
+    hooks = [kind.hook for kind in KINDS.values()]
+    unknown = [caller.name for caller in callers if not caller.has_spec()]
+    provided = [(kind, one) for kind in KINDS for one in _provided(plugin, kind, manager)]
+    warnings.extend(f"{plugin}: there is no hook {name!r}{nearest(name, hooks)}" for name in unknown)
+    return provided
+
+
+def _provided(plugin: Plugin, kind: str, manager: pluggy.PluginManager) -> Iterator[Provided]:
+    """What a plugin's hook of one kind yields, checked. TypeError says what is wrong with it."""
+    hook = KINDS[kind].hook
+    for values in getattr(manager.hook, hook)():
+        for value in values:
+            name = _name(KINDS[kind], value)
+            yield Provided(name, value, plugin.distribution, plugin.version, plugin.name)
+
+
+def _name(kind: Kind, value: Any) -> str:
+    """The name of what a hook yields. TypeError where it is not of its kind, ValueError where the name is not one."""
+    module, _, names = kind.base.partition(":")
+    base = tuple(getattr(importlib.import_module(module), name) for name in names.split("|"))
+    if not kind.classes:
+        if not isinstance(value, base):
+            raise TypeError(f"{kind.hook} yields {value!r}, which is not of type {names}")
+        if names != "OperatorRule":
+            return str(value.name)
+        return f"{value.domain}::{value.op}" if value.domain else str(value.op)
+    if not isinstance(value, type) or not issubclass(value, base) or inspect.isabstract(value):
+        raise TypeError(f"{kind.hook} yields {value!r}, which is not a class that implements {names}")
+    options_of(value)
+    name = getattr(value, "name", None)
+    if not isinstance(name, str):
+        raise TypeError(f"{value.__name__} has no name")
+    return Spec(name).name
+
+
+def _add(found: dict[str, dict[str, Provided]], kind: str, one: Provided) -> None:
+    other = found[kind].setdefault(one.name, one)
+    if other is not one:
+        both = " and ".join(f"{p.distribution} {p.version} (plugin {p.plugin!r})" for p in (other, one))
+        raise DicompilerError(
+            f"two plugins provide a {KINDS[kind].one} called {one.name!r}: {both}; uninstall one or leave it out of "
+            f"{RESTRICT}"
+        )
+
+
+def _cause(error: BaseException) -> str:
+    """An exception as one line; ours without its type."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, DicompilerError) else f"{type(error).__name__}{': ' if text else ''}{text}"

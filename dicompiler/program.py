@@ -1,0 +1,92 @@
+"""A Program: per device an ordered list of steps; between devices the transfers. What targets emit and executors run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import onnx
+
+from dicompiler.regions import Shape
+from dicompiler.weights import Weight, raw_nbytes
+
+# Metadata of nodes in a placed model, and of the model itself.
+DEVICE, LANE, REGION, ORIGIN = "dicompiler.device", "dicompiler.lane", "dicompiler.region", "dicompiler.origin"
+SOURCE, SINKS = "dicompiler.source", "dicompiler.sinks"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor at the program's border or between devices. `dtype` is an onnx.TensorProto.DataType."""
+
+    name: str
+    dtype: int
+    shape: Shape | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the raw tensor; its shape must be static."""
+        assert self.shape is not None
+        return raw_nbytes(self.dtype, self.shape)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One box of a tensor from one device to another. `index` numbers the program's transfers in order of sending."""
+
+    index: int
+    sender: str
+    receiver: str
+    value: Value
+
+
+@dataclass(frozen=True)
+class Segment:
+    """An ONNX sub-model that one device runs once its inputs are there.
+
+    `model` carries no large weights: such an initializer is a stub (see model.py) whose data is in the program's
+    `weights` under the same name. `inputs` and `outputs` are tensor names on this device.
+    """
+
+    name: str
+    device: str
+    model: onnx.ModelProto = field(repr=False)
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """`receive` and `send` name a transfer by its index; `run` names a segment by its index in the device's list."""
+
+    kind: Literal["receive", "run", "send"]
+    index: int
+
+
+@dataclass(frozen=True)
+class DeviceProgram:
+    """What one device does for a frame. Receives stand first (they are posted up front), then segments, each followed
+    by the sends of what it made. A segment starts once its own inputs are there; sends do not wait.
+
+    `sources`: graph inputs that are given to this device; `sinks`: tensor on this device → graph output it delivers.
+    """
+
+    device: str
+    host: str
+    segments: tuple[Segment, ...]
+    steps: tuple[Step, ...]
+    sources: tuple[str, ...]
+    sinks: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Program:
+    """`order`: (device index, segment index) of all segments, so that each comes after those it depends on."""
+
+    devices: tuple[DeviceProgram, ...]
+    transfers: tuple[Transfer, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    weights: Mapping[str, Weight] = field(repr=False)
+    order: tuple[tuple[int, int], ...]

@@ -1,0 +1,86 @@
+"""A model's structure as plain values: what a plan depends on, and what its digest is made of.
+
+In: a ModelProto. Out: nested lists of names, types, shapes, operators and attributes. Documentation, producers,
+metadata, inferred types and the values of weights are left out, so that a retrained model has the same structure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import onnx
+
+Structure = list[Any]
+
+
+def digest(model: onnx.ModelProto) -> str:
+    """sha256, as 64 hexadecimal digits, of the model's structure."""
+    opsets = sorted([entry.domain if entry.domain != "ai.onnx" else "", entry.version] for entry in model.opset_import)
+    functions = sorted(
+        [f.domain, f.name, f.overload, list(f.input), list(f.output), list(f.attribute), _attributes(f.attribute_proto)]
+        + [_node(node) for node in f.node]
+        for f in model.functions
+    )
+    text = json.dumps([opsets, _graph(model.graph), functions])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _graph(graph: onnx.GraphProto) -> Structure:
+    sparse = sorted([t.values.name, t.values.data_type, list(t.dims)] for t in graph.sparse_initializer)
+    return [
+        [_value(value) for value in graph.input],
+        [_value(value) for value in graph.output],
+        sorted(_tensor(tensor) for tensor in graph.initializer),
+        sparse,
+        [_node(node) for node in graph.node],
+    ]
+
+
+def _value(value: onnx.ValueInfoProto) -> Structure:
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        return [value.name, value.type.SerializeToString(deterministic=True).hex()]
+    tensor = value.type.tensor_type
+    dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim]
+    return [value.name, tensor.elem_type, dims if tensor.HasField("shape") else None]
+
+
+def _tensor(tensor: onnx.TensorProto) -> Structure:
+    """Of values only small 64-bit integers count: they are shapes, axes and the like, never trained."""
+    values: list[int] = []
+    if tensor.data_type == onnx.TensorProto.INT64 and tensor.data_location != onnx.TensorProto.EXTERNAL:
+        values = onnx.numpy_helper.to_array(tensor).reshape(-1).tolist()
+    return [tensor.name, tensor.data_type, list(tensor.dims), values]
+
+
+def _node(node: onnx.NodeProto) -> Structure:
+    domain = node.domain if node.domain != "ai.onnx" else ""
+    row = [node.name, domain, node.op_type, node.overload, list(node.input), list(node.output)]
+    return [*row, _attributes(node.attribute)]
+
+
+def _attributes(attributes: Iterable[onnx.AttributeProto]) -> Structure:
+    """By name, because their order means nothing."""
+    return sorted((_attribute(attribute) for attribute in attributes), key=lambda row: str(row[0]))
+
+
+def _attribute(attribute: onnx.AttributeProto) -> Structure:
+    value: Any
+    kinds = onnx.AttributeProto
+    if attribute.ref_attr_name:
+        value = attribute.ref_attr_name
+    elif attribute.type in (kinds.FLOAT, kinds.INT, kinds.FLOATS, kinds.INTS):
+        value = onnx.helper.get_attribute_value(attribute)
+        value = list(value) if attribute.type in (kinds.FLOATS, kinds.INTS) else value
+    elif attribute.type in (kinds.STRING, kinds.STRINGS):
+        value = [text.hex() for text in ([attribute.s] if attribute.type == kinds.STRING else attribute.strings)]
+    elif attribute.type in (kinds.TENSOR, kinds.TENSORS):
+        value = [_tensor(t) for t in ([attribute.t] if attribute.type == kinds.TENSOR else attribute.tensors)]
+    elif attribute.type in (kinds.GRAPH, kinds.GRAPHS):
+        value = [_graph(g) for g in ([attribute.g] if attribute.type == kinds.GRAPH else attribute.graphs)]
+    else:
+        value = attribute.SerializeToString(deterministic=True).hex()
+    return [attribute.name, attribute.type, value]

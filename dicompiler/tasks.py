@@ -1,0 +1,147 @@
+"""Tasks: what one part of a layer comes to, node by node. The backward walk through a layer is here (bounds inference).
+
+    (LayerGraph, layer name, Part) → Task: a Piece for every node, and what must be held of every incoming tensor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dicompiler.layers import Layer, LayerGraph
+from dicompiler.operators.rule import Node, Piece
+from dicompiler.plan import Part
+from dicompiler.regions import Interval, Region, Shape, bounding, full
+
+Kind = Literal["plain", "partial", "merger"]
+TaskId = tuple[str, int]  # (layer name, index of the part in the plan's list for that layer)
+
+
+@dataclass(frozen=True)
+class Key:
+    """Names what is held or read: a tensor, or the partial sums of it over one range of the reduction axis."""
+
+    tensor: str
+    reduce: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """One node of a task and how to run it. `piece` None: as it stands, on whole tensors (layers that stay whole)."""
+
+    node: Node
+    piece: Piece | None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One part of one layer on one device.
+
+    index: the part's place in the plan's list for the layer. kind: `partial` computes the anchor alone over a range,
+    `merger` sums such ranges and computes the absorbed nodes, `plain` all of the layer.
+    outputs: the region of each tensor that it makes (None: a tensor without static shape).
+    needs: the region of each incoming tensor that it must hold (weights are not among them).
+    """
+
+    layer: str
+    index: int
+    device: str
+    lane: int
+    kind: Kind
+    works: tuple[Work, ...]
+    outputs: Mapping[Key, Region | None]
+    needs: Mapping[Key, Region]
+
+
+def task_id(task: Task) -> TaskId:
+    """What names a task in a routing."""
+    return task.layer, task.index
+
+
+def make_tasks(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> list[Task]:
+    """One task per part. Where some parts have `reduce`, those without it merge."""
+    lip = any(part.reduce is not None for part in parts)
+    return [
+        make_task(layers, layer, i, part, "partial" if part.reduce is not None else "merger" if lip else "plain")
+        for i, part in enumerate(parts)
+    ]
+
+
+def output_shape(layers: LayerGraph, layer: Layer) -> Shape:
+    """The static shape of the tensor that the layer's regions speak of; the layer must not be one that stays whole."""
+    shape = layers.tensors[layer.output].shape
+    assert shape is not None
+    return shape
+
+
+def align(layers: LayerGraph, layer: Layer, region: Region) -> Region:
+    """What really comes out when `region` of a layer that can be cut is asked for: its anchor's `out`, at least it."""
+    node = layer.nodes[layer.anchor]
+    return layers.rule(node).piece(layers.operation(node), region, None).out
+
+
+def reduction(layers: LayerGraph, layer: Layer) -> int | None:
+    """The length of the axis that LIP cuts in this layer, None where it has none."""
+    node = layer.nodes[layer.anchor]
+    measure = layers.rule(node).reduction
+    return None if layer.reason or measure is None else measure(layers.operation(node))
+
+
+def cuttable(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
+    """The axes of the layer's output that a plan may cut: those that the rule does not return in full when asked for
+    one element of them."""
+    if layer.reason:
+        return ()
+    whole = full(output_shape(layers, layer))
+    axes = []
+    for axis, (_, extent) in enumerate(whole):
+        probe = (*whole[:axis], (0, 1), *whole[axis + 1 :])
+        if extent > 1 and align(layers, layer, probe)[axis] != (0, extent):
+            axes.append(axis)
+    return tuple(axes)
+
+
+def make_task(layers: LayerGraph, layer: Layer, index: int, part: Part, kind: Kind) -> Task:
+    """The task that `part` comes to. The plan must have been checked (see routing.check)."""
+    if layer.reason:
+        works: tuple[Work, ...] = tuple(Work(node, None) for node in layer.nodes)
+        shapes = {name: layers.tensors[name].shape for name in (*layer.outputs, *layer.inputs)}
+        regions = {name: None if shape is None else full(shape) for name, shape in shapes.items()}
+        outputs: dict[Key, Region | None] = {Key(name): regions[name] for name in layer.outputs}
+        needs = {Key(name): region for name in layer.inputs if (region := regions[name]) is not None}
+        return Task(layer.name, index, part.device, part.lane, kind, works, outputs, needs)
+    region = align(layers, layer, part.region if part.region is not None else full(output_shape(layers, layer)))
+    anchor = layer.nodes[layer.anchor]
+    nodes: tuple[Node, ...] = layer.nodes
+    target, key = layer.output, Key(layer.output)
+    if kind == "partial":
+        nodes, target, key = (anchor,), anchor.outputs[0], Key(anchor.outputs[0], part.reduce)
+    elif kind == "merger":
+        nodes = tuple(node for node in nodes if node is not anchor)
+    works, demands = _walk(layers, nodes, target, region, part.reduce)
+    if kind == "merger":
+        del demands[anchor.outputs[0]]  # routing reads it range by range
+    needs = {Key(name): demand for name, demand in demands.items()}
+    return Task(layer.name, index, part.device, part.lane, kind, works, {key: region}, needs)
+
+
+def _walk(
+    layers: LayerGraph, nodes: tuple[Node, ...], target: str, region: Region, reduce: Interval | None
+) -> tuple[tuple[Work, ...], dict[str, Region]]:
+    """Backwards over `nodes`: (a piece for each, the region needed of each tensor that comes in)."""
+    demands: dict[str, Region] = {target: region}
+    works: list[Work] = []
+    for node in reversed(nodes):
+        rule = layers.rule(node)
+        demand = demands.pop(node.outputs[rule.output])
+        piece = rule.piece(layers.operation(node), demand, reduce)
+        works.append(Work(node, piece))
+        for name, need in zip(node.inputs, piece.needs, strict=True):
+            if name and need is not None and not layers.tensors[name].constant:
+                grown = bounding((demands.get(name), need))
+                assert grown is not None
+                demands[name] = grown
+    order = dict.fromkeys(name for node in nodes for name in node.inputs if name in demands)
+    order.update(dict.fromkeys(demands))
+    return tuple(reversed(works)), {name: demands[name] for name in order}

@@ -1,0 +1,262 @@
+"""Partition, the one pass that rewrites: every part of every layer becomes nodes on its device.
+
+    Model + LayerGraph + Plan ──route──► Routing ──► placed Model: one legal ONNX graph, every node on a device
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+from onnx import helper
+from numpy.typing import NDArray
+
+from dicompiler.compilation import Compilation
+from dicompiler.model import Model
+from dicompiler.operators.rule import Node, Piece
+from dicompiler.passes import Pass
+from dicompiler.plan import Part, Plan
+from dicompiler.program import SINKS, SOURCE
+from dicompiler.regions import Region, full
+from dicompiler.routing import Box, Routing, Take, Tree, route, show
+from dicompiler.tasks import Key, Task, TaskId, task_id
+from dicompiler_passes.rewriting import Builder, Held, Place, Step, rename_captures
+
+log = logging.getLogger("dicompiler")
+
+
+@dataclass(frozen=True)
+class Partition(Pass):
+    """Rewrites the model as the plan says: parts on devices, slices and concatenations between them.
+
+    Conv                 ⇒  Slice → Conv@d0 ┐
+                            Slice → Conv@d1 ┴→ Concat
+    Gemm (reduce ranges) ⇒  Gemm@d0 + Gemm@d1 → Add → activation
+    """
+
+    name: ClassVar[str] = "partition"
+    requires: ClassVar[tuple[str, ...]] = ("layers",)
+    provides: ClassVar[tuple[str, ...]] = ("routing",)
+
+    def run(self, compilation: Compilation) -> Compilation:
+        layers = compilation.layers
+        assert layers is not None
+        plan = compilation.plan or Plan({x.name: (Part("d0"),) for x in layers.layers}, ("d0",), ("d0",))
+        hosts = compilation.platform.host_of if compilation.platform else None
+        routing = route(layers, plan, hosts)
+        for layer, index in routing.dropped:
+            log.warning("partition: part %d of layer %r is read by nobody and is left out", index, layer)
+        return replace(compilation, plan=plan, routing=routing, model=_Rewriter(compilation.model, routing, plan).run())
+
+
+class _Rewriter:
+    """Turns each live task into nodes, in step order."""
+
+    def __init__(self, model: Model, routing: Routing, plan: Plan) -> None:
+        self.model, self.routing, self.plan = model, routing, plan
+        self.layers = routing.layers
+        self.build = Builder(model)
+        self.protos = {proto.name: proto for proto in model.proto.graph.node}
+        self.computed: dict[tuple[Key, TaskId], Held | str] = {}
+        self.sent: dict[tuple[Box, Region], Held] = {}
+        self.cut: dict[tuple[str, Region, str], Held] = {}
+        self.joined: dict[tuple[Tree, str], Held] = {}
+        self.kept: set[str] = set()
+        self.alone = Counter(task.layer for task in routing.tasks)
+        self.delivered = self._delivered_as_computed()
+
+    def run(self) -> Model:
+        for task in self.routing.tasks:
+            place = Place(task.device, task.lane, self._step(task))
+            (self._whole if self.layers.by_name[task.layer].reason else self._task)(task, place)
+        values, extra = self._deliver()
+        marks = {SOURCE: ",".join(self.plan.source), SINKS: json.dumps(extra, sort_keys=True)}
+        return self.build.finish(values, self.kept, marks)
+
+    def _step(self, task: Task) -> Step:
+        position = self.layers.position[task.layer]
+        return (self.routing.runs[task_id(task)], task.lane, 2 * position + (task.kind != "partial"), 1)
+
+    def _dtype(self, tensor: str) -> int:
+        return self.layers.tensors[tensor].dtype
+
+    def _delivered_as_computed(self) -> dict[tuple[Key, TaskId], str]:
+        """Outputs that the first sink computes itself in one piece: that piece bears the output's name."""
+        found: dict[tuple[Key, TaskId], str] = {}
+        seen: set[str] = set()
+        for delivery in self.routing.deliveries:
+            if delivery.output not in seen:
+                seen.add(delivery.output)
+                tree = delivery.tree
+                if tree is None:
+                    layer = self.layers.producer[delivery.output].name
+                    found |= {
+                        (Key(delivery.output), task_id(t)): delivery.output
+                        for t in self.routing.tasks
+                        if t.layer == layer and t.device == delivery.device
+                    }
+                elif isinstance(tree, Take) and tree.box.task is not None and tree.region == tree.box.region:
+                    found[tree.box.key, tree.box.task] = delivery.output
+        return found
+
+    def _name(self, tensor: str, key: Key, task: Task) -> str:
+        """The tensor's own name where one task computes it and it is no output, else with the device's behind it."""
+        if (key, task_id(task)) in self.delivered:
+            return self.delivered[key, task_id(task)]
+        if self.alone[task.layer] == 1 and tensor not in self.layers.outputs:
+            return tensor
+        lane = f"#{task.lane}" if task.lane else ""
+        reduce = f"+{key.reduce[0]}:{key.reduce[1]}" if key.reduce else ""
+        return self.build.name(f"{tensor}@{task.device}{lane}{reduce}")
+
+    def _hold(self, tree: Tree, key: Key, place: Place, name: str = "") -> Held:
+        """The nodes of an assembly on the reader's device, shared by all its readers in that lane."""
+        dtype = self._dtype(key.tensor)
+        if isinstance(tree, Take):
+            return self._local(self._box(tree.box, place), tree.region, dtype, place)
+        at = (tree, f"{place.device}#{place.lane}")
+        if at not in self.joined:
+            pieces = [self._hold(child, key, place) for child in tree.children]
+            name = name or self.build.name(f"{key.tensor}@{place.device}&")
+            self.joined[at] = self.build.concat(pieces, tree.axis, dtype, place, name)
+        return self.joined[at]
+
+    def _local(self, held: Held, region: Region, dtype: int, place: Place) -> Held:
+        """A slice on the reader's device, shared by all its readers in that lane."""
+        key = (held.name, region, f"{place.device}#{place.lane}")
+        if key not in self.cut:
+            self.cut[key] = self.build.slice(held, region, dtype, place)
+        return self.cut[key]
+
+    def _box(self, box: Box, place: Place) -> Held:
+        """The tensor that a box is; for a received one the slice of it that its sender makes, once for all."""
+        if box.origin is None:
+            if box.task is None:
+                assert box.region is not None
+                return Held(box.key.tensor, box.region)
+            held = self.computed[box.key, box.task]
+            assert isinstance(held, Held)
+            return held
+        assert box.region is not None
+        if (box.origin, box.region) not in self.sent:
+            run, _, position, _ = place.step
+            early = Place(box.origin.device, box.origin.lane, (run, -1, position, 0))
+            origin = self._box(box.origin, place)
+            dtype = self._dtype(box.key.tensor)
+            self.sent[box.origin, box.region] = self.build.slice(origin, box.region, dtype, early)
+        return self.sent[box.origin, box.region]
+
+    def _task(self, task: Task, place: Place) -> None:
+        """Nodes of a layer that can be cut: inputs assembled, then node by node as the pieces say."""
+        reads = self.routing.reads.get(task_id(task), {})
+        held = {key.tensor: self._hold(tree, key, place) for key, tree in reads.items() if key.reduce is None}
+        layer = self.layers.by_name[task.layer]
+        ((target, region),) = task.outputs.items()
+        assert region is not None
+        if task.kind == "merger":
+            tensor = layer.nodes[layer.anchor].outputs[0]
+            partials = sorted((key for key in reads if key.reduce is not None), key=lambda key: key.reduce or (0, 0))
+            terms = [self._hold(reads[key], key, place) for key in partials]
+            name = self._name(tensor, Key(tensor), task)
+            held[tensor] = self.build.sum(terms, self._dtype(tensor), place, name)
+        for work in task.works:
+            assert work.piece is not None
+            output = work.node.outputs[self.layers.rule(work.node).output]
+            key = target if output == target.tensor else Key(output)
+            held[output] = self._node(work.node, work.piece, held, self._name(output, key, task), place)
+        self.computed[target, task_id(task)] = held[target.tensor]
+
+    def _node(self, node: Node, piece: Piece, held: dict[str, Held], name: str, place: Place) -> Held:
+        """One node on regions of its inputs: its proto with inputs, output, attributes and operator changed."""
+        inputs: list[str] = []
+        arity = max((len(node.inputs), *(i + 1 for i in piece.constants)))
+        for i in range(arity):
+            tensor, need = (node.inputs[i], piece.needs[i]) if i < len(node.inputs) else ("", None)
+            if i in piece.constants:
+                inputs.append(self._constant(node, i, piece.constants[i]))
+            elif not tensor:
+                inputs.append("")
+            elif need is not None and self.layers.tensors[tensor].constant:
+                inputs.append(self.build.weight(tensor, need))
+            elif need is not None:
+                inputs.append(self._local(held[tensor], need, self._dtype(tensor), place).name)
+        while inputs and not inputs[-1]:
+            inputs.pop()
+        dtype = self._dtype(node.outputs[self.layers.rule(node).output])
+        raw = name if piece.raw is None else self.build.name(f"{name}{show(piece.raw)}")
+        proto = onnx.NodeProto()
+        proto.CopyFrom(self.protos[node.name])
+        proto.op_type = piece.op or proto.op_type
+        proto.name = node.name if name in node.outputs else f"{node.name}@{place.device}"
+        proto.input[:], proto.output[:] = inputs, [raw]
+        kept = [a for a in proto.attribute if a.name not in piece.attributes]
+        kept += [helper.make_attribute(k, v) for k, v in piece.attributes.items() if v is not None]
+        del proto.attribute[:]
+        proto.attribute.extend(kept)
+        self.build.add(proto, place, node.name, piece.out)
+        held = self.build.declare(raw, dtype, piece.raw or piece.out)
+        return self.build.slice(held, piece.out, dtype, place, name)
+
+    def _constant(self, node: Node, index: int, array: NDArray[Any]) -> str:
+        if array.dtype == np.int64 and array.ndim == 1:
+            return self.build.integers(array.tolist())
+        return self.build.constant(f"{node.name}.{index}{array.tolist()}", array)
+
+    def _whole(self, task: Task, place: Place) -> None:
+        """Nodes of a layer that stays whole, as they stand, with the names that its inputs have here."""
+        reads = self.routing.reads.get(task_id(task), {})
+        names = {key.tensor: self._hold(tree, key, place).name for key, tree in reads.items()}
+        values = {v.name: v for v in self.model.proto.graph.value_info}
+        for work in task.works:
+            proto = onnx.NodeProto()
+            proto.CopyFrom(self.protos[work.node.name])
+            for tensor in filter(None, work.node.outputs):
+                names[tensor] = self._name(tensor, Key(tensor), task)
+                shape = self.layers.tensors[tensor].shape
+                if shape is not None:
+                    self.build.declare(names[tensor], self._dtype(tensor), full(shape))
+                elif tensor in values:
+                    self.build.values[names[tensor]] = _renamed(values[tensor], names[tensor])
+            proto.input[:] = [names.get(name, name) for name in proto.input]
+            proto.output[:] = [names.get(name, name) for name in proto.output]
+            rename_captures(proto, names)
+            self.kept.update(work.node.inputs)  # among them initializers that only sub-graphs name
+            self.build.add(proto, place, work.node.name, None)
+        for key, region in task.outputs.items():
+            name = names[key.tensor]
+            self.computed[key, task_id(task)] = name if region is None else Held(name, region)
+
+    def _deliver(self) -> tuple[list[onnx.ValueInfoProto], dict[str, str]]:
+        """The graph's outputs on the devices that want them: (value infos, name of each further sink's output → the
+        output that it is)."""
+        last = 1 + max(self.routing.runs.values(), default=0)
+        originals = {v.name: v for v in self.model.proto.graph.output}
+        values: dict[str, onnx.ValueInfoProto] = dict(originals)
+        extra: dict[str, str] = {}
+        seen: set[str] = set()
+        for delivery in self.routing.deliveries:
+            output, first = delivery.output, delivery.output not in seen
+            seen.add(output)
+            if delivery.tree is None or (first and output in self.delivered.values()):
+                continue
+            place = Place(delivery.device, 0, (last, 0, 2 * len(self.layers.layers), 1))
+            name = output if first else self.build.name(f"{output}@{delivery.device}")
+            held = self._hold(delivery.tree, Key(output), place, name)
+            if held.name != name:
+                self.build.identity(held, self._dtype(output), place, name)
+            if not first:
+                extra[name] = output
+                values[name] = _renamed(originals[output], name)
+        return list(values.values()), extra
+
+
+def _renamed(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
+    copy = onnx.ValueInfoProto()
+    copy.CopyFrom(value)
+    copy.name = name
+    return copy

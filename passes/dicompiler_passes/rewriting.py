@@ -1,0 +1,186 @@
+"""The placed graph while it is being built: nodes with their step and device, tensors with their regions and shapes.
+
+Knows how each opset writes a Slice, a Concat, a sum; knows nothing of plans and layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from dicompiler.importing import unique
+from dicompiler.model import Model
+from dicompiler.program import DEVICE, LANE, ORIGIN, REGION
+from dicompiler.regions import Region, full, shape_of, shift
+from dicompiler.routing import show
+from dicompiler.weights import LARGE, Weight, stub
+
+Step = tuple[int, int, int, int]  # run, lane (-1: before all lanes), place in layer order, phase
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor of the placed graph: its name there, and the region of the original tensor that it holds."""
+
+    name: str
+    region: Region
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and when nodes are put."""
+
+    device: str
+    lane: int
+    step: Step
+
+
+class Builder:
+    """Collects the placed graph. Names are unique and follow from the order of calls alone."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        graph = model.proto.graph
+        self.opset = next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+        self.taken = {name for node in graph.node for name in (*node.input, *node.output)}
+        self.taken |= {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
+        self.node_names: set[str] = set()
+        self.nodes: list[tuple[Step, int, onnx.NodeProto]] = []
+        self.values: dict[str, onnx.ValueInfoProto] = {}
+        self.initializers: dict[str, onnx.TensorProto] = {}
+        self.weights: dict[str, Weight] = {}
+
+    def name(self, wanted: str) -> str:
+        """`wanted`, or with a number behind it where the graph has that name already."""
+        return unique(wanted, self.taken)
+
+    def declare(self, name: str, dtype: int, region: Region) -> Held:
+        """Says what type and shape a new tensor has."""
+        self.values[name] = helper.make_tensor_value_info(name, dtype, shape_of(region))
+        return Held(name, region)
+
+    def add(self, proto: onnx.NodeProto, place: Place, origin: str, region: Region | None) -> None:
+        """Puts a node on a device; its name is made unique."""
+        proto.name = unique(proto.name, self.node_names)
+        marks = {DEVICE: place.device, ORIGIN: origin}
+        if region is not None:
+            marks[REGION] = show(region)
+        if place.lane:
+            marks[LANE] = str(place.lane)
+        for key, value in marks.items():
+            proto.metadata_props.add(key=key, value=value)
+        self.nodes.append((place.step, len(self.nodes), proto))
+
+    def constant(self, wanted: str, array: np.ndarray[Any, Any]) -> str:
+        """An initializer with these values; the same values under the same wanted name are one."""
+        tensor = onnx.numpy_helper.from_array(array, wanted)
+        while wanted in self.initializers and self.initializers[wanted] != tensor:
+            wanted += "'"
+            tensor.name = wanted
+        if wanted not in self.initializers:
+            self.taken.add(wanted)
+            self.initializers[wanted] = tensor
+        return wanted
+
+    def integers(self, values: Sequence[int]) -> str:
+        """An int64 vector as initializer."""
+        return self.constant(f"int64{list(values)}", np.array(values, np.int64))
+
+    def weight(self, name: str, region: Region) -> str:
+        """`region` of an initializer of the model: itself where that is all of it, else a cut of it."""
+        shape = self.model.initializers()[name][1]
+        if region == full(shape):
+            return name
+        wanted = name + show(region)
+        if wanted not in self.initializers:
+            weight = Weight.of(self.model.array(name)).cut(region)
+            self.taken.add(wanted)
+            if weight.nbytes < LARGE:
+                self.initializers[wanted] = onnx.numpy_helper.from_array(weight.array(), wanted)
+            else:
+                self.weights[wanted] = weight
+                self.initializers[wanted] = stub(wanted, weight)
+        return wanted
+
+    def slice(self, held: Held, region: Region, dtype: int, place: Place, name: str = "") -> Held:
+        """held → Slice → region, under this name. Itself where nothing is cut."""
+        if held.region == region:
+            return held
+        local = shift(region, held.region)
+        axes = [axis for axis, cut in enumerate(region) if cut != held.region[axis]]
+        starts, ends = [local[a][0] for a in axes], [local[a][1] for a in axes]
+        out = name or self.name(held.name + show(region))
+        if self.opset < 10:
+            proto = helper.make_node("Slice", [held.name], [out], out, axes=axes, starts=starts, ends=ends)
+        else:
+            operands = [held.name, *(self.integers(values) for values in (starts, ends, axes))]
+            proto = helper.make_node("Slice", operands, [out], out)
+        self.add(proto, place, held.name, region)
+        return self.declare(out, dtype, region)
+
+    def concat(self, pieces: Sequence[Held], axis: int, dtype: int, place: Place, name: str) -> Held:
+        """pieces side by side along `axis` → Concat → the region of them all."""
+        region = list(pieces[0].region)
+        region[axis] = (pieces[0].region[axis][0], pieces[-1].region[axis][1])
+        self.add(
+            helper.make_node("Concat", [p.name for p in pieces], [name], name, axis=axis), place, name, tuple(region)
+        )
+        return self.declare(name, dtype, tuple(region))
+
+    def sum(self, terms: Sequence[Held], dtype: int, place: Place, name: str) -> Held:
+        """terms[0] + terms[1] + …, in this order, as a chain of Adds; one term: Identity."""
+        total = terms[0]
+        if len(terms) == 1:
+            self.add(helper.make_node("Identity", [total.name], [name], name), place, name, total.region)
+        for i, term in enumerate(terms[1:], 1):
+            out = name if i == len(terms) - 1 else self.name(f"{name}+{i}")
+            self.add(helper.make_node("Add", [total.name, term.name], [out], out), place, name, total.region)
+            total = self.declare(out, dtype, total.region)
+        return self.declare(name, dtype, total.region)
+
+    def identity(self, held: Held, dtype: int, place: Place, name: str) -> Held:
+        """held under another name."""
+        self.add(helper.make_node("Identity", [held.name], [name], name), place, held.name, held.region)
+        return self.declare(name, dtype, held.region)
+
+    def finish(
+        self, outputs: Iterable[onnx.ValueInfoProto], keep: Iterable[str], marks: Mapping[str, str]
+    ) -> Model:
+        """The placed model: the original's header, inputs and first outputs; nodes in step order; the initializers
+        that are used, and those in `keep`."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.model.proto)
+        graph = proto.graph
+        nodes = [node for _, _, node in sorted(self.nodes, key=lambda entry: entry[:2])]
+        del graph.node[:], graph.value_info[:], graph.output[:]
+        graph.node.extend(nodes)
+        graph.output.extend(outputs)
+        done = {v.name for v in (*graph.input, *graph.output)}
+        graph.value_info.extend(value for name, value in self.values.items() if name not in done)
+        used = {name for node in nodes for name in node.input} | set(keep)
+        whole = [t for t in self.model.proto.graph.initializer if t.name in used]
+        del graph.initializer[:]
+        graph.initializer.extend([*whole, *self.initializers.values()])
+        for key, value in marks.items():
+            proto.metadata_props.add(key=key, value=value)
+        weights = {t.name: self.model.weights[t.name] for t in whole if t.name in self.model.weights}
+        return Model(proto, {**weights, **self.weights})
+
+
+def rename_captures(proto: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
+    """In place: names that the node's sub-graphs take from outside become what `renamed` says."""
+    for attribute in proto.attribute:
+        for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+            own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+            own |= {name for node in graph.node for name in node.output}
+            outer = {old: new for old, new in renamed.items() if old not in own}
+            for node in graph.node:
+                node.input[:] = [outer.get(name, name) for name in node.input]
+                rename_captures(node, outer)
+            for value in graph.output:
+                value.name = outer.get(value.name, value.name)
