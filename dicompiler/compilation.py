@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dicompiler.errors import UsageError
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from dicompiler.layers import LayerGraph
+    from dicompiler.metrics import Metrics
     from dicompiler.model import Model
     from dicompiler.plan import Plan
     from dicompiler.platform import Platform
     from dicompiler.program import Program
+    from dicompiler.routing import Routing
+    from dicompiler.verify import Verification
 
 
 @dataclass(frozen=True)
@@ -20,15 +28,26 @@ class Compilation:
     """One compilation at one moment; a pass returns a new one (`dataclasses.replace`). None: not made yet.
 
     model: the ONNX model; layers: its layers; platform: the cluster; plan: what the annotating passes or a strategy
-    decided; routing: what follows from layers and plan (set once partition has rewritten the model); program: steps
-    per device; metrics: the costs that were predicted; artifacts: the directory that the target wrote.
+    decided; routing: what follows from layers and plan (set once partition has rewritten the model); reference: the
+    model before that; program: steps per device; metrics: the costs that were predicted, and single: those of the
+    whole network on one device; artifacts: the directory that the target wrote.
     """
 
     model: Model
     layers: LayerGraph | None = None
     platform: Platform | None = None
     plan: Plan | None = None
-    routing: Any = None
+    routing: Routing | None = None
+    reference: Model | None = None
     program: Program | None = None
-    metrics: Any = None
+    metrics: Metrics | None = None
+    single: Metrics | None = None
     artifacts: Path | None = None
+
+    def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
+        """Verifies the artifacts that were written, see `compiler.verify`."""
+        from dicompiler.compiler import verify
+
+        if self.artifacts is None:
+            raise UsageError("verify: nothing was written: compile with output=…")
+        return verify(self.artifacts, inputs)

@@ -1,6 +1,6 @@
 """Cut, the driver's last step: the placed model becomes a Program, per device segments and between devices transfers.
 
-    placed Model (every node on a device, in step order) → Program
+placed Model (every node on a device, in step order) → Program
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ def cut(model: Model, devices: Sequence[str], hosts: Mapping[str, str] | None = 
         order.append((index[group.device], counts[group.device]))
         counts[group.device] += 1
     outputs = tuple(values[v.name] for v in graph.output if v.name not in extra)
-    return Program(
-        programs, transfers, tuple(values[n] for n in placed.inputs), outputs, model.weights, tuple(order)
-    )
+    return Program(programs, transfers, tuple(values[n] for n in placed.inputs), outputs, model.weights, tuple(order))
 
 
 def _read(graph: onnx.GraphProto, source: tuple[str, ...]) -> _Placed:
@@ -137,13 +135,11 @@ def _gather(placed: _Placed) -> list[_Group]:
     for i, device in enumerate(placed.devices):
         group = current.get(device)
         if group is not None:
-            newest = max((placed.made.get(n, GIVEN) for n in placed.uses[i] if placed.is_remote(n, device)), default=GIVEN)
+            newest = max(
+                (placed.made.get(n, GIVEN) for n in placed.uses[i] if placed.is_remote(n, device)), default=GIVEN
+            )
             last = group.nodes[-1]
-            if (
-                newest > group.nodes[0]
-                or (sends[last] and not sends[i])
-                or placed.lanes[last] != placed.lanes[i]
-            ):
+            if newest > group.nodes[0] or (sends[last] and not sends[i]) or placed.lanes[last] != placed.lanes[i]:
                 group = None
         if group is None:
             group = current[device] = _Group(device)
@@ -187,9 +183,7 @@ def _device(
     values: Mapping[str, Value],
 ) -> DeviceProgram:
     own = [group for group in groups if group.device == device]
-    segments = tuple(
-        _segment(f"{device}_{k:03}", group, placed, sinks, model, values) for k, group in enumerate(own)
-    )
+    segments = tuple(_segment(f"{device}_{k:03}", group, placed, sinks, model, values) for k, group in enumerate(own))
     outgoing: dict[str, list[int]] = {}
     for transfer in transfers:
         if transfer.sender == device:
@@ -200,9 +194,7 @@ def _device(
         steps.append(Step("run", k))
         steps += [Step("send", i) for name in segment.outputs for i in outgoing.get(name, ())]
     sources = placed.inputs if device in placed.source else ()
-    delivered = {
-        name: output for name, output in sinks.items() if placed.devices[placed.made[name]] == device
-    }
+    delivered = {name: output for name, output in sinks.items() if placed.devices[placed.made[name]] == device}
     return DeviceProgram(device, host, segments, tuple(steps), sources, delivered)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dicompiler.costs import CostModel
     from dicompiler.operators.rule import OperatorRule
     from dicompiler.passes import Pass
-    from dicompiler.platform import PlatformFamily, PlatformFormat
+    from dicompiler.platform import PlatformFamily
     from dicompiler.problem import Strategy
     from dicompiler.target import Target
 
@@ -94,8 +94,8 @@ def dicompiler_cost_models() -> Iterable[type[CostModel]]:  # type: ignore[empty
 
 
 @hookspec
-def dicompiler_platforms() -> Iterable[PlatformFamily | PlatformFormat]:  # type: ignore[empty-body]
-    """Families of platforms that can be named instead of described in a file (`rpi4xN`), and further file formats.
+def dicompiler_platforms() -> Iterable[PlatformFamily]:  # type: ignore[empty-body]
+    """Platforms that can be named instead of described in a file (`rpi4xN`), and further file formats of platforms.
 
     @hookimpl
     def dicompiler_platforms():

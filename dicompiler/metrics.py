@@ -12,6 +12,7 @@ from dicompiler.costs import CostModel, flops, weight_regions
 from dicompiler.layers import LayerGraph
 from dicompiler.plan import Plan
 from dicompiler.platform import Network, Platform
+from dicompiler.regions import Region
 from dicompiler.routing import Box, Routing, leaves, route
 from dicompiler.tasks import Task, task_id
 
@@ -189,7 +190,7 @@ def _devices(
         if device.name not in named:
             continue
         own = [task for task in routing.tasks if task.device == device.name]
-        weights: dict[object, int] = {}
+        weights: dict[tuple[str, Region], int] = {}
         for task in own:
             weights.update(weight_regions(routing.layers, task))
         found.append(

@@ -36,8 +36,8 @@ BUILTINS = (
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of thing that plugins provide. `one` is the word for a single one; `base` its class as `module:name`,
-    with further names behind `|`; `classes`: subclasses of the base are provided, not instances."""
+    """A kind of thing that plugins provide. `one` is the word for a single one; `base` its class as `module:name`;
+    `classes`: subclasses of it are provided, not instances."""
 
     one: str
     hook: str
@@ -52,9 +52,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "targets": Kind("target", "dicompiler_targets", "dicompiler.target:Target"),
         "operators": Kind("operator rule", "dicompiler_operators", "dicompiler.operators.rule:OperatorRule", False),
         "cost_models": Kind("cost model", "dicompiler_cost_models", "dicompiler.costs:CostModel"),
-        "platforms": Kind(
-            "platform", "dicompiler_platforms", "dicompiler.platform:PlatformFamily|PlatformFormat", False
-        ),
+        "platforms": Kind("platform", "dicompiler_platforms", "dicompiler.platform:PlatformFamily", False),
     }
 )
 
@@ -244,16 +242,16 @@ def _provided(plugin: Plugin, kind: str, manager: pluggy.PluginManager) -> Itera
 
 def _name(kind: Kind, value: Any) -> str:
     """The name of what a hook yields. TypeError where it is not of its kind, ValueError where the name is not one."""
-    module, _, names = kind.base.partition(":")
-    base = tuple(getattr(importlib.import_module(module), name) for name in names.split("|"))
+    module, _, attribute = kind.base.partition(":")
+    base = getattr(importlib.import_module(module), attribute)
     if not kind.classes:
         if not isinstance(value, base):
-            raise TypeError(f"{kind.hook} yields {value!r}, which is not of type {names}")
-        if names != "OperatorRule":
+            raise TypeError(f"{kind.hook} yields {value!r}, which is not of type {attribute}")
+        if attribute != "OperatorRule":
             return str(value.name)
         return f"{value.domain}::{value.op}" if value.domain else str(value.op)
     if not isinstance(value, type) or not issubclass(value, base) or inspect.isabstract(value):
-        raise TypeError(f"{kind.hook} yields {value!r}, which is not a class that implements {names}")
+        raise TypeError(f"{kind.hook} yields {value!r}, which is not a class that implements {attribute}")
     options_of(value)
     name = getattr(value, "name", None)
     if not isinstance(name, str):

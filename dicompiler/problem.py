@@ -30,7 +30,7 @@ class Problem:
 
     layers: LayerGraph = field(repr=False)
     platform: Platform
-    cost: CostModel = Analytic()
+    cost: CostModel = field(default_factory=Analytic)
     objective: str = "latency"
     source: tuple[str, ...] = ()
     sink: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Routing: what follows from layers and plan alone. The live tasks, and for each the tree of pieces of its inputs.
 
-    LayerGraph + Plan → Routing.   The rewrite reads it and the costs read it: one truth for both.
+LayerGraph + Plan → Routing.   The rewrite reads it and the costs read it: one truth for both.
 """
 
 from __future__ import annotations
@@ -136,7 +136,9 @@ class _Router:
             finals = [task for task in own if task.kind != "partial"]
             for output in layer.outputs:
                 deliveries.extend(self._serve(Key(output), _boxes(finals, Key(output))))
-            self._merge([task for task in finals if task_id(task) in self.live], [t for t in own if t.kind == "partial"])
+            self._merge(
+                [task for task in finals if task_id(task) in self.live], [t for t in own if t.kind == "partial"]
+            )
             for task in own:
                 if task_id(task) in self.live:
                     for key, need in task.needs.items():

@@ -1,6 +1,6 @@
 """Tasks: what one part of a layer comes to, node by node. The backward walk through a layer is here (bounds inference).
 
-    (LayerGraph, layer name, Part) → Task: a Piece for every node, and what must be held of every incoming tensor
+(LayerGraph, layer name, Part) → Task: a Piece for every node, and what must be held of every incoming tensor
 """
 
 from __future__ import annotations

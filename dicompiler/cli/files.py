@@ -93,6 +93,8 @@ def _check_array(array: NDArray[Any], value: Value, place: str) -> NDArray[Any]:
     wanted: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(value.dtype)
     if array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize and array.dtype.names is None:
         array = array.view(wanted)
+    if array.dtype.newbyteorder("=") == wanted:
+        array = array.astype(wanted, copy=False)
     if array.dtype != wanted:
         raise DicompilerError(f"{place} must be {wanted}, not {array.dtype}")
     if value.shape is not None and array.shape != value.shape:

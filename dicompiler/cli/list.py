@@ -34,7 +34,8 @@ def command(kind: str, as_json: bool) -> None:
         show_json(records)
         return
     text = "provides" if kind == "plugins" else "summary"
-    rows = [(_head(record), record[text], f"{record['distribution']} {record['version']}") for record in records]
+    # Of a long text the first sentence; --json has all of it.
+    rows = [(_head(r), r[text].partition(". ")[0], f"{r['distribution']} {r['version']}") for r in records]
     show(("name", text, "from"), rows)
 
 
@@ -81,7 +82,7 @@ def _plugins(found: Registry) -> list[dict[str, Any]]:
             {
                 "name": plugin.name,
                 "module": plugin.value,
-                "provides": ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing",
+                "provides": ", ".join(f"{name}: {count}" for name, count in counts.items() if count) or "nothing",
                 "distribution": plugin.distribution,
                 "version": plugin.version,
             }

@@ -1,6 +1,6 @@
 """Forms layers: each anchor operator takes in the element-wise nodes that follow it.
 
-    Model (normalised, shapes inferred) → LayerGraph
+Model (normalised, shapes inferred) → LayerGraph
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
     for name in inputs:
         if tensors[name].shape is None:
             raise DicompilerError(
-                f"form-layers: input {name!r} has no static shape: fix it with infer-shapes (--shape {name}=1x3x224x224)"
+                f"form-layers: input {name!r} has no static shape: fix it by infer-shapes (--shape {name}=1x3x224x224)"
             )
     nodes = tuple(_nodes(model))
     for node in nodes:

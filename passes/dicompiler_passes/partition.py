@@ -1,6 +1,6 @@
 """Partition, the one pass that rewrites: every part of every layer becomes nodes on its device.
 
-    Model + LayerGraph + Plan ──route──► Routing ──► placed Model: one legal ONNX graph, every node on a device
+Model + LayerGraph + Plan ──route──► Routing ──► placed Model: one legal ONNX graph, every node on a device
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnx
-from onnx import helper
 from numpy.typing import NDArray
+from onnx import helper
 
 from dicompiler.compilation import Compilation
 from dicompiler.model import Model
@@ -199,8 +199,8 @@ class _Rewriter:
         del proto.attribute[:]
         proto.attribute.extend(kept)
         self.build.add(proto, place, node.name, piece.out)
-        held = self.build.declare(raw, dtype, piece.raw or piece.out)
-        return self.build.slice(held, piece.out, dtype, place, name)
+        written = self.build.declare(raw, dtype, piece.raw or piece.out)
+        return self.build.slice(written, piece.out, dtype, place, name)
 
     def _constant(self, node: Node, index: int, array: NDArray[Any]) -> str:
         if array.dtype == np.int64 and array.ndim == 1:

@@ -148,9 +148,7 @@ class Builder:
         self.add(helper.make_node("Identity", [held.name], [name], name), place, held.name, held.region)
         return self.declare(name, dtype, held.region)
 
-    def finish(
-        self, outputs: Iterable[onnx.ValueInfoProto], keep: Iterable[str], marks: Mapping[str, str]
-    ) -> Model:
+    def finish(self, outputs: Iterable[onnx.ValueInfoProto], keep: Iterable[str], marks: Mapping[str, str]) -> Model:
         """The placed model: the original's header, inputs and first outputs; nodes in step order; the initializers
         that are used, and those in `keep`."""
         proto = onnx.ModelProto()

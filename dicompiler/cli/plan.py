@@ -1,0 +1,57 @@
+"""`dicompiler plan`: decides only: a strategy's plan, written as a file that compile and opt take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dicompiler.cli.options import (
+    PATH,
+    check_parent,
+    json_option,
+    model_argument,
+    objective_option,
+    platform_option,
+    shape_option,
+    strategy_option,
+)
+
+
+@click.command("plan")
+@model_argument
+@platform_option
+@strategy_option
+@objective_option
+@shape_option
+@json_option
+@click.option("-o", "--output", metavar="PLAN.json", type=PATH, required=True, help="Where to write the plan.")
+def command(
+    model: Path,
+    platform: str | None,
+    strategy: str | None,
+    objective: str | None,
+    shape: tuple[str, ...],
+    as_json: bool,
+    output: Path,
+) -> None:
+    """Decide only: write the plan that a strategy makes.
+
+    Prints what the plan is predicted to cost.
+    """
+    from dicompiler.cli.files import write_text
+    from dicompiler.cli.results import show_metrics
+    from dicompiler.compiler import compile
+    from dicompiler.plan import dumps
+
+    check_parent(output)
+    given: dict[str, Any] = {
+        "platform": platform,
+        "strategy": strategy,
+        "objective": objective,
+        "shape": shape or None,
+    }
+    result = compile(model, **{name: value for name, value in given.items() if value is not None})
+    write_text(output, dumps(result.plan))
+    show_metrics(result.metrics, output, as_json)

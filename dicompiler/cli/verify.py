@@ -1,0 +1,27 @@
+"""`dicompiler verify`: runs a compiled model and compares it with onnxruntime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dicompiler.cli.options import directory_argument, inputs_option, json_option
+
+
+@click.command("verify")
+@directory_argument
+@inputs_option
+@json_option
+def command(directory: Path, inputs: Path | None, as_json: bool) -> None:
+    """Run a compiled model and compare it with onnxruntime.
+
+    Exit code 0 only where every output is the same within the tolerance of its type, and every transfer had the bytes
+    that were predicted.
+    """
+    from dicompiler.cli.files import read_npz
+    from dicompiler.cli.results import show_verification
+    from dicompiler.compiler import verify
+
+    verification = verify(directory, None if inputs is None else read_npz(inputs))
+    show_verification(verification.checks, directory, as_json)

@@ -1,0 +1,183 @@
+"""Exact stand-ins: the node stays as it is but for its domain; a function of the model's own computes something exact.
+
+A node of an operator that rounds (Softmax, Sigmoid, an average of nine …) keeps its name, operator type, attributes,
+inputs and outputs and moves to DOMAIN, in the version of the model's standard operators. So the rule of the operator,
+under DOMAIN, is the operator's own rule: each stand-in reads at least what the operator reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import AttributeProto, FunctionProto, NodeProto, helper, numpy_helper
+
+from dicompiler.exact.facts import Facts, attribute, set_attribute
+
+DOMAIN = "dicompiler.check"
+MIN_IR = 8
+"""The first IR version with functions in a model."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the calls of one operator in a model have in common: the types of their attributes, the greatest number of
+    inputs, the type of the first one.
+    """
+
+    opset: int
+    attributes: Mapping[str, int]
+    arity: int
+    dtype: int
+
+    @property
+    def inputs(self) -> list[str]:
+        return [f"X{index}" for index in range(self.arity)]
+
+    def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], *passed: str) -> NodeProto:
+        """A node of the body; its attributes `passed` have the value that they have in the call, if any."""
+        node = helper.make_node(op, inputs, outputs)
+        for name in passed:
+            if name in self.attributes:
+                entry = node.attribute.add(name=name, ref_attr_name=name)
+                entry.type = AttributeProto.AttributeType.ValueType(self.attributes[name])
+        return node
+
+    def number(self, name: str, value: float) -> NodeProto:
+        """A constant of the first input's type."""
+        return _constant(name, np.array(value, helper.tensor_dtype_to_np_dtype(self.dtype)))
+
+
+Body = Callable[[_Call], list[NodeProto]]
+
+
+def _constant(name: str, value: NDArray[np.generic]) -> NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
+
+
+def _one(op: str, *passed: str) -> Body:
+    """The body that is one node of another operator."""
+    return lambda call: [call.node(op, call.inputs, ["Y"], *passed)]
+
+
+def _sign(call: _Call, target: str = "Y") -> NodeProto:
+    """Sign, which came with opset 9; integers can be clipped instead."""
+    if call.opset >= 9:
+        return call.node("Sign", ["X0"], [target])
+    return helper.make_node("Clip", ["X0"], [target], min=-1.0, max=1.0)
+
+
+def _lrn(call: _Call) -> list[NodeProto]:
+    """x + floor(32 sign(x) / (1 + n) + 1/2), n: how many channels of the window are not zero.
+
+    LRN itself counts them: the call's alpha is its size, its beta and bias are 1 (see `prepare`). Its rounding is far
+    too small to reach the next integer. ReLU leaves about half of the channels zero, so n tells windows apart.
+    """
+    return [
+        _sign(call, "sign"),
+        call.node("LRN", ["sign"], ["share"], "size", "alpha", "beta", "bias"),
+        call.number("factor", 32.0),
+        call.number("half", 0.5),
+        helper.make_node("Mul", ["share", "factor"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "half"], ["raised"]),
+        helper.make_node("Floor", ["raised"], ["whole"]),
+        helper.make_node("Add", ["X0", "whole"], ["Y"]),
+    ]
+
+
+def _softmax(call: _Call) -> list[NodeProto]:
+    """x - max(x): Softmax's own first step. Before opset 13 over all axes from `axis` on, since then over that one."""
+    if call.opset >= 13:
+        return [
+            _constant("one", np.array([1], np.int64)),
+            call.node("TopK", ["X0", "one"], ["max", "place"], "axis"),
+            helper.make_node("Sub", ["X0", "max"], ["Y"]),
+        ]
+    return [
+        call.node("Flatten", ["X0"], ["rows"], "axis"),
+        helper.make_node("ReduceMax", ["rows"], ["max"], axes=[1], keepdims=1),
+        helper.make_node("Sub", ["rows", "max"], ["flat"]),
+        helper.make_node("Shape", ["X0"], ["shape"]),
+        helper.make_node("Reshape", ["flat", "shape"], ["Y"]),
+    ]
+
+
+_WINDOW = _one("MaxPool", "kernel_shape", "strides", "pads", "auto_pad", "ceil_mode", "dilations")
+_REDUCE = _one("ReduceMax", "axes", "keepdims", "noop_with_empty_axes")
+_RECTIFIERS = ("Celu", "Elu", "Gelu", "HardSwish", "Mish", "Selu", "Softplus", "Swish")
+_CURVES = (
+    *("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Erf", "Exp", "Log", "Reciprocal", "Sin", "Sinh"),
+    *("Softsign", "Sqrt", "Tan", "Tanh"),
+)
+_REDUCTIONS = ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSumSquare")
+
+STAND_INS: Mapping[str, Body] = {
+    "AveragePool": _WINDOW,
+    "Div": _one("Sub"),
+    "GlobalAveragePool": _one("GlobalMaxPool"),
+    "GlobalLpPool": _one("GlobalMaxPool"),
+    "HardSigmoid": lambda call: [_sign(call)],
+    "LRN": _lrn,
+    "LogSoftmax": _softmax,
+    "LpPool": _WINDOW,
+    "Mean": _one("Max"),
+    "Pow": _one("Sub"),
+    "Sigmoid": lambda call: [_sign(call)],
+    "Softmax": _softmax,
+    **dict.fromkeys(_RECTIFIERS, _one("Relu")),
+    **dict.fromkeys(_CURVES, _one("Neg")),
+    **dict.fromkeys(_REDUCTIONS, _REDUCE),
+}
+"""Operator type → what computes in its place. What is bounded stays bounded (Sigmoid → Sign), what rectifies rectifies,
+an average becomes the greatest of the same window."""
+
+
+def needs_stand_in(node: NodeProto, known: Facts) -> bool:
+    """Whether `node` rounds, even where its inputs are small integers."""
+    if node.domain not in ("", "ai.onnx") or node.op_type not in STAND_INS or not known.is_float(node.input[0]):
+        return False
+    return node.op_type != "AveragePool" or not averages_exactly(node)
+
+
+def averages_exactly(node: NodeProto) -> bool:
+    """Whether an AveragePool divides by the same power of two everywhere."""
+    area = math.prod(attribute(node, "kernel_shape", ()))
+    padded = any(attribute(node, "pads", ())) or attribute(node, "auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID")
+    counted = not padded or bool(attribute(node, "count_include_pad", 0))
+    return area & (area - 1) == 0 and counted and not attribute(node, "ceil_mode", 0)
+
+
+def prepare(node: NodeProto) -> None:
+    """Moves `node`, which is changed, to DOMAIN."""
+    node.domain = DOMAIN
+    if node.op_type == "LRN":
+        for name, value in (("alpha", float(attribute(node, "size", 1))), ("beta", 1.0), ("bias", 1.0)):
+            set_attribute(node, name, value)
+
+
+def declare(proto: onnx.ModelProto, known: Facts) -> None:
+    """Gives `proto`, which is changed, the functions that its nodes in DOMAIN call, the domain, and an IR that has them."""
+    calls: dict[str, list[NodeProto]] = {}
+    for node in proto.graph.node:
+        if node.domain == DOMAIN:
+            calls.setdefault(node.op_type, []).append(node)
+    if not calls:
+        return
+    proto.ir_version = max(proto.ir_version, MIN_IR)
+    proto.opset_import.append(helper.make_opsetid(DOMAIN, known.opset))
+    proto.functions.extend(_function(op, calls[op], known) for op in sorted(calls))
+
+
+def _function(op: str, nodes: Iterable[NodeProto], known: Facts) -> FunctionProto:
+    nodes = list(nodes)
+    attributes = {entry.name: entry.type for node in nodes for entry in node.attribute}
+    dtype = known.dtypes.get(nodes[0].input[0], onnx.TensorProto.FLOAT)
+    call = _Call(known.opset, attributes, max(len(node.input) for node in nodes), dtype)
+    opsets = [helper.make_opsetid("", known.opset)]
+    return helper.make_function(
+        DOMAIN, op, call.inputs, ["Y"], STAND_INS[op](call), opsets, attributes=sorted(attributes)
+    )

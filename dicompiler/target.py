@@ -1,0 +1,81 @@
+"""What a target is: it writes a Program as a directory of files, and runs such a directory on this host.
+
+In: a Compilation with its program, later frames of input arrays. Out: files, then output arrays and device reports.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dicompiler.specs import Spec, spec_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dicompiler.compilation import Compilation
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """What one device measured over all frames of a run.
+
+    compute_s: seconds in segments; wait_s: seconds in which it had no segment whose inputs were there; send_s: seconds
+    of sending, beside the computing. sent: payload bytes by transfer index. segments: seconds of each segment.
+    memory_peak: largest resident memory of its process, in bytes.
+    """
+
+    device: str
+    compute_s: float
+    wait_s: float
+    send_s: float
+    sent: Mapping[int, int]
+    segments: tuple[float, ...]
+    memory_peak: int
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """outputs: by name, for each frame, as the first sink delivered them. reports: in device order.
+
+    delivered: for each frame and each sink device its outputs by name. frames_s: seconds from giving a frame's inputs
+    to having all its outputs.
+    """
+
+    outputs: tuple[dict[str, NDArray[Any]], ...]
+    reports: tuple[DeviceReport, ...]
+    delivered: tuple[Mapping[str, Mapping[str, NDArray[Any]]], ...] = field(default=(), repr=False)
+    frames_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target(ABC):
+    """The base of all targets. A subclass is a frozen dataclass too: its fields are its options.
+
+    The first line of its docstring is its summary in `dicompiler list targets`; `name` is its name in specs.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def emit(self, compilation: Compilation, directory: Path) -> None:
+        """Writes the artifact of `compilation.program` into `directory`, which exists and is empty.
+
+        The same compilation gives the same bytes. DicompilerError where the target cannot express the program.
+        """
+
+    @abstractmethod
+    def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], timeout: float) -> RunResult:
+        """Runs an emitted artifact on this host, one frame after another; `timeout` in seconds bounds the whole run.
+
+        Each frame holds the graph's inputs by name. RunError names the device that failed and the cause; nothing of
+        the run is left behind then, and no outputs are returned.
+        """
+
+    @property
+    def spec(self) -> Spec:
+        """The text form: name and the options that differ from their defaults."""
+        return spec_of(self)

@@ -1,0 +1,21 @@
+"""The built-in passes, provided through the same hook as any plugin's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dicompiler.hookspecs import API_VERSION, hookimpl
+from dicompiler.passes import Pass
+
+dicompiler_api = API_VERSION
+
+
+@hookimpl
+def dicompiler_passes() -> Iterable[type[Pass]]:
+    """From a model to layers, annotations by hand, and the one pass that rewrites."""
+    from dicompiler_passes.channels import Fuse, Lip, Lop
+    from dicompiler_passes.form_layers import FormLayers
+    from dicompiler_passes.partition import Partition
+    from dicompiler_passes.tiles import FuseTiles, Place, TileGrid, TileHeight
+
+    return [FormLayers, Place, TileHeight, TileGrid, FuseTiles, Lop, Lip, Fuse, Partition]

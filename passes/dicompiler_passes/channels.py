@@ -1,0 +1,179 @@
+"""The annotating passes that cut weights: lop (output channels), lip (input channels), fuse (lop then lip)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dicompiler.errors import UsageError
+from dicompiler.layers import Layer, LayerGraph
+from dicompiler.plan import Part
+from dicompiler.regions import Interval, Region, full, replace, shares
+from dicompiler.tasks import make_task, output_shape, reduction
+from dicompiler.tiling import Axes, axes, axis_of, cut_axis, fused
+from dicompiler_passes.annotating import Annotation
+
+
+def channel_tiles(
+    graph: LayerGraph, layer: Layer, parts: int, annotation: Annotation, found: Axes | None = None
+) -> tuple[Region, ...]:
+    """`parts` equal ranges of the layer's output channels as regions; raises where it has fewer channels."""
+    axis = axis_of(graph, layer, "channel", found)
+    intervals = cut_axis(graph, layer, axis, [1.0] * parts)
+    whole = full(output_shape(graph, layer))
+    if any(start >= stop for start, stop in intervals):
+        raise annotation.fail(f"layer {layer.name!r} has {whole[axis][1]} output channels, too few for {parts} parts")
+    return tuple(replace(whole, axis, interval) for interval in intervals)
+
+
+@dataclass(frozen=True)
+class Lop(Annotation):
+    """Layer output partitioning: each device computes a range of output channels with its share of the weights.
+
+    fc1 (channels 0:8) ⇒ fc1@d0 (0:4, weights 0:4), fc1@d1 (4:8, weights 4:8)
+    """
+
+    name: ClassVar[str] = "lop"
+
+    parts: int = 2
+
+    def count(self) -> int:
+        return self.parts
+
+    def annotate(
+        self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
+    ) -> Mapping[str, Sequence[Part]]:
+        found, homes = axes(graph), self.spread(self.parts, devices)
+        return {
+            layer.name: [
+                Part(device, region, lane=lane)
+                for (device, lane), region in zip(
+                    homes, channel_tiles(graph, layer, self.parts, self, found), strict=True
+                )
+            ]
+            for layer in chosen
+        }
+
+
+def mergers(
+    graph: LayerGraph, layer: Layer, merge: str, homes: Sequence[tuple[str, int]], annotation: Annotation
+) -> list[Part]:
+    """The parts that sum: `one` (the first device, all of it), `scatter` (each device a range of channels),
+    `all` (every device all of it)."""
+    if merge == "one":
+        return [Part(homes[0][0], lane=homes[0][1])]
+    if merge == "all":
+        return [Part(device, lane=lane) for device, lane in homes]
+    if merge == "scatter":
+        tiles = channel_tiles(graph, layer, len(homes), annotation)
+        return [Part(d, region, lane=lane) for (d, lane), region in zip(homes, tiles, strict=True)]
+    raise UsageError(f"{annotation.name}: merge: {merge!r} is none of one, scatter, all")
+
+
+@dataclass(frozen=True)
+class Lip(Annotation):
+    """Layer input partitioning: each device sums over a range of input channels; mergers add the partial sums.
+
+    fc1 (sum over 0:8) ⇒ fc1@d0 (sum over 0:4) + fc1@d1 (sum over 4:8) → d0
+    """
+
+    name: ClassVar[str] = "lip"
+
+    parts: int = 2
+    merge: str = "one"
+
+    def count(self) -> int:
+        return self.parts
+
+    def annotate(
+        self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
+    ) -> Mapping[str, Sequence[Part]]:
+        homes = self.spread(self.parts, devices)
+        result: dict[str, Sequence[Part]] = {}
+        for layer in chosen:
+            extent = reduction(graph, layer)
+            if extent is None:
+                raise self.fail(
+                    f"layer {layer.name!r} cannot be cut by input channels: "
+                    f"{layer.reason or 'its anchor is grouped or sums over none'}"
+                )
+            if extent < self.parts:
+                raise self.fail(f"layer {layer.name!r} has {extent} input channels, too few for {self.parts} parts")
+            cuts = shares(extent, [1.0] * self.parts)
+            partials = [Part(d, reduce=cut, lane=lane) for (d, lane), cut in zip(homes, cuts, strict=True)]
+            result[layer.name] = [*partials, *mergers(graph, layer, self.merge, homes, self)]
+        return result
+
+
+@dataclass(frozen=True)
+class Fuse(Annotation):
+    """LOP in the first layer, LIP in the last, on the same devices and without exchange in between.
+
+    fc1 → fc2 ⇒ d0: fc1 (channels 0:4), fc2 (sum over 0:4);  d1: fc1 (4:8), fc2 (sum over 4:8);  merged on d0
+    """
+
+    name: ClassVar[str] = "fuse"
+
+    parts: int = 2
+    merge: str = "one"
+
+    def count(self) -> int:
+        return self.parts
+
+    def annotate(
+        self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
+    ) -> Mapping[str, Sequence[Part]]:
+        if len(chosen) < 2:
+            raise self.fail("name the layers from the one cut by output to the one cut by input: layers=first..last")
+        first, between, last = chosen[0], chosen[1:-1], chosen[-1]
+        homes = self.spread(self.parts, devices)
+        tiles = channel_tiles(graph, first, self.parts, self)
+        result: dict[str, list[Part]] = {layer.name: [] for layer in chosen}
+        for (device, lane), tile in zip(homes, tiles, strict=True):
+            reduce = self._reduce(graph, first, between, last, tile)
+            result[first.name].append(Part(device, tile, lane=lane))
+            result[last.name].append(Part(device, reduce=reduce, lane=lane))
+            for name, region in _passed(graph, between, last, reduce).items():
+                result[name].append(Part(device, region, lane=lane))
+        result[last.name] += mergers(graph, last, self.merge, homes, self)
+        return result
+
+    def _reduce(self, graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, tile: Region) -> Interval:
+        """The range of the last layer's input channels that `tile` of the first layer's output becomes."""
+        extent = reduction(graph, last)
+        if extent is None:
+            raise self.fail(f"layer {last.name!r} cannot be cut by input channels")
+        axis = axis_of(graph, first, "channel")
+        channels = output_shape(graph, first)[axis]
+        start, stop = tile[axis]
+        reduce = (start * extent // channels, stop * extent // channels)
+        if reduce[0] < reduce[1] and _need(graph, first, between, last, reduce) == tile:
+            return reduce
+        raise self.fail(
+            f"channels {start}:{stop} of {first.name!r} do not become one range of input channels of {last.name!r}"
+        )
+
+
+def _passed(graph: LayerGraph, between: Sequence[Layer], last: Layer, reduce: Interval) -> dict[str, Region]:
+    """The regions of the layers in between that a range of the last layer's input channels needs."""
+    task = make_task(graph, last, 0, Part("", reduce=reduce), "partial")
+    if not between:
+        return {}
+    (need,) = task.needs.values()
+    (regions,) = fused(graph, between, [need])
+    return regions
+
+
+def _need(graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, reduce: Interval) -> Region | None:
+    """What the chain from the last layer back needs of the first layer's output; None where it needs anything else."""
+    regions = _passed(graph, between, last, reduce)
+    readers = [make_task(graph, layer, 0, Part("", regions[layer.name]), "plain") for layer in between]
+    readers.append(make_task(graph, last, 0, Part("", reduce=reduce), "partial"))
+    outside = {
+        key.tensor: need
+        for task in readers
+        for key, need in task.needs.items()
+        if key.tensor not in {layer.output for layer in between}
+    }
+    return outside.get(first.output) if len(outside) == 1 else None

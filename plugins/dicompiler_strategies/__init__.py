@@ -1,0 +1,24 @@
+"""The built-in strategies, provided through the same hook as any plugin's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dicompiler.hookspecs import API_VERSION, hookimpl
+
+if TYPE_CHECKING:
+    from dicompiler.problem import Strategy
+
+dicompiler_api = API_VERSION
+
+
+@hookimpl
+def dicompiler_strategies() -> Iterable[type[Strategy]]:
+    """The strategies that need no search, and the plan by hand."""
+    from dicompiler_strategies.manual import Manual
+    from dicompiler_strategies.modnn import Modnn
+    from dicompiler_strategies.pipeline import Pipeline
+    from dicompiler_strategies.single import Single
+
+    return [Manual, Modnn, Pipeline, Single]

@@ -1,0 +1,202 @@
+"""AutoDiCE's files: `platform.txt` and `mapping.json` go in; hosts, keys and a Platform come out.
+
+`mapping.json` lists layers under keys `<host>_<resource>`; a key is one device, and the keys' order is the rank order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dicompiler.errors import DicompilerError, nearest
+from dicompiler.platform import Device, Host, Network, Platform
+from dicompiler.schema import load_json
+
+# AutoDiCE's files name no rates and no sizes. These are those of its own boards, see dicompiler/boards.py.
+CORE_RATE = 91e9 / 6
+GPU_RATE = 342e9
+MEMORY = 8 * 2**30
+NETWORK = Network("switch", 1e9)
+ASSUMED = (
+    "From AutoDiCE's files, which name no rates. Assumed for every host: a Jetson Xavier NX (15.2 GFLOP/s for each"
+    " core, 342 GFLOP/s for a GPU, 8 GiB) on a gigabit switch."
+)
+
+
+@dataclass(frozen=True)
+class HostLine:
+    """A line of platform.txt: `nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)`; `gpu` is None where there is none."""
+
+    name: str
+    architecture: str
+    cores: range
+    gpu: str | None
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of mapping.json: `nx01_arm012` are the cores 0, 1 and 2 of nx01, `nx01_gpu` its GPU (`cores` is empty)."""
+
+    text: str
+    host: str
+    kind: str
+    cores: tuple[int, ...]
+
+    @property
+    def gpu(self) -> bool:
+        return self.kind == "gpu"
+
+    @property
+    def device(self) -> str:
+        """The device's name: the key, with `-` for the commas of a list of cores, which no name may hold."""
+        return self.text.replace(",", "-")
+
+
+def parse_key(text: str, place: str) -> Key:
+    """`nx01_arm012` (each digit a core), `nx01_cpu10,11` (a list; `cpu10,` is core 10 alone) or `nx01_gpu`.
+
+    Raises DicompilerError, opening with `place`, for other resources and for a core that is named twice.
+    """
+    match = re.fullmatch(r"(.+)_(?:(gpu)|(arm|cpu)(\d+(?:,\d+)*,?))", text)
+    if match is None:
+        raise DicompilerError(
+            f"{place}: key {text!r} names no resource: write <host>_gpu, <host>_arm012 (each digit a core) or "
+            "<host>_cpu10,11 (a list of cores)"
+        )
+    host, gpu, kind, digits = match.groups()
+    if gpu:
+        return Key(text, host, gpu, ())
+    listed = [part for part in digits.split(",") if part] if "," in digits else digits
+    cores = tuple(int(core) for core in listed)
+    if len(set(cores)) < len(cores):
+        raise DicompilerError(f"{place}: key {text!r} names a core twice: write cores above 9 as a list, arm10,11")
+    return Key(text, host, kind, cores)
+
+
+def load_mapping(path: str | Path) -> dict[Key, tuple[str, ...]]:
+    """The layers' names by key, in rank order. Errors name the file and the key."""
+    document: Any = load_json(path)
+    if not isinstance(document, dict) or not document:
+        raise DicompilerError(f'{path}: expected an object such as {{"nx01_arm012": ["conv1"]}}')
+    mapping = {}
+    for text, names in document.items():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise DicompilerError(f"{path}: key {text!r}: expected a list of layers' names")
+        mapping[parse_key(text, str(path))] = tuple(names)
+    return mapping
+
+
+def load_hosts(path: str | Path) -> tuple[HostLine, ...]:
+    """The hosts of a platform.txt; empty lines and lines that start with # are passed over."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise DicompilerError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise DicompilerError(f"{path}: cannot be read: {reason}") from None
+    hosts: list[HostLine] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        host = _host_line(line, f"{path}:{number}")
+        if host.name in [other.name for other in hosts]:
+            raise DicompilerError(f"{path}:{number}: host {host.name!r} has a line already")
+        hosts.append(host)
+    if not hosts:
+        raise DicompilerError(f"{path}: no host: write lines such as 'nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)'")
+    return tuple(hosts)
+
+
+def _host_line(line: str, place: str) -> HostLine:
+    match = re.fullmatch(
+        r"\s*([^\s,]+)\s*,\s*([^\s,=]+)\s*,\s*slots=(\d+)(?:-(\d+))?\s*(?:,\s*gpu=([^,]+?)\s*)?,?\s*", line
+    )
+    if match is None:
+        raise DicompilerError(
+            f"{place}: {line.strip()!r} is no host: write 'name, architecture, slots=0-5' and, for a GPU, "
+            "', gpu=NVIDIAVolta (CUDA)'"
+        )
+    name, architecture, first, last, gpu = match.groups()
+    cores = range(int(first), int(last or first) + 1)
+    if not cores:
+        raise DicompilerError(f"{place}: slots={first}-{last}: the first core comes after the last")
+    return HostLine(name, architecture, cores, gpu)
+
+
+def platform_from_autodice(mapping: str | Path, platform_txt: str | Path) -> Platform:
+    """The platform of an AutoDiCE job: the hosts of `platform_txt`, and one device for each key of `mapping`, in rank
+    order. Rates, memory and network are assumed, see ASSUMED. Raises where a key's host, cores or GPU are not there.
+    """
+    hosts = load_hosts(platform_txt)
+    keys = tuple(load_mapping(mapping))
+    by_name = {host.name: host for host in hosts}
+    for key in keys:
+        _check_key(key, by_name, f"{mapping}: key {key.text!r}")
+    return _platform(Path(platform_txt).stem, hosts, keys)
+
+
+def platform_from_hosts(platform_txt: str | Path) -> Platform:
+    """The platform of a platform.txt alone: for each host one device of all its cores, and one for its GPU."""
+    hosts = load_hosts(platform_txt)
+    keys = []
+    for host in hosts:
+        kind = "arm" if host.architecture.startswith("arm") else "cpu"
+        listed = "".join(map(str, host.cores)) if host.cores[-1] < 10 else "".join(f"{core}," for core in host.cores)
+        keys.append(parse_key(f"{host.name}_{kind}{listed.rstrip(',') if len(host.cores) > 1 else listed}", "key"))
+        if host.gpu is not None:
+            keys.append(parse_key(f"{host.name}_gpu", "key"))
+    return _platform(Path(platform_txt).stem, hosts, keys)
+
+
+def _platform(name: str, hosts: Sequence[HostLine], keys: Sequence[Key]) -> Platform:
+    devices = tuple(
+        Device(key.device, key.host, GPU_RATE, gpu=True)
+        if key.gpu
+        else Device(key.device, key.host, CORE_RATE * len(key.cores), len(key.cores))
+        for key in keys
+    )
+    return Platform(name, tuple(Host(host.name, MEMORY) for host in hosts), devices, NETWORK, ASSUMED)
+
+
+def _check_key(key: Key, hosts: Mapping[str, HostLine], place: str) -> None:
+    if key.host not in hosts:
+        raise DicompilerError(f"{place}: unknown host {key.host!r}{nearest(key.host, hosts)}")
+    host = hosts[key.host]
+    if key.gpu and host.gpu is None:
+        raise DicompilerError(f"{place}: host {key.host!r} has no GPU in the platform file (it has {_cores(host)})")
+    if key.kind == "arm" and not host.architecture.lower().startswith(("arm", "aarch")):
+        raise DicompilerError(f"{place}: host {key.host!r} is {host.architecture}, not arm: write cpu for arm")
+    for core in key.cores:
+        if core not in host.cores:
+            raise DicompilerError(f"{place}: host {key.host!r} has no core {core} (it has {_cores(host)})")
+
+
+def _cores(host: HostLine) -> str:
+    return f"cores {host.cores[0]} to {host.cores[-1]}" if len(host.cores) > 1 else f"core {host.cores[0]}"
+
+
+def device_of(key: Key, platform: Platform, place: str) -> Device:
+    """The device that a key stands for on `platform`: the one of its name, else the host's only GPU, or its only
+    device of CPU cores. Raises where there is no such device, or more than one."""
+    by_name = {device.name: device for device in platform.devices}
+    if key.device in by_name:
+        return by_name[key.device]
+    hosts = [host.name for host in platform.hosts]
+    if key.host not in hosts:
+        known = nearest(key.host, hosts)
+        raise DicompilerError(f"{place}: key {key.text!r}: platform {platform.name!r} has no host {key.host!r}{known}")
+    own = [device for device in platform.devices if device.host == key.host and device.computes]
+    fitting = [device for device in own if device.gpu == key.gpu]
+    if len(fitting) != 1:
+        what = "GPU" if key.gpu else "device of CPU cores"
+        names = ", ".join(device.name for device in own) or "none that computes"
+        count = "several" if fitting else "no"
+        raise DicompilerError(
+            f"{place}: key {key.text!r}: host {key.host!r} has {count} {what}{'s' if fitting else ''} on platform "
+            f"{platform.name!r} (its devices: {names})"
+        )
+    return fitting[0]

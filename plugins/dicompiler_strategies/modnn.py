@@ -1,0 +1,39 @@
+"""MoDNN (Mao et al., DATE 2017): layers cut into slices along one side of the map, as wide as the devices are fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dicompiler.layers import Layer
+from dicompiler.plan import Part, Plan
+from dicompiler.problem import Problem, Strategy
+from dicompiler.tasks import cuttable
+from dicompiler.tiling import axes, tile
+
+
+@dataclass(frozen=True)
+class Modnn(Strategy):
+    """MoDNN's BODP: every layer cut into height slices in proportion to the compute rate, the rest on the fastest.
+
+    conv1 (112 rows), rates 2 : 1 : 1     ⇒  rows 0..56 on the first, 56..84 on the second, 84..112 on the third
+
+    A layer with fewer rows than devices uses fewer devices. Layers without rows (fully connected ones; MoDNN has
+    another scheme for sparse ones) and those that cannot be cut are computed whole on the fastest device.
+    """
+
+    name: ClassVar[str] = "modnn"
+
+    def plan(self, problem: Problem) -> Plan:
+        """The slices of every layer; compute-less devices get none."""
+        layers, devices = problem.layers, problem.platform.computing
+        found = axes(layers)
+        names, rates = [device.name for device in devices], [device.rate for device in devices]
+
+        def parts(layer: Layer) -> tuple[Part, ...]:
+            height = found.get(layer.output, {}).get("height")
+            if height is None or height not in cuttable(layers, layer):
+                return (Part(problem.platform.fastest.name),)
+            return tile(layers, layer, "height", rates, names, found)
+
+        return problem.plan({layer.name: parts(layer) for layer in layers.layers})

@@ -1,0 +1,76 @@
+"""Whole layers in consecutive runs, one run for each device: what frame streams are usually spread by."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import ClassVar
+
+from dicompiler.errors import DicompilerError
+from dicompiler.plan import Part, Plan
+from dicompiler.problem import Problem, Strategy
+
+
+@dataclass(frozen=True)
+class Pipeline(Strategy):
+    """Whole layers in consecutive runs on the devices, so that the slowest run takes as little time as possible.
+
+    conv1 conv2 conv3 | conv4 conv5 | fc6 fc7     on pi01, pi02, pi03, in this order; a device may get no layer
+
+    Optimal for the compute times of the cost model; the time of sending is not weighed.
+    """
+
+    name: ClassVar[str] = "pipeline"
+    devices: tuple[str, ...] = field(
+        default=(), metadata={"help": "the devices in the order of the runs; by default all that compute"}
+    )
+
+    def plan(self, problem: Problem) -> Plan:
+        """Raises where a named device is unknown, compute-less or named twice."""
+        names = self.devices or tuple(device.name for device in problem.platform.computing)
+        devices = [problem.platform.device(name) for name in names]
+        for index, device in enumerate(devices):
+            if not device.computes:
+                raise DicompilerError(f"pipeline: device {device.name!r} has no compute: leave it out of 'devices'")
+            if device.name in names[:index]:
+                raise DicompilerError(f"pipeline: device {device.name!r} stands twice in 'devices': name it once")
+        layers = problem.layers
+        costs = [
+            [problem.cost.seconds(layers, layer, None, None, device) for layer in layers.layers] for device in devices
+        ]
+        ends = balance(costs)
+        stage = [
+            names[d] for d, (start, end) in enumerate(zip((0, *ends), ends, strict=False)) for _ in range(start, end)
+        ]
+        return problem.plan({layer.name: (Part(stage[i]),) for i, layer in enumerate(layers.layers)})
+
+
+def balance(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
+    """Cuts a row of layers into one run for each device so that the slowest run is as fast as possible.
+
+    costs[d][l]: seconds of layer l on device d. Returns the end of each device's run; runs may be empty.
+    best[d][i], the least slowest run of the first i layers on the first d devices, is the minimum over j of
+    max(best[d-1][j], seconds of layers j..i on device d); the first grows and the second falls with j.
+    """
+    count = len(costs[0])
+    best = [0.0] + [math.inf] * count
+    choices: list[list[int]] = []
+    for row in costs:
+        total = (0.0, *accumulate(row))
+        cuts = [_cut(best, total, i) for i in range(count + 1)]
+        best = [max(best[cut], total[i] - total[cut]) for i, cut in enumerate(cuts)]
+        choices.append(cuts)
+    ends = [count]
+    for cuts in reversed(choices[1:]):
+        ends.append(cuts[ends[-1]])
+    return tuple(reversed(ends))
+
+
+def _cut(best: Sequence[float], total: Sequence[float], i: int) -> int:
+    """The j ≤ i with the least max(best[j], total[i] - total[j]): where the growing one passes the falling one, or just
+    before; of equals the first."""
+    j = bisect_left(range(i), True, key=lambda j: best[j] >= total[i] - total[j])
+    return min((k for k in (j - 1, j) if k >= 0), key=lambda k: max(best[k], total[i] - total[k]))
