@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dicompiler.compilation import Compilation
-    from dicompiler.compiler import Result, compile
+    from dicompiler.compiler import compile
     from dicompiler.errors import DicompilerError, UsageError
     from dicompiler.model import Model
     from dicompiler.plan import Part, Plan
@@ -27,7 +27,6 @@ _WHERE = {
     "Part": "plan",
     "Plan": "plan",
     "Platform": "platform",
-    "Result": "compiler",
     "UsageError": "errors",
     "compile": "compiler",
 }
@@ -39,7 +38,6 @@ __all__ = [
     "Part",
     "Plan",
     "Platform",
-    "Result",
     "UsageError",
     "__version__",
     "compile",

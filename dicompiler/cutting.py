@@ -6,7 +6,7 @@ placed Model (every node on a device, in step order) → Program
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -24,6 +24,7 @@ from dicompiler.program import (
     Transfer,
     Value,
 )
+from dicompiler.structure import node_reads
 
 GIVEN = -1  # the step of graph inputs: there from the start
 
@@ -95,7 +96,7 @@ def _read(graph: onnx.GraphProto, source: tuple[str, ...]) -> _Placed:
     marks = [{entry.key: entry.value for entry in node.metadata_props} for node in graph.node]
     made = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     inputs = tuple(v.name for v in graph.input if v.name not in constants)
-    uses = [tuple(_reads(node)) for node in graph.node]
+    uses = [tuple(node_reads(node)) for node in graph.node]
     readers: dict[str, dict[str, None]] = {}
     for mark, names in zip(marks, uses, strict=True):
         for name in names:
@@ -110,16 +111,6 @@ def _read(graph: onnx.GraphProto, source: tuple[str, ...]) -> _Placed:
         inputs,
         source,
     )
-
-
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Every name that the node, or a sub-graph of it, reads (names of sub-graphs' own tensors among them)."""
-    yield from filter(None, node.input)
-    for attribute in node.attribute:
-        for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-            for inner in graph.node:
-                yield from _reads(inner)
-            yield from (value.name for value in graph.output)
 
 
 def _gather(placed: _Placed) -> list[_Group]:
@@ -219,7 +210,7 @@ def _segment(
     proto.graph.node.extend(placed.nodes[i] for i in group.nodes)
     proto.graph.input.extend(_info(values[n]) for n in needed)
     proto.graph.output.extend(_info(values[n]) if n in values else onnx.ValueInfoProto(name=n) for n in outputs)
-    used = {n for i in group.nodes for n in _reads(placed.nodes[i])}
+    used = {n for i in group.nodes for n in node_reads(placed.nodes[i])}
     proto.graph.initializer.extend(t for t in model.proto.graph.initializer if t.name in used)
     proto.graph.sparse_initializer.extend(t for t in model.proto.graph.sparse_initializer if t.values.name in used)
     return Segment(name, group.device, proto, tuple(needed), outputs)

@@ -7,7 +7,7 @@ graphsurgeon does not carry (documentation, metadata, annotations, shardings, ov
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from dicompiler.modelfile import without
+from dicompiler.structure import reads
 from dicompiler.weights import LARGE, Weight, dense, is_stub, stub
 
 _KINDS = onnx.AttributeProto
@@ -341,21 +342,6 @@ def _initializer_names(graph: onnx.GraphProto) -> set[str]:
 def _unread(graph: onnx.GraphProto) -> set[str]:
     """The initializers that no node, body or output of the graph reads."""
     return _initializer_names(graph) - set(reads(graph)) - {value.name for value in graph.output}
-
-
-def reads(graph: onnx.GraphProto) -> Iterator[str]:
-    """Every tensor name that a node of `graph` reads, those inside control-flow bodies and their outputs included."""
-    for node in graph.node:
-        yield from node_reads(node)
-
-
-def node_reads(node: onnx.NodeProto) -> Iterator[str]:
-    """The tensor names that a node reads: its inputs, and what its control-flow bodies name."""
-    yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for body in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-            yield from reads(body)
-            yield from (value.name for value in body.output)
 
 
 def _node_key(name: str, outputs: Any) -> str:

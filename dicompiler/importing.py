@@ -12,6 +12,7 @@ import onnx
 
 from dicompiler.errors import DicompilerError
 from dicompiler.modelfile import Views, map_file, read, skeleton_of
+from dicompiler.structure import bodies
 from dicompiler.weights import LARGE, Weight, is_stub, mark_stub, raw_nbytes, unstub
 
 SAFE_IR, SAFE_OPSET = 10, 22
@@ -145,8 +146,8 @@ def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
         if attribute.HasField("t"):
             yield attribute.t
         yield from attribute.tensors
-        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-            yield from _graph_tensors(graph)
+    for body in bodies(node):
+        yield from _graph_tensors(body)
 
 
 def unique(name: str, taken: set[str]) -> str:

@@ -232,6 +232,9 @@ def _activations(routing: Routing) -> dict[str, int]:
         for tree in routing.reads.get(task_id(task), {}).values():
             for leaf in leaves(tree):
                 hold(leaf.box, i)
+    for box in routing.received:
+        if box.origin is not None:  # an input that its source only sends is held by it as well
+            spans.setdefault(box.origin, (0, 0))
     for delivery in routing.deliveries:
         for leaf in leaves(delivery.tree) if delivery.tree is not None else ():
             hold(leaf.box, end)

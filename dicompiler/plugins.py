@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import logging
 import os
 import re
-import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -22,6 +23,8 @@ import pluggy
 from dicompiler import hookspecs
 from dicompiler.errors import DicompilerError, UsageError, nearest
 from dicompiler.specs import Spec, instantiate, options_of, parse
+
+log = logging.getLogger("dicompiler")
 
 GROUP = "dicompiler"
 RESTRICT = "DICOMPILER_PLUGINS"
@@ -115,14 +118,14 @@ class Registry:
 
 @functools.cache
 def registry() -> Registry:
-    """What all installed plugins provide, loaded once for each process; warnings go to stderr, a line each.
+    """What all installed plugins provide, loaded once for each process; warnings are logged, a line each.
 
     DicompilerError where two plugins provide things of one kind and name.
     """
     found, broken = installed()
     loaded = load(os.environ, found)
     for warning in (*broken, *loaded.warnings):
-        print(f"dicompiler: warning: {warning}", file=sys.stderr)
+        log.warning(warning)
     return loaded
 
 
@@ -137,8 +140,15 @@ def installed() -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
             for plugin in _entry_points(distribution):
                 found.setdefault((_canonical(plugin.distribution), plugin.name), plugin)
         except Exception as error:
-            warnings.append(f"a distribution's entry points cannot be read: {_cause(error)}")
+            warnings.append(f"the entry points of {_name_of(distribution)} cannot be read: {_cause(error)}")
     return _with_builtins(tuple(found.values())), tuple(warnings)
+
+
+def _name_of(distribution: metadata.Distribution) -> str:
+    try:
+        return str(distribution.metadata["Name"])
+    except Exception as error:
+        return f"a distribution without metadata ({_cause(error)})"
 
 
 def _entry_points(distribution: metadata.Distribution) -> tuple[Plugin, ...]:
@@ -227,6 +237,9 @@ def _load_one(plugin: Plugin, warnings: list[str]) -> list[tuple[str, Provided]]
     hooks = [kind.hook for kind in KINDS.values()]
     unknown = [caller.name for caller in callers if not caller.has_spec()]
     provided = [(kind, one) for kind in KINDS for one in _provided(plugin, kind, manager)]
+    twice = [key for key, count in Counter((kind, one.name) for kind, one in provided).items() if count > 1]
+    if twice:
+        raise DicompilerError(f"it provides {KINDS[twice[0][0]].one} {twice[0][1]!r} twice")
     warnings.extend(f"{plugin}: there is no hook {name!r}{nearest(name, hooks)}" for name in unknown)
     return provided
 
@@ -264,7 +277,7 @@ def _add(found: dict[str, dict[str, Provided]], kind: str, one: Provided) -> Non
     if other is not one:
         both = " and ".join(f"{p.distribution} {p.version} (plugin {p.plugin!r})" for p in (other, one))
         raise DicompilerError(
-            f"two plugins provide a {KINDS[kind].one} called {one.name!r}: {both}; uninstall one or leave it out of "
+            f"{KINDS[kind].one} {one.name!r} comes from two plugins: {both}; uninstall one or name only the other in "
             f"{RESTRICT}"
         )
 

@@ -1,14 +1,14 @@
-"""A model's structure as plain values: what a plan depends on, and what its digest is made of.
+"""A model's structure: who reads which tensor, and the digest of all that a plan depends on.
 
-In: a ModelProto. Out: nested lists of names, types, shapes, operators and attributes. Documentation, producers,
-metadata, inferred types and the values of weights are left out, so that a retrained model has the same structure.
+In: a ModelProto. Out: names; a digest of names, types, shapes, operators and attributes. Documentation, producers,
+metadata, inferred types and the values of weights are left out, so that a retrained model has the same digest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import onnx
@@ -26,6 +26,25 @@ def digest(model: onnx.ModelProto) -> str:
     )
     text = json.dumps([opsets, _graph(model.graph), functions])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The control-flow bodies in a node's attributes."""
+    return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else []) + list(a.graphs)]
+
+
+def reads(graph: onnx.GraphProto) -> Iterator[str]:
+    """Every tensor name that a node of `graph` reads, those inside control-flow bodies and their outputs included."""
+    for node in graph.node:
+        yield from node_reads(node)
+
+
+def node_reads(node: onnx.NodeProto) -> Iterator[str]:
+    """The tensor names that a node reads: its inputs, and all that its control-flow bodies name (their own too)."""
+    yield from (name for name in node.input if name)
+    for body in bodies(node):
+        yield from reads(body)
+        yield from (value.name for value in body.output)
 
 
 def _graph(graph: onnx.GraphProto) -> Structure:

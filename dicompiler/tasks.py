@@ -134,7 +134,9 @@ def _walk(
     works: list[Work] = []
     for node in reversed(nodes):
         rule = layers.rule(node)
-        demand = demands.pop(node.outputs[rule.output])
+        demand = demands.pop(node.outputs[rule.output], None)
+        if demand is None:  # nobody reads it
+            continue
         piece = rule.piece(layers.operation(node), demand, reduce)
         works.append(Work(node, piece))
         for name, need in zip(node.inputs, piece.needs, strict=True):

@@ -44,7 +44,8 @@ def _follow(layers: LayerGraph, layer: Layer, found: Axes) -> dict[str, int]:
     for axis in cuttable(layers, layer):
         probe = replace(full(shape), axis, (0, 1))
         task = make_task(layers, layer, 0, Part("", probe), "plain")
-        piece = task.works[layer.anchor].piece
+        anchor = layer.nodes[layer.anchor]
+        piece = next(work.piece for work in task.works if work.node is anchor)
         assert piece is not None
         cut = {
             label
@@ -52,7 +53,6 @@ def _follow(layers: LayerGraph, layer: Layer, found: Axes) -> dict[str, int]:
             for label, a in found.get(key.tensor, {}).items()
             if need[a] != (0, (layers.tensors[key.tensor].shape or ())[a])
         }
-        anchor = layer.nodes[layer.anchor]
         weighs = any(
             name
             and layers.tensors[name].constant

@@ -138,6 +138,8 @@ def format_seconds(seconds: float) -> str:
     """For tables: 0.0123 → "12.3 ms"; an endless time is "∞"."""
     if seconds == float("inf"):
         return "∞"
+    if seconds == 0:
+        return "0 s"
     return _short(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")))
 
 

@@ -60,4 +60,4 @@ def command(
         "shape": shape or None,
     }
     result = compile(model, output=output, **{name: value for name, value in given.items() if value is not None})
-    show_compiled(result.program, result.metrics, result.artifacts, as_json)
+    show_compiled(result, as_json)

@@ -60,6 +60,20 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  
         ctx.exit()
 
 
+def _log_to_stderr() -> None:
+    """Warnings of the library become lines like those of errors."""
+    import logging
+
+    class Lines(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return f"dicompiler: {record.levelname.lower()}: {' '.join(record.getMessage().split())}"
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(Lines())
+    log = logging.getLogger("dicompiler")
+    log.handlers, log.propagate = [handler], False
+
+
 @click.group(cls=LazyGroup, invoke_without_command=True, params=[_debug()])
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 @click.pass_context
@@ -68,3 +82,4 @@ def root(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(2)
+    _log_to_stderr()

@@ -41,7 +41,7 @@ def command(
     Prints what the plan is predicted to cost.
     """
     from dicompiler.cli.files import write_text
-    from dicompiler.cli.results import show_metrics
+    from dicompiler.cli.results import show_planned
     from dicompiler.compiler import compile
     from dicompiler.plan import dumps
 
@@ -53,5 +53,6 @@ def command(
         "shape": shape or None,
     }
     result = compile(model, **{name: value for name, value in given.items() if value is not None})
+    assert result.plan is not None
     write_text(output, dumps(result.plan))
-    show_metrics(result.metrics, output, as_json)
+    show_planned(result, output, as_json)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,31 +12,34 @@ from dicompiler.cli.tables import show, show_json
 from dicompiler.errors import DicompilerError
 
 if TYPE_CHECKING:
+    from dicompiler.compilation import Compilation
     from dicompiler.metrics import Metrics
     from dicompiler.program import Program
     from dicompiler.target import RunResult
+    from dicompiler.verify import Verification
 
 
-def show_compiled(program: Program, metrics: Metrics | None, directory: Path, as_json: bool) -> None:
+def show_compiled(result: Compilation, as_json: bool) -> None:
     """Prints what each device does in a frame, what that is predicted to cost, and where it was written."""
-    devices = _devices(program)
+    assert result.program is not None
+    devices = _devices(result.program)
     if as_json:
-        show_json({"devices": devices, "metrics": _metrics(metrics), "artifacts": str(directory)})
+        show_json({"devices": devices, **_predicted(result), "artifacts": str(result.artifacts)})
         return
     headers = ("device", "segments", "weights", "sends", "bytes sent", "bytes received")
     show(headers, [[str(value) for value in record.values()] for record in devices], right=range(1, len(headers)))
     click.echo()
-    _show_totals(metrics)
-    click.echo(f"written: {directory}")
+    _show_predicted(result)
+    click.echo(f"\nwritten: {result.artifacts}")
 
 
-def show_metrics(metrics: Metrics | None, written: Path, as_json: bool) -> None:
+def show_planned(result: Compilation, written: Path, as_json: bool) -> None:
     """Prints what a plan is predicted to cost, and where it was written."""
     if as_json:
-        show_json({"metrics": _metrics(metrics), "plan": str(written)})
+        show_json({**_predicted(result), "plan": str(written)})
         return
-    _show_totals(metrics)
-    click.echo(f"written: {written}")
+    _show_predicted(result)
+    click.echo(f"\nwritten: {written}")
 
 
 def _devices(program: Program) -> list[dict[str, Any]]:
@@ -60,26 +62,35 @@ def _devices(program: Program) -> list[dict[str, Any]]:
     return records
 
 
-def _metrics(metrics: Metrics | None) -> dict[str, Any] | None:
-    return None if metrics is None else dataclasses.asdict(metrics)
+def _predicted(result: Compilation) -> dict[str, Any]:
+    """`metrics` of the plan and, beside them, of the best single device (`single`)."""
+    both = {"metrics": result.metrics, "single": result.single}
+    return {name: None if metrics is None else dataclasses.asdict(metrics) for name, metrics in both.items()}
 
 
-def _show_totals(metrics: Metrics | None) -> None:
-    if metrics is not None:
-        rows = (
-            ("latency", f"{1000 * metrics.latency_s:.4g} ms"),
-            ("time between frames", f"{1000 * metrics.period_s:.4g} ms"),
-            ("energy", f"{metrics.energy_j:.4g} J"),
-            ("memory of the fullest host", f"{metrics.memory / 2**20:.4g} MiB"),
-            ("sent between devices", f"{metrics.total_bytes} bytes"),
-        )
-        show(("predicted for a frame", ""), rows, right=(1,))
+def _show_predicted(result: Compilation) -> None:
+    if result.metrics is None or result.single is None:
+        return
+    plan, single = _numbers(result.metrics), _numbers(result.single)
+    rows = [(name, plan[name], single[name]) for name in plan]
+    show(("predicted for a frame", "this plan", "one device"), rows, right=(1, 2))
+
+
+def _numbers(metrics: Metrics) -> dict[str, str]:
+    return {
+        "latency": f"{1000 * metrics.latency_s:.4g} ms",
+        "time between frames": f"{1000 * metrics.period_s:.4g} ms",
+        "energy": f"{metrics.energy_j:.4g} J",
+        "memory of the fullest host": f"{metrics.memory / 2**20:.4g} MiB",
+        "sent between devices": f"{metrics.total_bytes} bytes",
+    }
 
 
 def show_run(result: RunResult, as_json: bool) -> None:
     """Prints what each device's process reported, over all frames."""
     if as_json:
-        show_json([dataclasses.asdict(report) for report in result.reports])
+        reports = [dataclasses.asdict(report) for report in result.reports]
+        show_json({"devices": reports, "frames_s": list(result.frames_s)})
         return
     headers = ("device", "computing s", "waiting s", "sending s", "bytes sent", "memory MiB")
     rows = [
@@ -94,28 +105,16 @@ def show_run(result: RunResult, as_json: bool) -> None:
         for report in result.reports
     ]
     show(headers, rows, right=range(1, len(headers)))
+    if result.frames_s:
+        times = ", ".join(f"{seconds:.4f}" for seconds in result.frames_s[:8])
+        click.echo(f"\nseconds for each frame: {times}{', …' if len(result.frames_s) > 8 else ''}")
 
 
-class Check(Protocol):
-    """One thing that verify compared: what it is, whether it held, and the numbers."""
-
-    @property
-    def name(self) -> str:
-        """An output, or the transfers."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether it held."""
-
-    @property
-    def detail(self) -> str:
-        """The difference that was found and the one that is allowed."""
-
-
-def show_verification(checks: Sequence[Check], directory: Path, as_json: bool) -> None:
+def show_verification(verification: Verification, directory: Path, as_json: bool) -> None:
     """Prints every check. DicompilerError names the first that failed."""
+    checks = verification.checks
     if as_json:
-        show_json([{"name": check.name, "passed": check.passed, "detail": check.detail} for check in checks])
+        show_json([dataclasses.asdict(check) for check in checks])
     else:
         show(("check", "", ""), [(check.name, "ok" if check.passed else "FAILED", check.detail) for check in checks])
     for check in checks:

@@ -24,4 +24,4 @@ def command(directory: Path, inputs: Path | None, as_json: bool) -> None:
     from dicompiler.compiler import verify
 
     verification = verify(directory, None if inputs is None else read_npz(inputs))
-    show_verification(verification.checks, directory, as_json)
+    show_verification(verification, directory, as_json)

@@ -6,7 +6,7 @@ In: a Model whose weights are initializers. Out: who makes and who reads each te
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx
@@ -31,6 +31,7 @@ class Facts:
     `captured`: names that a control-flow body reads; `outputs`: the graph's; `opset`: of the standard operators.
     """
 
+    model: Model
     nodes: tuple[onnx.NodeProto, ...]
     constants: Mapping[str, tuple[int, Shape]]
     uses: Mapping[str, tuple[Use, ...]]
@@ -57,7 +58,7 @@ class Facts:
         return None if tensor in self.captured or tensor in self.outputs else self.uses.get(tensor, ())
 
 
-def facts(model: Model) -> Facts:
+def gather(model: Model) -> Facts:
     """The facts of `model`. Types are inferred on the copy without weights."""
     light = onnx.shape_inference.infer_shapes(model.light())
     nodes = tuple(model.proto.graph.node)
@@ -67,6 +68,7 @@ def facts(model: Model) -> Facts:
             uses.setdefault(name, []).append((index, position))
     values = (*light.graph.input, *light.graph.value_info, *light.graph.output)
     return Facts(
+        model,
         nodes,
         model.initializers(),
         {name: tuple(places) for name, places in uses.items()},
@@ -75,6 +77,11 @@ def facts(model: Model) -> Facts:
         frozenset(value.name for value in model.proto.graph.output),
         next((entry.version for entry in model.proto.opset_import if entry.domain in ("", "ai.onnx")), 1),
     )
+
+
+def of_model(known: Facts, model: Model) -> Facts:
+    """The facts of `model`, which has the graph of the model that `known` is about, and perhaps other constants."""
+    return replace(known, model=model, nodes=tuple(model.proto.graph.node), constants=model.initializers())
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:

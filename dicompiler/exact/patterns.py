@@ -17,7 +17,7 @@ from dicompiler.exact.facts import attribute
 from dicompiler.networks.weights import generator
 from dicompiler.regions import Shape
 
-SEEDS = 8
+SEEDS = 4
 """So many seeds at most (any run of consecutive ones) read every tap and every input channel of every layer."""
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")

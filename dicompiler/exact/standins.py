@@ -19,6 +19,8 @@ from onnx import AttributeProto, FunctionProto, NodeProto, helper, numpy_helper
 from dicompiler.exact.facts import Facts, attribute, set_attribute
 
 DOMAIN = "dicompiler.check"
+WIDE = 2.0**14
+"""Clip's new bounds; float16 has it too."""
 MIN_IR = 8
 """The first IR version with functions in a model."""
 
@@ -151,12 +153,34 @@ def averages_exactly(node: NodeProto) -> bool:
     return area & (area - 1) == 0 and counted and not attribute(node, "ceil_mode", 0)
 
 
-def prepare(node: NodeProto) -> None:
-    """Moves `node`, which is changed, to DOMAIN."""
-    node.domain = DOMAIN
+def prepare(node: NodeProto, known: Facts) -> None:
+    """Makes `node`, which is changed, exact: DOMAIN where it rounds, and attributes that are whole numbers.
+
+    Clip's bounds go out of the way (0 stays), LeakyRelu becomes |x|, Gemm's factors and LRN's exponent become 1.
+    """
+    if needs_stand_in(node, known):
+        node.domain = DOMAIN
+    numbers: dict[str, float] = {}
     if node.op_type == "LRN":
-        for name, value in (("alpha", float(attribute(node, "size", 1))), ("beta", 1.0), ("bias", 1.0)):
-            set_attribute(node, name, value)
+        numbers = {"alpha": float(attribute(node, "size", 1)), "beta": 1.0, "bias": 1.0}
+    elif node.op_type == "LeakyRelu":
+        numbers = {"alpha": -1.0}
+    elif node.op_type == "Gemm":
+        numbers = {"alpha": 1.0, "beta": 1.0}
+    elif node.op_type == "BatchNormalization" and all(known.constant(node, index) for index in range(1, 5)):
+        numbers = {"epsilon": 0.0}
+    elif node.op_type == "Clip":
+        bounds = {name: attribute(node, name, None) for name in ("min", "max")}
+        numbers = {name: wide(name, value) for name, value in bounds.items() if value is not None}
+    for name, value in numbers.items():
+        set_attribute(node, name, value)
+
+
+def wide(name: str, value: float) -> float:
+    """The bound that takes the place of Clip's `min` or `max`: 0 stays 0, so that ReLU6 still rectifies."""
+    if name == "min":
+        return 0.0 if value >= 0 else -WIDE
+    return 0.0 if value <= 0 else WIDE
 
 
 def declare(proto: onnx.ModelProto, known: Facts) -> None:

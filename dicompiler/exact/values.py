@@ -1,23 +1,22 @@
-"""The integer values of every constant that a network computes with: sparse filters, small distinct shifts, signs.
+"""The integer values of every constant that a network computes with: sparse filters, small shifts, signs, bounds.
 
-In: the facts of a model, a seed, a schedule. Out: for each place where a constant is read, the array to read there.
+In: a model's facts, a seed, a schedule. Out: for each place where a constant is read, the array to read there.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.exact.facts import FLOATS, Facts, Use, attribute
+from dicompiler.exact.facts import FLOATS, Facts, Use
 from dicompiler.exact.patterns import WEIGHTED, extent, sparse
+from dicompiler.exact.standins import wide
 from dicompiler.networks.weights import generator
-from dicompiler.regions import Shape
 
 Array = NDArray[Any]
 
@@ -25,40 +24,178 @@ Array = NDArray[Any]
 @dataclass(frozen=True)
 class Schedule:
     """How large values may grow: `taps[d]` elements of ±1 in a filter that has d weighted layers before it (deeper: the
-    last entry), shifts of `shift` different values, inputs of -inputs…inputs.
+    last entry), `shifts` different values of a shift, inputs of -inputs…inputs.
     """
 
     taps: tuple[int, ...]
-    shift: int = 13
+    shifts: int = 13
     inputs: int = 4
 
 
-SCHEDULES = (
-    Schedule((3, 3, 2, 2, 1)),
-    Schedule((2, 1)),
-    Schedule((1,), shift=5, inputs=2),
-)
+SCHEDULES = (Schedule((4, 4, 3, 3, 2)), Schedule((3, 3, 2, 2, 1)), Schedule((2, 1)), Schedule((1,), shifts=5, inputs=2))
 """Tried in this order until every value is exact."""
 
-#: Operators of whose constant operands each is a shift, a sign, or (Clip) a bound.
+#: Operators whose constant operands become shifts; where two computed tensors meet in one of _ADDED, values grow.
 _SHIFTED = ("Add", "Concat", "Div", "Max", "Mean", "Min", "Pow", "Sub", "Sum", "Where")
-_SIGNED = ("Mul", "PRelu")
 _ADDED = ("Add", "Sub", "Sum")
 
 
 @dataclass(frozen=True)
-class Values:
-    """Makes the values for one seed. A layer's sign and that of the BatchNormalization behind it cancel, so that an
-    activation behind both keeps the channel alive; only the last layer before an addition has free signs.
+class _Chain:
+    """What follows a weighted layer alone: the `links` that may flip a channel's sign, and whether an addition of two
+    computed tensors comes after them.
     """
 
-    known: Facts
-    seed: int
-    schedule: Schedule
-    _partner: dict[int, int] = field(default_factory=dict, repr=False)
+    links: tuple[int, ...]
+    added: bool
 
-    def all(self) -> Iterator[tuple[Use, Array]]:
-        """(place, array) for each constant that is replaced; it has the constant's shape and type."""
-        depths = _depths(self.known)
-        chains = {index: _chain(self.known, index) for index, _ in depths}
-        ...
+
+def constants(known: Facts, seed: int, schedule: Schedule) -> dict[Use, Array]:
+    """The arrays of all constants that are replaced, in the constants' own shapes and types.
+
+    The sign of a filter and those of a BatchNormalization or factor behind it cancel out, so that no ReLU makes a
+    channel constant zero; only before an addition are they free, so that a sum of many branches stays small.
+    """
+    found: dict[Use, Array] = {}
+    paired: dict[int, Array] = {}
+    depths = _depths(known)
+    for index, depth in depths.items():
+        taps = schedule.taps[min(depth, len(schedule.taps) - 1)]
+        found |= _weighted(known, index, seed, taps, schedule.shifts, paired)
+    for index, node in enumerate(known.nodes):
+        if node.domain in ("", "ai.onnx") and index not in depths:
+            found |= _other(known, index, seed, schedule.shifts, paired)
+    return found
+
+
+def inputs(model_inputs: Mapping[str, tuple[int, tuple[int, ...]]], seed: int, schedule: Schedule) -> dict[str, Array]:
+    """Integers for inputs of (dtype, shape): -inputs…inputs as floats, 0…3 where the type is whole, or truth values."""
+    feed = {}
+    for name, (dtype, shape) in model_inputs.items():
+        random, kind = generator(seed, f"{name}/input"), onnx.helper.tensor_dtype_to_np_dtype(dtype)
+        low, high = (-schedule.inputs, schedule.inputs + 1) if dtype in FLOATS else (0, 2 if kind == np.bool_ else 4)
+        feed[name] = random.integers(low, high, size=shape).astype(kind)
+    return feed
+
+
+def weight_index(known: Facts, node: onnx.NodeProto) -> int | None:
+    """Which input of `node` is its weight: a constant operand of a Conv, ConvTranspose, Gemm or MatMul, or None."""
+    if node.domain not in ("", "ai.onnx") or node.op_type not in WEIGHTED:
+        return None
+    candidates = (1,) if node.op_type.startswith("Conv") else (1, 0)
+    return next((index for index in candidates if known.constant(node, index)), None)
+
+
+def _depths(known: Facts) -> dict[int, int]:
+    """Index of each weighted node → the greatest number of weighted nodes before it on a path."""
+    reached: dict[str, int] = {}
+    found = {}
+    for index, node in enumerate(known.nodes):
+        depth = max((reached.get(name, 0) for name in node.input), default=0)
+        weighted = weight_index(known, node) is not None
+        if weighted:
+            found[index] = depth
+        reached |= dict.fromkeys(node.output, depth + weighted)
+    return found
+
+
+def _chain(known: Facts, index: int) -> _Chain:
+    """Follows the output of node `index` through BatchNormalization, constant factors and constant shifts."""
+    links: list[int] = []
+    readers = known.readers(known.nodes[index].output[0])
+    while readers is not None and len(readers) == 1:
+        follower, position = readers[0]
+        node = known.nodes[follower]
+        if node.op_type == "BatchNormalization" and position == 0 or node.op_type == "Mul" and known.dynamic(node) == 1:
+            links.append(follower)
+        elif not (node.op_type in ("Add", "Dropout", "Identity") and known.dynamic(node) == 1):
+            break
+        readers = known.readers(node.output[0])
+    ends = [known.nodes[follower] for follower, _ in readers or ()]
+    return _Chain(tuple(links), any(end.op_type in _ADDED and known.dynamic(end) > 1 for end in ends))
+
+
+def _weighted(
+    known: Facts, index: int, seed: int, taps: int, shifts: int, paired: dict[int, Array]
+) -> dict[Use, Array]:
+    """Filters and bias of a weighted node; notes in `paired` the signs that the links behind it must have."""
+    node = known.nodes[index]
+    place = weight_index(known, node)
+    assert place is not None
+    dtype, shape = known.constants[node.input[place]]
+    size = extent(node, place, shape)
+    channels = size.filters if node.op_type == "MatMul" else size.groups * size.filters
+    chain = _chain(known, index)
+    signs = _signs(known, index, seed, channels) if chain.added else np.ones(channels, np.int64)
+    for link in chain.links:
+        if _per_channel(known, link) == channels:
+            paired[link] = _signs(known, link, seed, channels)
+            signs = signs * paired[link]
+    kind = onnx.helper.tensor_dtype_to_np_dtype(dtype)
+    signs = np.resize(signs, size.groups * size.filters)
+    found = {(index, place): sparse(node, place, shape, kind, seed, taps, signs)}
+    if known.constant(node, 2):
+        found[index, 2] = _shift(known, (index, 2), seed, shifts)
+    return found
+
+
+def _per_channel(known: Facts, link: int) -> int:
+    """The number of elements of a link's scale or factor."""
+    node = known.nodes[link]
+    places = (1,) if node.op_type == "BatchNormalization" else (0, 1)
+    constant = next((node.input[place] for place in places if known.constant(node, place)), None)
+    return 0 if constant is None else int(np.prod(known.constants[constant][1]))
+
+
+def _other(known: Facts, index: int, seed: int, shifts: int, paired: Mapping[int, Array]) -> dict[Use, Array]:
+    """The constants of a node that is not a weighted layer."""
+    node = known.nodes[index]
+    places = [place for place in range(len(node.input)) if known.constant(node, place)]
+    makers: dict[int, Callable[[Use], Array]] = {}
+    if node.op_type == "BatchNormalization" and places == [1, 2, 3, 4]:
+        makers = {1: lambda use: _factor(known, use, paired), 4: lambda use: _filled(known, use, 1)}
+        makers |= dict.fromkeys((2, 3), lambda use: _shift(known, use, seed, shifts))
+    elif node.op_type == "Mul":
+        makers = dict.fromkeys((0, 1), lambda use: _factor(known, use, paired))
+    elif node.op_type == "PRelu":
+        makers = {1: lambda use: _slope(known, use, seed)}
+    elif node.op_type == "Clip":
+        makers = {1: lambda use: _bound(known, use, "min"), 2: lambda use: _bound(known, use, "max")}
+    elif node.op_type == "Pad":
+        makers = {2: lambda use: np.rint(known.model.array(node.input[use[1]]))}
+    elif node.op_type in _SHIFTED:
+        makers = dict.fromkeys(places, lambda use: _shift(known, use, seed, shifts))
+    return {(index, place): makers[place]((index, place)) for place in places if place in makers}
+
+
+def _signs(known: Facts, index: int, seed: int, size: int) -> Array:
+    return 1 - 2 * generator(seed, f"{known.nodes[index].name}/signs").integers(2, size=size)
+
+
+def _filled(known: Facts, use: Use, value: Array | int) -> Array:
+    """An array in the shape and type of the constant that is read at `use`."""
+    dtype, shape = known.constants[known.nodes[use[0]].input[use[1]]]
+    kind = onnx.helper.tensor_dtype_to_np_dtype(dtype)
+    return np.broadcast_to(np.asarray(value), int(np.prod(shape))).reshape(shape).astype(kind)
+
+
+def _factor(known: Facts, use: Use, paired: Mapping[int, Array]) -> Array:
+    return _filled(known, use, paired.get(use[0], np.array(1)))
+
+
+def _slope(known: Facts, use: Use, seed: int) -> Array:
+    size = int(np.prod(known.constants[known.nodes[use[0]].input[use[1]]][1]))
+    return _filled(known, use, _signs(known, use[0], seed, size))
+
+
+def _bound(known: Facts, use: Use, name: str) -> Array:
+    return _filled(known, use, np.array(wide(name, float(known.model.array(known.nodes[use[0]].input[use[1]]).item()))))
+
+
+def _shift(known: Facts, use: Use, seed: int, shifts: int) -> Array:
+    """Small integers, a third of them below zero; elements differ unless `shifts`, a prime, divides their distance."""
+    node = known.nodes[use[0]]
+    random = generator(seed, f"{node.name}/shift{use[1]}")
+    step, start = random.integers(1, shifts), random.integers(shifts)
+    size = int(np.prod(known.constants[node.input[use[1]]][1]))
+    return _filled(known, use, (start + step * np.arange(size)) % shifts - shifts // 3)

@@ -18,6 +18,7 @@ from dicompiler.model import Model
 from dicompiler.program import DEVICE, LANE, ORIGIN, REGION
 from dicompiler.regions import Region, full, shape_of, shift
 from dicompiler.routing import show
+from dicompiler.structure import node_reads
 from dicompiler.weights import LARGE, Weight, stub
 
 Step = tuple[int, int, int, int]  # run, lane (-1: before all lanes), place in layer order, phase
@@ -154,7 +155,8 @@ class Builder:
         proto = onnx.ModelProto()
         proto.CopyFrom(self.model.proto)
         graph = proto.graph
-        nodes = [node for _, _, node in sorted(self.nodes, key=lambda entry: entry[:2])]
+        outputs = list(outputs)
+        nodes = _live([node for _, _, node in sorted(self.nodes, key=lambda e: e[:2])], {v.name for v in outputs}, keep)
         del graph.node[:], graph.value_info[:], graph.output[:]
         graph.node.extend(nodes)
         graph.output.extend(outputs)
@@ -168,6 +170,17 @@ class Builder:
             proto.metadata_props.add(key=key, value=value)
         weights = {t.name: self.model.weights[t.name] for t in whole if t.name in self.model.weights}
         return Model(proto, {**weights, **self.weights})
+
+
+def _live(nodes: Sequence[onnx.NodeProto], wanted: set[str], kept: Iterable[str]) -> list[onnx.NodeProto]:
+    """The nodes that lead to what is wanted: a copy of a layer that stays whole may have outputs that nobody reads."""
+    read = {*wanted, *kept}
+    live = []
+    for node in reversed(nodes):
+        if read.intersection(node.output):
+            read.update(node_reads(node))
+            live.append(node)
+    return live[::-1]
 
 
 def rename_captures(proto: onnx.NodeProto, renamed: Mapping[str, str]) -> None:

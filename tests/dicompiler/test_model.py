@@ -14,12 +14,13 @@ import onnx
 import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
-from dicompiler.errors import DicompilerError
-from dicompiler.model import STUB, Model, Weight, is_stub, stub
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
+
+from dicompiler.errors import DicompilerError
+from dicompiler.model import STUB, Model, Weight, is_stub, stub
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 
@@ -63,8 +64,9 @@ def body_model() -> onnx.ModelProto:
         """<ir_version: 8, opset_import: ["": 17]>
         g (bool c, float[300] x) => (float[300] y) <float[1] k = {2}>
         { a = Relu (x)
-          y = If (c) <then_branch = t () => (float[300] p) { q = Mul (a, k) p = Add (q, w) },
-                      else_branch = e () => (float[300] r) <float[1] m = {3}, float[1] unread = {4}> { r = Mul (a, m) }> }""",
+          y = If (c) <
+            then_branch = t () => (float[300] p) { q = Mul (a, k) p = Add (q, w) },
+            else_branch = e () => (float[300] r) <float[1] m = {3}, float[1] unread = {4}> { r = Mul (a, m) }> }""",
         w=np.ones(300, np.float32),
     )
     branch = model.graph.node[1].attribute[0].g
@@ -75,8 +77,8 @@ def body_model() -> onnx.ModelProto:
 def rich_model() -> onnx.ModelProto:
     """One model with everything that graphsurgeon drops, changes or refuses."""
     model = parsed(
-        """<ir_version: 11, opset_import: ["": 21, "local": 1, "other": 3], producer_name: "maker", producer_version: "7",
-            domain: "org.example", model_version: 12, doc_string: "a model">
+        """<ir_version: 11, opset_import: ["": 21, "local": 1, "other": 3], producer_name: "maker",
+            producer_version: "7", domain: "org.example", model_version: 12, doc_string: "a model">
         g (float[N, 64] x, float[64, 8] w) => (float[N, 8] y, float[N, 8] z)
         <float[8] b = {1, 2, 3, 4, 5, 6, 7, 8}>
         { h = MatMul (x, w)  y = Add (h, b)  u = other.Thing <hollow: ints = [], mode = "linear"> (y)
@@ -255,8 +257,19 @@ def test_weights_are_views_of_the_mapped_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "nbytes"),
-    [("float16", 30), ("bfloat16", 30), ("float8_e4m3fnuz", 15), ("int4", 8), ("uint4", 8), ("float64", 120)]
-    + [("bool", 15), ("int64", 120), ("complex64", 120), ("float4_e2m1fn", 8), ("int2", 4)],
+    [
+        ("float16", 30),
+        ("bfloat16", 30),
+        ("float8_e4m3fnuz", 15),
+        ("int4", 8),
+        ("uint4", 8),
+        ("float64", 120),
+        ("bool", 15),
+        ("int64", 120),
+        ("complex64", 120),
+        ("float4_e2m1fn", 8),
+        ("int2", 4),
+    ],
 )
 def test_a_weight_of_any_type_has_the_raw_bytes_that_onnx_gives_it(dtype: str, nbytes: int) -> None:
     array = (np.arange(15).reshape(3, 5) % 2).astype(getattr(ml_dtypes, dtype, None) or dtype)
@@ -518,7 +531,9 @@ def test_two_initializers_of_one_name_are_refused() -> None:
         ({"length": "2047"}, "2047"),
     ],
 )
-def test_external_data_that_is_missing_or_wrong_is_refused(entries: dict[str, str], expected: str, tmp_path: Path) -> None:
+def test_external_data_that_is_missing_or_wrong_is_refused(
+    entries: dict[str, str], expected: str, tmp_path: Path
+) -> None:
     message = message_of(external(tmp_path, **entries))
     assert "'w'" in message
     assert expected in message
@@ -565,7 +580,7 @@ def test_check_names_the_place_and_the_cause() -> None:
     broken = onnx.ModelProto()
     broken.CopyFrom(model.proto)
     broken.graph.node[0].input[0] = "nowhere"
-    with pytest.raises(DicompilerError, match="after pass 'x'.*nowhere") as caught:
+    with pytest.raises(DicompilerError, match=r"after pass 'x'.*nowhere") as caught:
         Model(broken, model.weights).check("after pass 'x'")
     assert "\n" not in str(caught.value)
 

@@ -1,0 +1,56 @@
+"""The pass `normalise`: brings any legal model into the form that all later passes rely on.
+
+In: a loaded Model. Out: one whose weights are initializers, whose outputs come from nodes and whose every node is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import onnx
+
+from dicompiler.compilation import Compilation
+from dicompiler.model import Model
+from dicompiler.passes import Pass
+from dicompiler_passes.draft import Draft
+from dicompiler_passes.folding import fold
+from dicompiler_passes.tidying import fix_initializers, outputs_from_nodes, split_to_slices, trim_outputs
+
+
+@dataclass(frozen=True)
+class Normalise(Pass):
+    """Makes weights of what is constant, and of each output the work of a node.
+
+    Constant, ConstantOfShape, Transpose(w) …    ⇒  (initializer)
+    initializer that is a graph input too        ⇒  (initializer), its value is compiled in; IR 3 becomes 4
+    Split → a, b                                 ⇒  Slice → a, Slice → b
+    Dropout → y, mask (unread)                   ⇒  Dropout → y
+    w → output, x → output, a → output twice     ⇒  Identity → output
+    node or initializer that nobody reads        ⇒  (gone)
+    """
+
+    name: ClassVar[str] = "normalise"
+
+    def run(self, compilation: Compilation) -> Compilation:
+        """Replaces the model; every node that stays keeps its name."""
+        return replace(compilation, model=normalise(compilation.model))
+
+
+def normalise(model: Model) -> Model:
+    """The model in normal form. Doing it twice changes nothing."""
+    draft = Draft(model)
+    fix_initializers(draft)
+    draft.prune()
+    draft = Draft(fold(draft.model()))
+    if any(node.op_type == "Split" for node in draft.graph.node):
+        split_to_slices(draft, _inferred(draft.model()).tensors())
+    trim_outputs(draft)
+    draft.prune()
+    outputs_from_nodes(draft)
+    return draft.model()
+
+
+def _inferred(model: Model) -> Model:
+    """The model with what shape inference finds already (a Split into equal shares must know the extent)."""
+    return Model(onnx.shape_inference.infer_shapes(model.light(), data_prop=True), model.weights)

@@ -1,0 +1,185 @@
+"""Writes a Program as an artifact: artifact.json, and per device its manifest, segments, weights and the runtime.
+
+In: a Program. Out: files, the same bytes for the same program. Weights go straight from their views to the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from dicompiler.errors import DicompilerError
+from dicompiler.program import DeviceProgram, Program, Segment, Transfer, Value
+from dicompiler.weights import Weight, dtype_name, is_stub
+from dicompiler_targets.sockets.runtime.__main__ import FORMAT
+from dicompiler_targets.sockets.runtime.values import TYPES
+
+ARTIFACT = "dicompiler.artifact/1"
+WEIGHTS = "weights.bin"
+ALIGN = 64
+"""Bytes; each weight starts at a multiple of it, so that onnxruntime can use it in the mapped file."""
+RESERVED = ("artifact.json", "plan.json", "platform.toml", "reference")
+"""What stands beside the devices' directories."""
+
+Json = dict[str, Any]
+
+
+def write(program: Program, threads: Mapping[str, int], optimization: str, directory: Path) -> None:
+    """Writes the artifact into `directory`. `threads`: per device. DicompilerError for a device name that cannot be a
+    directory, or a tensor between devices whose type cannot be sent.
+    """
+    manifests = []
+    for index, device in enumerate(program.devices):
+        _check_name(device.device)
+        place = directory / device.device
+        place.mkdir()
+        head = {"index": index, "threads": threads[device.device], "optimization": optimization}
+        manifests.append(_manifest(program, device) | head | {"files": dict(sorted(_files(program, device, place)))})
+    # The manifests name every file with its hash: what they hash to stands for the whole artifact.
+    digest = hashlib.sha256("".join(map(_text, manifests)).encode()).hexdigest()
+    for manifest in manifests:
+        (directory / manifest["device"] / "manifest.json").write_bytes(_text(manifest | {"digest": digest}).encode())
+    artifact = {
+        "format": ARTIFACT,
+        "target": "sockets",
+        "digest": digest,
+        "devices": [device.device for device in program.devices],
+        "inputs": [_value(value) for value in program.inputs],
+        "outputs": [_value(value) for value in program.outputs],
+        "transfers": [_transfer(transfer) for transfer in program.transfers],
+    }
+    (directory / "artifact.json").write_bytes(_text(artifact).encode())
+
+
+def _check_name(device: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", device) or device in RESERVED:
+        raise DicompilerError(f"device {device!r}: no name for the device's directory: give it another one")
+
+
+def _text(document: Json) -> str:
+    """JSON with one entry of each list per line, so that two artifacts can be compared by eye and by diff."""
+    rows = []
+    for key, value in sorted(document.items()):
+        text = json.dumps(value, sort_keys=True)
+        if isinstance(value, list) and value:
+            text = "[\n  " + ",\n  ".join(json.dumps(entry, sort_keys=True) for entry in value) + "]"
+        rows.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def _manifest(program: Program, device: DeviceProgram) -> Json:
+    """What the device's runtime must know, without the files and what they depend on."""
+    mine = [t for t in program.transfers if device.device in (t.sender, t.receiver)]
+    peers = {name for t in mine for name in (t.sender, t.receiver)} - {device.device}
+    order = {d.device: i for i, d in enumerate(program.devices)}
+    needed = {name for s in device.segments for name in s.inputs} | set(device.sinks)
+    needed |= {t.value.name for t in mine if t.sender == device.device}
+    tensor_of = {output: tensor for tensor, output in device.sinks.items()}
+    return {
+        "format": FORMAT,
+        "device": device.device,
+        "host": device.host,
+        "peers": [{"device": name, "index": order[name]} for name in sorted(peers, key=order.__getitem__)],
+        # A source that does not read an input need not be given it.
+        "inputs": [
+            _value(v) | {"index": i}
+            for i, v in enumerate(program.inputs)
+            if v.name in device.sources and v.name in needed
+        ],
+        "outputs": [
+            _value(v) | {"index": i, "tensor": tensor_of[v.name]}
+            for i, v in enumerate(program.outputs)
+            if v.name in tensor_of
+        ],
+        "segments": [
+            {"name": s.name, "file": _file(i), "inputs": list(s.inputs), "outputs": list(s.outputs)}
+            for i, s in enumerate(device.segments)
+        ],
+        "steps": [[step.kind, step.index] for step in device.steps],
+        "transfers": [_transfer(transfer) for transfer in mine],
+    }
+
+
+def _file(index: int) -> str:
+    return f"segment{index:03}.onnx"
+
+
+def _value(value: Value) -> Json:
+    dtype = dtype_name(value.dtype)
+    if dtype not in TYPES:
+        raise DicompilerError(
+            f"tensor {value.name!r}: values of type {dtype} cannot be sent between devices or into and out of them"
+        )
+    shape = None if value.shape is None else list(value.shape)
+    return {"name": value.name, "dtype": dtype, "shape": shape, "bytes": None if shape is None else value.nbytes}
+
+
+def _transfer(transfer: Transfer) -> Json:
+    if transfer.value.shape is None:
+        raise DicompilerError(f"tensor {transfer.value.name!r}: its shape is not static, so it cannot be sent")
+    ends = {"index": transfer.index, "sender": transfer.sender, "receiver": transfer.receiver}
+    return ends | _value(transfer.value)
+
+
+def _files(program: Program, device: DeviceProgram, place: Path) -> Iterator[tuple[str, Json]]:
+    """Writes the device's files; gives the name, size and hash of each."""
+    stubs = [t.name for s in device.segments for t in s.model.graph.initializer if is_stub(t)]
+    weights = {name: program.weights[name] for name in dict.fromkeys(stubs)}
+    offsets = _offsets(weights)
+    if weights:
+        yield WEIGHTS, _write(place / WEIGHTS, _content(weights, offsets))
+    for index, segment in enumerate(device.segments):
+        yield _file(index), _write(place / _file(index), [_segment(segment, weights, offsets)])
+    (place / "runtime").mkdir()
+    runtime = resources.files("dicompiler_targets.sockets").joinpath("runtime")
+    for source in sorted(runtime.iterdir(), key=lambda entry: entry.name):
+        if source.name.endswith(".py"):
+            name = f"runtime/{source.name}"
+            yield name, _write(place / name, [source.read_bytes()])
+
+
+def _offsets(weights: Mapping[str, Weight]) -> dict[str, int]:
+    offsets, end = {}, 0
+    for name, weight in weights.items():
+        offsets[name] = -(-end // ALIGN) * ALIGN
+        end = offsets[name] + len(weight.data)
+    return offsets
+
+
+def _content(weights: Mapping[str, Weight], offsets: Mapping[str, int]) -> Iterator[bytes | memoryview]:
+    end = 0
+    for name, weight in weights.items():
+        yield bytes(offsets[name] - end)
+        yield weight.data
+        end = offsets[name] + len(weight.data)
+
+
+def _segment(segment: Segment, weights: Mapping[str, Weight], offsets: Mapping[str, int]) -> bytes:
+    """The segment's file: its large weights are external data in the device's weights file."""
+    model = onnx.ModelProto()
+    model.CopyFrom(segment.model)
+    for tensor in model.graph.initializer:
+        if is_stub(tensor):
+            del tensor.external_data[:]
+            length = len(weights[tensor.name].data)
+            for key, value in (("location", WEIGHTS), ("offset", offsets[tensor.name]), ("length", length)):
+                tensor.external_data.add(key=key, value=str(value))
+    return model.SerializeToString(deterministic=True)
+
+
+def _write(path: Path, parts: Iterable[bytes | memoryview]) -> Json:
+    """Writes the parts one after another; gives size and hash of the whole."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for part in parts:
+            file.write(part)
+            digest.update(part)
+            size += len(part)
+    return {"bytes": size, "sha256": digest.hexdigest()}

@@ -1,0 +1,93 @@
+"""Segments in onnxruntime: sessions are made from a manifest, tensors go in and out of onnxruntime as raw bytes.
+
+onnxruntime's own values are used throughout, because numpy lacks some types (bfloat16, float8) and would cost copies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+TYPES = {
+    "FLOAT": (1, 4), "UINT8": (2, 1), "INT8": (3, 1), "UINT16": (4, 2), "INT16": (5, 2), "INT32": (6, 4),
+    "INT64": (7, 8), "BOOL": (9, 1), "FLOAT16": (10, 2), "DOUBLE": (11, 8), "UINT32": (12, 4), "UINT64": (13, 8),
+    "BFLOAT16": (16, 2), "FLOAT8E4M3FN": (17, 1), "FLOAT8E4M3FNUZ": (18, 1), "FLOAT8E5M2": (19, 1),
+    "FLOAT8E5M2FNUZ": (20, 1),
+}  # fmt: skip
+"""The types that can be sent: ONNX's number for each, and its bytes per element."""
+
+LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
+
+
+def from_bytes(payload: Any, value: Mapping[str, Any]) -> Any:
+    """The onnxruntime value on an array of bytes, of the type and shape that `value` of the manifest tells.
+
+    Where the manifest knows no shape, rank and dimensions stand before the data, as 64-bit numbers.
+    """
+    number, size = TYPES[value["dtype"]]
+    shape, start = value["shape"], 0
+    if shape is None:
+        dims = payload[: len(payload) // 8 * 8].view(np.int64)
+        rank = int(dims[0]) if len(dims) and 0 <= dims[0] < len(dims) else -1
+        shape, start = dims[1 : rank + 1].tolist(), 8 * (rank + 1)
+        if rank < 0 or min(shape, default=0) < 0 or start + math.prod(shape) * size != len(payload):
+            raise ValueError(f"{value['name']!r}: {len(payload)} bytes do not hold what their shape says")
+    storage = payload[start:].view(f"u{size}").reshape(shape)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(storage, number)
+
+
+def to_bytes(tensor: Any, value: Mapping[str, Any]) -> Any:
+    """The tensor's bytes, on its own memory: it must stay alive as long as they do. ValueError if they are not of the
+    type and shape that `value` of the manifest tells.
+    """
+    number, shape = TYPES[value["dtype"]][0], value["shape"]
+    if not tensor.is_tensor() or tensor.element_type() != number or shape not in (None, list(tensor.shape())):
+        made = f"{tensor.data_type()} {list(tensor.shape())}" if tensor.is_tensor() else "no tensor"
+        raise ValueError(f"{value['name']!r}: {made} was made, {value['dtype']} {shape} was planned")
+    length = tensor.tensor_size_in_bytes()
+    pointer = (ctypes.c_ubyte * length).from_address(tensor.data_ptr()) if length else b""
+    raw = np.frombuffer(pointer, np.uint8)
+    if shape is not None:
+        return raw
+    return np.concatenate([np.array([len(tensor.shape()), *tensor.shape()], np.int64).view(np.uint8), raw])
+
+
+def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) -> list[Any]:
+    """One session per segment. ValueError naming the segment that onnxruntime cannot load."""
+    # All sessions of this process take memory from one arena; else each would keep the most that it ever needed.
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(memory, None)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{LEVELS[manifest['optimization']]}")
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    # Between two segments the processor belongs to the threads that send and receive.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    sessions = []
+    for segment in manifest["segments"]:
+        try:
+            path = str(directory / segment["file"])
+            sessions.append(ort.InferenceSession(path, options, ["CPUExecutionProvider"]))
+        except Exception as error:  # onnxruntime's errors share no other base
+            raise ValueError(f"segment {segment['name']!r} cannot be loaded: {one_line(error)}") from error
+    return sessions
+
+
+def run_segment(session: Any, segment: Mapping[str, Any], values: Mapping[str, Any]) -> Sequence[Any]:
+    """The segment's outputs in the order of the manifest. ValueError naming the segment."""
+    try:
+        return session.run_with_ort_values(segment["outputs"], {n: values[n] for n in segment["inputs"]})  # type: ignore[no-any-return]
+    except Exception as error:  # see above
+        raise ValueError(f"segment {segment['name']!r} cannot be run: {one_line(error)}") from error
+
+
+def one_line(error: Exception) -> str:
+    """The error's message without line breaks, at most 1000 characters."""
+    return " ".join(str(error).split())[:1000]

@@ -1,0 +1,50 @@
+"""The sockets target's options, and the two things a target does: writing an artifact and running one on this host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dicompiler.executor import Optimization
+from dicompiler.target import RunResult, Target
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dicompiler.compilation import Compilation
+
+
+@dataclass(frozen=True)
+class SocketsTarget(Target):
+    """A directory per device with its segments, its weights and a small Python runtime; tensors go over TCP.
+
+    threads: threads of a segment (0: as many as the device has cores). optimization: onnxruntime's level for segments;
+    up to "extended" it changes no bit of what a convolution computes, however the network is split.
+    """
+
+    name: ClassVar[str] = "sockets"
+
+    threads: int = 0
+    optimization: Optimization = "extended"
+
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise ValueError(f"threads must be 0 or more, not {self.threads}")
+
+    def emit(self, compilation: Compilation, directory: Path) -> None:
+        """Writes artifact.json and a directory per device; their formats are in the schemas artifact and manifest."""
+        from dicompiler_targets.sockets.emit import write
+
+        assert compilation.program is not None
+        cores = {d.name: d.cores for d in compilation.platform.devices} if compilation.platform else {}
+        devices = compilation.program.devices
+        threads = {d.device: self.threads or cores.get(d.device, 1) for d in devices}
+        write(compilation.program, threads, self.optimization, directory)
+
+    def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], timeout: float) -> RunResult:
+        """One process per device on this host, each with its share of the host's cores."""
+        from dicompiler_targets.sockets.coordinator import run
+
+        return run(directory, frames, timeout)
