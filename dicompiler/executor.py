@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 from dicompiler.errors import DicompilerError, nearest
 from dicompiler.model import Model
 from dicompiler.program import DeviceProgram, Program, Transfer, Value
+from dicompiler.target import Optimization
 from dicompiler.weights import Weight, array_dtype, dtype_name, is_stub
-
-Optimization = Literal["none", "basic", "extended", "all"]
-"""onnxruntime's graph optimisation levels. Up to "extended" all of them give the same bits; "all" does not."""
 
 _LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
 # Types that onnxruntime computes with but does not exchange with numpy.
@@ -45,9 +43,9 @@ class Session:
         options.log_severity_level = 3
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{_LEVELS[optimization]}")
         names = [tensor.name for tensor in proto.graph.initializer if is_stub(tensor)]
-        # onnxruntime takes the values over while it makes the session; until then they must stay alive.
-        values = [to_ort(weights[name].array()) for name in names]
-        options.add_external_initializers(names, values)
+        # onnxruntime promises no copy: the values stay alive as long as the session.
+        self._values = [to_ort(weights[name].array()) for name in names]
+        options.add_external_initializers(names, self._values)
         try:
             self._session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's errors share no other base

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dicompiler.specs import Spec, spec_of
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.compilation import Compilation
+
+Optimization = Literal["none", "basic", "extended", "all"]
+"""onnxruntime's graph optimisation levels. Up to "extended" all of them give the same bits; "all" does not."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.check_model import check_model, coverage, seeds_needed
+from dicompiler.exact import check_model, coverage, seeds_needed
 from dicompiler.executor import Executor, run_model
 from dicompiler.model import Model
 from dicompiler.program import Program, Transfer, Value

@@ -44,16 +44,18 @@ def show_planned(result: Compilation, written: Path, as_json: bool) -> None:
 
 def _devices(program: Program) -> list[dict[str, Any]]:
     """For each device: its name, how many segments, bytes of weights, how many transfers, bytes sent and received."""
+    from dicompiler.program import Value
+
     records = []
     for device in program.devices:
-        held = {tensor.name for segment in device.segments for tensor in segment.model.graph.initializer}
+        weights = {tensor.name: tensor for segment in device.segments for tensor in segment.model.graph.initializer}
         sent = [transfer for transfer in program.transfers if transfer.sender == device.device]
         received = [transfer for transfer in program.transfers if transfer.receiver == device.device]
         records.append(
             {
                 "device": device.device,
                 "segments": len(device.segments),
-                "weights": sum(weight.nbytes for name, weight in program.weights.items() if name in held),
+                "weights": sum(Value(n, t.data_type, tuple(t.dims)).nbytes for n, t in weights.items()),
                 "transfers": len(sent),
                 "sent": sum(transfer.value.nbytes for transfer in sent),
                 "received": sum(transfer.value.nbytes for transfer in received),

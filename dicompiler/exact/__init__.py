@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.errors import DicompilerError
+from dicompiler.errors import DicompilerError, UsageError
 from dicompiler.exact.bounds import Peak, peak
 from dicompiler.exact.covering import Coverage, coverage, seeds_needed
 from dicompiler.exact.facts import Facts, Use, gather, of_model
@@ -35,8 +35,10 @@ def check_model(model: Model, seed: int) -> tuple[Model, dict[str, NDArray[Any]]
     float32), if need be with a sparser schedule. DicompilerError where none is exact, and for an input without a
     static shape.
     """
+    if seed < 0:
+        raise UsageError(f"exact check: seed is {seed}: take a number of at least 0")
     known = gather(model)
-    for number, schedule in enumerate(SCHEDULES):
+    for schedule in SCHEDULES:
         made = _with_constants(known, constants(known, seed, schedule))
         feed = inputs(_open_inputs(model), seed, schedule)
         worst = peak(of_model(known, made), feed)
@@ -88,7 +90,8 @@ def _with_constants(known: Facts, arrays: Mapping[Use, NDArray[Any]]) -> Model:
             array = arrays.get((index, position))
             if array is None:
                 continue
-            target = name if whole and (name not in replaced or _same(replaced[name], array)) else f"{name}@{index}.{position}"
+            fits = whole and (name not in replaced or _same(replaced[name], array))
+            target = name if fits else f"{name}@{index}.{position}"
             replaced[target] = array
             proto.graph.node[index].input[position] = target
     weights = _store(proto, known.model, replaced)
@@ -101,7 +104,7 @@ def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def _store(proto: onnx.ModelProto, model: Model, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Weight]:
-    """Puts `arrays` in the place of the initializers of `proto`, which is changed; the weights of its stubs come back."""
+    """Puts `arrays` in the place of the initializers of `proto`, which is changed; its stubs' weights come back."""
     weights: dict[str, Weight] = {}
 
     def tensor(name: str) -> onnx.TensorProto:
@@ -118,4 +121,5 @@ def _store(proto: onnx.ModelProto, model: Model, arrays: Mapping[str, NDArray[An
     for field, entries in ((graph.sparse_initializer, kept), (graph.initializer, dense)):
         del field[:]
         field.extend(entries)
-    return weights | {entry.name: model.weights[entry.name] for entry in dense if is_stub(entry) and entry.name not in weights}
+    others = [entry.name for entry in dense if is_stub(entry) and entry.name not in weights]
+    return weights | {name: model.weights[name] for name in others}

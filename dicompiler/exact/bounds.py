@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from dicompiler.exact.facts import FLOATS, Facts, attribute
 from dicompiler.exact.patterns import unified
 from dicompiler.exact.standins import DOMAIN
 from dicompiler.exact.values import weight_index
+from dicompiler.executor import run_model
 from dicompiler.model import Model
 from dicompiler.weights import array_dtype
 
@@ -52,19 +52,9 @@ class _Spread:
 
 def every_tensor(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Each computed tensor of the graph by name, with onnxruntime's optimisations off. Other values are left out."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    del proto.graph.output[:]
-    names = [name for node in proto.graph.node for name in node.output if name]
-    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    held = [ort.OrtValue.ortvalue_from_numpy(weight.array()) for weight in model.weights.values()]
-    options.add_external_initializers(list(model.weights), held)
-    session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    results = zip(names, session.run(None, dict(inputs)), strict=True)
-    return {name: result for name, result in results if isinstance(result, np.ndarray)}
+    names = [name for node in model.proto.graph.node for name in node.output if name]
+    results = run_model(model, inputs, names, "none")
+    return {name: result for name, result in results.items() if isinstance(result, np.ndarray)}
 
 
 def peak(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> Peak:

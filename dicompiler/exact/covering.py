@@ -30,6 +30,9 @@ class Coverage:
         """Whether every tap and every input channel of every layer is read."""
         return self.taps_read == self.taps and self.channels_read == self.channels
 
+    def __str__(self) -> str:
+        return f"{self.taps_read} of {self.taps} taps and {self.channels_read} of {self.channels} input channels read"
+
 
 def seeds_needed(model: Model) -> int:
     """So many check models of consecutive seeds read every tap and every input channel of every layer of `model`."""

@@ -16,7 +16,7 @@ from dicompiler.regions import Shape
 
 #: (index of the node, index of its input): the place where a tensor is read.
 Use = tuple[int, int]
-FLOATS = {
+FLOATS: Mapping[int, int] = {
     onnx.TensorProto.FLOAT: 24,
     onnx.TensorProto.DOUBLE: 53,
     onnx.TensorProto.FLOAT16: 11,

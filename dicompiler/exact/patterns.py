@@ -14,8 +14,8 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.exact.facts import attribute
-from dicompiler.networks.weights import generator
 from dicompiler.regions import Shape
+from dicompiler.seeded import generator
 
 SEEDS = 4
 """So many seeds at most (any run of consecutive ones) read every tap and every input channel of every layer."""

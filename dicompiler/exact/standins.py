@@ -16,11 +16,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto, FunctionProto, NodeProto, helper, numpy_helper
 
-from dicompiler.exact.facts import Facts, attribute, set_attribute
+from dicompiler.exact.facts import FLOATS, Facts, attribute, set_attribute
 
 DOMAIN = "dicompiler.check"
-WIDE = 2.0**14
-"""Clip's new bounds; float16 has it too."""
 MIN_IR = 8
 """The first IR version with functions in a model."""
 
@@ -112,7 +110,22 @@ _WINDOW = _one("MaxPool", "kernel_shape", "strides", "pads", "auto_pad", "ceil_m
 _REDUCE = _one("ReduceMax", "axes", "keepdims", "noop_with_empty_axes")
 _RECTIFIERS = ("Celu", "Elu", "Gelu", "HardSwish", "Mish", "Selu", "Softplus", "Swish")
 _CURVES = (
-    *("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Erf", "Exp", "Log", "Reciprocal", "Sin", "Sinh"),
+    *(
+        "Acos",
+        "Acosh",
+        "Asin",
+        "Asinh",
+        "Atan",
+        "Atanh",
+        "Cos",
+        "Cosh",
+        "Erf",
+        "Exp",
+        "Log",
+        "Reciprocal",
+        "Sin",
+        "Sinh",
+    ),
     *("Softsign", "Sqrt", "Tan", "Tanh"),
 )
 _REDUCTIONS = ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSumSquare")
@@ -171,20 +184,24 @@ def prepare(node: NodeProto, known: Facts) -> None:
         numbers = {"epsilon": 0.0}
     elif node.op_type == "Clip":
         bounds = {name: attribute(node, name, None) for name in ("min", "max")}
-        numbers = {name: wide(name, value) for name, value in bounds.items() if value is not None}
+        dtype = known.dtypes.get(node.input[0], onnx.TensorProto.FLOAT)
+        numbers = {name: wide(name, value, dtype) for name, value in bounds.items() if value is not None}
     for name, value in numbers.items():
         set_attribute(node, name, value)
 
 
-def wide(name: str, value: float) -> float:
-    """The bound that takes the place of Clip's `min` or `max`: 0 stays 0, so that ReLU6 still rectifies."""
+def wide(name: str, value: float, dtype: int) -> float:
+    """The bound that takes the place of Clip's `min` or `max`: 0 stays 0, so that ReLU6 still rectifies; others become
+    as large as is exact in the floating-point type `dtype`.
+    """
+    bound = 2.0 ** (FLOATS.get(dtype, 8) - 1)
     if name == "min":
-        return 0.0 if value >= 0 else -WIDE
-    return 0.0 if value <= 0 else WIDE
+        return 0.0 if value >= 0 else -bound
+    return 0.0 if value <= 0 else bound
 
 
 def declare(proto: onnx.ModelProto, known: Facts) -> None:
-    """Gives `proto`, which is changed, the functions that its nodes in DOMAIN call, the domain, and an IR that has them."""
+    """Gives `proto`, which is changed, the functions that its nodes in DOMAIN call, and an IR that has functions."""
     calls: dict[str, list[NodeProto]] = {}
     for node in proto.graph.node:
         if node.domain == DOMAIN:

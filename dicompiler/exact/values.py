@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dicompiler.exact.facts import FLOATS, Facts, Use
 from dicompiler.exact.patterns import WEIGHTED, extent, sparse
 from dicompiler.exact.standins import wide
-from dicompiler.networks.weights import generator
+from dicompiler.seeded import generator
 
 Array = NDArray[Any]
 
@@ -32,12 +32,19 @@ class Schedule:
     inputs: int = 4
 
 
-SCHEDULES = (Schedule((4, 4, 3, 3, 2)), Schedule((3, 3, 2, 2, 1)), Schedule((2, 1)), Schedule((1,), shifts=5, inputs=2))
+SCHEDULES = (
+    Schedule((4, 4, 3, 3, 2)),
+    Schedule((3, 3, 2, 2, 1)),
+    Schedule((2, 1)),
+    Schedule((1,), shifts=5, inputs=2),
+)
 """Tried in this order until every value is exact."""
 
 #: Operators whose constant operands become shifts; where two computed tensors meet in one of _ADDED, values grow.
 _SHIFTED = ("Add", "Concat", "Div", "Max", "Mean", "Min", "Pow", "Sub", "Sum", "Where")
 _ADDED = ("Add", "Sub", "Sum")
+#: What a layer's channels go through without losing their sign for good.
+_LINKS = ("Add", "BatchNormalization", "Dropout", "Identity", "Mul")
 
 
 @dataclass(frozen=True)
@@ -104,12 +111,12 @@ def _chain(known: Facts, index: int) -> _Chain:
     links: list[int] = []
     readers = known.readers(known.nodes[index].output[0])
     while readers is not None and len(readers) == 1:
-        follower, position = readers[0]
+        follower, _ = readers[0]
         node = known.nodes[follower]
-        if node.op_type == "BatchNormalization" and position == 0 or node.op_type == "Mul" and known.dynamic(node) == 1:
-            links.append(follower)
-        elif not (node.op_type in ("Add", "Dropout", "Identity") and known.dynamic(node) == 1):
+        if known.dynamic(node) != 1 or node.op_type not in _LINKS:
             break
+        if node.op_type in ("BatchNormalization", "Mul"):
+            links.append(follower)
         readers = known.readers(node.output[0])
     ends = [known.nodes[follower] for follower, _ in readers or ()]
     return _Chain(tuple(links), any(end.op_type in _ADDED and known.dynamic(end) > 1 for end in ends))
@@ -189,7 +196,9 @@ def _slope(known: Facts, use: Use, seed: int) -> Array:
 
 
 def _bound(known: Facts, use: Use, name: str) -> Array:
-    return _filled(known, use, np.array(wide(name, float(known.model.array(known.nodes[use[0]].input[use[1]]).item()))))
+    constant = known.nodes[use[0]].input[use[1]]
+    dtype, _ = known.constants[constant]
+    return _filled(known, use, np.array(wide(name, float(known.model.array(constant).item()), dtype)))
 
 
 def _shift(known: Facts, use: Use, seed: int, shifts: int) -> Array:

@@ -5,22 +5,17 @@ In: a seed, a name, a shape, a role. Out: a float32 array. Adding a layer to a n
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dicompiler.seeded import generator
+
 Role = Literal["filter", "bias", "scale", "shift", "mean", "variance"]
 #: Roles that a training framework does not count as parameters: a BatchNormalization's running statistics.
 STATISTICS: frozenset[Role] = frozenset({"mean", "variance"})
-
-
-def generator(seed: int, name: str) -> np.random.Generator:
-    """The random generator of the tensor `name` under `seed` (a number of at least 0)."""
-    digest = hashlib.sha256(name.encode()).digest()
-    return np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])
 
 
 def weight(

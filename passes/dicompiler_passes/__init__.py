@@ -15,7 +15,9 @@ def dicompiler_passes() -> Iterable[type[Pass]]:
     """From a model to layers, annotations by hand, and the one pass that rewrites."""
     from dicompiler_passes.channels import Fuse, Lip, Lop
     from dicompiler_passes.form_layers import FormLayers
+    from dicompiler_passes.infer_shapes import InferShapes
+    from dicompiler_passes.normalise import Normalise
     from dicompiler_passes.partition import Partition
     from dicompiler_passes.tiles import FuseTiles, Place, TileGrid, TileHeight
 
-    return [FormLayers, Place, TileHeight, TileGrid, FuseTiles, Lop, Lip, Fuse, Partition]
+    return [Normalise, InferShapes, FormLayers, Place, TileHeight, TileGrid, FuseTiles, Lop, Lip, Fuse, Partition]

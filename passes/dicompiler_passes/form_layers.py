@@ -15,8 +15,9 @@ from dicompiler.compilation import Compilation
 from dicompiler.errors import DicompilerError
 from dicompiler.layers import Layer, LayerGraph
 from dicompiler.model import Model
-from dicompiler.operators.rule import Node, OperatorRule, Tensor
+from dicompiler.operators.rule import STAND_IN_DOMAIN, Node, OperatorRule, Tensor
 from dicompiler.passes import Pass
+from dicompiler.structure import bodies
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def _nodes(model: Model) -> Iterator[Node]:
     """The graph's nodes as rules see them, in file order (ONNX demands that it is topological)."""
     opsets = {entry.domain or "": entry.version for entry in model.proto.opset_import}
     for proto in model.proto.graph.node:
-        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        # A stand-in of the exact check is cut just as the operator that it stands for.
+        domain = "" if proto.domain in ("ai.onnx", STAND_IN_DOMAIN) else proto.domain
         attributes = {a.name: _plain(a) for a in proto.attribute}
         opset = opsets.get(domain, 1)
         yield Node(
@@ -79,38 +81,14 @@ def _plain(attribute: onnx.AttributeProto) -> Any:
 
 
 def captures(node: onnx.NodeProto) -> tuple[str, ...]:
-    """Names that the node's sub-graphs take from the graph around it, in order of first use."""
+    """Names that the node's bodies take from the graph around it, in order of first use."""
     found: dict[str, None] = {}
-
-    def visit(graph: onnx.GraphProto) -> None:
-        own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-        for inner in graph.node:
-            used = [*inner.input]
-            for sub in _subgraphs(inner):
-                before = set(found)
-                visit(sub)
-                used.extend(name for name in list(found) if name not in before)
-            for name in used:
-                if name and name not in own:
-                    found[name] = None
-                elif name in found and name in own:
-                    del found[name]
-            own.update(inner.output)
-        for value in graph.output:
-            if value.name not in own:
-                found[value.name] = None
-
-    for graph in _subgraphs(node):
-        visit(graph)
+    for body in bodies(node):
+        own = {v.name for v in body.input} | {t.name for t in body.initializer}
+        own |= {name for inner in body.node for name in inner.output}
+        outer = [name for inner in body.node for name in (*inner.input, *captures(inner))]
+        found.update(dict.fromkeys(n for n in (*outer, *(v.name for v in body.output)) if n and n not in own))
     return tuple(name for name in found if name not in node.input)
-
-
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
 
 
 @dataclass(frozen=True)

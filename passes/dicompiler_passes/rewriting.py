@@ -18,7 +18,7 @@ from dicompiler.model import Model
 from dicompiler.program import DEVICE, LANE, ORIGIN, REGION
 from dicompiler.regions import Region, full, shape_of, shift
 from dicompiler.routing import show
-from dicompiler.structure import node_reads
+from dicompiler.structure import bodies, node_reads
 from dicompiler.weights import LARGE, Weight, stub
 
 Step = tuple[int, int, int, int]  # run, lane (-1: before all lanes), place in layer order, phase
@@ -184,14 +184,13 @@ def _live(nodes: Sequence[onnx.NodeProto], wanted: set[str], kept: Iterable[str]
 
 
 def rename_captures(proto: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
-    """In place: names that the node's sub-graphs take from outside become what `renamed` says."""
-    for attribute in proto.attribute:
-        for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-            own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-            own |= {name for node in graph.node for name in node.output}
-            outer = {old: new for old, new in renamed.items() if old not in own}
-            for node in graph.node:
-                node.input[:] = [outer.get(name, name) for name in node.input]
-                rename_captures(node, outer)
-            for value in graph.output:
-                value.name = outer.get(value.name, value.name)
+    """In place: names that the node's bodies take from outside become what `renamed` says."""
+    for body in bodies(proto):
+        own = {v.name for v in body.input} | {t.name for t in body.initializer}
+        own |= {name for node in body.node for name in node.output}
+        outer = {old: new for old, new in renamed.items() if old not in own}
+        for node in body.node:
+            node.input[:] = [outer.get(name, name) for name in node.input]
+            rename_captures(node, outer)
+        for value in body.output:
+            value.name = outer.get(value.name, value.name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dicompiler.hookspecs import API_VERSION, hookimpl
 
 if TYPE_CHECKING:
+    from dicompiler.platform import PlatformFamily
     from dicompiler.problem import Strategy
 
 dicompiler_api = API_VERSION
@@ -22,3 +23,12 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:
     from dicompiler_strategies.single import Single
 
     return [Manual, Modnn, Pipeline, Single]
+
+
+@hookimpl
+def dicompiler_platforms() -> Iterable[PlatformFamily]:
+    """The cluster files of AutoDiCE, whose mappings the manual strategy takes."""
+    from dicompiler.platform import PlatformFormat
+    from dicompiler_strategies.autodice import platform_from_hosts
+
+    return [PlatformFormat("*.txt", "An AutoDiCE platform.txt: a line for each host.", platform_from_hosts)]

@@ -16,4 +16,6 @@ dicompiler_api = API_VERSION
 @hookimpl
 def dicompiler_targets() -> Iterable[type[Target]]:
     """Programs for this host and for the boards of a cluster."""
-    return []
+    from dicompiler_targets.sockets import SocketsTarget
+
+    return [SocketsTarget]

@@ -15,6 +15,7 @@ from dicompiler.platform import (
     Host,
     Link,
     Network,
+    NetworkKind,
     Platform,
     PlatformFamily,
     PlatformFormat,
@@ -238,10 +239,10 @@ def platforms(draw: st.DrawFn) -> Platform:
         for name in names
     )
     devices = (replace(devices[0], rate=draw(AMOUNTS)), *devices[1:])
-    links = ()
+    links: tuple[Link, ...] = ()
     if len(hosts) > 1:
         links = (Link((hosts[1].name, hosts[0].name), draw(AMOUNTS), draw(AMOUNTS | st.just(0.0))),)
-    kind = draw(st.sampled_from(["switch", "shared", "gateway"]))
+    kind: NetworkKind = draw(st.sampled_from(["switch", "shared", "gateway"]))
     network = Network(kind, draw(AMOUNTS), draw(AMOUNTS | st.just(0.0)), links)
     text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
     return Platform(draw(text), hosts, devices, network, draw(text | st.just("")))

@@ -13,6 +13,7 @@ from dicompiler.errors import DicompilerError, UsageError
 from dicompiler.layers import LayerGraph
 from dicompiler.plan import Part, Plan, dumps
 from dicompiler.platform import Platform, from_toml, nameless, to_toml
+from dicompiler.plugins import registry
 from dicompiler.problem import Problem
 from dicompiler.specs import instantiate, parse
 from dicompiler_strategies.autodice import (
@@ -164,6 +165,8 @@ def test_platform_txt_alone_makes_a_device_of_all_cores_and_one_of_each_gpu(file
         ("old_cpu2", 1),
     ]
     assert from_toml(to_toml(platform)) == platform
+    doors = [provided.value for provided in registry().platforms.values()]
+    assert Platform.load(files[1], doors) == platform
 
 
 @pytest.mark.parametrize(
@@ -300,7 +303,8 @@ def test_an_underscored_name_that_fits_two_nodes_is_told(tmp_path: Path) -> None
 
 
 def test_an_empty_mapping_is_told(tmp_path: Path) -> None:
-    for document in ({}, []):
+    documents: tuple[object, ...] = ({}, [])
+    for document in documents:
         mapping = rewritten(tmp_path / "m.json", document)
         with pytest.raises(DicompilerError, match="expected an object such as"):
             Manual(mapping=mapping).plan(Problem(layers(), Platform.load("rpi4x1")))

@@ -18,7 +18,7 @@ import onnx
 from dicompiler.errors import DicompilerError
 from dicompiler.program import DeviceProgram, Program, Segment, Transfer, Value
 from dicompiler.weights import Weight, dtype_name, is_stub
-from dicompiler_targets.sockets.runtime.__main__ import FORMAT
+from dicompiler_targets.sockets.runtime import FORMAT
 from dicompiler_targets.sockets.runtime.values import TYPES
 
 ARTIFACT = "dicompiler.artifact/1"

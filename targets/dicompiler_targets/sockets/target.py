@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.executor import Optimization
-from dicompiler.target import RunResult, Target
+from dicompiler.target import Optimization, RunResult, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -2,3 +2,6 @@
 
 This package is copied into every device's directory as it is. It needs Python, numpy and onnxruntime, nothing else.
 """
+
+FORMAT = "dicompiler.sockets/1"
+"""The manifest's format, which this runtime reads."""

@@ -10,9 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from . import FORMAT
 from .device import Device
-
-FORMAT = "dicompiler.sockets/1"
 
 
 def main() -> int:
