@@ -47,6 +47,21 @@ def node_reads(node: onnx.NodeProto) -> Iterator[str]:
         yield from (value.name for value in body.output)
 
 
+def captures(node: onnx.NodeProto) -> set[str]:
+    """The tensors of the graph around it that a node's control-flow bodies read."""
+    return {name for body in bodies(node) for name in _free(body)}
+
+
+def _free(body: onnx.GraphProto) -> Iterator[str]:
+    """The names that a body reads and does not make itself."""
+    own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+    own |= {tensor.values.name for tensor in body.sparse_initializer}
+    for node in body.node:
+        yield from (name for name in (*node.input, *captures(node)) if name and name not in own)
+        own.update(node.output)
+    yield from (value.name for value in body.output if value.name not in own)
+
+
 def _graph(graph: onnx.GraphProto) -> Structure:
     sparse = sorted([t.values.name, t.values.data_type, list(t.dims)] for t in graph.sparse_initializer)
     return [

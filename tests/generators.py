@@ -119,10 +119,24 @@ def _pool(net: Net) -> None:
         window["out"] = [(e - k) // s + 1 for e, k, s in pairs]
         if min(window["out"]) < 1:
             return
-    elif net.opset < 10:
+    elif net.opset < 10 or not _touches(window, extents):
         return
     out = window.pop("out")
     net.add(op, [name], (n, c, *out), **window)
+
+
+def _touches(window: dict[str, Any], extents: Sequence[int]) -> bool:
+    """Whether every window has a tap inside the input (onnxruntime's MaxPool of pads alone is −3e38: no integer)."""
+    if "pads" not in window:
+        return True
+    axes = zip(
+        *(window[name] for name in ("kernel_shape", "strides", "dilations", "pads", "out")), extents, strict=False
+    )
+    return all(
+        any(0 <= i * stride - pad + tap * dilation < extent for tap in range(kernel))
+        for kernel, stride, dilation, pad, out, extent in axes
+        for i in range(out)
+    )
 
 
 def _unary(net: Net) -> None:
@@ -136,7 +150,10 @@ def _batch_normalization(net: Net) -> None:
     c = shape[1]
     ones, zeros = net.vector(c, (1,)), net.vector(c, (0,))
     net.add(
-        "BatchNormalization", [name, net.vector(c, (-1, 1)), net.vector(c, range(-5, 6)), zeros, ones], shape, epsilon=0.0
+        "BatchNormalization",
+        [name, net.vector(c, (-1, 1)), net.vector(c, range(-5, 6)), zeros, ones],
+        shape,
+        epsilon=0.0,
     )
 
 
@@ -163,7 +180,9 @@ def _concat(net: Net) -> None:
     fitting = [(t, s) for t, s in net.live if len(s) == len(shape) and replace_dim(s, axis) == replace_dim(shape, axis)]
     parts = [net.rng.choice(fitting) for _ in range(net.rng.choice((2, 3)))]
     total = sum(s[axis] for _, s in parts)
-    net.add("Concat", [t for t, _ in parts], (*shape[:axis], total, *shape[axis + 1 :]), axis=axis - len(shape) * net.rng.randrange(2))
+    negative = net.opset >= 11 and net.rng.random() < 0.5
+    whole = (*shape[:axis], total, *shape[axis + 1 :])
+    net.add("Concat", [t for t, _ in parts], whole, axis=axis - len(shape) * negative)
 
 
 def replace_dim(shape: Sequence[int], axis: int) -> tuple[int, ...]:

@@ -65,9 +65,10 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     import numpy as np
 
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not hasattr(archive, "files"):
-                raise DicompilerError(f"{path}: holds a single array; expected an npz file (numpy.savez)")
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise DicompilerError(f"{path}: holds a single array; expected an npz file (numpy.savez)")
+        with archive:
             return {name: archive[name] for name in archive.files}
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DicompilerError(f"{path}: not an npz file of plain arrays: {' '.join(str(error).split())}") from error

@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, str] = {
     "plan": "Decide only: write the plan that a strategy makes.",
     "opt": "Run passes over a model.",
     "list": "List what plugins provide, with options and origins.",
+    "demo": "Split ResNet-50 over four devices, run and verify it.",
 }
 
 

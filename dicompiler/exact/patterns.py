@@ -32,18 +32,17 @@ class Extent:
     channels: int
     taps: int
 
-    @property
-    def covering(self) -> int:
-        """How many elements each filter must have so that SEEDS seeds read everything: usually 1."""
-        channels = math.ceil(self.channels / (self.filters * SEEDS))
-        taps = math.ceil(self.taps / (self.groups * self.filters * SEEDS))
+    def covering(self, seeds: int = SEEDS) -> int:
+        """How many elements each filter must have so that `seeds` seeds read everything."""
+        channels = math.ceil(self.channels / (self.filters * seeds))
+        taps = math.ceil(self.taps / (self.groups * self.filters * seeds))
         return max(1, channels, taps)
 
     @property
     def seeds(self) -> int:
-        """How many consecutive seeds read every tap and every input channel."""
-        channels = math.ceil(self.channels / (self.filters * self.covering))
-        taps = math.ceil(self.taps / (self.groups * self.filters * self.covering))
+        """How many consecutive seeds read every tap and every input channel: at most SEEDS."""
+        channels = math.ceil(self.channels / (self.filters * self.covering()))
+        taps = math.ceil(self.taps / (self.groups * self.filters * self.covering()))
         return max(1, channels, taps)
 
 
@@ -77,30 +76,26 @@ def extent(node: onnx.NodeProto, index: int, shape: Shape) -> Extent:
 def sparse(
     node: onnx.NodeProto, index: int, shape: Shape, dtype: np.dtype[Any], seed: int, taps: int, signs: NDArray[Any]
 ) -> NDArray[Any]:
-    """A weight of `shape` with `taps` elements of ±1 in each filter, or more where its `Extent.covering` says so.
+    """A weight of `shape` with `taps` elements of ±1 in each filter, or as many as its `Extent.covering()` wants.
 
-    The covering elements of all filters and of consecutive seeds are consecutive entries of a permutation of the
-    channels, and of one of the taps, that belong to the layer (its name): so they read each in turn. The others are
-    drawn. `signs`: the sign of each filter's first element, (groups * filters,); the others' are drawn.
+    The elements of a layer's filters are consecutive entries of a permutation of the channels, and of one of the taps,
+    that belong to the layer (its name). The next seed starts where this one ends, if each filter has but the covering
+    elements: so consecutive seeds read each entry in turn, however many elements each of them gives a filter.
+    `signs`: the sign of each filter's first element, (groups * filters,); the others' are drawn.
     """
     array = np.zeros(shape, dtype)
     view = unified(node, index, array)
     size = Extent(*view.shape)
-    fixed = generator(0, f"{node.name}/order")
-    channel_order, tap_order = fixed.permutation(size.channels), fixed.permutation(size.taps)
+    least = size.covering()
+    count = max(least, min(taps, size.channels * size.taps))
+    order = generator(0, f"{node.name}/order")
+    channel_order, tap_order = order.permutation(size.channels), order.permutation(size.taps)
     drawn = generator(seed, f"{node.name}/entries")
     filters = np.arange(size.groups * size.filters)
     group, within = np.divmod(filters, size.filters)
-    for _ in range(min(taps, size.channels * size.taps) - size.covering):
-        channel = drawn.integers(size.channels, size=filters.size)
-        view[group, within, channel, drawn.integers(size.taps, size=filters.size)] = _signs(drawn, filters.size)
-    for entry in reversed(range(size.covering)):
-        channel = ((seed * size.filters + within) * size.covering + entry) % size.channels
-        tap = ((seed * filters.size + filters) * size.covering + entry) % size.taps
-        value = signs if entry == 0 else _signs(drawn, filters.size)
+    for entry in reversed(range(count)):
+        channel = (seed * size.filters * least + within * count + entry) % size.channels
+        tap = (seed * filters.size * least + filters * count + entry) % size.taps
+        value = signs if entry == 0 else 1 - 2 * drawn.integers(2, size=filters.size)
         view[group, within, channel_order[channel], tap_order[tap]] = value
     return array
-
-
-def _signs(random: np.random.Generator, size: int) -> NDArray[Any]:
-    return 1 - 2 * random.integers(2, size=size)

@@ -24,19 +24,24 @@ Array = NDArray[Any]
 @dataclass(frozen=True)
 class Schedule:
     """How large values may grow: `taps[d]` elements of ±1 in a filter that has d weighted layers before it (deeper: the
-    last entry), `shifts` different values of a shift, inputs of -inputs…inputs.
+    last entry), or more where `seeds` seeds would not read everything otherwise; `shifts` different values of a shift,
+    inputs of -inputs…inputs.
     """
 
+    seeds: int
     taps: tuple[int, ...]
     shifts: int = 13
     inputs: int = 4
 
 
 SCHEDULES = (
-    Schedule((4, 4, 3, 3, 2)),
-    Schedule((3, 3, 2, 2, 1)),
-    Schedule((2, 1)),
-    Schedule((1,), shifts=5, inputs=2),
+    Schedule(1, (4, 4, 3, 3, 2)),
+    Schedule(2, (4, 4, 3, 3, 2)),
+    Schedule(4, (4, 4, 3, 3, 2)),
+    Schedule(2, (3, 3, 2, 2, 1)),
+    Schedule(4, (3, 3, 2, 2, 1)),
+    Schedule(4, (2, 1)),
+    Schedule(4, (1,), shifts=5, inputs=2),
 )
 """Tried in this order until every value is exact."""
 
@@ -68,7 +73,7 @@ def constants(known: Facts, seed: int, schedule: Schedule) -> dict[Use, Array]:
     depths = _depths(known)
     for index, depth in depths.items():
         taps = schedule.taps[min(depth, len(schedule.taps) - 1)]
-        found |= _weighted(known, index, seed, taps, schedule.shifts, paired)
+        found |= _weighted(known, index, seed, taps, schedule, paired)
     for index, node in enumerate(known.nodes):
         if node.domain in ("", "ai.onnx") and index not in depths:
             found |= _other(known, index, seed, schedule.shifts, paired)
@@ -123,7 +128,7 @@ def _chain(known: Facts, index: int) -> _Chain:
 
 
 def _weighted(
-    known: Facts, index: int, seed: int, taps: int, shifts: int, paired: dict[int, Array]
+    known: Facts, index: int, seed: int, taps: int, schedule: Schedule, paired: dict[int, Array]
 ) -> dict[Use, Array]:
     """Filters and bias of a weighted node; notes in `paired` the signs that the links behind it must have."""
     node = known.nodes[index]
@@ -138,11 +143,11 @@ def _weighted(
         if _per_channel(known, link) == channels:
             paired[link] = _signs(known, link, seed, channels)
             signs = signs * paired[link]
-    kind = onnx.helper.tensor_dtype_to_np_dtype(dtype)
+    kind, taps = onnx.helper.tensor_dtype_to_np_dtype(dtype), max(taps, size.covering(schedule.seeds))
     signs = np.resize(signs, size.groups * size.filters)
     found = {(index, place): sparse(node, place, shape, kind, seed, taps, signs)}
     if known.constant(node, 2):
-        found[index, 2] = _shift(known, (index, 2), seed, shifts)
+        found[index, 2] = _shift(known, (index, 2), seed, schedule.shifts)
     return found
 
 

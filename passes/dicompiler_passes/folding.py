@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.model import Model
-from dicompiler.structure import bodies, node_reads
+from dicompiler.structure import bodies, captures, node_reads
 from dicompiler.weights import array_dtype, dense
 from dicompiler_passes.draft import Draft, all_reads, keep, rename_reads
 
@@ -82,9 +82,7 @@ def foldable(node: onnx.NodeProto, constants: set[str]) -> bool:
     """Whether the node gives the same tensors each time, and those from `constants` alone."""
     if node.domain not in STANDARD or not any(node.output) or not constants.issuperset(filter(None, node.input)):
         return False
-    if node.op_type in NOT_TENSORS or not _repeats(node):
-        return False
-    return set(node.input) - {""} == set(node_reads(node)) or not bodies(node)
+    return node.op_type not in NOT_TENSORS and _repeats(node) and not captures(node)
 
 
 def _repeats(node: onnx.NodeProto) -> bool:

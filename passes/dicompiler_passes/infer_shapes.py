@@ -66,8 +66,8 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
     sizes = _bind(draft, shapes)
     for value in (*draft.graph.input, *draft.graph.output, *draft.graph.value_info):
         _substitute(value, sizes)
-    hints = {value.name: value for value in Draft(draft.model()).graph.value_info}
     model = draft.model()
+    hints = [*model.proto.graph.value_info, *model.proto.graph.output]
     while True:
         model = _infer(fold(model), hints)
         draft = Draft(model)
@@ -75,6 +75,8 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
         if not (_fold_shapes(draft, tensors) or split_to_slices(draft, tensors)):
             break
         model = draft.model()
+    if shapes:
+        _check_sizes(model)
     outputs_from_nodes(draft)
     return draft.model()
 
@@ -157,33 +159,52 @@ def _substitute(value: onnx.ValueInfoProto, sizes: Mapping[str, int]) -> None:
 # --- what follows from them ---------------------------------------------------------------------------------------
 
 
-def _infer(model: Model, hints: Mapping[str, onnx.ValueInfoProto]) -> Model:
+def _infer(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> Model:
     """The model with the value_info that onnx infers from its inputs.
 
-    What the file said before (`hints`) counts only where onnx finds no static shape, as after an operator that it
-    does not know: an exporter may have written other sizes there.
+    What the file said before (`hints`, of outputs too) counts only where onnx finds no static shape, as after an
+    operator that it does not know: an exporter may have written other sizes there.
     """
-    light = model.light()
-    del light.graph.value_info[:]
-    inferred = _onnx_infer(light)
+    bare = _without_shapes(model)
+    inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
     found = Model(inferred).tensors()
-    made = {name for node in light.graph.node for name in node.output}
-    missing = [v for n, v in hints.items() if n in made and (n not in found or found[n].shape is None)]
+    made = {name for node in bare.graph.node for name in node.output}
+    missing = {v.name: v for v in hints if v.name in made and (v.name not in found or found[v.name].shape is None)}
     if missing:
-        light.graph.value_info.extend(missing)
-        inferred = _onnx_infer(light)
+        bare.graph.value_info.extend(v for name, v in missing.items() if name not in _names(bare.graph.output))
+        for value in bare.graph.output:
+            if value.name in missing:
+                value.CopyFrom(missing[value.name])
+        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
     draft = Draft(model)
     keep(draft.graph.value_info, list(inferred.graph.value_info))
-    keep(draft.graph.output, list(inferred.graph.output))
+    for value, now in zip(draft.graph.output, inferred.graph.output, strict=True):
+        if now.type.tensor_type.HasField("shape"):
+            value.type.tensor_type.shape.CopyFrom(now.type.tensor_type.shape)
     return draft.model()
 
 
-def _onnx_infer(light: onnx.ModelProto) -> onnx.ModelProto:
+def _without_shapes(model: Model) -> onnx.ModelProto:
+    """The model without weights in which only inputs and initializers have shapes."""
+    bare = model.light()
+    del bare.graph.value_info[:]
+    for value in bare.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    return bare
+
+
+def _names(values: Iterable[onnx.ValueInfoProto]) -> set[str]:
+    return {value.name for value in values}
+
+
+def _check_sizes(model: Model) -> None:
+    """DicompilerError where the sizes that the user gave do not fit each other further inside, as in a MatMul."""
     try:
-        return onnx.shape_inference.infer_shapes(light, data_prop=True, strict_mode=False)
+        onnx.shape_inference.infer_shapes(_without_shapes(model), strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         cause = " ".join(str(error).split())
-        raise DicompilerError(f"infer-shapes: the shapes contradict each other: {cause}") from error
+        raise DicompilerError(f"infer-shapes: the given shapes do not fit the model: {cause}") from error
 
 
 def _fold_shapes(draft: Draft, tensors: Mapping[str, Tensor]) -> bool:

@@ -18,9 +18,8 @@ import pytest
 from onnx import numpy_helper
 
 import dicompiler
-from dicompiler.cli.files import read_npz, whole, write_npz
+from dicompiler.cli.files import read_npz
 from dicompiler.cli.group import COMMANDS
-from dicompiler.errors import DicompilerError
 from dicompiler.metrics import OBJECTIVES
 from dicompiler.plan import load as load_plan
 
@@ -187,6 +186,16 @@ class TestList:
         done = command("list", "passes")
         assert re.search(r"^tile-grid\{.*rows=2 columns=2\}  +\S.*  dicompiler \S+$", done.stdout, re.MULTILINE)
 
+    def test_on_a_terminal_the_table_is_drawn(self) -> None:
+        ours, theirs = os.openpty()
+        with os.fdopen(theirs, "wb") as terminal:
+            done = command("list", "targets", stdout=terminal, COLUMNS="200", TERM="xterm")
+        drawn = os.read(ours, 1 << 16).decode()
+        os.close(ours)
+        assert done.returncode == 0
+        assert "─" in drawn
+        assert "sockets{" in drawn
+
     def test_the_same_bytes_come_out_whatever_the_hash_seed(self) -> None:
         assert command("list", "operators", PYTHONHASHSEED="1").stdout == (
             command("list", "operators", PYTHONHASHSEED="2").stdout
@@ -325,49 +334,6 @@ class TestEnds:
             done = command("list", "operators", stdout=full)
         assert (done.returncode, done.stderr) == (1, "dicompiler: error: No space left on device\n")
         assert [*tmp_path.iterdir()] == []
-
-
-class TestFiles:
-    """What commands read and write."""
-
-    def test_npz_round_trip_keeps_names_and_gives_the_same_bytes(self, tmp_path: Path) -> None:
-        arrays = {"file": np.arange(3.0, dtype=np.float32), "a/b:0": np.ones((2, 2), np.int64), "s": np.array(True)}
-        for name in ("one.npz", "two.npz"):
-            write_npz(tmp_path / name, arrays)
-        assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
-        read = read_npz(tmp_path / "one.npz")
-        assert [*read] == [*arrays]
-        for name, array in arrays.items():
-            assert read[name].dtype == array.dtype
-            np.testing.assert_array_equal(read[name], array)
-
-    def test_texts_are_stored_and_what_is_no_tensor_is_refused(self, tmp_path: Path) -> None:
-        write_npz(tmp_path / "x.npz", {"t": np.array(["a", "bc"], dtype=object)})
-        assert read_npz(tmp_path / "x.npz")["t"].tolist() == ["a", "bc"]
-        with pytest.raises(DicompilerError, match=r"x\.npz: 'list' is no tensor"):
-            write_npz(tmp_path / "x.npz", {"list": [np.ones(1)]})  # type: ignore[dict-item]
-        assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
-
-    def test_what_is_no_npz_is_one_line(self, tmp_path: Path) -> None:
-        for name, content in (("text.npz", b"hello"), ("empty.npz", b""), ("cut.npz", b"PK\x03\x04 and no more")):
-            (tmp_path / name).write_bytes(content)
-            with pytest.raises(DicompilerError, match=f"{name}: not an npz file"):
-                read_npz(tmp_path / name)
-        np.save(tmp_path / "single.npy", np.ones(3))
-        with pytest.raises(DicompilerError, match="holds a single array"):
-            read_npz(tmp_path / "single.npy")
-        np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object))
-        with pytest.raises(DicompilerError, match=r"objects\.npz: not an npz file of plain arrays"):
-            read_npz(tmp_path / "objects.npz")
-
-    def test_a_failed_write_leaves_what_was_there(self, tmp_path: Path) -> None:
-        path = tmp_path / "file"
-        path.write_text("before")
-        with pytest.raises(ValueError, match="stop"), whole(path) as stage:
-            stage.write_text("half")
-            raise ValueError("stop")
-        assert path.read_text() == "before"
-        assert [*tmp_path.iterdir()] == [path]
 
 
 class TestWholeWay:

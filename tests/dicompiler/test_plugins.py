@@ -15,6 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
 from dicompiler import hookspecs
@@ -111,6 +114,47 @@ class TestExample:
         assert listed(site, "operators")["com.microsoft::QuickGelu"].items() >= origin.items()
         assert listed(site, "plugins")["acme"]["provides"] == "passes: 1, strategies: 1, operators: 1"
 
+    TEXT: ClassVar = """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        g (float[1, 3, 16, 16] x) => (float[1, 8, 16, 16] y) <float[1, 8, 16, 16] r> {
+          h = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
+          r = com.microsoft.QuickGelu <alpha = 1.5> (h)
+          d = Dropout (r)
+          y = MaxPool <kernel_shape = [1, 1]> (d)
+        }"""
+
+    @pytest.fixture
+    def model(self, tmp_path: Path) -> Path:
+        proto = onnx.parser.parse_model(self.TEXT)
+        weights = np.random.default_rng(3).standard_normal((8, 3, 3, 3)).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+        onnx.save(proto, tmp_path / "model.onnx")
+        return tmp_path / "model.onnx"
+
+    def test_its_pass_runs_and_its_rule_cuts_a_foreign_operator(self, model: Path, site: Path) -> None:
+        install_example(site)
+        out = model.with_name("out.onnx")
+        pipeline = "acme-drop-dropout,infer-shapes,form-layers,tile-height{layers=h parts=2}"
+        done = command(site, "opt", str(model), "-p", pipeline, "-o", str(out))
+        assert (done.returncode, done.stderr) == (0, "")
+        operators = [node.op_type for node in onnx.load(out).graph.node]
+        assert "Dropout" not in operators
+        assert operators.count("QuickGelu") == 2
+        x = np.random.default_rng(4).standard_normal((1, 3, 16, 16)).astype(np.float32)
+        before, after = (onnxruntime.InferenceSession(str(path)).run(None, {"x": x})[0] for path in (model, out))
+        np.testing.assert_allclose(after, before, rtol=0, atol=1e-5 * np.abs(before).max())
+
+    def test_its_strategy_plans(self, model: Path, site: Path) -> None:
+        install_example(site)
+        plan = model.with_name("plan.json")
+        strategy = "acme-round-robin{order=backward}"
+        done = command(site, "plan", str(model), "--platform", "rpi4x2", "--strategy", strategy, "-o", str(plan))
+        assert done.returncode == 0, done.stderr
+        layers = json.loads(plan.read_text())["layers"]
+        assert {name: [part["device"] for part in parts] for name, parts in layers.items()} == {
+            "h": ["pi02"],
+            "y": ["pi01"],
+        }
+
     def test_people_see_it_in_a_table(self, site: Path) -> None:
         install_example(site)
         done = command(site, "list", "strategies")
@@ -121,60 +165,38 @@ class TestExample:
 class TestHooks:
     """The documented examples are the tests of the hooks."""
 
-    MODULES: ClassVar = {
-        "passes": """
-            from dataclasses import dataclass
-            from dicompiler.passes import Pass
+    SOURCE: ClassVar = """
+        from dataclasses import dataclass
+        from dicompiler.costs import CostModel
+        from dicompiler.passes import Pass
+        from dicompiler.problem import Strategy
+        from dicompiler.target import Target
 
-            @dataclass(frozen=True)
-            class DropDropout(Pass):
-                name = "drop-dropout"
-                def run(self, compilation):
-                    return compilation
-        """,
-        "strategies": """
-            from dataclasses import dataclass
-            from dicompiler.problem import Strategy
+        @dataclass(frozen=True)
+        class DropDropout(Pass):
+            name = "drop-dropout"
+            def run(self, compilation): ...
 
-            @dataclass(frozen=True)
-            class RoundRobin(Strategy):
-                name = "round-robin"
-                def plan(self, problem):
-                    return problem.plan({})
-        """,
-        "targets": """
-            from dataclasses import dataclass
-            from dicompiler.target import Target
+        @dataclass(frozen=True)
+        class RoundRobin(Strategy):
+            name = "round-robin"
+            def plan(self, problem): ...
 
-            @dataclass(frozen=True)
-            class Tarballs(Target):
-                name = "tarballs"
-                def emit(self, compilation, directory):
-                    pass
-                def run(self, directory, frames, timeout):
-                    raise RuntimeError("cannot run")
-        """,
-        "operators": """
-            from dicompiler.operators.rule import Piece
+        @dataclass(frozen=True)
+        class Tarballs(Target):
+            name = "tarballs"
+            def emit(self, compilation, directory): ...
+            def run(self, directory, frames, timeout): ...
 
-            def elementwise(operation, region, reduce):
-                return Piece(region, (region,))
-        """,
-        "costs": """
-            from dataclasses import dataclass
-            from dicompiler.costs import CostModel
+        @dataclass(frozen=True)
+        class Measured(CostModel):
+            name = "measured"
+            def seconds(self, layers, layer, region, reduce, device, merge=0): ...
 
-            @dataclass(frozen=True)
-            class Measured(CostModel):
-                name = "measured"
-                def seconds(self, layers, layer, region, reduce, device, merge=0):
-                    return 1.0
-        """,
-        "boards": """
-            def make_odroids(count):
-                raise ValueError(count)
-        """,
-    }
+        def elementwise(operation, region, reduce): ...
+
+        def make_odroids(count): ...
+    """
     PROVIDED: ClassVar = {
         "passes": "drop-dropout",
         "strategies": "round-robin",
@@ -199,8 +221,8 @@ class TestHooks:
         package = f"documented_{kind}"
         (site / package).mkdir()
         (site / package / "__init__.py").touch()
-        for name, source in self.MODULES.items():
-            (site / package / f"{name}.py").write_text(textwrap.dedent(source))
+        for module in re.findall(r"from my_module\.(\w+) import", example):
+            (site / package / f"{module}.py").write_text(textwrap.dedent(self.SOURCE))
         source = "from dicompiler.hookspecs import hookimpl\n" + example.replace("my_module", package)
         (site / package / "plugin.py").write_text(source)
         monkeypatch.syspath_prepend(site)

@@ -26,7 +26,7 @@ from dicompiler.specs import (
 PLAIN = r"[A-Za-z0-9_/.:+*@-]+"
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", fullmatch=True)
 keys = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True)
-specs = st.builds(Spec.of, names, st.dictionaries(keys, st.lists(st.text()).map(tuple)))
+specs = st.builds(Spec.of, names, st.dictionaries(keys, st.lists(st.text(), max_size=4).map(tuple), max_size=4))
 
 
 @st.composite
@@ -34,8 +34,8 @@ def canonical_texts(draw: st.DrawFn) -> str:
     """Text in the one form that `str` writes, put together without it."""
     name = draw(names)
     quoted = st.text().filter(lambda s: not re.fullmatch(PLAIN, s)).map(lambda s: json.dumps(s, ensure_ascii=False))
-    values = st.lists(st.from_regex(PLAIN, fullmatch=True) | quoted).map(",".join)
-    options = draw(st.dictionaries(keys, values))
+    values = st.lists(st.from_regex(PLAIN, fullmatch=True) | quoted, max_size=4).map(",".join)
+    options = draw(st.dictionaries(keys, values, max_size=4))
     return name + ("{" + " ".join(f"{key}={value}" for key, value in options.items()) + "}" if options else "")
 
 
@@ -52,12 +52,12 @@ def test_text_to_spec_and_back_is_the_same_text(text: str) -> None:
     assert str(parse(text)) == text
 
 
-@given(st.lists(specs, min_size=1).map(tuple))
+@given(st.lists(specs, min_size=1, max_size=3).map(tuple))
 def test_pipeline_to_text_and_back_is_the_same_pipeline(pipeline: tuple[Spec, ...]) -> None:
     assert parse_pipeline(format_pipeline(pipeline)) == pipeline
 
 
-@given(st.lists(canonical_texts(), min_size=1).map(",".join))
+@given(st.lists(canonical_texts(), min_size=1, max_size=3).map(",".join))
 @example("infer-shapes,form-layers,tile-height{layers=conv1..conv4 parts=4},partition")
 def test_pipeline_text_to_pipeline_and_back_is_the_same_text(text: str) -> None:
     assert format_pipeline(parse_pipeline(text)) == text

@@ -146,7 +146,7 @@ def test_a_shape_that_depends_on_data_stays_unknown() -> None:
 
 
 def test_inputs_of_unknown_rank_and_scalars_take_a_shape() -> None:
-    text = "g (float x, float[M] z) => (float[K] y) { y = Add (x, z) }"
+    text = "g (float x, float[M] z) => (float[7] y) { y = Add (x, z) }"
     loaded = model(text)
     proto = onnx.ModelProto()
     proto.CopyFrom(loaded.proto)
@@ -210,14 +210,14 @@ def test_an_open_dimension_without_a_name_and_one_of_minus_one_are_open() -> Non
         except onnx.parser.ParseError:
             loaded = model("g (float[N, 3] x) => (float[A, B] y) { y = Relu (x) }")
             loaded.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
-        with pytest.raises(DicompilerError, match="dimension 0 of input 'x' is open: give it as --shape x=1x3$"):
+        with pytest.raises(DicompilerError, match=r"dimension 0 of input 'x' is open: give it as --shape x=1x3$"):
             InferShapes().run(Compilation(loaded))
         assert shapes(inferred(loaded, "x=2x3"))["y"] == (2, 3)
 
 
 def test_shapes_that_contradict_each_other_are_refused() -> None:
     loaded = model("g (float[N, 3] x) => (float[4] y) <float[4, 3] w> { y = MatMul (x, x) }")
-    with pytest.raises(DicompilerError, match="contradict") as caught:
+    with pytest.raises(DicompilerError, match=r"do not fit the model.*Incompatible dimensions") as caught:
         InferShapes(("x=2x3",)).run(Compilation(loaded))
     assert "\n" not in str(caught.value)
 

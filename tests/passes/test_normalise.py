@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, NotImplemented
 
 from dicompiler.compilation import Compilation
 from dicompiler.model import Model, is_stub
@@ -84,7 +85,8 @@ def test_constant_nodes_of_every_kind_become_initializers_of_their_own_type() ->
     }
     for kind, value in kinds.items():
         original.graph.node.append(helper.make_node("Constant", [], [kind], **{kind: value}))
-    result = fold(Model.load(original))  # not normalise, which drops them because nobody reads them
+        original.graph.output.append(helper.make_empty_tensor_value_info(kind))
+    result = fold(Model.load(original))  # not normalise, which makes Identity nodes for outputs
     assert ops(result) == ["Relu"]
     types = {name: (dtype, shape) for name, (dtype, shape) in result.initializers().items()}
     assert types == {
@@ -277,7 +279,7 @@ def split_model(opset: int, sizes: list[int], axis: int, equal: bool) -> onnx.Mo
 
 
 @given(
-    st.sampled_from([2, 9, 10, 11, 12, 13, 17, 18, 21]),
+    st.sampled_from([7, 9, 10, 11, 12, 13, 17, 18, 21]),
     st.lists(st.integers(1, 4), min_size=2, max_size=4),
     st.sampled_from([1, -2]),
 )
@@ -292,7 +294,7 @@ def test_split_becomes_slices_in_every_opset(opset: int, sizes: list[int], axis:
     assert_same(original, result, x=x)
 
 
-@pytest.mark.parametrize("opset", [2, 10, 13, 18])
+@pytest.mark.parametrize("opset", [7, 10, 13, 18])
 @pytest.mark.parametrize("shares", [[3, 3], [2, 2, 2], [3, 3, 1], [2, 2, 1]])
 def test_split_into_equal_shares_needs_no_sizes(opset: int, shares: list[int]) -> None:
     if opset < 18:  # uneven shares are an error there
@@ -396,11 +398,15 @@ def test_the_operator_models_of_the_onnx_package_compute_the_same() -> None:
             data = file.parent / "test_data_set_0" / f"input_{index}.pb"
             if value.type.HasField("tensor_type") and data.exists():
                 feeds[value.name] = numpy_helper.to_array(TensorProto.FromString(data.read_bytes()))
-        if len(feeds) < len(original.graph.input) or any(
-            o.domain.startswith("ai.onnx.p") for o in original.opset_import
-        ):
+        domains = {opset.domain for opset in original.opset_import}
+        if len(feeds) < len(original.graph.input) or "ai.onnx.preview.training" in domains:
             continue
-        assert_same(original, normal(original), **feeds)
+        try:
+            expected = run(original, feeds)
+        except (Fail, NotImplemented):  # not every operator of 2017 is there, nor every locale
+            continue
+        for before, after in zip(expected, run(normal(original), feeds), strict=True):
+            np.testing.assert_array_equal(before, after)
         checked += 1
     assert checked > 100
 

@@ -7,29 +7,26 @@ and waited for, and one RunError names the device and the cause.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import queue
-import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.errors import DicompilerError, RunError
+from dicompiler.errors import RunError
 from dicompiler.executor import check_inputs
 from dicompiler.program import Value
 from dicompiler.schema import load_json, validate
 from dicompiler.target import DeviceReport, RunResult
+from dicompiler_targets.sockets.processes import Manifest, Process, end, read_report, start
 from dicompiler_targets.sockets.runtime.wire import (
     Channel,
     Header,
@@ -45,141 +42,82 @@ from dicompiler_targets.sockets.runtime.wire import (
 TICK_S = 0.05
 """Seconds between two looks at the processes."""
 SETTLE_S = 0.3
-"""Seconds that are given to a first failure's cause to show: a lost connection is told before the death behind it."""
+"""Seconds in which the cause of a failure can show: that a connection was lost is told before the death behind it."""
 GRACE_S = 1.0
 """Seconds after the deadline in which devices can still say what they were waiting for."""
-
-Manifest = Mapping[str, Any]
-
-
-@dataclass
-class _Process:
-    """A device's process, its connection once it has greeted, and what was heard of it."""
-
-    manifest: Manifest
-    popen: subprocess.Popen[bytes]
-    log: IO[bytes]
-    channel: Channel | None = None
-    address: Any = None
-    report: Mapping[str, Any] | None = None
-    outputs: dict[int, Any] = field(default_factory=dict)
-    expected: dict[int, Any] = field(default_factory=dict)
-
-    @property
-    def device(self) -> str:
-        return str(self.manifest["device"])
-
-    def last_words(self) -> str:
-        """The last line that the process wrote, as the end of a message."""
-        self.log.seek(0, os.SEEK_END)
-        self.log.seek(max(0, self.log.tell() - 4096))
-        lines = self.log.read().decode(errors="replace").strip().splitlines()
-        return f": {lines[-1].strip()[:500]}" if lines else ""
-
-    def ending(self) -> str | None:
-        """How the process ended, in words, or None while it runs."""
-        code = self.popen.poll()
-        if code is None:
-            return None
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                return f"its process was ended by signal {-code} ({signal.Signals(-code).name}){self.last_words()}"
-        return f"its process ended with exit code {code}{self.last_words()}"
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """What is known of a failure. `cause`: nothing else can be behind it."""
+    """What was noticed of a failure: which `device` fails, who says so, and whether nothing else can be behind it."""
 
     device: str
     message: str
-    cause: bool
+    says: str
+    cause: bool = False
 
 
-Event = tuple[str, Header | None, Any]
-"""A device, and a frame of it with its payload; or None and the exception with which its connection ended."""
+@dataclass(frozen=True)
+class _Event:
+    """A frame that a device sent, with its payload (an object for messages); or the end of its connection."""
+
+    device: str
+    header: Header | None
+    payload: Any
 
 
 def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], timeout: float) -> RunResult:
     """Runs the artifact in `directory` for `frames`, one after another: see Target.run."""
-    artifact = load_json(directory / "artifact.json")
-    validate(artifact, "artifact", str(directory / "artifact.json"))
-    manifests = [_load_manifest(directory, device) for device in artifact["devices"]]
+    artifact = _load(directory / "artifact.json", "artifact")
+    manifests = [_load(directory / device / "manifest.json", "manifest") for device in artifact["devices"]]
     values = [_value(record) for record in artifact["inputs"]]
     given = [check_inputs(values, frame) for frame in frames]
-    coordinator = _Coordinator(artifact, time.monotonic() + timeout)
+    coordinator = _Coordinator(artifact["digest"], time.monotonic() + timeout)
     try:
         with socket.create_server(("127.0.0.1", 0), backlog=len(manifests)) as listener:
-            coordinator.start(directory, manifests, listener, timeout)
+            address = "{}:{}".format(*listener.getsockname())
+            # The devices share this host's processors evenly.
+            share = max(1, (os.cpu_count() or 1) // len(manifests))
+            for manifest in manifests:
+                threads = min(share, manifest["threads"])
+                arguments = ["--control", address, "--threads", str(threads), "--timeout", str(timeout)]
+                coordinator.processes[manifest["device"]] = start(directory, manifest, arguments)
             coordinator.join(listener)
-        results = [coordinator.frame(index, frame) for index, frame in enumerate(given)]
+        results = [coordinator.frame(number, frame) for number, frame in enumerate(given)]
         reports = coordinator.finish(len(given))
     finally:
-        coordinator.end()
-    delivered = tuple(outputs for outputs, _ in results)
-    first = tuple(_first(outputs, artifact) for outputs in delivered)
-    return RunResult(first, reports, delivered, tuple(seconds for _, seconds in results))
+        end(list(coordinator.processes.values()))
+    names = [value["name"] for value in artifact["outputs"]]
+    first = tuple(_first(delivered, names) for delivered, _ in results)
+    return RunResult(first, reports, tuple(d for d, _ in results), tuple(seconds for _, seconds in results))
 
 
-def _load_manifest(directory: Path, device: str) -> Manifest:
-    path = directory / device / "manifest.json"
-    manifest: Manifest = load_json(path)
-    validate(manifest, "manifest", str(path))
-    return manifest
+def _load(path: Path, schema: str) -> Manifest:
+    document: Manifest = load_json(path)
+    validate(document, schema, str(path))
+    return document
 
 
 def _value(record: Mapping[str, Any]) -> Value:
     shape = record["shape"]
-    return Value(record["name"], onnx.TensorProto.DataType.Value(record["dtype"]), shape and tuple(shape))
+    dtype = onnx.TensorProto.DataType.Value(record["dtype"])
+    return Value(record["name"], dtype, None if shape is None else tuple(shape))
 
 
-def _first(delivered: Mapping[str, Mapping[str, Any]], artifact: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: array for outputs in reversed(delivered.values()) for name, array in outputs.items()}
-    return {value["name"]: found[value["name"]] for value in artifact["outputs"]}
-
-
-def _environment() -> dict[str, str]:
-    """Ours without what changes how Python runs, other than where it finds modules."""
-    kept = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE")
-    found = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k in kept}
-    # The working directory changes; and nothing may be added to the artifact.
-    path = [os.path.abspath(entry) for entry in found.pop("PYTHONPATH", "").split(os.pathsep) if entry]
-    return found | {"PYTHONDONTWRITEBYTECODE": "1"} | ({"PYTHONPATH": os.pathsep.join(path)} if path else {})
+def _first(delivered: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """Each output as the first device that has it delivered it."""
+    return {name: next(outputs[name] for outputs in delivered.values() if name in outputs) for name in names}
 
 
 class _Coordinator:
-    """One run. `deadline` (of time.monotonic) bounds every wait."""
+    """One run of the artifact with that digest. `deadline` (of time.monotonic) bounds every wait."""
 
-    def __init__(self, artifact: Mapping[str, Any], deadline: float) -> None:
-        self.artifact, self.deadline = artifact, deadline
-        self.processes: dict[str, _Process] = {}
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.ready: set[str] = set()
-        self.done: set[str] = set()
+    def __init__(self, digest: str, deadline: float) -> None:
+        self.digest, self.deadline = digest, deadline
+        self.processes: dict[str, Process] = {}
+        self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self.heard: dict[Kind, set[str]] = {Kind.READY: set(), Kind.DONE: set()}
         self.number = 0
-
-    def start(
-        self, directory: Path, manifests: Sequence[Manifest], listener: socket.socket, timeout: float
-    ) -> None:
-        """Starts all processes. They share this host's processors evenly."""
-        host, port = listener.getsockname()[:2]
-        share = max(1, (os.cpu_count() or 1) // len(manifests))
-        for manifest in manifests:
-            command = [sys.executable, "-m", "runtime", "--control", f"{host}:{port}"]
-            command += ["--threads", str(min(share, manifest["threads"])), "--timeout", str(timeout)]
-            log = tempfile.TemporaryFile()
-            # A session of its own: an interrupt from the terminal is for this process, which then ends the devices.
-            popen = subprocess.Popen(
-                command,
-                cwd=directory / manifest["device"],
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-            expected = {value["index"]: value for value in manifest["outputs"]}
-            self.processes[manifest["device"]] = _Process(manifest, popen, log, expected=expected)
 
     def join(self, listener: socket.socket) -> None:
         """Waits until every device is connected to all its peers and has made its sessions."""
@@ -191,88 +129,84 @@ class _Coordinator:
             self._check_time(waiting)
         addresses = {name: process.address for name, process in self.processes.items()}
         for process in self.processes.values():
-            self._channel(process).send_json(Kind.PEERS, addresses)
-        self._wait(lambda: [name for name in self.processes if name not in self.ready])
+            process.connection().send_json(Kind.PEERS, addresses)
+        self._wait_for(Kind.READY)
 
     def _welcome(self, channel: Channel) -> None:
-        """Takes a device in, or refuses it in words."""
+        """Takes a device in, or refuses it in words; RunError if it is one of ours that must be refused."""
         process = None
         try:
             hello = channel.greeting(min(self.deadline, time.monotonic() + 1))
             process = self.processes.get(str(hello.get("device")))
             if process is None or process.channel is not None:
                 raise ProtocolError(f"device {hello.get('device')!r} is not awaited")
-            if hello.get("digest") != self.artifact["digest"]:
+            if hello.get("digest") != self.digest:
                 raise ProtocolError("its directory belongs to another artifact: copy it again from this one")
         except (OSError, ProtocolError, Refused) as error:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it may be gone already
                 channel.greet(Kind.ERROR, {"message": str(error)}, time.monotonic() + 1)
             channel.close()
             if process is not None and process.channel is None:
                 raise RunError(f"device {process.device!r}: {error}") from None
             return
         process.channel, process.address = channel, hello.get("address")
-        name = process.device
+        name, expected = process.device, process.expected
         channel.start(
-            lambda header: self._admit(name, header),
-            lambda header, payload: self.events.put((name, header, payload)),
-            lambda error: self.events.put((name, None, error)),
+            lambda header: self._admit(expected, header),
+            lambda header, payload: self._deliver(name, header, payload),
+            lambda error: self.events.put(_Event(name, None, error)),
         )
 
-    def _admit(self, name: str, header: Header) -> None:
+    def _admit(self, expected: Mapping[int, Mapping[str, Any]], header: Header) -> None:
         if header.kind is Kind.OUTPUT:
-            check_tensor(header, self.processes[name].expected, self.number)
-        elif header.kind in (Kind.READY, Kind.REPORT, Kind.ERROR, Kind.DONE):
+            check_tensor(header, expected, self.number)
+        elif header.kind in (Kind.READY, Kind.DONE, Kind.REPORT, Kind.ERROR):
             check_message(header)
         else:
             raise ProtocolError(f"{header.kind.name} came, which no device sends")
 
+    def _deliver(self, name: str, header: Header, payload: Any) -> None:
+        if header.kind is Kind.REPORT:
+            payload = read_report(name, decode(payload))
+        elif header.kind is Kind.ERROR:
+            payload = decode(payload)
+        self.events.put(_Event(name, header, payload))
+
     def frame(self, number: int, inputs: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], float]:
         """Runs one frame: outputs by sink device and name, and the seconds until the last of them was there."""
         self.number = number
-        self.done.clear()
+        self.heard[Kind.DONE].clear()
         start = time.perf_counter()
         for process in self.processes.values():
-            channel = self._channel(process)
             process.outputs.clear()
-            channel.send(Kind.RUN, frame=number)
+            process.connection().send(Kind.RUN, frame=number)
+        for process in self.processes.values():
             for value in process.manifest["inputs"]:
-                channel.send(Kind.INPUT, _payload(inputs[value["name"]], value), value["index"], number)
+                payload = _payload(inputs[value["name"]], value)
+                process.connection().send(Kind.INPUT, payload, value["index"], number)
         sinks = [process for process in self.processes.values() if process.expected]
         self._wait(lambda: [p.device for p in sinks if len(p.outputs) < len(p.expected)])
         seconds = time.perf_counter() - start
         delivered = {
             p.device: {value["name"]: _array(p.outputs[i], value) for i, value in p.expected.items()} for p in sinks
         }
-        self._wait(lambda: [name for name in self.processes if name not in self.done])
+        self._wait_for(Kind.DONE)
         return delivered, seconds
 
     def finish(self, frames: int) -> tuple[DeviceReport, ...]:
         """Ends the run in good order; the devices' reports."""
         for process in self.processes.values():
-            self._channel(process).send(Kind.FINISH, frame=frames)
+            process.connection().send(Kind.FINISH, frame=frames)
         self._wait(lambda: [p.device for p in self.processes.values() if p.report is None])
         for process in self.processes.values():
             try:
                 process.popen.wait(left(self.deadline))
             except subprocess.TimeoutExpired:
                 raise RunError(f"device {process.device!r}: its process does not end") from None
-        return tuple(_report(process) for process in self.processes.values())
+        return tuple(process.report for process in self.processes.values() if process.report is not None)
 
-    def end(self) -> None:
-        """Ends every process that is left, and waits for it."""
-        for process in self.processes.values():
-            process.popen.kill()
-        for process in self.processes.values():
-            process.popen.wait()
-            process.log.close()
-            if process.channel is not None:
-                process.channel.flush(time.monotonic())
-                process.channel.close()
-
-    def _channel(self, process: _Process) -> Channel:
-        assert process.channel is not None
-        return process.channel
+    def _wait_for(self, kind: Kind) -> None:
+        self._wait(lambda: [name for name in self.processes if name not in self.heard[kind]])
 
     def _wait(self, missing: Callable[[], list[str]]) -> None:
         """Handles events until `missing` names no device any more."""
@@ -282,70 +216,68 @@ class _Coordinator:
             self._look()
             self._check_time(waiting)
 
-    def _next(self) -> Iterator[Event]:
+    def _next(self) -> Iterator[_Event]:
         with contextlib.suppress(queue.Empty):
             yield self.events.get(timeout=TICK_S)
             while True:
                 yield self.events.get_nowait()
 
-    def _handle(self, event: Event) -> None:
-        name, header, payload = event
-        process = self.processes[name]
-        failure = self._failure(event)
-        if failure is not None and process.report is None:
-            self._blame(failure)
-        elif header is None:
-            return
-        elif header.kind is Kind.READY:
-            self.ready.add(name)
-        elif header.kind is Kind.DONE:
-            self.done.add(name)
-        elif header.kind is Kind.OUTPUT:
-            process.outputs[header.index] = payload
-        elif header.kind is Kind.REPORT:
-            process.report = decode(payload)
-
-    def _failure(self, event: Event) -> _Failure | None:
-        """What a device's error message or the end of its connection tells."""
-        name, header, payload = event
-        if header is None:
-            return _Failure(name, f"sent what it must not: {payload}", True) if isinstance(
-                payload, ProtocolError
-            ) else _Failure(name, f"its connection was lost: {payload}", False)
-        if header.kind is not Kind.ERROR:
-            return None
-        message = decode(payload)
-        peer = message.get("peer")
-        if peer not in self.processes:
-            return _Failure(name, str(message.get("message")), True)
-        return _Failure(peer, f"device {name!r} says: {message.get('message')}", False)
+    def _handle(self, event: _Event) -> None:
+        process, header = self.processes[event.device], event.header
+        failure = _failure(event, self.processes)
+        if failure is not None:
+            # After its report a device may end its connection.
+            if process.report is None:
+                self._blame(failure)
+        elif header is not None and header.kind is Kind.OUTPUT:
+            process.outputs[header.index] = event.payload
+        elif header is not None and header.kind is Kind.REPORT:
+            process.report = event.payload
+        elif header is not None:
+            self.heard[header.kind].add(event.device)
 
     def _look(self) -> None:
-        """Raises RunError if a process has ended that has not reported."""
+        """Raises RunError if a process has ended badly."""
         for process in self.processes.values():
-            ending = process.ending()
-            if ending is not None and process.report is None:
-                self._blame(_Failure(process.device, ending, False))
+            if process.popen.poll() and process.report is None:
+                self._blame(_Failure(process.device, str(process.ending()), process.device))
 
     def _blame(self, first: _Failure) -> None:
         """Raises RunError for the failure that is behind the first one that was noticed."""
         found, until = [first], time.monotonic() + SETTLE_S
-        while not found[-1].cause and time.monotonic() < until:
-            found += [failure for event in self._next() if (failure := self._failure(event)) is not None]
-            # A process that ended by a signal could not say why itself; others that fail say so before they end.
-            found += [
-                _Failure(p.device, str(p.ending()), (p.popen.returncode or 0) < 0)
-                for p in self.processes.values()
-                if p.ending() is not None
-            ]
-        cause = next((failure for failure in found if failure.cause), None)
-        cause = cause or next((f for f in found if self.processes[f.device].ending() is not None), found[0])
+        while not any(failure.cause for failure in found) and time.monotonic() < until:
+            found += [failure for event in self._next() if (failure := _failure(event, self.processes)) is not None]
+            # A process that a signal ended could not say so; one that ends by itself has told why, if it could.
+            for process in self.processes.values():
+                if (ending := process.ending()) is not None:
+                    killed = process.popen.returncode < 0
+                    found.append(_Failure(process.device, ending, process.device, killed))
+        says = {failure.says for failure in found if failure.says != failure.device}
+        ended = [failure for failure in found if self.processes[failure.device].popen.poll()]
+        # Of those that blame each other in a row the last one, who blames nobody, holds the others up.
+        silent = [failure for failure in found if failure.device not in says]
+        cause = next((failure for failure in found if failure.cause), (ended or silent or found)[0])
         raise RunError(f"device {cause.device!r}: {cause.message}")
 
     def _check_time(self, waiting: Sequence[str]) -> None:
         if time.monotonic() > self.deadline + GRACE_S:
-            others = f" (nor did {', '.join(waiting[1:])})" if len(waiting) > 1 else ""
+            others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
             raise RunError(f"device {waiting[0]!r}: did not finish in time{others}: allow more, or look at that device")
+
+
+def _failure(event: _Event, devices: Mapping[str, Process]) -> _Failure | None:
+    """What a device's error message, or the end of its connection, tells; None for all other frames."""
+    name, error = event.device, event.payload
+    if event.header is None and isinstance(error, ProtocolError):
+        return _Failure(name, f"it sent what it must not: {error}", name, True)
+    if event.header is None:
+        return _Failure(name, f"its connection was lost: {error}", name)
+    if event.header.kind is not Kind.ERROR:
+        return None
+    message, peer = str(error.get("message")), error.get("peer")
+    if peer in devices:
+        return _Failure(peer, f"device {name!r} says: {message}", name)
+    return _Failure(name, message, name, True)
 
 
 def _payload(array: NDArray[Any], value: Mapping[str, Any]) -> Any:
@@ -358,28 +290,10 @@ def _payload(array: NDArray[Any], value: Mapping[str, Any]) -> Any:
 
 def _array(payload: Any, value: Mapping[str, Any]) -> NDArray[Any]:
     """The output on the bytes that came: the reverse of `_payload`."""
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(value["dtype"]))
     shape, start = value["shape"], 0
     if shape is None:
         dims = payload[: len(payload) // 8 * 8].view(np.int64)
         shape, start = dims[1 : int(dims[0]) + 1].tolist(), 8 * (int(dims[0]) + 1)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(value["dtype"]))
     array: NDArray[Any] = payload[start:].view(dtype).reshape(shape)
-    assert array.size == math.prod(shape)
     return array
-
-
-def _report(process: _Process) -> DeviceReport:
-    report = process.report
-    assert report is not None
-    try:
-        return DeviceReport(
-            process.device,
-            float(report["compute_s"]),
-            float(report["wait_s"]),
-            float(report["send_s"]),
-            {int(index): int(count) for index, count in report["sent"].items()},
-            tuple(map(float, report["segments"])),
-            int(report["memory_peak"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DicompilerError(f"device {process.device!r}: its report is not as agreed: {error!r}") from None

@@ -171,7 +171,7 @@ def _segment(segment: Segment, weights: Mapping[str, Weight], offsets: Mapping[s
             length = len(weights[tensor.name].data)
             for key, value in (("location", WEIGHTS), ("offset", offsets[tensor.name]), ("length", length)):
                 tensor.external_data.add(key=key, value=str(value))
-    return model.SerializeToString(deterministic=True)
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 def _write(path: Path, parts: Iterable[bytes | memoryview]) -> Json:

@@ -28,6 +28,9 @@ from .wire import (
     left,
 )
 
+PATIENCE_S = 10.0
+"""Seconds after the deadline in which the coordinator must have ended the run."""
+
 
 class DeviceError(Exception):
     """Why this device cannot go on. `peer` names another device that seems to be the cause."""
@@ -99,10 +102,9 @@ class Device:
             self.control.start(self._admit_control, self._deliver_control, self._lost_control)
             self._check_files()
             sessions = make_sessions(self.directory, self.manifest, threads)
-            self._join(listener, self.mailbox.take("addresses", self.deadline, "the list of devices"))
+            self._join(listener, self._await("addresses", "the list of devices"))
         self.control.send_json(Kind.READY, {})
-        what = "the coordinator's next frame"
-        while self.mailbox.take(("frame", self.frame), self.deadline, what) is Kind.RUN:
+        while self._await(("frame", self.frame), "the next frame") is Kind.RUN:
             self._play(sessions)
             self.frame += 1  # before DONE: the next frame's tensors can come at once
             self.control.send(Kind.DONE, frame=self.frame - 1)
@@ -112,6 +114,10 @@ class Device:
         """Tells the coordinator in words why this device ends, as far as that can still be reached."""
         self.control.send_json(Kind.ERROR, {"message": one_line(error), "peer": getattr(error, "peer", None)})
         self.control.flush(time.monotonic() + 1)
+
+    def _await(self, key: Any, what: str) -> Any:
+        """What the coordinator sends, which knows the deadline itself and better whom to blame."""
+        return self.mailbox.take(key, self.deadline + PATIENCE_S, what)
 
     def _hello(self) -> dict[str, Any]:
         return {"device": self.name, "digest": self.manifest["digest"]}
@@ -257,8 +263,8 @@ class Device:
             value = self.received[name]
             peer = value.get("sender")
             start = time.perf_counter()
-            what = f"{name!r} from {peer!r}" if peer else f"input {name!r}"
-            payload = self.mailbox.take((self.frame, name), self.deadline, what, peer)
+            key, what = (self.frame, name), f"tensor {name!r}"
+            payload = self.mailbox.take(key, self.deadline, what, peer) if peer else self._await(key, what)
             self.wait_s += time.perf_counter() - start
             values[name] = from_bytes(payload, value)
         return values[name]

@@ -1,0 +1,139 @@
+"""`dicompiler demo`: the main job on a built-in network: split, run as one process per device, verified, timed."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dicompiler.cli.options import PATH, check_parent, json_option, strategy_option
+
+if TYPE_CHECKING:
+    from dicompiler.demo import Demo
+    from dicompiler.verify import Verification
+
+WIDTH = 80
+
+
+@click.command("demo")
+@click.option("--network", metavar="NAME", default="resnet50", show_default=True, help="tiny, lenet, mobilenet_v2, …")
+@click.option("--platform", metavar="P", default="rpi4x4", show_default=True, help="A TOML file or a built-in one.")
+@strategy_option
+@json_option
+@click.option("-o", "--output", metavar="DIR", type=PATH, help="Keep what was compiled there. Default: do not.")
+def command(network: str, platform: str, strategy: str | None, as_json: bool, output: Path | None) -> None:
+    """Split ResNet-50 over four devices, run and verify it.
+
+    The network is built with seeded weights, compiled for the devices, run on this host as one process per device, and
+    verified. Exit code 0 only where every check held.
+    """
+    from dicompiler.compiler import DEFAULT_STRATEGY
+    from dicompiler.demo import demo
+    from dicompiler.errors import DicompilerError
+
+    check_parent(output)
+    with _directory(output) as directory, _progress() as tell:
+        found = demo(network, platform, strategy or DEFAULT_STRATEGY, directory, tell)
+    if as_json:
+        _show_json(found)
+    else:
+        _show(found)
+        if output is not None:
+            click.echo(f"\nwritten: {output}")
+    for check in found.verification.checks:
+        if not check.passed:
+            raise DicompilerError(f"demo: {check.name}: {check.detail}")
+
+
+@contextmanager
+def _directory(output: Path | None) -> Iterator[Path]:
+    """Where to compile to: `output`, or a temporary directory."""
+    if output is not None:
+        yield output
+        return
+    with tempfile.TemporaryDirectory(prefix="dicompiler-") as temporary:
+        yield Path(temporary, "demo")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Where to say what is being done: one line of a terminal on stderr that disappears; elsewhere nothing."""
+    if not sys.stderr.isatty():
+        yield lambda text: None  # noqa: ARG005
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as status:
+        yield status.update
+
+
+def _show_json(found: Demo) -> None:
+    import dataclasses
+
+    from dicompiler.cli.tables import show_json
+
+    show_json(dataclasses.asdict(found))
+
+
+def _show(found: Demo) -> None:
+    """Who computes what, the times, and what was verified, in 80 columns."""
+    from dicompiler.cli.tables import show
+
+    size = f"{found.layers} layers, {found.flops / 1e9:.3g} GFLOP a frame, {found.weights / 2**20:.3g} MiB of weights"
+    click.echo(f"{found.network}: {size}")
+    click.echo(f"split over {found.platform} by {found.strategy}; measured for a frame, on this host:\n")
+    headers = ("device", "layers", "FLOP", "weights MiB", "sent KiB", "computing ms", "waiting ms")
+    rows = [
+        (
+            share.device,
+            str(share.layers),
+            f"{share.flops / max(1, found.flops):.1%}",
+            f"{share.weights / 2**20:.1f}",
+            f"{share.sent / 1024:.1f}",
+            f"{1000 * share.compute_s:.1f}",
+            f"{1000 * share.wait_s:.1f}",
+        )
+        for share in found.shares
+    ]
+    show(headers, rows, right=range(1, len(headers)))
+    click.echo()
+    _show_times(found)
+    click.echo()
+    _show_checks(found.verification)
+
+
+def _show_times(found: Demo) -> None:
+    from dicompiler.cli.tables import show
+
+    count = len(found.shares)
+    devices = f"{count} device{'s' if count != 1 else ''}"
+    predicted, alone = 1000 * found.predicted_s, 1000 * found.predicted_alone_s
+    here, here_alone = 1000 * found.frame_s, 1000 * found.alone_s
+    rows = [
+        ("predicted for the boards", f"{predicted:.4g} ms", f"{alone:.4g} ms"),
+        ("measured on this host", f"{here:.4g} ms", f"{here_alone:.4g} ms"),
+    ]
+    show(("a frame", devices, "one device"), rows, right=(1, 2))
+    click.echo(
+        _wrapped(
+            f"The {count} processes share the {found.cores} cores of this host, so the second row measures no speed-up;"
+            " the first rests on the boards' published figures."
+        )
+    )
+
+
+def _show_checks(verification: Verification) -> None:
+    width = max(len(check.name) for check in verification.checks)
+    for check in verification.checks:
+        head = f"{check.name.ljust(width)}  {'ok' if check.passed else 'FAILED'}  "
+        click.echo(_wrapped(check.detail, head))
+
+
+def _wrapped(text: str, head: str = "") -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))

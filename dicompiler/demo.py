@@ -1,0 +1,151 @@
+"""The demo: a real network is split over several devices, run as that many processes, verified, and timed.
+
+The names of a network, a platform and a strategy go in; artifacts in a directory and a Demo (who did what) come out.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dicompiler import networks
+from dicompiler.compiler import REFERENCE, compile, run
+from dicompiler.verify import Verification, random_inputs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dicompiler.compilation import Compilation
+    from dicompiler.target import RunResult
+
+FRAMES = 10
+"""Frames in each of the two measurements; the median of them is what is reported."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One device's share. layers: how many it has a part of; flops: operations, weights: bytes that it holds.
+
+    For a frame, measured (the mean over all frames): sent in bytes, compute_s and wait_s in seconds.
+    """
+
+    device: str
+    layers: int
+    flops: int
+    weights: int
+    sent: int
+    compute_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo found. layers, flops, weights (bytes): the whole network's, as one device computes it.
+
+    predicted_s, predicted_alone_s: latency on the platform's boards with this plan and on the fastest of them alone,
+    by the cost model. frame_s: median seconds for a frame in one process per device on this host; alone_s: the same in
+    a single process of onnxruntime, with its default settings, on all `cores` of this host.
+    """
+
+    network: str
+    platform: str
+    strategy: str
+    layers: int
+    flops: int
+    weights: int
+    shares: tuple[Share, ...]
+    predicted_s: float
+    predicted_alone_s: float
+    frame_s: float
+    alone_s: float
+    cores: int
+    verification: Verification
+
+
+def demo(network: str, platform: str, strategy: str, output: Path, tell: Callable[[str], None]) -> Demo:
+    """Compiles into `output`, verifies, measures; `tell` is told what comes next. UsageError for unknown names.
+
+    A failed check is reported in the result and raises nothing.
+    """
+    tell(f"building {network}")
+    model = networks.build(network)
+    tell(f"splitting {network} over {platform}")
+    compilation = compile(model, platform=platform, strategy=strategy, output=output)
+    tell("verifying: exact check models, then the real programs against onnxruntime")
+    verification = compilation.verify()
+    tell(f"measuring: {FRAMES} frames, a process for each device")
+    result = run(output, frames=FRAMES)
+    assert compilation.program is not None
+    tell(f"measuring: {FRAMES} frames, one process")
+    alone_s = _alone(output / REFERENCE, random_inputs(compilation.program.inputs))
+    return _summary(network, strategy, compilation, result, alone_s, verification)
+
+
+def _summary(
+    network: str,
+    strategy: str,
+    compilation: Compilation,
+    result: RunResult,
+    alone_s: float,
+    verification: Verification,
+) -> Demo:
+    layers, metrics, single, platform = (
+        compilation.layers,
+        compilation.metrics,
+        compilation.single,
+        compilation.platform,
+    )
+    assert layers is not None and metrics is not None and single is not None and platform is not None
+    return Demo(
+        network,
+        platform.name,
+        strategy,
+        len(layers.layers),
+        sum(device.flops for device in single.devices),
+        sum(device.weights for device in single.devices),
+        _shares(compilation, result),
+        metrics.latency_s,
+        single.latency_s,
+        statistics.median(result.frames_s),
+        alone_s,
+        os.cpu_count() or 1,
+        verification,
+    )
+
+
+def _shares(compilation: Compilation, result: RunResult) -> tuple[Share, ...]:
+    """The devices that took part, in the order of their reports."""
+    assert compilation.metrics is not None and compilation.routing is not None
+    planned = {device.device: device for device in compilation.metrics.devices}
+    parts = {(task.device, task.layer) for task in compilation.routing.tasks}
+    frames = len(result.outputs)
+    return tuple(
+        Share(
+            report.device,
+            sum(device == report.device for device, _ in parts),
+            planned[report.device].flops,
+            planned[report.device].weights,
+            sum(report.sent.values()) // frames,
+            report.compute_s / frames,
+            report.wait_s / frames,
+        )
+        for report in result.reports
+    )
+
+
+def _alone(path: Path, inputs: Mapping[str, NDArray[Any]]) -> float:
+    """Median seconds of a frame in one session of onnxruntime in this process, left to its default settings."""
+    import onnxruntime as ort
+
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    times = []
+    for _ in range(FRAMES):
+        start = time.perf_counter()
+        session.run(None, dict(inputs))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

@@ -1,0 +1,116 @@
+"""The strongest test there is: any network, cut in any legal way, computes the same bits and sends the bytes predicted."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import onnx
+import pytest
+from generators import DEVICES, integers, random_model, random_plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layer_graphs import rules
+
+from dicompiler.compilation import Compilation
+from dicompiler.cutting import cut, sent_bytes
+from dicompiler.executor import Executor, run_model
+from dicompiler.model import Model
+from dicompiler.plan import from_json, to_json
+from dicompiler_passes.form_layers import form_layers
+from dicompiler_passes.partition import Partition
+
+EXACT = 2.0**24
+
+
+def compiled(seed: int, host_of: dict[str, str] | None = None) -> tuple[Compilation, Model, Random]:
+    """A random network with a random plan, partitioned."""
+    rng = Random(seed)
+    model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
+    layers = form_layers(model, rules())
+    plan = random_plan(rng, layers)
+    placed = Partition().run(Compilation(model=model, layers=layers, plan=from_json(to_json(plan))))
+    placed.model.check("partition")
+    return placed, model, rng
+
+
+@settings(max_examples=1000, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**48))
+def test_any_network_under_any_plan_is_bit_equal_and_sends_what_was_predicted(seed: int) -> None:
+    placed, model, rng = compiled(seed)
+    assert placed.plan is not None and placed.routing is not None
+    inputs = integers(rng, model.proto)
+    reference = run_model(model, inputs)
+    assert all(np.abs(value).max(initial=0) < EXACT for value in reference.values())
+
+    program = cut(placed.model, placed.plan.devices)
+    execution = Executor(program).run(inputs)
+
+    assert set(execution.outputs) == set(reference)
+    assert set(execution.delivered) == set(placed.plan.sink)
+    for outputs in execution.delivered.values():
+        for name, value in outputs.items():
+            assert np.array_equal(reference[name], value), name
+    assert sum(execution.sent) == sent_bytes(program.transfers) == placed.routing.total_bytes
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**48))
+def test_the_placed_model_is_one_legal_model_that_computes_the_same(seed: int) -> None:
+    placed, model, rng = compiled(seed)
+    inputs = integers(rng, model.proto)
+    reference, got = run_model(model, inputs), run_model(placed.model, inputs)
+    assert all(np.array_equal(reference[name], got[name]) for name in reference)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**48))
+def test_no_element_reaches_a_device_twice_and_what_was_received_is_never_sent_on(seed: int) -> None:
+    placed, _, _ = compiled(seed)
+    assert placed.routing is not None
+    arrived: dict[object, set[tuple[int, ...]]] = {}
+    for box in placed.routing.received:
+        assert box.origin is not None and box.origin.origin is None
+        assert box.origin.device != box.device
+        assert box.region is not None
+        elements = set(np.ndindex(*(stop - start for start, stop in box.region)))
+        moved = {tuple(i + r[0] for i, r in zip(index, box.region, strict=True)) for index in elements}
+        seen = arrived.setdefault((box.key, box.device), set())
+        assert not seen & moved
+        seen |= moved
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**48))
+def test_every_segment_depends_only_on_earlier_ones(seed: int) -> None:
+    placed, _, _ = compiled(seed)
+    assert placed.plan is not None
+    program = cut(placed.model, placed.plan.devices)
+    there = {device.device: set(device.sources) for device in program.devices}
+    for transfer in program.transfers:
+        if transfer.value.name in there[transfer.sender]:
+            there[transfer.receiver].add(transfer.value.name)
+    for device_index, index in program.order:
+        device = program.devices[device_index]
+        segment = device.segments[index]
+        assert set(segment.inputs) <= there[device.device]
+        there[device.device] |= set(segment.outputs)
+        for transfer in program.transfers:
+            if transfer.sender == device.device and transfer.value.name in segment.outputs:
+                there[transfer.receiver].add(transfer.value.name)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_generator_makes_every_kind_of_part(seed: int) -> None:
+    """A generator that never cut would let everything above pass."""
+    cut_parts = partials = lanes = travelling = 0
+    for number in range(40):
+        placed, _, _ = compiled(1000 * seed + number)
+        assert placed.plan is not None and placed.routing is not None
+        parts = [part for own in placed.plan.layers.values() for part in own]
+        cut_parts += sum(len(own) > 1 for own in placed.plan.layers.values())
+        partials += sum(part.reduce is not None for part in parts)
+        lanes += sum(part.lane > 0 for part in parts)
+        travelling += len(placed.routing.received)
+        assert {part.device for part in parts} <= set(DEVICES)
+    assert min(cut_parts, partials, lanes, travelling) >= 10
