@@ -117,7 +117,7 @@ def decide(
     single = single_device(problem)
     if metrics.value(objective) > single.value(objective):
         log.warning(
-            "this plan's predicted %s is worse than that of one device alone (%.3g against %.3g): see --strategy single",
+            "this plan's predicted %s is worse than that of one device alone (%.3g against %.3g; --strategy single)",
             objective,
             metrics.value(objective),
             single.value(objective),

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from dicompiler.errors import DicompilerError
 from dicompiler.modelfile import Views, map_file, read, skeleton_of
@@ -17,6 +19,8 @@ from dicompiler.weights import LARGE, Weight, is_stub, mark_stub, raw_nbytes, un
 
 SAFE_IR, SAFE_OPSET = 10, 22
 """What onnxruntime accepts from 1.21 on, the oldest that we run with; beyond it the installed one is asked."""
+
+_DOCUMENTATION = ("doc_string", "producer_name", "producer_version", "key", "value")
 
 Loaded = tuple[onnx.ModelProto, dict[str, Weight]]
 
@@ -33,6 +37,7 @@ def load(source: str | Path | bytes | onnx.ModelProto) -> Loaded:
         path = Path(source)
         place, base = str(path), path.parent
         skeleton, views = read(map_file(path, "the model"), place)
+    _check_text(skeleton, place)
     _check_versions(skeleton, place)
     weights = _weights(skeleton, views, base, place)
     _name_nodes(skeleton.graph)
@@ -54,6 +59,7 @@ def _weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, place: 
             data = _external(tensor, base, files, place)
             _replace(tensor, data)
         else:
+            _check_inside(tensor, place)
             continue
         _check_length(tensor, data, place)
         if is_stub(tensor):
@@ -64,6 +70,8 @@ def _weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, place: 
             _check_length(tensor, data, place)
             tensor.CopyFrom(unstub(tensor))
             tensor.raw_data = bytes(data)
+        else:
+            _check_inside(tensor, place)
     return weights
 
 
@@ -86,6 +94,17 @@ def _check_length(tensor: onnx.TensorProto, data: memoryview, place: str) -> Non
         raise DicompilerError(
             f"{place}: tensor {tensor.name!r} has {len(data)} bytes of data where its shape {shape} needs {needed}"
         )
+
+
+def _check_inside(tensor: onnx.TensorProto, place: str) -> None:
+    """DicompilerError where the data that the tensor holds itself is not what its type and shape say."""
+    if tensor.data_type == onnx.TensorProto.STRING:
+        return
+    try:
+        onnx.numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError) as error:
+        cause = " ".join(str(error).split())
+        raise DicompilerError(f"{place}: tensor {tensor.name!r} is damaged: {cause}: export it again") from error
 
 
 def _external(tensor: onnx.TensorProto, base: Path | None, files: dict[str, memoryview], place: str) -> memoryview:
@@ -172,6 +191,23 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
         elif node.name in seen:
             node.name = unique(node.name, taken)
         seen.add(node.name)
+
+
+def _check_text(message: Message, place: str) -> None:
+    """Every name is UTF-8 (protobuf does not look); documentation that is not is made so."""
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            for inner in (value,) if isinstance(value, Message) else value:
+                _check_text(inner, place)
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            wrong = next(
+                (t for t in ((value,) if isinstance(value, (str, bytes)) else value) if isinstance(t, bytes)), None
+            )
+            if wrong is None:
+                continue
+            if field.name not in _DOCUMENTATION:
+                raise DicompilerError(f"{place}: the name {wrong!r} is not UTF-8: rename it")
+            setattr(message, field.name, wrong.decode("utf-8", "replace"))
 
 
 def _check_versions(model: onnx.ModelProto, place: str) -> None:

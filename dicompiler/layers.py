@@ -12,7 +12,7 @@ from functools import cached_property
 from dicompiler.operators.rule import Node, Operation, OperatorRule, Tensor, whole
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity: what follows from a layer is remembered
 class Layer:
     """`nodes` in topological order; `inputs` the tensors that come in (no weights), `outputs` those that leave.
 
@@ -33,7 +33,7 @@ class Layer:
         return self.outputs[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerGraph:
     """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, and the rules."""
 

@@ -1,4 +1,4 @@
-"""A Program: per device an ordered list of steps; between devices the transfers. What targets emit and executors run."""
+"""A Program: per device an ordered list of steps, between devices the transfers. Targets emit it, executors run it."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from dicompiler.layers import Layer, LayerGraph
@@ -81,6 +82,7 @@ def align(layers: LayerGraph, layer: Layer, region: Region) -> Region:
     return layers.rule(node).piece(layers.operation(node), region, None).out
 
 
+@lru_cache(maxsize=4096)
 def reduction(layers: LayerGraph, layer: Layer) -> int | None:
     """The length of the axis that LIP cuts in this layer, None where it has none."""
     node = layer.nodes[layer.anchor]
@@ -88,6 +90,7 @@ def reduction(layers: LayerGraph, layer: Layer) -> int | None:
     return None if layer.reason or measure is None else measure(layers.operation(node))
 
 
+@lru_cache(maxsize=4096)
 def cuttable(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
     """The axes of the layer's output that a plan may cut: those that the rule does not return in full when asked for
     one element of them."""

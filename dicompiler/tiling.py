@@ -6,7 +6,8 @@ taken from a tensor's rank. Annotating passes and strategies build their parts h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Literal
 
 from dicompiler.errors import DicompilerError
@@ -24,6 +25,7 @@ def whole_plan(layers: LayerGraph, device: str) -> Plan:
     return Plan({layer.name: (Part(device),) for layer in layers.layers}, (device,), (device,))
 
 
+@lru_cache(maxsize=16)
 def axes(layers: LayerGraph) -> Axes:
     """Tensor → label → axis. A graph input of rank ≥ 3 is read as N, C, H, W; of rank 2 as N, C."""
     found: dict[str, Mapping[str, int]] = {}
@@ -78,10 +80,10 @@ def _keep_small(layers: LayerGraph, layer: Layer, found: Axes, labels: dict[str,
                     labels[label] = axis
 
 
-def axis_of(layers: LayerGraph, layer: Layer, label: Label, found: Axes | None = None) -> int:
+def axis_of(layers: LayerGraph, layer: Layer, label: Label) -> int:
     """The axis of the layer's output that `label` names. Raises where it has none that can be cut, naming those that
     can."""
-    labels = (found if found is not None else axes(layers)).get(layer.output, {})
+    labels = axes(layers).get(layer.output, {})
     allowed = cuttable(layers, layer)
     axis = labels.get(label)
     if axis is None or axis not in allowed:
@@ -110,13 +112,12 @@ def tile(
     label: Label,
     weights: Sequence[float],
     devices: Sequence[str],
-    found: Axes | None = None,
 ) -> tuple[Part, ...]:
     """Parts of `layer` along an axis, one per device, in proportion to `weights`; empty shares get no part.
 
     layer ⇒ [d0: rows 0:3], [d1: rows 3:7]. Raises where the layer cannot be cut so.
     """
-    axis = axis_of(layers, layer, label, found)
+    axis = axis_of(layers, layer, label)
     whole = full(output_shape(layers, layer))
     return tuple(
         Part(device, replace(whole, axis, interval))
@@ -125,10 +126,10 @@ def tile(
     )
 
 
-def grid(layers: LayerGraph, layer: Layer, rows: int, columns: int, found: Axes | None = None) -> tuple[Region, ...]:
+def grid(layers: LayerGraph, layer: Layer, rows: int, columns: int) -> tuple[Region, ...]:
     """The tiles of a rows × columns grid over height and width, row by row; equal shares, empty ones left out."""
-    heights = cut_axis(layers, layer, h := axis_of(layers, layer, "height", found), [1.0] * rows)
-    widths = cut_axis(layers, layer, w := axis_of(layers, layer, "width", found), [1.0] * columns)
+    heights = cut_axis(layers, layer, h := axis_of(layers, layer, "height"), [1.0] * rows)
+    widths = cut_axis(layers, layer, w := axis_of(layers, layer, "width"), [1.0] * columns)
     whole = full(output_shape(layers, layer))
     return tuple(
         replace(replace(whole, h, height), w, width)
@@ -138,28 +139,32 @@ def grid(layers: LayerGraph, layer: Layer, rows: int, columns: int, found: Axes 
     )
 
 
+def read_within(layers: LayerGraph, layer: Layer, names: Collection[str]) -> bool:
+    """Whether the layer's output is read, and by layers of these names alone (a graph output is read outside)."""
+    readers = layers.consumers.get(layer.output, ())
+    return bool(readers) and layer.output not in layers.outputs and all(reader.name in names for reader in readers)
+
+
 def exit_of(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
-    """The one layer of a convex set whose output leaves it. Raises where there are several, or the set has a hole."""
+    """The one layer of a set whose output leaves it; raises where there are several.
+
+    A set with one exit is convex: what leaves through the exit cannot come back to what leads to the exit.
+    """
     names = {layer.name for layer in chosen}
-    exits = [
-        layer
-        for layer in chosen
-        if layer.output in layers.outputs or any(c.name not in names for c in layers.consumers.get(layer.output, ()))
-    ]
+    exits = [layer for layer in chosen if not read_within(layers, layer, names)]
     if len(exits) != 1:
-        raise DicompilerError(
-            f"fused tiles need a set of layers with one exit: of this one {', '.join(x.name for x in exits) or 'none'} leave"
-        )
-    behind: set[str] = set()  # layers outside that depend on the set
-    for layer in layers.layers:
-        producers = [layers.producer[t].name for t in layer.inputs if t in layers.producer]
-        if layer.name in names and any(p in behind for p in producers):
-            raise DicompilerError(
-                f"fused tiles need a set of layers without a hole: {layer.name!r} comes back into it from outside"
-            )
-        if layer.name not in names and any(p in names or p in behind for p in producers):
-            behind.add(layer.name)
+        found = ", ".join(layer.name for layer in exits) or "none"
+        raise DicompilerError(f"fused tiles need a set of layers with one exit: of this one {found} leave")
     return exits[0]
+
+
+def largest_set(layers: LayerGraph, last: Layer, allowed: Callable[[Layer], bool]) -> tuple[Layer, ...]:
+    """The largest set, in layer order, whose one exit is `last` and whose other layers are `allowed`."""
+    names = {last.name}
+    for layer in reversed(layers.layers):
+        if allowed(layer) and read_within(layers, layer, names):
+            names.add(layer.name)
+    return tuple(layer for layer in layers.layers if layer.name in names)
 
 
 def fused(layers: LayerGraph, chosen: Sequence[Layer], tiles: Iterable[Region]) -> list[dict[str, Region]]:

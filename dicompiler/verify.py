@@ -109,7 +109,7 @@ def transfers(predicted: Sequence[Transfer], sent: Mapping[int, int], frames: in
 
 
 def random_inputs(values: Sequence[Value], seed: int = 0) -> dict[str, NDArray[Any]]:
-    """Seeded inputs for graph inputs of static shape: normal for floats, 0 or 1 for bool, small numbers for integers."""
+    """Seeded inputs for graph inputs of static shape: normal for floats, 0 or 1 for bool, 0 to 7 for integers."""
     rng = np.random.default_rng(seed)
     inputs: dict[str, NDArray[Any]] = {}
     for value in values:

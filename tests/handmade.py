@@ -17,7 +17,7 @@ from dicompiler.model import Model, Weight, stub
 from dicompiler.program import DeviceProgram, Program, Segment, Step, Transfer, Value
 
 Made = tuple[Program, Model, dict[str, NDArray[Any]]]
-HEAD = '<ir_version: 9, opset_import: ["" : 17]>\n'
+HEAD = '<ir_version: 9, opset_import: ["" : 19]>\n'
 
 
 def parse(text: str, weights: Mapping[str, Weight]) -> onnx.ModelProto:
@@ -139,8 +139,8 @@ def partial(dtype: str = "float", rows: int = 1) -> Made:
     w = {"wa": Weight.of(weight[:16]), "wb": Weight.of(weight[16:]), "bias": whole_w["bias"]}
     n, cast = rows, f"Cast <to = {onnx_type}>"
     whole = parse(
-        f"whole ({dtype}[{n},16] x, {dtype}[{n},16] x2) => ({dtype}[{n},24] out) {{ both = Concat <axis = 1> (x, x2)\n"
-        f" f = Cast <to = 1> (both)\n p = MatMul(f, w)\n s = Add(p, bias)\n out = {cast}(s) }}",
+        f"whole ({dtype}[{n},16] x, {dtype}[{n},16] x2) => ({dtype}[{n},24] out) {{ c = Cast <to = 1> (x)\n"
+        f" c2 = Cast <to = 1> (x2)\n f = Concat <axis = 1> (c, c2)\n p = MatMul(f, w)\n s = Add(p, bias)\n out = {cast}(s) }}",
         whole_w,
     )
     merge = f"(float[{n},24] pa, float[{n},24] pb) => ({dtype}[{n},24] {{}})"

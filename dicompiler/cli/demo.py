@@ -87,14 +87,14 @@ def _show(found: Demo) -> None:
 
     size = f"{found.layers} layers, {found.flops / 1e9:.3g} GFLOP a frame, {found.weights / 2**20:.3g} MiB of weights"
     click.echo(f"{found.network}: {size}")
-    click.echo(f"split over {found.platform} by {found.strategy}; measured for a frame, on this host:\n")
+    click.echo(f"split over {found.platform} by {found.strategy}, a process for each device:\n")
     headers = ("device", "layers", "FLOP", "weights MiB", "sent KiB", "computing ms", "waiting ms")
     rows = [
         (
             share.device,
             str(share.layers),
             f"{share.flops / max(1, found.flops):.1%}",
-            f"{share.weights / 2**20:.1f}",
+            f"{share.weights / 2**20:.2f}",
             f"{share.sent / 1024:.1f}",
             f"{1000 * share.compute_s:.1f}",
             f"{1000 * share.wait_s:.1f}",
@@ -111,19 +111,20 @@ def _show(found: Demo) -> None:
 def _show_times(found: Demo) -> None:
     from dicompiler.cli.tables import show
 
-    count = len(found.shares)
-    devices = f"{count} device{'s' if count != 1 else ''}"
-    predicted, alone = 1000 * found.predicted_s, 1000 * found.predicted_alone_s
-    here, here_alone = 1000 * found.frame_s, 1000 * found.alone_s
+    many = f"{len(found.shares)} device{'' if len(found.shares) == 1 else 's'}"
     rows = [
-        ("predicted for the boards", f"{predicted:.4g} ms", f"{alone:.4g} ms"),
-        ("measured on this host", f"{here:.4g} ms", f"{here_alone:.4g} ms"),
+        (name, *(f"{1000 * seconds:.4g} ms" for seconds in pair))
+        for name, pair in (
+            ("predicted for the boards", (found.predicted_s, found.predicted_alone_s)),
+            ("measured on this host", (found.frame_s, found.alone_s)),
+        )
     ]
-    show(("a frame", devices, "one device"), rows, right=(1, 2))
+    show(("a frame", many, "one alone"), rows, right=(1, 2))
     click.echo(
         _wrapped(
-            f"The {count} processes share the {found.cores} cores of this host, so the second row measures no speed-up;"
-            " the first rests on the boards' published figures."
+            "Predictions rest on the boards' published figures. Measured: the devices' processes share the"
+            f" {found.cores} cores of this host, so this is no measurement of speed-up; {found.frames} frames,"
+            " above their mean, here the fastest."
         )
     )
 
@@ -136,4 +137,4 @@ def _show_checks(verification: Verification) -> None:
 
 
 def _wrapped(text: str, head: str = "") -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)

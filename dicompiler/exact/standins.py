@@ -8,7 +8,7 @@ under DOMAIN, is the operator's own rule: each stand-in reads at least what the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,34 +17,40 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, FunctionProto, NodeProto, helper, numpy_helper
 
 from dicompiler.exact.facts import FLOATS, Facts, attribute, set_attribute
+from dicompiler.operators.rule import STAND_IN_DOMAIN
 
-DOMAIN = "dicompiler.check"
+DOMAIN = STAND_IN_DOMAIN
 MIN_IR = 8
 """The first IR version with functions in a model."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What the calls of one operator in a model have in common: the types of their attributes, the greatest number of
-    inputs, the type of the first one.
+    """What the calls of the operator `op` in a model have in common: the greatest number of inputs (`arity`), the type
+    of the first one, the opset.
     """
 
+    op: str
     opset: int
-    attributes: Mapping[str, int]
     arity: int
     dtype: int
+
+    @property
+    def attributes(self) -> list[str]:
+        """All that the operator may have: a piece of a node can have some that the whole leaves to their defaults."""
+        return sorted(onnx.defs.get_schema(self.op, self.opset, "").attributes)
 
     @property
     def inputs(self) -> list[str]:
         return [f"X{index}" for index in range(self.arity)]
 
-    def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], *passed: str) -> NodeProto:
-        """A node of the body; its attributes `passed` have the value that they have in the call, if any."""
+    def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str]) -> NodeProto:
+        """A node of the body; the attributes that `op` shares with the called operator are those of the call."""
         node = helper.make_node(op, inputs, outputs)
-        for name in passed:
+        for name, known in sorted(onnx.defs.get_schema(op, self.opset, "").attributes.items()):
             if name in self.attributes:
                 entry = node.attribute.add(name=name, ref_attr_name=name)
-                entry.type = AttributeProto.AttributeType.ValueType(self.attributes[name])
+                entry.type = AttributeProto.AttributeType.Value(str(known.type).rpartition(".")[2])
         return node
 
     def number(self, name: str, value: float) -> NodeProto:
@@ -59,9 +65,9 @@ def _constant(name: str, value: NDArray[np.generic]) -> NodeProto:
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
 
 
-def _one(op: str, *passed: str) -> Body:
+def _one(op: str) -> Body:
     """The body that is one node of another operator."""
-    return lambda call: [call.node(op, call.inputs, ["Y"], *passed)]
+    return lambda call: [call.node(op, call.inputs, ["Y"])]
 
 
 def _sign(call: _Call, target: str = "Y") -> NodeProto:
@@ -79,7 +85,7 @@ def _lrn(call: _Call) -> list[NodeProto]:
     """
     return [
         _sign(call, "sign"),
-        call.node("LRN", ["sign"], ["share"], "size", "alpha", "beta", "bias"),
+        call.node("LRN", ["sign"], ["share"]),
         call.number("factor", 32.0),
         call.number("half", 0.5),
         helper.make_node("Mul", ["share", "factor"], ["scaled"]),
@@ -94,11 +100,11 @@ def _softmax(call: _Call) -> list[NodeProto]:
     if call.opset >= 13:
         return [
             _constant("one", np.array([1], np.int64)),
-            call.node("TopK", ["X0", "one"], ["max", "place"], "axis"),
+            call.node("TopK", ["X0", "one"], ["max", "place"]),
             helper.make_node("Sub", ["X0", "max"], ["Y"]),
         ]
     return [
-        call.node("Flatten", ["X0"], ["rows"], "axis"),
+        call.node("Flatten", ["X0"], ["rows"]),
         helper.make_node("ReduceMax", ["rows"], ["max"], axes=[1], keepdims=1),
         helper.make_node("Sub", ["rows", "max"], ["flat"]),
         helper.make_node("Shape", ["X0"], ["shape"]),
@@ -106,8 +112,6 @@ def _softmax(call: _Call) -> list[NodeProto]:
     ]
 
 
-_WINDOW = _one("MaxPool", "kernel_shape", "strides", "pads", "auto_pad", "ceil_mode", "dilations")
-_REDUCE = _one("ReduceMax", "axes", "keepdims", "noop_with_empty_axes")
 _RECTIFIERS = ("Celu", "Elu", "Gelu", "HardSwish", "Mish", "Selu", "Softplus", "Swish")
 _CURVES = (
     *(
@@ -131,21 +135,21 @@ _CURVES = (
 _REDUCTIONS = ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSumSquare")
 
 STAND_INS: Mapping[str, Body] = {
-    "AveragePool": _WINDOW,
+    "AveragePool": _one("MaxPool"),
     "Div": _one("Sub"),
     "GlobalAveragePool": _one("GlobalMaxPool"),
     "GlobalLpPool": _one("GlobalMaxPool"),
     "HardSigmoid": lambda call: [_sign(call)],
     "LRN": _lrn,
     "LogSoftmax": _softmax,
-    "LpPool": _WINDOW,
+    "LpPool": _one("MaxPool"),
     "Mean": _one("Max"),
     "Pow": _one("Sub"),
     "Sigmoid": lambda call: [_sign(call)],
     "Softmax": _softmax,
     **dict.fromkeys(_RECTIFIERS, _one("Relu")),
     **dict.fromkeys(_CURVES, _one("Neg")),
-    **dict.fromkeys(_REDUCTIONS, _REDUCE),
+    **dict.fromkeys(_REDUCTIONS, _one("ReduceMax")),
 }
 """Operator type → what computes in its place. What is bounded stays bounded (Sigmoid → Sign), what rectifies rectifies,
 an average becomes the greatest of the same window."""
@@ -213,12 +217,8 @@ def declare(proto: onnx.ModelProto, known: Facts) -> None:
     proto.functions.extend(_function(op, calls[op], known) for op in sorted(calls))
 
 
-def _function(op: str, nodes: Iterable[NodeProto], known: Facts) -> FunctionProto:
-    nodes = list(nodes)
-    attributes = {entry.name: entry.type for node in nodes for entry in node.attribute}
+def _function(op: str, nodes: Sequence[NodeProto], known: Facts) -> FunctionProto:
     dtype = known.dtypes.get(nodes[0].input[0], onnx.TensorProto.FLOAT)
-    call = _Call(known.opset, attributes, max(len(node.input) for node in nodes), dtype)
+    call = _Call(op, known.opset, max(len(node.input) for node in nodes), dtype)
     opsets = [helper.make_opsetid("", known.opset)]
-    return helper.make_function(
-        DOMAIN, op, call.inputs, ["Y"], STAND_INS[op](call), opsets, attributes=sorted(attributes)
-    )
+    return helper.make_function(DOMAIN, op, call.inputs, ["Y"], STAND_INS[op](call), opsets, call.attributes)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from dicompiler.regions import Interval, Region, Shape, full
 
-
 STAND_IN_DOMAIN = "dicompiler.check"
 """Where the exact check (see dicompiler.exact) puts a node whose operator rounds: there a function computes something
 exact from the same inputs, and the operator's own rule holds."""

@@ -95,10 +95,8 @@ def spatial(operation: Operation, kernel: list[int], region: Region) -> tuple[Re
     if out == full(operation.out_shape[2:]):
         return out, need, {}
     pads = [t.begin for t in tiles] + [t.end for t in tiles]
-    # ceil_mode may only round up where the original did: at the true border.
-    ceil = {} if all(t.out[1] == w.out for t, w in zip(tiles, own, strict=True)) else {"ceil_mode": 0}
-    changed = {"auto_pad": None, "pads": pads, **(ceil if operation.attribute("ceil_mode") else {})}
-    return out, need, changed
+    # ceil_mode stays: windows fit a tile exactly, but where it ends at the true border and rounds up as the whole does.
+    return out, need, {"auto_pad": None, "pads": pads}
 
 
 def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:

@@ -20,8 +20,8 @@ from dicompiler.tiling import whole_plan
 class Annotation(Pass):
     """Base of the passes that edit the plan of the layers they name and leave the model as it is.
 
-    layers: names, patterns (`conv*`) and ranges in layer order (`conv1..conv4`). devices: where the parts go, in
-    order; default: the platform's computing devices, without a platform d0, d1, ….
+    layers: names, patterns (`conv*`) and ranges in layer order (`conv1..conv4`); default: all that can be cut so.
+    devices: where the parts go, in order; default: the platform's computing devices, without a platform d0, d1, ….
     """
 
     layers: tuple[str, ...] = ()
@@ -29,6 +29,7 @@ class Annotation(Pass):
 
     requires: ClassVar[tuple[str, ...]] = ("layers",)
     provides: ClassVar[tuple[str, ...]] = ("plan",)
+    unnamed: ClassVar[str] = ""  # what to say where no layers are named, in a pass that cannot take them all
 
     @abstractmethod
     def annotate(
@@ -52,9 +53,25 @@ class Annotation(Pass):
             whole_plan(graph, (computing or ["d0"])[0]), source=((known or ["d0"])[0],), sink=((known or ["d0"])[0],)
         )
         devices = self.devices or tuple(computing) or tuple(f"d{i}" for i in range(self.count()))
-        parts = self.annotate(graph, select(graph, self.layers, self.name), devices)
+        chosen = select(graph, self.layers, self.name) if self.layers else self.all_allowed(graph, devices)
+        parts = self.annotate(graph, chosen, devices)
         new = {name: tuple(own) for name, own in parts.items()}
         return replace(compilation, plan=replace(plan, layers={**plan.layers, **new}))
+
+    def all_allowed(self, graph: LayerGraph, devices: Sequence[str]) -> tuple[Layer, ...]:
+        """The layers that this pass can annotate, one by one: what it takes where none is named."""
+        if self.unnamed:
+            raise UsageError(f"{self.name}: {self.unnamed}")
+        return tuple(layer for layer in graph.layers if self._allows(graph, layer, devices))
+
+    def _allows(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> bool:
+        try:
+            self.annotate(graph, (layer,), devices)
+        except UsageError:
+            raise
+        except DicompilerError:
+            return False
+        return True
 
     def spread(self, parts: int, devices: Sequence[str]) -> list[tuple[str, int]]:
         """(device, lane) for each of `parts` parts in order: neighbours together, one lane per part of a device.

@@ -11,15 +11,13 @@ from dicompiler.layers import Layer, LayerGraph
 from dicompiler.plan import Part
 from dicompiler.regions import Interval, Region, full, replace, shares
 from dicompiler.tasks import make_task, output_shape, reduction
-from dicompiler.tiling import Axes, axes, axis_of, cut_axis, fused
+from dicompiler.tiling import axis_of, cut_axis, fused
 from dicompiler_passes.annotating import Annotation
 
 
-def channel_tiles(
-    graph: LayerGraph, layer: Layer, parts: int, annotation: Annotation, found: Axes | None = None
-) -> tuple[Region, ...]:
+def channel_tiles(graph: LayerGraph, layer: Layer, parts: int, annotation: Annotation) -> tuple[Region, ...]:
     """`parts` equal ranges of the layer's output channels as regions; raises where it has fewer channels."""
-    axis = axis_of(graph, layer, "channel", found)
+    axis = axis_of(graph, layer, "channel")
     intervals = cut_axis(graph, layer, axis, [1.0] * parts)
     whole = full(output_shape(graph, layer))
     if any(start >= stop for start, stop in intervals):
@@ -44,13 +42,11 @@ class Lop(Annotation):
     def annotate(
         self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
-        found, homes = axes(graph), self.spread(self.parts, devices)
+        homes = self.spread(self.parts, devices)
         return {
             layer.name: [
                 Part(device, region, lane=lane)
-                for (device, lane), region in zip(
-                    homes, channel_tiles(graph, layer, self.parts, self, found), strict=True
-                )
+                for (device, lane), region in zip(homes, channel_tiles(graph, layer, self.parts, self), strict=True)
             ]
             for layer in chosen
         }
@@ -114,6 +110,7 @@ class Fuse(Annotation):
     """
 
     name: ClassVar[str] = "fuse"
+    unnamed: ClassVar[str] = "name the layers from the one cut by output to the one cut by input: layers=first..last"
 
     parts: int = 2
     merge: str = "one"
@@ -125,7 +122,7 @@ class Fuse(Annotation):
         self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
         if len(chosen) < 2:
-            raise self.fail("name the layers from the one cut by output to the one cut by input: layers=first..last")
+            raise self.fail("a single layer cannot be fused: name the first and the last: layers=first..last")
         first, between, last = chosen[0], chosen[1:-1], chosen[-1]
         homes = self.spread(self.parts, devices)
         tiles = channel_tiles(graph, first, self.parts, self)

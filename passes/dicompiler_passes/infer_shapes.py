@@ -34,7 +34,8 @@ class InferShapes(Pass):
     Shape(x) → Gather → Concat → Reshape(y, ·)   ⇒  Reshape(y, (constant))
     Split → a, b into equal shares               ⇒  Slice → a, Slice → b
 
-    shape: `input=1x3x224x224`, for any number of inputs; a dimension that is a number already must be the same.
+    shape: `input=1x3x224x224`, for any number of inputs; a dimension that is a number already must be the same. In a
+    pipeline's text it is quoted: infer-shapes{shape="x=1x3x224x224"}.
     """
 
     name: ClassVar[str] = "infer-shapes"

@@ -50,6 +50,7 @@ class Builder:
         self.opset = next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), 1)
         self.taken = {name for node in graph.node for name in (*node.input, *node.output)}
         self.taken |= {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
+        self.shapes = {name: shape for name, (_, shape) in model.initializers().items()}
         self.node_names: set[str] = set()
         self.nodes: list[tuple[Step, int, onnx.NodeProto]] = []
         self.values: dict[str, onnx.ValueInfoProto] = {}
@@ -94,8 +95,7 @@ class Builder:
 
     def weight(self, name: str, region: Region) -> str:
         """`region` of an initializer of the model: itself where that is all of it, else a cut of it."""
-        shape = self.model.initializers()[name][1]
-        if region == full(shape):
+        if region == full(self.shapes[name]):
             return name
         wanted = name + show(region)
         if wanted not in self.initializers:

@@ -10,7 +10,7 @@ from dicompiler.layers import Layer, LayerGraph
 from dicompiler.plan import Part
 from dicompiler.regions import Region, full, replace
 from dicompiler.tasks import output_shape
-from dicompiler.tiling import axes, axis_of, cut_axis, exit_of, fused, grid
+from dicompiler.tiling import axis_of, cut_axis, exit_of, fused, grid
 from dicompiler_passes.annotating import Annotation
 
 
@@ -29,7 +29,10 @@ class Place(Annotation):
         return 1
 
     def annotate(
-        self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
+        self,
+        graph: LayerGraph,  # noqa: ARG002
+        chosen: Sequence[Layer],
+        devices: Sequence[str],
     ) -> Mapping[str, Sequence[Part]]:
         device = self.device or devices[0]
         if self.device and self.devices:
@@ -99,10 +102,9 @@ class TileGrid(Annotation):
     def annotate(
         self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
-        found = axes(graph)
         result: dict[str, Sequence[Part]] = {}
         for layer in chosen:
-            tiles = grid(graph, layer, self.rows, self.columns, found)
+            tiles = grid(graph, layer, self.rows, self.columns)
             if len(tiles) != self.count():
                 raise self.fail(f"layer {layer.name!r} is too small for {self.rows}×{self.columns} tiles")
             homes = self.spread(self.count(), devices)
@@ -118,6 +120,7 @@ class FuseTiles(Annotation):
     """
 
     name: ClassVar[str] = "fuse-tiles"
+    unnamed: ClassVar[str] = "name the layers to fuse: layers=first..last"
 
     parts: int = 0
     rows: int = 0
@@ -131,8 +134,6 @@ class FuseTiles(Annotation):
     ) -> Mapping[str, Sequence[Part]]:
         if self.parts and self.rows:
             raise self.fail("give either parts (height tiles) or rows and columns (a grid), not both")
-        if not chosen:
-            raise self.fail("name the layers to fuse: layers=first..last")
         last = exit_of(graph, chosen)
         if self.columns > 1:
             tiles: Sequence[Region] = grid(graph, last, self.rows or 2, self.columns)

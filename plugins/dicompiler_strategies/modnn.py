@@ -34,6 +34,6 @@ class Modnn(Strategy):
             height = found.get(layer.output, {}).get("height")
             if height is None or height not in cuttable(layers, layer):
                 return (Part(problem.platform.fastest.name),)
-            return tile(layers, layer, "height", rates, names, found)
+            return tile(layers, layer, "height", rates, names)
 
         return problem.plan({layer.name: parts(layer) for layer in layers.layers})

@@ -80,8 +80,7 @@ class TestStart:
             assert main(["--help"]) == 0
             loaded = {{name.partition(".")[0] for name in sys.modules}}
             print("heavy:", sorted(loaded & {HEAVY!r}), file=sys.stderr)
-            commands = [n for n in sys.modules if n.startswith("dicompiler.cli.") and n != "dicompiler.cli.group"]
-            print("commands:", commands, file=sys.stderr)
+            print("commands:", [n for n in {list(COMMANDS)!r} if "dicompiler.cli." + n in sys.modules], file=sys.stderr)
         """
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(source)],

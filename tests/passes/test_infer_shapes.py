@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
@@ -112,6 +112,7 @@ def test_shapes_that_depend_on_shapes_are_followed_to_the_end() -> None:
     same(original, result, x=np.ones(3, np.float32))
 
 
+@settings(deadline=None)
 @given(st.integers(-5, 5) | st.none(), st.integers(-5, 5) | st.none())
 def test_shape_takes_start_and_end_as_onnxruntime_does(start: int | None, end: int | None) -> None:
     given_attributes = [f"{k} = {v}" for k, v in (("start", start), ("end", end)) if v is not None]

@@ -72,7 +72,7 @@ def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], timeout: 
     manifests = [_load(directory / device / "manifest.json", "manifest") for device in artifact["devices"]]
     values = [_value(record) for record in artifact["inputs"]]
     given = [check_inputs(values, frame) for frame in frames]
-    coordinator = _Coordinator(artifact["digest"], time.monotonic() + timeout)
+    coordinator = _Coordinator(artifact["digest"], timeout)
     try:
         with socket.create_server(("127.0.0.1", 0), backlog=len(manifests)) as listener:
             address = "{}:{}".format(*listener.getsockname())
@@ -112,8 +112,8 @@ def _first(delivered: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> 
 class _Coordinator:
     """One run of the artifact with that digest. `deadline` (of time.monotonic) bounds every wait."""
 
-    def __init__(self, digest: str, deadline: float) -> None:
-        self.digest, self.deadline = digest, deadline
+    def __init__(self, digest: str, timeout: float) -> None:
+        self.digest, self.timeout, self.deadline = digest, timeout, time.monotonic() + timeout
         self.processes: dict[str, Process] = {}
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self.heard: dict[Kind, set[str]] = {Kind.READY: set(), Kind.DONE: set()}
@@ -262,7 +262,9 @@ class _Coordinator:
     def _check_time(self, waiting: Sequence[str]) -> None:
         if time.monotonic() > self.deadline + GRACE_S:
             others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
-            raise RunError(f"device {waiting[0]!r}: did not finish in time{others}: allow more, or look at that device")
+            raise RunError(
+                f"device {waiting[0]!r}: did not finish within {self.timeout:g} s{others}: allow more time (--timeout)"
+            )
 
 
 def _failure(event: _Event, devices: Mapping[str, Process]) -> _Failure | None:

@@ -1,0 +1,81 @@
+"""Runs a command line: arguments go in; results come out on stdout, diagnostics on stderr, and an exit code.
+
+0: done; 1: what was given cannot be compiled or run; 2: wrong usage; 70: our own mistake; 130: interrupted. Commands
+live in modules of their own that are imported when they are called.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from dicompiler.cli.group import root
+from dicompiler.errors import DicompilerError, nearest
+
+INTERNAL = 70
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line (None: that of the process) and returns the exit code; errors are one line on stderr."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        result = root.main(given, prog_name="dicompiler", standalone_mode=False)
+        # A full disk or a reader that went away shows only now.
+        sys.stdout.flush()
+    except Exception as error:
+        if isinstance(error, BrokenPipeError):
+            _silence()
+            return 1
+        if "--debug" in given:
+            import traceback
+
+            traceback.print_exc()
+        code, line = _describe(error)
+        print(f"dicompiler: {line}", file=sys.stderr)
+        return code
+    return result if isinstance(result, int) else 0
+
+
+def _silence() -> None:
+    """Nobody reads stdout any more: lets the interpreter's last flush go nowhere instead of failing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _describe(error: Exception) -> tuple[int, str]:
+    """The exit code and the line for an error."""
+    if isinstance(error, DicompilerError):
+        return error.exit_code, f"error: {_one_line(str(error))}"
+    if isinstance(error, click.Abort):
+        return INTERRUPTED, "interrupted"
+    if isinstance(error, click.ClickException):
+        return error.exit_code, f"error: {_usage(error)}"
+    if isinstance(error, OSError) and error.errno is not None:
+        place = f"{error.filename}: " if error.filename else ""
+        return 1, f"error: {_one_line(place + (error.strerror or str(error)))}"
+    from dicompiler.passes import PassFailure
+
+    cause = str(error) if isinstance(error, PassFailure) else f"{type(error).__name__}: {error}"
+    return INTERNAL, f"internal error: {_one_line(cause)}; run again with --debug for the traceback"
+
+
+def _usage(error: click.ClickException) -> str:
+    """click's own errors in our words: the command, what is wrong with it, and the nearest valid name."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "dicompiler"
+    place = path.removeprefix("dicompiler").strip()
+    if isinstance(error, click.NoSuchOption):
+        params = [] if context is None else context.command.get_params(context)
+        known = [name for param in params if isinstance(param, click.Option) for name in param.opts]
+        message = f"unknown option {error.option_name!r}{nearest(error.option_name, known)}"
+    else:
+        message = _one_line(error.format_message()).rstrip(".")
+        message = f"{message[:1].lower()}{message[1:]}; see '{path} --help'"
+    return f"{place}: {message}" if place else message
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

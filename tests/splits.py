@@ -1,0 +1,260 @@
+"""The kinds of split, made for any network by the annotating passes: what the matrix of networks and kinds runs.
+
+In: a prepared compilation with a platform. Out: for each kind a pipeline text, and the compilation with its plan. Every
+layer that allows the kind is cut; the others stay whole and are dealt out to the devices in turn, so that data travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+
+from dicompiler.compilation import Compilation
+from dicompiler.errors import DicompilerError
+from dicompiler.layers import Layer, LayerGraph
+from dicompiler.model import Model
+from dicompiler.passes import PassManager, pipeline
+from dicompiler.platform import Platform
+from dicompiler.regions import full
+from dicompiler.specs import Spec, format_pipeline
+from dicompiler.tasks import cuttable, output_shape, reduction
+from dicompiler.tiling import Label, axes, cut_axis, largest_set, read_within
+
+KINDS = ("pipeline", "height", "grid", "lop", "lip", "fuse")
+FUSED = ("fused-height", "fused-grid")
+DEVICES = 4
+_MERGES = ("one", "scatter", "all")
+_WEIGHTED = ("Conv", "Gemm", "MatMul")
+
+
+@dataclass(frozen=True)
+class Split:
+    """`pipeline` annotates a compilation as `dicompiler opt -p` would; `cut` are the layers that it cuts."""
+
+    kind: str
+    pipeline: tuple[Spec, ...]
+    cut: tuple[str, ...]
+
+    def plan(self, compilation: Compilation) -> Compilation:
+        """The compilation with the plan that the pipeline, as text, makes."""
+        return PassManager(pipeline(format_pipeline(self.pipeline))).run(compilation)
+
+
+def cluster() -> Platform:
+    """Four devices, each on a host of its own."""
+    return Platform.load(f"rpi4x{DEVICES}")
+
+
+def prepared(model: Model) -> Compilation:
+    """Normalised, with shapes and layers, on the cluster."""
+    from dicompiler.compiler import prepare
+
+    return replace(prepare(model), platform=cluster())
+
+
+def splits(compilation: Compilation, sets: int = 20, seed: int = 0) -> Iterator[Split]:
+    """All kinds; fused tiles over the largest set and over `sets` random ones. Kinds that cut no layer are left out."""
+    layers = compilation.layers
+    assert layers is not None
+    for kind in KINDS:
+        specs, cut = MAKERS[kind](layers)
+        if cut or kind == "pipeline":
+            yield Split(kind, (*specs, *_rest(layers, cut)), tuple(cut))
+    for kind in FUSED:
+        yield from _fused_splits(layers, kind, sets, seed)
+
+
+def _rest(layers: LayerGraph, cut: Iterable[str]) -> list[Spec]:
+    """The layers that no other pass cuts, one device after another."""
+    taken = set(cut)
+    left = [layer.name for layer in layers.layers if layer.name not in taken]
+    devices = [device.name for device in cluster().devices]
+    dealt = [(device, left[i::DEVICES]) for i, device in enumerate(devices)]
+    return [Spec.of("place", {"layers": tuple(names), "device": device}) for device, names in dealt if names]
+
+
+def _pipeline(layers: LayerGraph) -> tuple[list[Spec], list[str]]:
+    """Runs of whole layers, as many on each device."""
+    names = [layer.name for layer in layers.layers]
+    bounds = [len(names) * i // DEVICES for i in range(DEVICES + 1)]
+    specs = [
+        Spec.of("place", {"layers": tuple(names[bounds[i] : bounds[i + 1]]), "device": device.name})
+        for i, device in enumerate(cluster().devices)
+    ]
+    return specs, names
+
+
+def pieces(layers: LayerGraph, layer: Layer, label: Label, most: int) -> int:
+    """Into how many parts, at most `most`, the layer can be cut along the axis of that name; 1 where it cannot be."""
+    axis = axes(layers).get(layer.output, {}).get(label)
+    if layer.reason or axis is None or axis not in cuttable(layers, layer):
+        return 1
+    counts = range(min(most, output_shape(layers, layer)[axis]), 1, -1)
+    fits = (n for n in counts if all(start < stop for start, stop in cut_axis(layers, layer, axis, [1.0] * n)))
+    return next(fits, 1)
+
+
+def _by_count(name: str, counts: dict[str, int]) -> tuple[list[Spec], list[str]]:
+    """A pass for all layers that are cut into as many parts."""
+    specs = [
+        Spec.of(name, {"layers": tuple(n for n, own in counts.items() if own == count), "parts": str(count)})
+        for count in range(DEVICES, 1, -1)
+        if count in counts.values()
+    ]
+    return specs, [name for name, count in counts.items() if count > 1]
+
+
+def _along(name: str, label: Label, layers: LayerGraph) -> tuple[list[Spec], list[str]]:
+    return _by_count(name, {layer.name: pieces(layers, layer, label, DEVICES) for layer in layers.layers})
+
+
+def _grid(layers: LayerGraph) -> tuple[list[Spec], list[str]]:
+    cut = [layer.name for layer in layers.layers if allows(layers, "fused-grid", layer) and tiles(layers, layer) == 4]
+    return [Spec.of("tile-grid", {"layers": tuple(cut), "rows": "2", "columns": "2"})], cut
+
+
+def tiles(layers: LayerGraph, layer: Layer) -> int:
+    """The tiles of a grid of at most 2 × 2."""
+    return pieces(layers, layer, "height", 2) * pieces(layers, layer, "width", 2)
+
+
+def _lip(layers: LayerGraph) -> tuple[list[Spec], list[str]]:
+    """Merged on one device, scattered by channels, on every device: in turn."""
+    chosen = [layer for layer in layers.layers if (reduction(layers, layer) or 0) >= DEVICES]
+    specs = []
+    for i, merge in enumerate(_MERGES):
+        names = [
+            layer.name
+            for k, layer in enumerate(chosen)
+            if _merge(layers, layer, k) == merge
+        ]
+        if names:
+            specs.append(Spec.of("lip", {"layers": tuple(names), "parts": str(DEVICES), "merge": _MERGES[i]}))
+    return specs, [layer.name for layer in chosen]
+
+
+def _merge(layers: LayerGraph, layer: Layer, index: int) -> str:
+    merge = _MERGES[index % len(_MERGES)]
+    return "one" if merge == "scatter" and pieces(layers, layer, "channel", DEVICES) < DEVICES else merge
+
+
+def _fuse(layers: LayerGraph) -> tuple[list[Spec], list[str]]:
+    """Chains from a layer with weights to the next that sums over input channels, one behind the other."""
+    specs: list[Spec] = []
+    cut: list[str] = []
+    for layer in layers.layers:
+        chain = _chain(layers, layer)
+        if chain and layer.name not in cut:
+            specs.append(Spec.of("fuse", {"layers": chain, "parts": str(DEVICES)}))
+            cut.extend(chain)
+    return specs, cut
+
+
+def _chain(layers: LayerGraph, first: Layer) -> tuple[str, ...]:
+    """The names from `first` to the layer that it can be fused with; none where there is none."""
+    if first.nodes[first.anchor].op not in _WEIGHTED or pieces(layers, first, "channel", DEVICES) < DEVICES:
+        return ()
+    chain = [first]
+    while True:
+        readers = layers.consumers.get(chain[-1].output, ())
+        if len(readers) != 1 or chain[-1].output in layers.outputs or len(readers[0].inputs) != 1:
+            return ()
+        chain.append(readers[0])
+        if readers[0].reason:
+            return ()
+        if reduction(layers, readers[0]) is not None:
+            names = tuple(layer.name for layer in chain)
+            return names if _accepted(layers, Spec.of("fuse", {"layers": names, "parts": str(DEVICES)})) else ()
+
+
+def _accepted(layers: LayerGraph, spec: Spec) -> bool:
+    """Whether the pass takes these layers: only it knows whether channels become one range of input channels."""
+    from dicompiler.plugins import registry
+
+    annotation = registry().make("passes", spec)
+    try:
+        annotation.annotate(layers, [layers.by_name[n] for n in annotation.layers], [f"d{i}" for i in range(DEVICES)])
+    except DicompilerError:
+        return False
+    return True
+
+
+MAKERS: dict[str, Callable[[LayerGraph], tuple[list[Spec], list[str]]]] = {
+    "pipeline": _pipeline,
+    "height": partial(_along, "tile-height", "height"),
+    "grid": _grid,
+    "lop": partial(_along, "lop", "channel"),
+    "lip": _lip,
+    "fuse": _fuse,
+}
+
+
+def allows(layers: LayerGraph, kind: str, layer: Layer) -> bool:
+    """Whether a fused tile of that kind can go through the layer."""
+    labels: tuple[Label, ...] = ("height",) if kind == "fused-height" else ("height", "width")
+    own = axes(layers).get(layer.output, {})
+    return not layer.reason and all(own.get(label) in cuttable(layers, layer) for label in labels)
+
+
+def exits(layers: LayerGraph, kind: str) -> dict[str, tuple[Layer, ...]]:
+    """Each layer whose output can be tiled, with the largest set that it is the one exit of, if that is more than it."""
+    allowed = partial(allows, layers, kind)
+    found = {}
+    for layer in layers.layers:
+        enough = tiles(layers, layer) == 4 if kind == "fused-grid" else pieces(layers, layer, "height", 2) > 1
+        chosen = largest_set(layers, layer, allowed) if enough and allowed(layer) else ()
+        if len(chosen) > 1:
+            found[layer.name] = chosen
+    return found
+
+
+def branches(layers: LayerGraph, chosen: Sequence[Layer]) -> bool:
+    """Whether paths fork and meet again inside: some layer of the set is read by two or more of its layers."""
+    names = {layer.name for layer in chosen}
+    return any(
+        sum(reader.name in names for reader in layers.consumers.get(layer.output, ())) > 1 for layer in chosen
+    )
+
+
+def random_set(rng: Random, layers: LayerGraph, last: Layer, largest: Sequence[Layer]) -> tuple[Layer, ...]:
+    """A random set within `largest` whose one exit is `last`: layers join that nobody outside reads."""
+    names = {last.name}
+    for _ in range(rng.randrange(1, len(largest))):
+        ready = [layer for layer in largest if layer.name not in names and read_within(layers, layer, names)]
+        names.add(rng.choice(ready).name)
+    return tuple(layer for layer in largest if layer.name in names)
+
+
+def random_sets(layers: LayerGraph, kind: str, count: int, seed: int) -> list[tuple[Layer, ...]]:
+    """`count` seeded random sets with one exit; with branches inside where the network has any that can be tiled."""
+    rng, found = Random(seed), exits(layers, kind)
+    forked = {name: largest for name, largest in found.items() if branches(layers, largest)}
+    names = sorted(forked or found)
+    sets: list[tuple[Layer, ...]] = []
+    while names and len(sets) < count:
+        name = rng.choice(names)
+        chosen = random_set(rng, layers, layers.by_name[name], found[name])
+        if not forked or branches(layers, chosen):
+            sets.append(chosen)
+    return sets
+
+
+def _fused_splits(layers: LayerGraph, kind: str, sets: int, seed: int) -> Iterator[Split]:
+    found = exits(layers, kind)
+    if not found:
+        return
+    largest = max(found.values(), key=len)
+    yield _fused(layers, kind, kind, largest)
+    for i, chosen in enumerate(random_sets(layers, kind, sets, seed)):
+        yield _fused(layers, kind, f"{kind}-{i}", chosen)
+
+
+def _fused(layers: LayerGraph, kind: str, name: str, chosen: Sequence[Layer]) -> Split:
+    names = tuple(layer.name for layer in chosen)
+    options = {"layers": names, "rows": "2", "columns": "2"}
+    if kind == "fused-height":
+        last = next(layer for layer in chosen if not read_within(layers, layer, names))
+        options = {"layers": names, "parts": str(pieces(layers, last, "height", DEVICES))}
+    return Split(name, (Spec.of("fuse-tiles", options), *_rest(layers, names)), names)

@@ -1,0 +1,257 @@
+"""The sockets target when all goes well: what it writes, and that real processes compute what the whole model does."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.runtime import values as runtime_values
+from handmade import Made, failing, halo, integers, partial, unknown_shape
+
+from dicompiler.compilation import Compilation
+from dicompiler.errors import DicompilerError
+from dicompiler.executor import execute, run_model
+from dicompiler.model import Weight
+from dicompiler.platform import Device, Host, Network, Platform
+from dicompiler.schema import load_json, validate
+
+RUNTIME = Path(runtime_values.__file__).parent
+
+
+def emit(made: Made, directory: Path, **options: Any) -> Path:
+    directory.mkdir(exist_ok=True)
+    SocketsTarget(**options).emit(Compilation(model=made[1], program=made[0]), directory)
+    return directory
+
+
+def manifest(directory: Path, device: str) -> dict[str, Any]:
+    found: dict[str, Any] = load_json(directory / device / "manifest.json")
+    return found
+
+
+@pytest.mark.parametrize(
+    "made",
+    [halo, partial, lambda: partial("bfloat16"), lambda: partial("float8e4m3fn"), lambda: partial("bool")],
+    ids=["halo", "partial", "bfloat16", "float8", "bool"],
+)
+def test_processes_compute_what_the_whole_model_computes(made: Any, tmp_path: Path) -> None:
+    program, model, inputs = one = made()
+    result = SocketsTarget().run(emit(one, tmp_path), [inputs] * 2, 60)
+    reference = run_model(model, inputs)["out"]
+    assert len(result.outputs) == len(result.delivered) == len(result.frames_s) == 2
+    for delivered in result.delivered:
+        assert set(delivered) == {d.device for d in program.devices if d.sinks}
+        for outputs in delivered.values():
+            assert outputs["out"].dtype == reference.dtype
+            assert np.array_equal(outputs["out"], reference)
+    sent = {index: count for report in result.reports for index, count in report.sent.items()}
+    assert sent == {t.index: 2 * t.value.nbytes for t in program.transfers}
+    for report, device in zip(result.reports, program.devices, strict=True):
+        assert report.device == device.device
+        assert len(report.segments) == len(device.segments)
+        assert report.compute_s == pytest.approx(sum(report.segments))
+        assert 20 << 20 < report.memory_peak < 1 << 30
+        assert set(report.sent) == {t.index for t in program.transfers if t.sender == device.device}
+
+
+def test_frames_are_not_mixed_up(tmp_path: Path) -> None:
+    program, model, inputs = halo()
+    frames = [{"x": integers(inputs["x"].shape, seed)} for seed in range(20)]
+    result = SocketsTarget().run(emit((program, model, inputs), tmp_path), frames, 60)
+    for frame, outputs in zip(frames, result.outputs, strict=True):
+        assert np.array_equal(outputs["out"], run_model(model, frame)["out"])
+
+
+def test_shapes_may_be_known_only_at_run_time(tmp_path: Path) -> None:
+    made = unknown_shape()
+    frames = [{"x": integers(shape, 1)} for shape in [(2, 5), (2, 0), (2, 1)]]
+    result = SocketsTarget().run(emit(made, tmp_path), frames, 60)
+    assert [outputs["out"].shape for outputs in result.outputs] == [(10, 2), (0, 2), (2, 2)]
+    for frame, outputs in zip(frames, result.outputs, strict=True):
+        assert np.array_equal(outputs["out"], run_model(made[1], frame)["out"])
+
+
+def test_large_tensors_that_cross_do_not_block(tmp_path: Path) -> None:
+    # Both devices send each other more than the sockets buffer before either of them receives.
+    program, model, inputs = partial(rows=200_000)
+    result = SocketsTarget().run(emit((program, model, inputs), tmp_path), [inputs], 60)
+    assert np.array_equal(result.outputs[0]["out"], run_model(model, inputs)["out"])
+    assert min(sum(report.sent.values()) for report in result.reports) > 16 << 20
+
+
+def test_it_agrees_with_the_executor(tmp_path: Path) -> None:
+    program, model, inputs = halo(32, 5)
+    result = SocketsTarget(optimization="none", threads=2).run(emit((program, model, inputs), tmp_path), [inputs], 60)
+    execution = execute(program, inputs)
+    assert np.array_equal(result.outputs[0]["out"], execution.outputs["out"])
+    assert {i: n for report in result.reports for i, n in report.sent.items()} == dict(enumerate(execution.sent))
+
+
+def test_the_artifact_may_be_moved_and_is_not_changed_by_a_run(tmp_path: Path, monkeypatch: Any) -> None:
+    made = halo()
+    (tmp_path / "here" / "sub").mkdir(parents=True)
+    emit(made, tmp_path / "there")
+    before = content(tmp_path / "there")
+    shutil.move(tmp_path / "there", tmp_path / "here" / "sub" / "artifact")
+    monkeypatch.chdir(tmp_path / "here")
+    # What would make another Python misbehave does not reach the devices.
+    monkeypatch.setenv("PYTHONINSPECT", "1")
+    result = SocketsTarget().run(Path("sub/artifact"), [made[2]], 60)
+    assert np.array_equal(result.outputs[0]["out"], run_model(made[1], made[2])["out"])
+    assert content(Path("sub/artifact")) == before
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
+    script = (
+        "import sys; sys.path[:0] = sys.argv[2:]\n"
+        "from pathlib import Path; from handmade import halo; from dicompiler.compilation import Compilation\n"
+        "from dicompiler_targets.sockets import SocketsTarget; program, model, _ = halo()\n"
+        "SocketsTarget().emit(Compilation(model=model, program=program), Path(sys.argv[1]))\n"
+    )
+    found = []
+    for seed in ("1", "2"):
+        (place := tmp_path / seed / "artifact").mkdir(parents=True)
+        paths = [os.path.abspath(entry) for entry in sys.path if entry]
+        command = [sys.executable, "-c", script, str(place), *paths]
+        subprocess.run(command, check=True, cwd=place.parent, env=os.environ | {"PYTHONHASHSEED": seed})
+        found.append(content(place))
+    assert found[0] == found[1]
+    assert not any(str(tmp_path).encode() in data for data in found[0].values())
+
+
+def test_files_fit_their_schemas(tmp_path: Path) -> None:
+    for i, made in enumerate([halo(), partial("bfloat16"), unknown_shape()]):
+        directory = emit(made, tmp_path / str(i))
+        artifact = load_json(directory / "artifact.json")
+        validate(artifact, "artifact", "artifact.json")
+        assert artifact["devices"] == [d.device for d in made[0].devices]
+        assert [t["bytes"] for t in artifact["transfers"]] == [t.value.nbytes for t in made[0].transfers]
+        for device in artifact["devices"]:
+            one = manifest(directory, device)
+            validate(one, "manifest", "manifest.json")
+            assert one["digest"] == artifact["digest"]
+            files = {str(p.relative_to(directory / device)) for p in (directory / device).rglob("*") if p.is_file()}
+            assert files == {*one["files"], "manifest.json"}
+            for name, record in one["files"].items():
+                data = (directory / device / name).read_bytes()
+                assert record == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def test_each_weight_is_stored_once_per_device_and_in_place(tmp_path: Path) -> None:
+    program, model, inputs = halo()
+    directory = emit((program, model, inputs), tmp_path)
+    assert not (directory / "c" / "weights.bin").exists()
+    data = (directory / "a" / "weights.bin").read_bytes()
+    places: dict[str, set[str]] = {}
+    for path in sorted((directory / "a").glob("*.onnx")):
+        for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            if entries:
+                offset, length = int(entries["offset"]), int(entries["length"])
+                assert entries["location"] == "weights.bin"
+                assert offset % 64 == 0
+                assert data[offset : offset + length] == bytes(program.weights[tensor.name].data)
+                places.setdefault(tensor.name, set()).add(entries["offset"])
+    assert {name: len(offsets) for name, offsets in places.items()} == {"w1": 1, "b1": 1, "w2": 1}
+    assert len(data) < sum(weight.nbytes for weight in program.weights.values()) + 3 * 64
+    partial_directory = emit(partial(), tmp_path / "partial")
+    assert (partial_directory / "a" / "weights.bin").read_bytes()[: 16 * 24 * 4] == bytes(
+        partial()[0].weights["wa"].data
+    )
+    onnx.checker.check_model(str(directory / "a" / "segment001.onnx"))
+
+
+def test_the_digest_includes_the_weights(tmp_path: Path) -> None:
+    program, model, inputs = halo()
+    first = load_json(emit((program, model, inputs), tmp_path / "1") / "artifact.json")
+    weights = dict(program.weights)
+    weights["b1"] = Weight.of(weights["b1"].array() + 1)
+    object.__setattr__(program, "weights", weights)
+    second = load_json(emit((program, model, inputs), tmp_path / "2") / "artifact.json")
+    assert first["digest"] != second["digest"]
+    assert first | {"digest": ""} == second | {"digest": ""}
+
+
+def test_the_runtime_needs_only_python_numpy_and_onnxruntime() -> None:
+    allowed = {*sys.stdlib_module_names, "numpy", "onnxruntime"}
+    for path in RUNTIME.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert {alias.name.split(".")[0] for alias in node.names} <= allowed, path
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                assert (node.module or "").split(".")[0] in allowed, path
+            elif isinstance(node, ast.ImportFrom):
+                inside = [node.module] if node.module else [alias.name for alias in node.names]
+                assert all((RUNTIME / f"{name}.py").exists() or name == "FORMAT" for name in inside), path
+
+
+def test_nothing_is_unpickled() -> None:
+    for path in RUNTIME.glob("*.py"):
+        for word in ("pickle", "marshal", "eval(", "exec(", "allow_pickle"):
+            assert word not in path.read_text(), path
+
+
+def test_threads_are_those_of_the_device_unless_told(tmp_path: Path) -> None:
+    program, model, _ = halo()
+    devices = tuple(Device(name, name, 1e9, cores) for name, cores in (("a", 1), ("b", 4), ("c", 2)))
+    hosts = tuple(Host(device.host, 1 << 30) for device in devices)
+    platform = Platform("p", hosts, devices, Network("switch", 1e8))
+    for place, target, expected in (
+        (tmp_path / "1", SocketsTarget(), [1, 4, 2]),
+        (tmp_path / "2", SocketsTarget(threads=3), [3, 3, 3]),
+    ):
+        place.mkdir()
+        target.emit(Compilation(model=model, program=program, platform=platform), place)
+        assert [manifest(place, device)["threads"] for device in "abc"] == expected
+    with pytest.raises(ValueError, match="threads must be 0 or more"):
+        SocketsTarget(threads=-1)
+
+
+def renamed(made: Made, name: str) -> Made:
+    object.__setattr__(made[0].devices[0], "device", name)
+    return made
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", "reference", "artifact.json", "-x"])
+def test_names_that_are_no_directories_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DicompilerError, match=r"^device .*: no name for the device's directory"):
+        emit(renamed(unknown_shape(), name), tmp_path)
+
+
+def test_types_without_raw_bytes_are_refused(tmp_path: Path) -> None:
+    made = failing()
+    object.__setattr__(made[0].transfers[0].value, "dtype", onnx.TensorProto.STRING)
+    with pytest.raises(DicompilerError, match=r"^tensor 'x': values of type STRING cannot be sent"):
+        emit(made, tmp_path)
+
+
+def test_every_type_of_the_runtime_is_what_onnx_says() -> None:
+    for name, (number, size) in runtime_values.TYPES.items():
+        assert onnx.TensorProto.DataType.Value(name) == number
+        assert onnx.helper.tensor_dtype_to_np_dtype(number).itemsize == size
+
+
+def test_wrong_inputs_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    directory = emit(halo(), tmp_path)
+    with pytest.raises(DicompilerError, match=r"^input 'x' must have the shape"):
+        SocketsTarget().run(directory, [{"x": np.zeros((1, 3, 4, 4), np.float32)}], 60)
+    document = manifest(directory, "b")
+    del document["steps"]
+    (directory / "b" / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(DicompilerError, match=r"manifest\.json: missing key 'steps'"):
+        SocketsTarget().run(directory, [halo()[2]], 60)

@@ -1,0 +1,363 @@
+"""The sockets target when something goes wrong: who is blamed, that all ends at once, and that nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.runtime.wire import (
+    HEADER,
+    MAGIC,
+    PROTOCOL,
+    Channel,
+    Header,
+    Kind,
+    ProtocolError,
+    Refused,
+    check_tensor,
+    decode,
+)
+from handmade import Made, endless, failing, halo, partial
+
+from dicompiler.compilation import Compilation
+from dicompiler.errors import DicompilerError, RunError
+from dicompiler.schema import load_json
+
+LIMIT_S = 2.0
+"""From a failure to the end of everything."""
+
+
+def emit(made: Made, directory: Path) -> Path:
+    directory.mkdir(exist_ok=True)
+    SocketsTarget().emit(Compilation(model=made[1], program=made[0]), directory)
+    return directory
+
+
+def pids(directory: Path) -> dict[str, int]:
+    """The processes of the artifact's devices: those whose working directory lies in it."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            place = Path(os.readlink(entry / "cwd"))
+            if place.parent == directory:
+                found[place.name] = int(entry.name)
+    return found
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.005)
+    raise AssertionError("it did not happen in time")
+
+
+class Run(threading.Thread):
+    """A run in a thread of its own: `outcome` is its result or its error, `ended` when it ended."""
+
+    def __init__(self, directory: Path, inputs: Mapping[str, Any], frames: int, timeout: float = 60.0) -> None:
+        super().__init__(daemon=True)
+        self.arguments = directory, [inputs] * frames, timeout
+        self.outcome: Any = None
+        self.ended = 0.0
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.outcome = SocketsTarget().run(*self.arguments)
+        except DicompilerError as error:
+            self.outcome = error
+        self.ended = time.monotonic()
+
+
+def computing(directory: Path, device: str) -> bool:
+    """Whether the device's process has used the processor for longer than starting takes."""
+    fields = Path(f"/proc/{pids(directory)[device]}/stat").read_text().rsplit(")")[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > 2.0
+
+
+@pytest.mark.parametrize("victim", ["a", "b", "c"])
+@pytest.mark.parametrize("moment_s", [0.0, 0.15, 0.3, 1.0])
+def test_one_process_killed_ends_all_and_is_named(victim: str, moment_s: float, tmp_path: Path) -> None:
+    made = halo()
+    run = Run(emit(made, tmp_path), made[2], 100_000)
+    victims = wait_until(lambda: len(found := pids(tmp_path)) == 3 and found)
+    time.sleep(moment_s)
+    killed = time.monotonic()
+    os.kill(victims[victim], signal.SIGKILL)
+    run.join(20)
+    assert pids(tmp_path) == {}
+    assert isinstance(run.outcome, RunError)
+    assert str(run.outcome).startswith(f"device {victim!r}: its process was ended by signal 9 (SIGKILL)")
+    assert "\n" not in str(run.outcome)
+    assert run.ended - killed < LIMIT_S
+
+
+def test_a_death_ends_a_device_that_is_deep_in_a_segment(tmp_path: Path) -> None:
+    made = endless()
+    run = Run(emit(made, tmp_path), made[2], 1)
+    wait_until(lambda: "b" in pids(tmp_path) and computing(tmp_path, "b"))
+    killed = time.monotonic()
+    os.kill(pids(tmp_path)["a"], signal.SIGKILL)
+    run.join(20)
+    assert run.ended - killed < LIMIT_S
+    assert str(run.outcome).startswith("device 'a': its process was ended by signal 9")
+    assert pids(tmp_path) == {}
+
+
+def test_time_is_limited(tmp_path: Path) -> None:
+    made = endless()
+    run = Run(emit(made, tmp_path), made[2], 1, timeout=1.0)
+    begun = time.monotonic()
+    run.join(20)
+    assert run.ended - begun < 1.0 + LIMIT_S
+    assert str(run.outcome).startswith("device 'b': did not finish within 1 s")
+    assert pids(tmp_path) == {}
+
+
+def test_a_device_that_hangs_is_named_not_those_that_wait_for_it(tmp_path: Path) -> None:
+    made = halo()
+    run = Run(emit(made, tmp_path), made[2], 100_000, timeout=3.0)
+    wait_until(lambda: len(pids(tmp_path)) == 3)
+    time.sleep(1)
+    os.kill(pids(tmp_path)["a"], signal.SIGSTOP)
+    run.join(20)
+    assert isinstance(run.outcome, RunError)
+    assert str(run.outcome).startswith("device 'a': ")
+    assert pids(tmp_path) == {}
+
+
+def test_what_a_segment_raises_is_told_in_words(tmp_path: Path) -> None:
+    made = failing()
+    with pytest.raises(RunError, match=r"^device 'b': segment 'b0' cannot be run: .*out of data bounds"):
+        SocketsTarget().run(emit(made, tmp_path), [made[2], {"x": np.array([9], np.int64)}], 60)
+    assert pids(tmp_path) == {}
+
+
+def test_a_broken_segment_names_its_device(tmp_path: Path) -> None:
+    path = emit(halo(), tmp_path) / "b" / "segment001.onnx"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(RunError, match=r"^device 'b': segment 'b1' cannot be loaded: "):
+        SocketsTarget().run(tmp_path, [halo()[2]], 60)
+
+
+@pytest.mark.parametrize(("change", "found"), [("cut", "has 100 bytes instead of 800"), ("gone", "is missing")])
+def test_a_file_that_is_not_whole_names_its_device(change: str, found: str, tmp_path: Path) -> None:
+    path = emit(halo(), tmp_path) / "a" / "weights.bin"
+    data = path.read_bytes()
+    path.unlink()
+    if change == "cut":
+        path.write_bytes(data[:100])
+    with pytest.raises(RunError, match=rf"^device 'a': file weights.bin {found}: copy the device's directory again$"):
+        SocketsTarget().run(tmp_path, [halo()[2]], 60)
+
+
+def test_a_runtime_that_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+    path = emit(halo(), tmp_path) / "c" / "runtime" / "values.py"
+    path.write_text("raise ImportError('onnxruntime is too old')\n")
+    with pytest.raises(RunError, match=r"^device 'c': .* exit code 1: ImportError: onnxruntime is too old$"):
+        SocketsTarget().run(tmp_path, [halo()[2]], 60)
+    assert pids(tmp_path) == {}
+
+
+def test_a_directory_of_another_artifact_is_refused(tmp_path: Path) -> None:
+    emit(halo(), tmp_path / "1")
+    emit(halo(channels=5), tmp_path / "2")
+    (tmp_path / "1" / "b").rename(tmp_path / "old")
+    (tmp_path / "2" / "b").rename(tmp_path / "1" / "b")
+    with pytest.raises(RunError, match=r"^device 'b': its directory belongs to another artifact: copy it again"):
+        SocketsTarget().run(tmp_path / "1", [halo()[2]], 60)
+    assert pids(tmp_path / "1") == {}
+
+
+SCRIPT = """
+import sys; sys.path[:0] = sys.argv[2:]
+from pathlib import Path
+from handmade import endless
+from dicompiler_targets.sockets import SocketsTarget
+SocketsTarget().run(Path(sys.argv[1]), [endless()[2]], 60.0)
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
+def test_no_device_outlives_the_coordinator(sign: signal.Signals, tmp_path: Path) -> None:
+    emit(endless(), tmp_path)
+    paths = [os.path.abspath(entry) for entry in sys.path if entry]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), *paths]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as coordinator:
+        wait_until(lambda: "b" in pids(tmp_path) and computing(tmp_path, "b"))
+        coordinator.send_signal(sign)
+        sent = time.monotonic()
+        wait_until(lambda: pids(tmp_path) == {}, LIMIT_S)
+        _, errors = coordinator.communicate(timeout=10)
+    assert time.monotonic() - sent < LIMIT_S + 1
+    assert (b"KeyboardInterrupt" in errors) == (sign is signal.SIGINT)
+
+
+class Fake:
+    """The coordinator's place, and that of the peers of device a, taken by a test."""
+
+    def __init__(self, directory: Path, listener: socket.socket) -> None:
+        self.messages: list[tuple[Header, Any]] = []
+        self.end = time.monotonic() + 20
+        self.digest = load_json(directory / "artifact.json")["digest"]
+        address = "{}:{}".format(*listener.getsockname())
+        command = [sys.executable, "-m", "runtime", "--control", address, "--timeout", "20"]
+        self.process = subprocess.Popen(
+            command, cwd=directory / "a", stderr=subprocess.PIPE, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+        )
+        self.socket = listener.accept()[0]
+        self.control = Channel(self.socket)
+        self.hello = self.control.greeting(self.end)
+        self.control.start(
+            lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
+        )
+
+    def meet(self, listener: socket.socket, message: Mapping[str, Any]) -> socket.socket:
+        """Lets the device connect to `listener` as its peer b, and greets it with `message`."""
+        self.control.send_json(Kind.PEERS, {"b": listener.getsockname()})
+        peer = listener.accept()[0]
+        channel = Channel(peer)
+        assert channel.greeting(self.end) == {"device": "a", "digest": self.digest}
+        channel.greet(Kind.HELLO, message, self.end)
+        return peer
+
+    def heard(self, kind: Kind) -> Any:
+        """Waits for a message of that kind."""
+        header, payload = wait_until(lambda: next((m for m in self.messages if m[0].kind is kind), None))
+        return decode(payload) if header.length else None
+
+    def ended(self) -> str:
+        """Waits for the process to end by itself with code 1: what it wrote."""
+        _, errors = self.process.communicate(timeout=10)
+        assert self.process.returncode == 1
+        return errors.decode()
+
+
+@contextlib.contextmanager
+def fake(directory: Path) -> Iterator[tuple[Fake, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as peers:
+        one = Fake(directory, listener)
+        try:
+            yield one, peers
+        finally:
+            one.process.kill()
+            one.process.communicate()
+            one.control.close()
+
+
+def test_a_frame_of_the_wrong_length_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    with fake(emit(partial(), tmp_path)) as (one, listener):
+        with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
+            one.heard(Kind.READY)
+            # The payload is never sent: only a device that looks at the header first can answer.
+            peer.sendall(HEADER.pack(MAGIC, PROTOCOL, Kind.TENSOR, 0, 2, 0, 1 << 40))
+            message = one.heard(Kind.ERROR)["message"]
+        assert message == "from 'b': TENSOR 2 ('pb') has 1099511627776 bytes, the plan says 96"
+        assert "the plan says 96" in one.ended()
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ((MAGIC, PROTOCOL, Kind.TENSOR, 0, 1, 0, 96), "TENSOR 1 came, which the plan does not send there"),
+        ((MAGIC, PROTOCOL, Kind.TENSOR, 0, 2, 7, 96), "TENSOR 2 ('pb') is for frame 7 while frame 0 is computed"),
+        ((MAGIC, PROTOCOL, Kind.RUN, 0, 0, 0, 0), "RUN of 0 bytes came"),
+        ((MAGIC, PROTOCOL, 99, 0, 0, 0, 0), "a frame of unknown kind 99 with flags 0 came"),
+        ((MAGIC, 9, Kind.TENSOR, 0, 2, 0, 96), "the other end speaks version 9 of the protocol, this one 1"),
+        ((b"HTTP", PROTOCOL, Kind.TENSOR, 0, 2, 0, 96), "the other end does not speak this protocol"),
+    ],
+)
+def test_what_a_peer_must_not_send_is_refused_in_words(header: Any, message: str, tmp_path: Path) -> None:
+    with fake(emit(partial(), tmp_path)) as (one, listener):
+        with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
+            one.heard(Kind.READY)
+            peer.sendall(HEADER.pack(*header))
+            assert one.heard(Kind.ERROR)["message"] == f"from 'b': {message}"
+        one.ended()
+
+
+def test_a_tensor_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    with fake(emit(partial(), tmp_path)) as (one, listener):
+        with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
+            one.heard(Kind.READY)
+            peer.sendall((HEADER.pack(MAGIC, PROTOCOL, Kind.TENSOR, 0, 2, 0, 96) + bytes(96)) * 2)
+            assert "came twice" in one.heard(Kind.ERROR)["message"]
+        one.ended()
+
+
+def test_devices_of_different_artifacts_refuse_each_other(tmp_path: Path) -> None:
+    words = "devices 'b' and 'a' hold different artifacts: copy the same one to both"
+    with fake(emit(partial(), tmp_path)) as (one, listener):
+        with one.meet(listener, {"device": "b", "digest": "0" * 64}) as peer:
+            assert one.heard(Kind.ERROR)["message"] == words
+            with pytest.raises(Refused, match=words):
+                Channel(peer).greeting(one.end)
+        assert words in one.ended()
+
+
+def test_a_peer_that_goes_is_named(tmp_path: Path) -> None:
+    with fake(emit(partial(), tmp_path)) as (one, listener):
+        with one.meet(listener, {"device": "b", "digest": one.digest}):
+            one.heard(Kind.READY)
+        message = one.heard(Kind.ERROR)
+        assert message["peer"] == "b"
+        assert message["message"].startswith("the connection to 'b' was lost")
+        one.ended()
+
+
+def test_a_device_ends_when_its_coordinator_goes(tmp_path: Path) -> None:
+    with fake(emit(partial(), tmp_path)) as (one, listener), one.meet(listener, {"device": "b", "digest": one.digest}):
+        one.heard(Kind.READY)
+        gone = time.monotonic()
+        one.control.close()
+        assert one.ended() == "a: the coordinator is gone\n"
+        assert time.monotonic() - gone < LIMIT_S
+
+
+def test_a_connection_that_says_nothing_of_ours_does_not_disturb(tmp_path: Path) -> None:
+    made = halo()
+    run = Run(emit(made, tmp_path), made[2], 1)
+    port = wait_until(lambda: listening(tmp_path))
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        run.join(20)
+    assert not isinstance(run.outcome, Exception)
+
+
+def listening(directory: Path) -> int:
+    """The port of the coordinator, as its devices are told it."""
+    for pid in pids(directory).values():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"--control" in words:
+            return int(words[words.index(b"--control") + 1].split(b":")[1])
+    return 0
+
+
+def test_tensors_are_checked_against_the_plan() -> None:
+    expected = {3: {"name": "t", "bytes": 8}, 4: {"name": "u", "bytes": None}}
+    check_tensor(Header(Kind.TENSOR, 3, 5, 8), expected, 5)
+    check_tensor(Header(Kind.OUTPUT, 4, 0, 1 << 31), expected, 0)
+    for header in (
+        Header(Kind.TENSOR, 3, 5, 9),
+        Header(Kind.TENSOR, 3, 5, 0),
+        Header(Kind.TENSOR, 4, 5, (1 << 31) + 1),
+        Header(Kind.TENSOR, 2, 5, 8),
+        Header(Kind.TENSOR, 3, 4, 8),
+        Header(Kind.TENSOR, 3, 6, 8),
+    ):
+        with pytest.raises(ProtocolError):
+            check_tensor(header, expected, 5)
