@@ -140,12 +140,14 @@ def partial(dtype: str = "float", rows: int = 1) -> Made:
     n, cast = rows, f"Cast <to = {onnx_type}>"
     whole = parse(
         f"whole ({dtype}[{n},16] x, {dtype}[{n},16] x2) => ({dtype}[{n},24] out) {{ c = Cast <to = 1> (x)\n"
-        f" c2 = Cast <to = 1> (x2)\n f = Concat <axis = 1> (c, c2)\n p = MatMul(f, w)\n s = Add(p, bias)\n out = {cast}(s) }}",
+        f" c2 = Cast <to = 1> (x2)\n f = Concat <axis = 1> (c, c2)\n p = MatMul(f, w)\n s = Add(p, bias)\n"
+        f" out = {cast}(s) }}",
         whole_w,
     )
     merge = f"(float[{n},24] pa, float[{n},24] pb) => ({dtype}[{n},24] {{}})"
     merge += f" {{{{ p = Add(pa, pb)\n s = Add(p, bias)\n {{}} = {cast}(s) }}}}"
-    product = f"({dtype}[{n},16] {{0}}) => (float[{n},24] {{2}}) {{{{ f = Cast <to = 1> ({{0}})\n {{2}} = MatMul(f, {{1}}) }}}}"
+    product = f"({dtype}[{n},16] {{0}}) => (float[{n},24] {{2}})"
+    product += " {{ f = Cast <to = 1> ({0})\n {2} = MatMul(f, {1}) }}"
     a = (
         segment("a0", "a", product.format("x", "wa", "pa"), w),
         segment("a1", "a", merge.format("out", "out"), w),

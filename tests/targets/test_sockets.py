@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime import values as runtime_values
 from handmade import Made, failing, halo, integers, partial, unknown_shape
 
 from dicompiler.compilation import Compilation
@@ -25,6 +23,8 @@ from dicompiler.executor import execute, run_model
 from dicompiler.model import Weight
 from dicompiler.platform import Device, Host, Network, Platform
 from dicompiler.schema import load_json, validate
+from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.runtime import values as runtime_values
 
 RUNTIME = Path(runtime_values.__file__).parent
 

@@ -16,6 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from handmade import Made, endless, failing, halo, partial
+
+from dicompiler.compilation import Compilation
+from dicompiler.errors import DicompilerError, RunError
+from dicompiler.schema import load_json
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.wire import (
     HEADER,
@@ -29,11 +34,6 @@ from dicompiler_targets.sockets.runtime.wire import (
     check_tensor,
     decode,
 )
-from handmade import Made, endless, failing, halo, partial
-
-from dicompiler.compilation import Compilation
-from dicompiler.errors import DicompilerError, RunError
-from dicompiler.schema import load_json
 
 LIMIT_S = 2.0
 """From a failure to the end of everything."""
@@ -86,11 +86,11 @@ class Run(threading.Thread):
 def computing(directory: Path, device: str) -> bool:
     """Whether the device's process has used the processor for longer than starting takes."""
     fields = Path(f"/proc/{pids(directory)[device]}/stat").read_text().rsplit(")")[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > 2.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > 1.0
 
 
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
-@pytest.mark.parametrize("moment_s", [0.0, 0.15, 0.3, 1.0])
+@pytest.mark.parametrize("moment_s", [0.0, 0.2, 0.8])
 def test_one_process_killed_ends_all_and_is_named(victim: str, moment_s: float, tmp_path: Path) -> None:
     made = halo()
     run = Run(emit(made, tmp_path), made[2], 100_000)
@@ -130,9 +130,9 @@ def test_time_is_limited(tmp_path: Path) -> None:
 
 def test_a_device_that_hangs_is_named_not_those_that_wait_for_it(tmp_path: Path) -> None:
     made = halo()
-    run = Run(emit(made, tmp_path), made[2], 100_000, timeout=3.0)
+    run = Run(emit(made, tmp_path), made[2], 100_000, timeout=2.0)
     wait_until(lambda: len(pids(tmp_path)) == 3)
-    time.sleep(1)
+    time.sleep(0.8)
     os.kill(pids(tmp_path)["a"], signal.SIGSTOP)
     run.join(20)
     assert isinstance(run.outcome, RunError)

@@ -49,12 +49,17 @@ GRACE_S = 1.0
 
 @dataclass(frozen=True)
 class _Failure:
-    """What was noticed of a failure: which `device` fails, who says so, and whether nothing else can be behind it."""
+    """What was noticed of a failure: which `device` fails, who says so, and how much that tells: CAUSE (nothing else
+    can be behind it), ENDING (how its process ended), LOSS (its connection ended) or RUMOUR (another device blames it).
+    """
 
     device: str
     message: str
     says: str
-    cause: bool = False
+    rank: int
+
+
+CAUSE, ENDING, LOSS, RUMOUR = range(4)
 
 
 @dataclass(frozen=True)
@@ -239,25 +244,20 @@ class _Coordinator:
     def _look(self) -> None:
         """Raises RunError if a process has ended badly."""
         for process in self.processes.values():
-            if process.popen.poll() and process.report is None:
-                self._blame(_Failure(process.device, str(process.ending()), process.device))
+            failure = _ending(process)
+            if failure is not None and process.report is None:
+                self._blame(failure)
 
     def _blame(self, first: _Failure) -> None:
         """Raises RunError for the failure that is behind the first one that was noticed."""
         found, until = [first], time.monotonic() + SETTLE_S
-        while not any(failure.cause for failure in found) and time.monotonic() < until:
+        while all(failure.rank > CAUSE for failure in found) and time.monotonic() < until:
             found += [failure for event in self._next() if (failure := _failure(event, self.processes)) is not None]
-            # A process that a signal ended could not say so; one that ends by itself has told why, if it could.
-            for process in self.processes.values():
-                if (ending := process.ending()) is not None:
-                    killed = process.popen.returncode < 0
-                    found.append(_Failure(process.device, ending, process.device, killed))
-        says = {failure.says for failure in found if failure.says != failure.device}
-        ended = [failure for failure in found if self.processes[failure.device].popen.poll()]
-        # Of those that blame each other in a row the last one, who blames nobody, holds the others up.
-        silent = [failure for failure in found if failure.device not in says]
-        cause = next((failure for failure in found if failure.cause), (ended or silent or found)[0])
-        raise RunError(f"device {cause.device!r}: {cause.message}")
+            found += [failure for process in self.processes.values() if (failure := _ending(process)) is not None]
+        # Of devices that blame each other in a row the last one, which blames nobody, holds the others up.
+        blaming = {failure.says for failure in found if failure.rank == RUMOUR}
+        best = min(found, key=lambda failure: (failure.rank > CAUSE, failure.device in blaming, failure.rank))
+        raise RunError(f"device {best.device!r}: {best.message}")
 
     def _check_time(self, waiting: Sequence[str]) -> None:
         if time.monotonic() > self.deadline + GRACE_S:
@@ -271,15 +271,23 @@ def _failure(event: _Event, devices: Mapping[str, Process]) -> _Failure | None:
     """What a device's error message, or the end of its connection, tells; None for all other frames."""
     name, error = event.device, event.payload
     if event.header is None and isinstance(error, ProtocolError):
-        return _Failure(name, f"it sent what it must not: {error}", name, True)
+        return _Failure(name, f"it sent what it must not: {error}", name, CAUSE)
     if event.header is None:
-        return _Failure(name, f"its connection was lost: {error}", name)
+        return _Failure(name, f"its connection was lost: {error}", name, LOSS)
     if event.header.kind is not Kind.ERROR:
         return None
     message, peer = str(error.get("message")), error.get("peer")
     if peer in devices:
-        return _Failure(peer, f"device {name!r} says: {message}", name)
-    return _Failure(name, message, name, True)
+        return _Failure(peer, f"device {name!r} says: {message}", name, RUMOUR)
+    return _Failure(name, message, name, CAUSE)
+
+
+def _ending(process: Process) -> _Failure | None:
+    """How a process ended that has ended badly. A signal is a cause: what ends by itself has told why, if it could."""
+    code, ending = process.popen.poll(), process.ending()
+    if not code or ending is None:
+        return None
+    return _Failure(process.device, ending, process.device, CAUSE if code < 0 else ENDING)
 
 
 def _payload(array: NDArray[Any], value: Mapping[str, Any]) -> Any:
