@@ -43,10 +43,16 @@ class _Placed:
     uses: Sequence[tuple[str, ...]]
     made: Mapping[str, int]
     users: Mapping[str, Sequence[int]]
-    values: Mapping[str, Value]
+    infos: Mapping[str, onnx.ValueInfoProto]
     inputs: tuple[str, ...]
     source: tuple[str, ...]
     sinks: Mapping[str, str]
+
+    def value(self, tensor: str) -> Value:
+        """Its type and shape (no shape where it is not static, or where it is no tensor)."""
+        kind = self.infos[tensor].type.tensor_type
+        dims = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in kind.shape.dim)
+        return Value(tensor, kind.elem_type, dims if kind.HasField("shape") and -1 not in dims else None)
 
     def readers(self, tensor: str) -> tuple[str, ...]:
         """The devices that read it, in order of their first reading node."""
@@ -83,8 +89,8 @@ def cut(model: Model, devices: Sequence[str], hosts: Mapping[str, str] | None = 
         own = [group for group in groups if group.device == device]
         segments = tuple(_segment(f"{device}_{k:03}", group, placed, constants) for k, group in enumerate(own))
         programs.append(_device(device, segments, placed, transfers))
-    outputs = tuple(placed.values[name] for name, output in placed.sinks.items() if name == output)
-    inputs = tuple(placed.values[name] for name in placed.inputs)
+    outputs = tuple(placed.value(name) for name, output in placed.sinks.items() if name == output)
+    inputs = tuple(placed.value(name) for name in placed.inputs)
     return Program(tuple(programs), transfers, inputs, outputs, model.weights, tuple(order))
 
 
@@ -110,21 +116,11 @@ def _read(model: Model, hosts: Mapping[str, str]) -> _Placed:
         uses,
         made,
         users,
-        _values(graph),
+        {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)},
         inputs,
         tuple(marks[SOURCE].split(",")),
         {v.name: extra.get(v.name, v.name) for v in graph.output},
     )
-
-
-def _values(graph: onnx.GraphProto) -> dict[str, Value]:
-    found: dict[str, Value] = {}
-    for value in (*graph.value_info, *graph.input, *graph.output):
-        tensor = value.type.tensor_type
-        dims = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
-        static = tensor.HasField("shape") and -1 not in dims
-        found[value.name] = Value(value.name, tensor.elem_type, dims if static else None)
-    return found
 
 
 def _gather(placed: _Placed) -> list[_Group]:
@@ -163,7 +159,7 @@ def _transfers(placed: _Placed) -> tuple[Transfer, ...]:
         if placed.is_remote(name, reader)
     )
     return tuple(
-        Transfer(i, placed.sender(name, reader), reader, placed.values[name])
+        Transfer(i, placed.sender(name, reader), reader, placed.value(name))
         for i, (_, name, _, reader) in enumerate(wanted)
     )
 
@@ -194,17 +190,11 @@ def _segment(name: str, group: _Group, placed: _Placed, constants: Mapping[str, 
     proto = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import, functions=source.functions)
     proto.graph.name = name
     proto.graph.node.extend(placed.nodes[i] for i in group.nodes)
-    proto.graph.input.extend(_info(placed.values[n]) for n in needed)
-    proto.graph.output.extend(
-        _info(placed.values[n]) if n in placed.values else onnx.ValueInfoProto(name=n) for n in outputs
-    )
+    proto.graph.input.extend(placed.infos[n] for n in needed)
+    proto.graph.output.extend(placed.infos.get(n) or onnx.ValueInfoProto(name=n) for n in outputs)
     proto.graph.initializer.extend(constants[n] for n in read if n in constants)
     proto.graph.sparse_initializer.extend(t for t in source.graph.sparse_initializer if t.values.name in read)
     return Segment(name, group.device, proto, tuple(needed), outputs)
-
-
-def _info(value: Value) -> onnx.ValueInfoProto:
-    return onnx.helper.make_tensor_value_info(value.name, value.dtype, value.shape)
 
 
 def sent_bytes(transfers: Iterable[Transfer]) -> int:

@@ -189,7 +189,8 @@ class _Router:
         found = []
         for i, box in enumerate((*boxes, *held.get(device, ()))):
             assert box.region is not None
-            if (overlap := intersect(need, box.region)) is not None:
+            overlap = need if need == box.region else intersect(need, box.region)  # an empty tensor is its own part
+            if overlap is not None:
                 found.append(((self._distance(box, at), -volume(overlap), self.rank[box.device], i), box, overlap))
         if not found:
             raise DicompilerError(

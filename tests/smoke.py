@@ -52,7 +52,7 @@ def check_plugins() -> None:
     assert strategies["acme-round-robin"]["distribution"] == "acme-dicompiler"
     assert {"partition", "tile-height", "acme-drop-dropout"} <= set(listed("passes"))
     assert "sockets" in listed("targets")
-    assert {"Conv", "QuickGelu"} <= set(listed("operators"))
+    assert {"Conv", "com.microsoft::QuickGelu"} <= set(listed("operators"))
 
 
 def check_way() -> None:

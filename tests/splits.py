@@ -1,7 +1,7 @@
 """The kinds of split, made for any network by the annotating passes: what the matrix of networks and kinds runs.
 
-In: a prepared compilation with a platform. Out: for each kind a pipeline text, and the compilation with its plan. Every
-layer that allows the kind is cut; the others stay whole and are dealt out to the devices in turn, so that data travels.
+In: the layers of a network. Out: pipelines, and what `Case` finds when it runs one of them on four devices. Every layer
+that allows the kind is cut; the others stay whole and are dealt out to the devices in turn, so that data travels.
 """
 
 from __future__ import annotations
@@ -10,20 +10,30 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
+from typing import Any
 
+from numpy.typing import NDArray
+
+from dicompiler import compiler
 from dicompiler.compilation import Compilation
+from dicompiler.compiler import prepare
 from dicompiler.errors import DicompilerError
+from dicompiler.executor import Execution, Executor, run_model
 from dicompiler.layers import Layer, LayerGraph
 from dicompiler.model import Model
 from dicompiler.passes import PassManager, pipeline
+from dicompiler.plan import Plan
 from dicompiler.platform import Platform
-from dicompiler.regions import full
+from dicompiler.plugins import registry
+from dicompiler.program import Program, Value
 from dicompiler.specs import Spec, format_pipeline
 from dicompiler.tasks import cuttable, output_shape, reduction
 from dicompiler.tiling import Label, axes, cut_axis, largest_set, read_within
+from dicompiler.verify import Check, compare, exact, random_inputs, transfers
 
 KINDS = ("pipeline", "height", "grid", "lop", "lip", "fuse")
 FUSED = ("fused-height", "fused-grid")
+ALL = (*KINDS, *FUSED)
 DEVICES = 4
 _MERGES = ("one", "scatter", "all")
 _WEIGHTED = ("Conv", "Gemm", "MatMul")
@@ -31,15 +41,18 @@ _WEIGHTED = ("Conv", "Gemm", "MatMul")
 
 @dataclass(frozen=True)
 class Split:
-    """`pipeline` annotates a compilation as `dicompiler opt -p` would; `cut` are the layers that it cuts."""
+    """`pipeline` annotates the layers; `cut` are those that it cuts. `number` counts the random sets of a fused kind
+    (0: the largest set)."""
 
     kind: str
     pipeline: tuple[Spec, ...]
     cut: tuple[str, ...]
+    number: int = 0
 
-    def plan(self, compilation: Compilation) -> Compilation:
-        """The compilation with the plan that the pipeline, as text, makes."""
-        return PassManager(pipeline(format_pipeline(self.pipeline))).run(compilation)
+
+def layers_of(compilation: Compilation) -> LayerGraph:
+    assert compilation.layers is not None
+    return compilation.layers
 
 
 def cluster() -> Platform:
@@ -47,23 +60,71 @@ def cluster() -> Platform:
     return Platform.load(f"rpi4x{DEVICES}")
 
 
-def prepared(model: Model) -> Compilation:
-    """Normalised, with shapes and layers, on the cluster."""
-    from dicompiler.compiler import prepare
+@dataclass(frozen=True)
+class Case:
+    """A network to be split: prepared, on the cluster; `inputs` of it and the whole model's outputs for them."""
 
-    return replace(prepare(model), platform=cluster())
+    compilation: Compilation
+    inputs: dict[str, NDArray[Any]]
+    reference: dict[str, Any]
+
+    @classmethod
+    def of(cls, source: Any) -> Case:
+        """From anything that Model.load takes; with its own weights."""
+        compilation = replace(prepare(Model.load(source)), platform=cluster())
+        model, layers = compilation.model, layers_of(compilation)
+        values = [Value(name, layers.tensors[name].dtype, layers.tensors[name].shape) for name in layers.inputs]
+        inputs = random_inputs(values)
+        return cls(compilation, inputs, run_model(model, inputs))
+
+    @property
+    def layers(self) -> LayerGraph:
+        return layers_of(self.compilation)
+
+    def plan(self, split: Split) -> Plan:
+        """The plan that the pipeline of `split` makes from its text, as `dicompiler opt -p` would."""
+        plan = PassManager(pipeline(format_pipeline(split.pipeline))).run(self.compilation).plan
+        assert plan is not None
+        return plan
+
+    def verify(self, split: Split, seeds: Sequence[int] | None = None) -> tuple[Check, Check, Check]:
+        """(exact, real weights, bytes): bit-equal check models of all seeds that are needed, outputs of every sink
+        within tolerance, and every transfer as long as predicted."""
+        plan = self.plan(split)
+
+        def program(model: Model) -> Program:
+            made = compiler.split(replace(prepare(model), plan=plan, platform=self.compilation.platform)).program
+            assert made is not None
+            return made
+
+        result = compiler.split(replace(self.compilation, plan=plan))
+        assert result.program is not None and result.routing is not None
+        execution = Executor(result.program).run(self.inputs)
+        sent = transfers(result.program.transfers, dict(enumerate(execution.sent)), 1)
+        if sent.passed and sum(execution.sent) != result.routing.total_bytes:
+            sent = Check("bytes", False, f"{sum(execution.sent)} sent, {result.routing.total_bytes} routed")
+        return exact(self.compilation.model, program, seeds), self._compare(execution), sent
+
+    def _compare(self, execution: Execution) -> Check:
+        """Every output of every sink with the whole model's; the first that differs too much, else the first."""
+        checks = [
+            compare(name, self.reference[name], value)
+            for outputs in execution.delivered.values()
+            for name, value in outputs.items()
+        ]
+        return next((check for check in checks if not check.passed), checks[0])
 
 
-def splits(compilation: Compilation, sets: int = 20, seed: int = 0) -> Iterator[Split]:
-    """All kinds; fused tiles over the largest set and over `sets` random ones. Kinds that cut no layer are left out."""
-    layers = compilation.layers
-    assert layers is not None
-    for kind in KINDS:
+def splits(layers: LayerGraph, kinds: Sequence[str] = ALL, sets: int = 20, seed: int = 0) -> Iterator[Split]:
+    """The splits of these kinds; of the fused ones over the largest set and over `sets` random ones. Kinds that cut no
+    layer of the network are left out."""
+    for kind in kinds:
+        if kind in FUSED:
+            yield from _fused_splits(layers, kind, sets, seed)
+            continue
         specs, cut = MAKERS[kind](layers)
-        if cut or kind == "pipeline":
+        if cut:
             yield Split(kind, (*specs, *_rest(layers, cut)), tuple(cut))
-    for kind in FUSED:
-        yield from _fused_splits(layers, kind, sets, seed)
 
 
 def _rest(layers: LayerGraph, cut: Iterable[str]) -> list[Spec]:
@@ -124,14 +185,10 @@ def _lip(layers: LayerGraph) -> tuple[list[Spec], list[str]]:
     """Merged on one device, scattered by channels, on every device: in turn."""
     chosen = [layer for layer in layers.layers if (reduction(layers, layer) or 0) >= DEVICES]
     specs = []
-    for i, merge in enumerate(_MERGES):
-        names = [
-            layer.name
-            for k, layer in enumerate(chosen)
-            if _merge(layers, layer, k) == merge
-        ]
+    for merge in _MERGES:
+        names = tuple(layer.name for k, layer in enumerate(chosen) if _merge(layers, layer, k) == merge)
         if names:
-            specs.append(Spec.of("lip", {"layers": tuple(names), "parts": str(DEVICES), "merge": _MERGES[i]}))
+            specs.append(Spec.of("lip", {"layers": names, "parts": str(DEVICES), "merge": merge}))
     return specs, [layer.name for layer in chosen]
 
 
@@ -171,8 +228,6 @@ def _chain(layers: LayerGraph, first: Layer) -> tuple[str, ...]:
 
 def _accepted(layers: LayerGraph, spec: Spec) -> bool:
     """Whether the pass takes these layers: only it knows whether channels become one range of input channels."""
-    from dicompiler.plugins import registry
-
     annotation = registry().make("passes", spec)
     try:
         annotation.annotate(layers, [layers.by_name[n] for n in annotation.layers], [f"d{i}" for i in range(DEVICES)])
@@ -199,7 +254,7 @@ def allows(layers: LayerGraph, kind: str, layer: Layer) -> bool:
 
 
 def exits(layers: LayerGraph, kind: str) -> dict[str, tuple[Layer, ...]]:
-    """Each layer whose output can be tiled, with the largest set that it is the one exit of, if that is more than it."""
+    """Each layer whose output can be tiled, with the largest set of which it is the one exit; sets of one are left out."""
     allowed = partial(allows, layers, kind)
     found = {}
     for layer in layers.layers:
@@ -213,9 +268,7 @@ def exits(layers: LayerGraph, kind: str) -> dict[str, tuple[Layer, ...]]:
 def branches(layers: LayerGraph, chosen: Sequence[Layer]) -> bool:
     """Whether paths fork and meet again inside: some layer of the set is read by two or more of its layers."""
     names = {layer.name for layer in chosen}
-    return any(
-        sum(reader.name in names for reader in layers.consumers.get(layer.output, ())) > 1 for layer in chosen
-    )
+    return any(sum(reader.name in names for reader in layers.consumers.get(layer.output, ())) > 1 for layer in chosen)
 
 
 def random_set(rng: Random, layers: LayerGraph, last: Layer, largest: Sequence[Layer]) -> tuple[Layer, ...]:
@@ -228,33 +281,29 @@ def random_set(rng: Random, layers: LayerGraph, last: Layer, largest: Sequence[L
 
 
 def random_sets(layers: LayerGraph, kind: str, count: int, seed: int) -> list[tuple[Layer, ...]]:
-    """`count` seeded random sets with one exit; with branches inside where the network has any that can be tiled."""
+    """`count` different seeded random sets with one exit, fewer where there are hardly so many; with branches inside
+    where the network has any that can be tiled."""
     rng, found = Random(seed), exits(layers, kind)
     forked = {name: largest for name, largest in found.items() if branches(layers, largest)}
     names = sorted(forked or found)
-    sets: list[tuple[Layer, ...]] = []
-    while names and len(sets) < count:
+    sets: dict[tuple[str, ...], tuple[Layer, ...]] = {}
+    for _ in range(50 * count if names else 0):
         name = rng.choice(names)
         chosen = random_set(rng, layers, layers.by_name[name], found[name])
-        if not forked or branches(layers, chosen):
-            sets.append(chosen)
-    return sets
+        if len(sets) < count and (not forked or branches(layers, chosen)):
+            sets[tuple(layer.name for layer in chosen)] = chosen
+    return list(sets.values())
 
 
 def _fused_splits(layers: LayerGraph, kind: str, sets: int, seed: int) -> Iterator[Split]:
     found = exits(layers, kind)
     if not found:
         return
-    largest = max(found.values(), key=len)
-    yield _fused(layers, kind, kind, largest)
-    for i, chosen in enumerate(random_sets(layers, kind, sets, seed)):
-        yield _fused(layers, kind, f"{kind}-{i}", chosen)
-
-
-def _fused(layers: LayerGraph, kind: str, name: str, chosen: Sequence[Layer]) -> Split:
-    names = tuple(layer.name for layer in chosen)
-    options = {"layers": names, "rows": "2", "columns": "2"}
-    if kind == "fused-height":
-        last = next(layer for layer in chosen if not read_within(layers, layer, names))
-        options = {"layers": names, "parts": str(pieces(layers, last, "height", DEVICES))}
-    return Split(name, (Spec.of("fuse-tiles", options), *_rest(layers, names)), names)
+    chosen = [max(found.values(), key=len), *random_sets(layers, kind, sets, seed)]
+    for number, own in enumerate(chosen):
+        names = tuple(layer.name for layer in own)
+        options: dict[str, str | tuple[str, ...]] = {"layers": names, "rows": "2", "columns": "2"}
+        if kind == "fused-height":
+            last = next(layer for layer in own if not read_within(layers, layer, names))
+            options = {"layers": names, "parts": str(pieces(layers, last, "height", DEVICES))}
+        yield Split(kind, (Spec.of("fuse-tiles", options), *_rest(layers, names)), names, number)

@@ -17,7 +17,7 @@ from dicompiler.layers import Layer, LayerGraph
 from dicompiler.model import Model
 from dicompiler.operators.rule import STAND_IN_DOMAIN, Node, OperatorRule, Tensor
 from dicompiler.passes import Pass
-from dicompiler.structure import bodies
+from dicompiler.structure import captures
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class FormLayers(Pass):
     """
 
     name: ClassVar[str] = "form-layers"
+    provides: ClassVar[tuple[str, ...]] = ("layers",)
 
     def run(self, compilation: Compilation) -> Compilation:
         from dicompiler.plugins import registry
@@ -78,17 +79,6 @@ def _plain(attribute: onnx.AttributeProto) -> Any:
     if attribute.type == onnx.AttributeProto.STRING:
         return attribute.s.decode("utf-8", "surrogateescape")
     return onnx.helper.get_attribute_value(attribute)
-
-
-def captures(node: onnx.NodeProto) -> tuple[str, ...]:
-    """Names that the node's bodies take from the graph around it, in order of first use."""
-    found: dict[str, None] = {}
-    for body in bodies(node):
-        own = {v.name for v in body.input} | {t.name for t in body.initializer}
-        own |= {name for inner in body.node for name in inner.output}
-        outer = [name for inner in body.node for name in (*inner.input, *captures(inner))]
-        found.update(dict.fromkeys(n for n in (*outer, *(v.name for v in body.output)) if n and n not in own))
-    return tuple(name for name in found if name not in node.input)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from dicompiler.routing import show
 from dicompiler.structure import bodies, node_reads
 from dicompiler.weights import LARGE, Weight, stub
 
+OPSET = 13  # of the standard operators, in a model that has none of them
 Step = tuple[int, int, int, int]  # run, lane (-1: before all lanes), place in layer order, phase
 
 
@@ -47,7 +48,7 @@ class Builder:
     def __init__(self, model: Model) -> None:
         self.model = model
         graph = model.proto.graph
-        self.opset = next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+        self.opset = next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), 0)
         self.taken = {name for node in graph.node for name in (*node.input, *node.output)}
         self.taken |= {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
         self.shapes = {name: shape for name, (_, shape) in model.initializers().items()}
@@ -116,7 +117,7 @@ class Builder:
         axes = [axis for axis, cut in enumerate(region) if cut != held.region[axis]]
         starts, ends = [local[a][0] for a in axes], [local[a][1] for a in axes]
         out = name or self.name(held.name + show(region))
-        if self.opset < 10:
+        if 0 < self.opset < 10:
             proto = helper.make_node("Slice", [held.name], [out], out, axes=axes, starts=starts, ends=ends)
         else:
             operands = [held.name, *(self.integers(values) for values in (starts, ends, axes))]
@@ -135,12 +136,13 @@ class Builder:
 
     def sum(self, terms: Sequence[Held], dtype: int, place: Place, name: str) -> Held:
         """terms[0] + terms[1] + …, in this order, as a chain of Adds; one term: Identity."""
+        op = "Sum" if 0 < self.opset < 7 else "Add"  # onnxruntime has no Add of before opset 7
         total = terms[0]
         if len(terms) == 1:
             self.add(helper.make_node("Identity", [total.name], [name], name), place, name, total.region)
         for i, term in enumerate(terms[1:], 1):
             out = name if i == len(terms) - 1 else self.name(f"{name}+{i}")
-            self.add(helper.make_node("Add", [total.name, term.name], [out], out), place, name, total.region)
+            self.add(helper.make_node(op, [total.name, term.name], [out], out), place, name, total.region)
             total = self.declare(out, dtype, total.region)
         return self.declare(name, dtype, total.region)
 
@@ -154,6 +156,8 @@ class Builder:
         that are used, and those in `keep`."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.model.proto)
+        if self.opset == 0:  # operators of other domains alone: ours need the standard ones
+            proto.opset_import.append(helper.make_opsetid("", OPSET))
         graph = proto.graph
         outputs = list(outputs)
         nodes = _live([node for _, _, node in sorted(self.nodes, key=lambda e: e[:2])], {v.name for v in outputs}, keep)

@@ -26,6 +26,8 @@ JSON_LIMIT = 1 << 20
 """Bytes that a JSON message can have."""
 UNKNOWN_LIMIT = 1 << 31
 """Bytes that a tensor can have whose shape is not known before the run."""
+SMALL = 1 << 16
+"""Bytes up to which a payload goes out at once where the system can take it, which saves waking a thread."""
 IN_FLIGHT = 1
 """Frames that may be on their way at once."""
 
@@ -86,14 +88,16 @@ class Channel:
         self._socket = connection
         self.sent: dict[int, int] = {}
         self.send_s = 0.0
-        self._queue: queue.SimpleQueue[tuple[Header, Any, Any] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Header, Any, Any, int] | None] = queue.SimpleQueue()
+        self._queued = 0  # frames in the queue or being sent from it
+        self._turn = threading.Lock()  # for `_queued`, and that frames leave in order
         self._sending: threading.Thread | None = None
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def greet(self, kind: Kind, message: Any, deadline: float) -> None:
         """Sends a JSON message at once, before `start`."""
         self._socket.settimeout(left(deadline))
-        self._write(Header(kind, 0, 0, 0), json.dumps(message).encode())
+        self._write(_buffers(Header(kind, 0, 0, 0), json.dumps(message).encode()), 0)
 
     def greeting(self, deadline: float) -> dict[str, Any]:
         """The other end's HELLO, before `start`. Refused, ProtocolError or OSError if another message or none comes."""
@@ -119,8 +123,17 @@ class Channel:
         threading.Thread(target=self._read_all, args=(admit, deliver, lost), daemon=True).start()
 
     def send(self, kind: Kind, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None) -> None:
-        """Queues a frame. `keep`: what must stay alive until the payload has left."""
-        self._queue.put((Header(kind, index, frame, 0), payload, keep))
+        """Sends a frame, or queues it. `keep`: what must stay alive until the payload has left."""
+        header = Header(kind, index, frame, len(payload))
+        with self._turn:
+            start = time.perf_counter()
+            small = len(payload) <= SMALL and self._queued == 0
+            done = self._write_now(_buffers(header, payload)) if small else 0
+            if done == HEADER.size + len(payload):
+                self._count(header, start)
+            else:
+                self._queued += 1
+                self._queue.put((header, payload, keep, done))
 
     def send_json(self, kind: Kind, message: Any) -> None:
         """Queues a JSON message."""
@@ -149,22 +162,32 @@ class Channel:
         item = self._queue.get()
         if item is None:
             return False
-        header, payload, _ = item
+        header, payload, _, done = item
         start = time.perf_counter()
-        self._write(header, payload)
-        if header.kind is Kind.TENSOR:
-            self.send_s += time.perf_counter() - start
-            self.sent[header.index] = self.sent.get(header.index, 0) + len(payload)
+        self._write(_buffers(header, payload), done)
+        with self._turn:
+            self._queued -= 1
+            self._count(header, start)
         return True
 
-    def _write(self, header: Header, payload: Any) -> None:
-        head = HEADER.pack(MAGIC, PROTOCOL, header.kind, 0, header.index, header.frame, len(payload))
-        # One call for both, so that a small tensor leaves in one packet.
-        done = self._socket.sendmsg([head, payload])
-        if done < len(head):
-            self._socket.sendall(head[done:])
-        if done < len(head) + len(payload):
-            self._socket.sendall(memoryview(payload)[max(0, done - len(head)) :])
+    def _count(self, header: Header, start: float) -> None:
+        if header.kind is Kind.TENSOR:
+            self.send_s += time.perf_counter() - start
+            self.sent[header.index] = self.sent.get(header.index, 0) + header.length
+
+    def _write_now(self, buffers: list[memoryview]) -> int:
+        """Writes what the system takes without waiting; the number of bytes."""
+        try:
+            return self._socket.sendmsg(buffers, [], socket.MSG_DONTWAIT)
+        except OSError:  # no room, or an error that the sending thread will meet and tell
+            return 0
+
+    def _write(self, buffers: list[memoryview], done: int) -> None:
+        """Writes all but the first `done` bytes. Header and payload in one call, so that a small frame is one packet."""
+        total = sum(map(len, buffers))
+        while done < total:
+            head, payload = buffers
+            done += self._socket.sendmsg([head[done:], payload[max(0, done - len(head)) :]])
 
     def _read_all(self, admit: Admit, deliver: Deliver, lost: Lost) -> None:
         try:
@@ -199,6 +222,11 @@ class Channel:
                 raise ConnectionError("closed in the middle of a frame")
             done += count
         return payload
+
+
+def _buffers(header: Header, payload: Any) -> list[memoryview]:
+    head = HEADER.pack(MAGIC, PROTOCOL, header.kind, 0, header.index, header.frame, len(payload))
+    return [memoryview(head), memoryview(payload)]
 
 
 def decode(payload: Any) -> dict[str, Any]:

@@ -1,0 +1,92 @@
+"""The matrix: networks × kinds of split on four devices, bit-equal in the exact check, within tolerance with real
+weights, and every transfer as long as predicted. `benchmarks/matrix.py` runs the same with large networks.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+import pytest
+from splits import ALL, FUSED, Case, branches, exits, random_sets, splits
+
+from dicompiler import networks
+from dicompiler.errors import DicompilerError
+from dicompiler.layers import LayerGraph
+from dicompiler.tiling import exit_of
+
+#: Options, random sets for each fused kind, and how many layers each of ALL cuts.
+NETWORKS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
+    "tiny": ({}, 20, (12, 9, 9, 12, 6, 2, 9, 9)),
+    "quirks": ({}, 20, (15, 11, 11, 14, 2, 0, 11, 11)),
+    "mobilenet_v2": ({"size": 64, "width": 0.1}, 6, (55, 52, 52, 55, 35, 28, 52, 52)),
+    "resnet18": ({"size": 64, "width": 0.25}, 8, (24, 21, 21, 24, 20, 10, 21, 21)),
+    "densenet121": ({"size": 32, "width": 0.25}, 2, (243, 175, 175, 243, 120, 116, 175, 175)),
+    "yolov2": ({"size": 64, "width": 0.1, "classes": 2}, 4, (30, 29, 29, 28, 21, 22, 17, 17)),
+    "light/squeezenet": ({}, 4, (39, 37, 37, 38, 25, 3, 37, 37)),
+    "light/shufflenet": ({}, 3, (108, 104, 104, 107, 1, 4, 104, 104)),
+}
+MATRIX = [(name, kind, cut) for name, (_, _, counts) in NETWORKS.items() for kind, cut in zip(ALL, counts, strict=True)]
+
+
+@cache
+def case(name: str) -> Case:
+    return Case.of(networks.build(name, 1, **NETWORKS[name][0]))
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "dicompiler")  # a part that nobody reads is a warning
+
+
+@pytest.mark.parametrize(("name", "kind", "cut"), [entry for entry in MATRIX if entry[2]])
+def test_a_split_network_computes_the_same_and_sends_what_was_predicted(name: str, kind: str, cut: int) -> None:
+    tried = list(splits(case(name).layers, [kind], NETWORKS[name][1]))
+    assert len(tried[0].cut) == cut
+    assert len(tried) > NETWORKS[name][1] / 2 if kind in FUSED else len(tried) == 1
+    for split in tried:
+        for check in case(name).verify(split):
+            assert check.passed, f"{split.kind} {split.number} of {split.cut}: {check.name}: {check.detail}"
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kind, cut in MATRIX if not cut])
+def test_a_kind_that_no_layer_allows_is_left_out(name: str, kind: str) -> None:
+    assert not list(splits(case(name).layers, [kind]))
+
+
+def ahead(layers: LayerGraph, names: set[str]) -> set[str]:
+    """All layers that a path leads to from one of `names`."""
+    reached: set[str] = set()
+    for layer in layers.layers:
+        if any((made := layers.producer.get(t)) and made.name in names | reached for t in layer.inputs):
+            reached.add(layer.name)
+    return reached
+
+
+@pytest.mark.parametrize("kind", FUSED)
+@pytest.mark.parametrize("name", ["tiny", "densenet121", "light/shufflenet"])
+def test_random_sets_are_convex_and_have_one_exit_and_branches(name: str, kind: str) -> None:
+    layers = case(name).layers
+    sets = random_sets(layers, kind, 20, seed=3)
+    assert len({tuple(layer.name for layer in chosen) for chosen in sets}) == len(sets) >= 9
+    for chosen in sets:
+        names = {layer.name for layer in chosen}
+        outside = {layer.name for layer in layers.layers} - names
+        assert not ahead(layers, ahead(layers, names) & outside) & names
+        assert exit_of(layers, chosen) is chosen[-1]
+        assert branches(layers, chosen)
+
+
+def test_the_largest_set_of_an_exit_is_all_that_only_it_reads() -> None:
+    layers = case("tiny").layers
+    largest = {name: {layer.name for layer in chosen} for name, chosen in exits(layers, "fused-height").items()}
+    assert largest["concat"] == {"stem", "res1", "res2", "pool", "left", "right", "concat"}
+    assert largest["res2"] == {"stem", "res1", "res2"}  # with the addition, which reads both ends of the residual
+    assert "res1" not in largest  # the stem is read by the addition too
+
+
+def test_a_set_with_a_hole_has_two_exits() -> None:
+    layers = case("tiny").layers
+    with pytest.raises(DicompilerError, match="one exit: of this one stem, res2 leave"):
+        exit_of(layers, [layers.by_name["stem"], layers.by_name["res2"]])
