@@ -254,7 +254,7 @@ def allows(layers: LayerGraph, kind: str, layer: Layer) -> bool:
 
 
 def exits(layers: LayerGraph, kind: str) -> dict[str, tuple[Layer, ...]]:
-    """Each layer whose output can be tiled, with the largest set of which it is the one exit; sets of one are left out."""
+    """Each layer whose output can be tiled, with the largest set of which it is the one exit (if it has two or more)."""
     allowed = partial(allows, layers, kind)
     found = {}
     for layer in layers.layers:
@@ -288,9 +288,11 @@ def random_sets(layers: LayerGraph, kind: str, count: int, seed: int) -> list[tu
     names = sorted(forked or found)
     sets: dict[tuple[str, ...], tuple[Layer, ...]] = {}
     for _ in range(50 * count if names else 0):
+        if len(sets) == count:
+            break
         name = rng.choice(names)
         chosen = random_set(rng, layers, layers.by_name[name], found[name])
-        if len(sets) < count and (not forked or branches(layers, chosen)):
+        if not forked or branches(layers, chosen):
             sets[tuple(layer.name for layer in chosen)] = chosen
     return list(sets.values())
 

@@ -13,7 +13,10 @@ from dicompiler.errors import DicompilerError, UsageError, nearest
 from dicompiler.layers import Layer, LayerGraph
 from dicompiler.passes import Pass
 from dicompiler.plan import Part
-from dicompiler.tiling import whole_plan
+from dicompiler.regions import Region, full
+from dicompiler.regions import replace as replace_axis
+from dicompiler.tasks import output_shape
+from dicompiler.tiling import Label, axis_of, cut_axis, whole_plan
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,20 @@ class Annotation(Pass):
             return False
         return True
 
+    def strips(
+        self, graph: LayerGraph, layer: Layer, label: Label, parts: int, shares: Sequence[float] = ()
+    ) -> tuple[Region, ...]:
+        """The layer's output in `parts` strips along an axis; raises where it has too few rows or channels."""
+        if shares and len(shares) != parts:
+            raise self.fail(f"{len(shares)} shares for {parts} parts")
+        axis = axis_of(graph, layer, label)
+        whole = full(output_shape(graph, layer))
+        intervals = cut_axis(graph, layer, axis, shares or [1.0] * parts)
+        if any(start >= stop for start, stop in intervals):
+            what = {"height": "rows", "width": "columns", "channel": "output channels"}[label]
+            raise self.fail(f"layer {layer.name!r} has {whole[axis][1]} {what}, too few for {parts} parts")
+        return tuple(replace_axis(whole, axis, interval) for interval in intervals)
+
     def spread(self, parts: int, devices: Sequence[str]) -> list[tuple[str, int]]:
         """(device, lane) for each of `parts` parts in order: neighbours together, one lane per part of a device.
 
@@ -82,9 +99,28 @@ class Annotation(Pass):
         each, more = divmod(parts, len(used))
         return [(device, lane) for i, device in enumerate(used) for lane in range(each + (i < more))]
 
+    def tiles(self, regions: Sequence[Region], devices: Sequence[str]) -> list[Part]:
+        """A part for each region, spread over the devices."""
+        homes = self.spread(len(regions), devices)
+        return [Part(device, region, lane=lane) for (device, lane), region in zip(homes, regions, strict=True)]
+
     def fail(self, message: str) -> DicompilerError:
         """The error of this pass with that message."""
         return DicompilerError(f"{self.name}: {message}")
+
+
+@dataclass(frozen=True)
+class LayerAnnotation(Annotation):
+    """Base of the annotations that take each layer by itself."""
+
+    @abstractmethod
+    def parts_of(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
+        """The new parts of one layer."""
+
+    def annotate(
+        self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
+    ) -> Mapping[str, Sequence[Part]]:
+        return {layer.name: self.parts_of(graph, layer, devices) for layer in chosen}
 
 
 def select(graph: LayerGraph, wanted: Sequence[str], place: str) -> tuple[Layer, ...]:

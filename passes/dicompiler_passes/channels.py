@@ -9,24 +9,14 @@ from typing import ClassVar
 from dicompiler.errors import UsageError
 from dicompiler.layers import Layer, LayerGraph
 from dicompiler.plan import Part
-from dicompiler.regions import Interval, Region, full, replace, shares
+from dicompiler.regions import Interval, Region, shares
 from dicompiler.tasks import make_task, output_shape, reduction
-from dicompiler.tiling import axis_of, cut_axis, fused
-from dicompiler_passes.annotating import Annotation
-
-
-def channel_tiles(graph: LayerGraph, layer: Layer, parts: int, annotation: Annotation) -> tuple[Region, ...]:
-    """`parts` equal ranges of the layer's output channels as regions; raises where it has fewer channels."""
-    axis = axis_of(graph, layer, "channel")
-    intervals = cut_axis(graph, layer, axis, [1.0] * parts)
-    whole = full(output_shape(graph, layer))
-    if any(start >= stop for start, stop in intervals):
-        raise annotation.fail(f"layer {layer.name!r} has {whole[axis][1]} output channels, too few for {parts} parts")
-    return tuple(replace(whole, axis, interval) for interval in intervals)
+from dicompiler.tiling import axis_of, fused
+from dicompiler_passes.annotating import Annotation, LayerAnnotation
 
 
 @dataclass(frozen=True)
-class Lop(Annotation):
+class Lop(LayerAnnotation):
     """Layer output partitioning: each device computes a range of output channels with its share of the weights.
 
     fc1 (channels 0:8) ⇒ fc1@d0 (0:4, weights 0:4), fc1@d1 (4:8, weights 4:8)
@@ -39,36 +29,27 @@ class Lop(Annotation):
     def count(self) -> int:
         return self.parts
 
-    def annotate(
-        self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
-    ) -> Mapping[str, Sequence[Part]]:
-        homes = self.spread(self.parts, devices)
-        return {
-            layer.name: [
-                Part(device, region, lane=lane)
-                for (device, lane), region in zip(homes, channel_tiles(graph, layer, self.parts, self), strict=True)
-            ]
-            for layer in chosen
-        }
+    def parts_of(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
+        return self.tiles(self.strips(graph, layer, "channel", self.parts), devices)
 
 
 def mergers(
-    graph: LayerGraph, layer: Layer, merge: str, homes: Sequence[tuple[str, int]], annotation: Annotation
+    annotation: Annotation, graph: LayerGraph, layer: Layer, merge: str, parts: int, devices: Sequence[str]
 ) -> list[Part]:
     """The parts that sum: `one` (the first device, all of it), `scatter` (each device a range of channels),
     `all` (every device all of it)."""
+    homes = annotation.spread(parts, devices)
     if merge == "one":
         return [Part(homes[0][0], lane=homes[0][1])]
     if merge == "all":
         return [Part(device, lane=lane) for device, lane in homes]
     if merge == "scatter":
-        tiles = channel_tiles(graph, layer, len(homes), annotation)
-        return [Part(d, region, lane=lane) for (d, lane), region in zip(homes, tiles, strict=True)]
+        return annotation.tiles(annotation.strips(graph, layer, "channel", parts), devices)
     raise UsageError(f"{annotation.name}: merge: {merge!r} is none of one, scatter, all")
 
 
 @dataclass(frozen=True)
-class Lip(Annotation):
+class Lip(LayerAnnotation):
     """Layer input partitioning: each device sums over a range of input channels; mergers add the partial sums.
 
     fc1 (sum over 0:8) ⇒ fc1@d0 (sum over 0:4) + fc1@d1 (sum over 4:8) → d0
@@ -82,24 +63,17 @@ class Lip(Annotation):
     def count(self) -> int:
         return self.parts
 
-    def annotate(
-        self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
-    ) -> Mapping[str, Sequence[Part]]:
+    def parts_of(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
+        extent = reduction(graph, layer)
+        if extent is None:
+            why = layer.reason or "its anchor is grouped or sums over none"
+            raise self.fail(f"layer {layer.name!r} cannot be cut by input channels: {why}")
+        if extent < self.parts:
+            raise self.fail(f"layer {layer.name!r} has {extent} input channels, too few for {self.parts} parts")
         homes = self.spread(self.parts, devices)
-        result: dict[str, Sequence[Part]] = {}
-        for layer in chosen:
-            extent = reduction(graph, layer)
-            if extent is None:
-                raise self.fail(
-                    f"layer {layer.name!r} cannot be cut by input channels: "
-                    f"{layer.reason or 'its anchor is grouped or sums over none'}"
-                )
-            if extent < self.parts:
-                raise self.fail(f"layer {layer.name!r} has {extent} input channels, too few for {self.parts} parts")
-            cuts = shares(extent, [1.0] * self.parts)
-            partials = [Part(d, reduce=cut, lane=lane) for (d, lane), cut in zip(homes, cuts, strict=True)]
-            result[layer.name] = [*partials, *mergers(graph, layer, self.merge, homes, self)]
-        return result
+        cuts = shares(extent, [1.0] * self.parts)
+        partials = [Part(d, reduce=cut, lane=lane) for (d, lane), cut in zip(homes, cuts, strict=True)]
+        return [*partials, *mergers(self, graph, layer, self.merge, self.parts, devices)]
 
 
 @dataclass(frozen=True)
@@ -124,16 +98,15 @@ class Fuse(Annotation):
         if len(chosen) < 2:
             raise self.fail("a single layer cannot be fused: name the first and the last: layers=first..last")
         first, between, last = chosen[0], chosen[1:-1], chosen[-1]
-        homes = self.spread(self.parts, devices)
-        tiles = channel_tiles(graph, first, self.parts, self)
         result: dict[str, list[Part]] = {layer.name: [] for layer in chosen}
-        for (device, lane), tile in zip(homes, tiles, strict=True):
-            reduce = self._reduce(graph, first, between, last, tile)
-            result[first.name].append(Part(device, tile, lane=lane))
-            result[last.name].append(Part(device, reduce=reduce, lane=lane))
+        for part in self.tiles(self.strips(graph, first, "channel", self.parts), devices):
+            assert part.region is not None
+            reduce = self._reduce(graph, first, between, last, part.region)
+            result[first.name].append(part)
+            result[last.name].append(Part(part.device, reduce=reduce, lane=part.lane))
             for name, region in _passed(graph, between, last, reduce).items():
-                result[name].append(Part(device, region, lane=lane))
-        result[last.name] += mergers(graph, last, self.merge, homes, self)
+                result[name].append(Part(part.device, region, lane=part.lane))
+        result[last.name] += mergers(self, graph, last, self.merge, self.parts, devices)
         return result
 
     def _reduce(self, graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, tile: Region) -> Interval:
