@@ -254,7 +254,7 @@ def allows(layers: LayerGraph, kind: str, layer: Layer) -> bool:
 
 
 def exits(layers: LayerGraph, kind: str) -> dict[str, tuple[Layer, ...]]:
-    """Each layer whose output can be tiled, with the largest set of which it is the one exit (if it has two or more)."""
+    """Each layer whose output can be tiled, with the largest set (of two or more) of which it is the one exit."""
     allowed = partial(allows, layers, kind)
     found = {}
     for layer in layers.layers:

@@ -183,7 +183,7 @@ class Channel:
             return 0
 
     def _write(self, buffers: list[memoryview], done: int) -> None:
-        """Writes all but the first `done` bytes; header and payload in one call, so that a small frame is one packet."""
+        """Writes all but the first `done` bytes. Header and payload go in one call: a small frame is one packet."""
         total = sum(map(len, buffers))
         while done < total:
             head, payload = buffers

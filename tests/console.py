@@ -1,0 +1,64 @@
+"""The commands that README.md shows, with what they print. `python tests/console.py` runs them and writes that anew.
+
+In: the document, an empty directory to work in. Out: each command with its real output; the document with them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+DOCUMENT = Path(__file__).parents[1] / "README.md"
+BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+PROGRAMS = {"dicompiler": [sys.executable, "-m", "dicompiler.cli"], "python": [sys.executable]}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command line and the output that the document shows below it."""
+
+    line: str
+    output: str
+
+
+def shown(text: str) -> tuple[Shown, ...]:
+    """All commands of the document in order."""
+    return tuple(command for block in BLOCK.findall(text) for command in _commands(block))
+
+
+def _commands(block: str) -> Iterator[Shown]:
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        line, _, output = part.partition("\n")
+        yield Shown(line, output)
+
+
+def run(line: str, directory: Path) -> str:
+    """What a command prints, stderr first. CalledProcessError where it fails."""
+    first, *rest = shlex.split(line)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*PROGRAMS[first], *rest], cwd=directory, env=env, capture_output=True, text=True, check=True, timeout=300
+    )
+    return done.stderr + done.stdout
+
+
+def written(text: str, directory: Path) -> str:
+    """The document with the output that its commands have now."""
+
+    def block(match: re.Match[str]) -> str:
+        commands = "".join(f"$ {one.line}\n{run(one.line, directory)}" for one in _commands(match[1]))
+        return f"```console\n{commands}```"
+
+    return BLOCK.sub(block, text)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        DOCUMENT.write_text(written(DOCUMENT.read_text(encoding="utf-8"), Path(temporary)), encoding="utf-8")
