@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dicompiler import plan as plans
 from dicompiler.compilation import Compilation
+from dicompiler.costs import Analytic, CostModel, weight_regions
 from dicompiler.cutting import cut
 from dicompiler.errors import DicompilerError, UsageError
 from dicompiler.metrics import Metrics
@@ -27,8 +28,10 @@ from dicompiler.platform import Platform, to_toml
 from dicompiler.plugins import registry
 from dicompiler.problem import Problem, Strategy
 from dicompiler.program import Program, Value
+from dicompiler.routing import route
 from dicompiler.target import RunResult, Target
 from dicompiler.tiling import whole_plan
+from dicompiler.units import format_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -40,6 +43,7 @@ log = logging.getLogger("dicompiler")
 
 DEFAULT_STRATEGY = "modnn"
 DEFAULT_TARGET = "sockets"
+DEFAULT_COST = "analytic"
 PREPARE = ("normalise", "infer-shapes", "form-layers")
 MANIFEST, PLAN, PLATFORM, REFERENCE = "artifact.json", "plan.json", "platform.toml", "reference/model.onnx"
 TIMEOUT_S = 600.0
@@ -52,13 +56,14 @@ def compile(
     plan: str | Path | Plan | None = None,
     target: str | Target = DEFAULT_TARGET,
     objective: str = "latency",
+    cost: str | CostModel = DEFAULT_COST,
     output: str | Path | None = None,
     shape: Sequence[str] = (),
     instruments: Sequence[Instrument] = (),
 ) -> Compilation:
     """Splits `model` over `platform` as `plan` says or as `strategy` decides, and writes `output` where it is given.
 
-    strategy, target: specs such as "modnn" or instances. shape: "input=1x3x224x224" for dynamic dimensions.
+    strategy, target, cost: specs such as "modnn" or instances. shape: "input=1x3x224x224" for dynamic dimensions.
     Returns the compilation with plan, program, metrics, and artifacts where written. Raises DicompilerError for what
     cannot be compiled, UsageError for unknown names; nothing is written then.
     """
@@ -71,7 +76,8 @@ def compile(
         decider = registry().make("strategies", chosen) if isinstance(chosen, str) else chosen
     compilation = prepare(Model.load(model), shape, instruments)
     compilation = replace(compilation, platform=_platform(platform, decider))
-    compilation = decide(compilation, decider, plan, objective)
+    costs: CostModel = registry().make("cost_models", cost) if isinstance(cost, str) else cost
+    compilation = decide(compilation, decider, plan, objective, costs)
     compilation = split(compilation, instruments)
     return compilation if output is None else emit(compilation, emitter, Path(output))
 
@@ -94,7 +100,11 @@ def _platform(given: str | Path | Platform | None, strategy: Strategy | None) ->
 
 
 def decide(
-    compilation: Compilation, strategy: Strategy | None, plan: str | Path | Plan | None, objective: str
+    compilation: Compilation,
+    strategy: Strategy | None,
+    plan: str | Path | Plan | None,
+    objective: str = "latency",
+    cost: CostModel | None = None,
 ) -> Compilation:
     """Adds the plan (the strategy's where there is one), its metrics, and those of the best single device beside it.
 
@@ -102,7 +112,7 @@ def decide(
     """
     layers, platform = compilation.layers, compilation.platform
     assert layers is not None and platform is not None
-    problem = Problem(layers, platform, objective=objective)
+    problem = Problem(layers, platform, cost or Analytic(), objective)
     digest = compilation.model.digest()
     if strategy is not None:
         chosen = replace(strategy.plan(problem), network=digest)
@@ -113,7 +123,7 @@ def decide(
                 "plan: it was made for another network (its structure differs): make it anew with 'dicompiler plan'"
             )
     metrics = problem.evaluate(chosen)
-    _check_memory(metrics, platform)
+    _check_memory(problem, chosen, metrics)
     single = single_device(problem)
     if metrics.value(objective) > single.value(objective):
         log.warning(
@@ -131,14 +141,23 @@ def single_device(problem: Problem) -> Metrics:
     return problem.evaluate(problem.plan(whole.layers))
 
 
-def _check_memory(metrics: Metrics, platform: Platform) -> None:
-    """Memory is a hard limit: weights and live activations of a host's devices."""
+def _check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
+    """Memory is a hard limit: weights and live activations of a host's devices. The error names the layer whose
+    weights take most of it."""
+    layers, platform = problem.layers, problem.platform
     for host in platform.hosts:
         used = sum(d.memory for d in metrics.devices if platform.host_of[d.device] == host.name)
         if used > host.memory:
+            weights: dict[str, int] = {}
+            for task in route(layers, plan, platform.host_of).tasks:
+                if platform.host_of[task.device] == host.name:
+                    held = sum(weight_regions(layers, task).values())
+                    weights[task.layer] = weights.get(task.layer, 0) + held
+            largest = max(weights, key=lambda name: weights[name])
             raise DicompilerError(
-                f"plan: host {host.name} would need {used} bytes of memory for weights and activations but has "
-                f"{host.memory}: give its devices smaller parts, or use more devices"
+                f"plan: host {host.name} needs {format_bytes(used)} for weights and activations and has "
+                f"{format_bytes(host.memory)}: give it less of the network, above all of layer {largest!r} "
+                f"({format_bytes(weights[largest])} of weights)"
             )
 
 

@@ -20,7 +20,7 @@ from dicompiler.errors import DicompilerError, nearest
 from dicompiler.model import Model
 from dicompiler.program import DeviceProgram, Program, Transfer, Value
 from dicompiler.target import Optimization
-from dicompiler.weights import Weight, array_dtype, dtype_name, is_stub
+from dicompiler.weights import Weight, array_dtype, dtype_name, is_hollow
 
 _LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
 # Types that onnxruntime computes with but does not exchange with numpy.
@@ -28,7 +28,7 @@ _FOREIGN = ("bfloat16", "float8", "float4", "int4", "int2")
 
 
 class Session:
-    """One ONNX model in onnxruntime, on one thread. Initializers that are stubs take their data from `weights`.
+    """One ONNX model in onnxruntime, on one thread. Initializers that are hollows take their data from `weights`.
 
     The data goes to onnxruntime by itself and never into a protobuf message, so that it may be over 2 GB.
     """
@@ -42,7 +42,7 @@ class Session:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{_LEVELS[optimization]}")
-        names = [tensor.name for tensor in proto.graph.initializer if is_stub(tensor)]
+        names = [tensor.name for tensor in proto.graph.initializer if is_hollow(tensor)]
         # onnxruntime promises no copy: the values stay alive as long as the session.
         self._values = [to_ort(weights[name].array()) for name in names]
         options.add_external_initializers(names, self._values)

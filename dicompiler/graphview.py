@@ -22,7 +22,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from dicompiler.modelfile import without
 from dicompiler.structure import reads
-from dicompiler.weights import LARGE, Weight, dense, is_stub, stub
+from dicompiler.weights import LARGE, Weight, dense, hollow, is_hollow
 
 _KINDS = onnx.AttributeProto
 _SIMPLE = (_KINDS.FLOAT, _KINDS.INT, _KINDS.STRING, _KINDS.FLOATS, _KINDS.INTS, _KINDS.STRINGS)
@@ -42,7 +42,7 @@ class View(LazyValues):  # type: ignore[misc]
     """The values of a constant that a weight holds. `tensor` is made anew, because graphsurgeon renames it in place."""
 
     def __init__(self, name: str, weight: Weight) -> None:
-        super().__init__(stub(name, weight))
+        super().__init__(hollow(name, weight))
         self.weight = weight
 
     def load(self) -> NDArray[Any]:
@@ -79,7 +79,7 @@ def _make_view(constant: gs.Constant, weights: Mapping[str, Weight]) -> None:
     values = constant._values
     if type(values) is SparseValues:
         constant._values = Sparse(values.tensor)
-    elif type(values) is LazyValues and is_stub(values.tensor):
+    elif type(values) is LazyValues and is_hollow(values.tensor):
         constant._values, constant.data_location = View(constant.name, weights[constant.name]), None
 
 
@@ -150,8 +150,8 @@ def from_graph(
     made: dict[str, Weight] = {}
     with G_LOGGER.suppress():
         new.graph.CopyFrom(_Exporter(made, frozenset()).graph(graph, proto.graph))
-    stubs = [tensor.name for tensor in new.graph.initializer if is_stub(tensor)]
-    return new, {name: made[name] if name in made else weights[name] for name in stubs}
+    hollows = [tensor.name for tensor in new.graph.initializer if is_hollow(tensor)]
+    return new, {name: made[name] if name in made else weights[name] for name in hollows}
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class _Exporter:
                 tensor.name = constant.name
             return tensor
         array = np.asarray(values)
-        if original is not None and not is_stub(original) and _same(original, array):
+        if original is not None and not is_hollow(original) and _same(original, array):
             return original
         if array.dtype.kind in "OUS":
             return onnx.numpy_helper.from_array(array.astype(object), constant.name)
@@ -226,7 +226,7 @@ class _Exporter:
     def _weight(self, name: str, weight: Weight, original: onnx.TensorProto | None) -> onnx.TensorProto:
         if self.weights is not None and weight.nbytes >= LARGE:
             self.weights[name] = weight
-            made = stub(name, weight)
+            made = hollow(name, weight)
         else:
             made = onnx.TensorProto(name=name, data_type=weight.dtype, dims=weight.shape, raw_data=bytes(weight.data))
         if original is not None:

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from dicompiler.errors import DicompilerError
 from dicompiler.modelfile import Views, map_file, read, skeleton_of
 from dicompiler.structure import bodies
-from dicompiler.weights import LARGE, Weight, is_stub, mark_stub, raw_nbytes, unstub
+from dicompiler.weights import LARGE, Weight, header, is_hollow, mark_hollow, raw_nbytes
 
 SAFE_IR, SAFE_OPSET = 10, 22
 """What onnxruntime accepts from 1.21 on, the oldest that we run with; beyond it the installed one is asked."""
@@ -45,7 +45,7 @@ def load(source: str | Path | bytes | onnx.ModelProto) -> Loaded:
 
 
 def _weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, place: str) -> dict[str, Weight]:
-    """The weights by name: those in the file, and those of external files, which become stubs or small inline data."""
+    """The weights by name: those in the file, and those of external files, hollows or small inline data by now."""
     weights: dict[str, Weight] = {}
     files: dict[str, memoryview] = {}
     names: set[str] = set()
@@ -62,13 +62,13 @@ def _weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, place: 
             _check_inside(tensor, place)
             continue
         _check_length(tensor, data, place)
-        if is_stub(tensor):
+        if is_hollow(tensor):
             weights[tensor.name] = Weight(tensor.data_type, tuple(tensor.dims), data)
     for tensor in _inner_tensors(skeleton):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             data = _external(tensor, base, files, place)
             _check_length(tensor, data, place)
-            tensor.CopyFrom(unstub(tensor))
+            tensor.CopyFrom(header(tensor))
             tensor.raw_data = bytes(data)
         else:
             _check_inside(tensor, place)
@@ -76,11 +76,11 @@ def _weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, place: 
 
 
 def _replace(tensor: onnx.TensorProto, data: memoryview) -> None:
-    """The reference to an external file becomes a stub, or data in the skeleton where it is small."""
+    """The reference to an external file becomes a hollow, or data in the skeleton where it is small."""
     if len(data) >= LARGE:
-        mark_stub(tensor)
+        mark_hollow(tensor)
     else:
-        tensor.CopyFrom(unstub(tensor))
+        tensor.CopyFrom(header(tensor))
         tensor.raw_data = bytes(data)
 
 

@@ -23,12 +23,12 @@ from dicompiler import importing, modelfile, structure
 from dicompiler.errors import DicompilerError, nearest
 from dicompiler.operators.rule import Tensor
 from dicompiler.regions import Shape
-from dicompiler.weights import LARGE, STUB, Weight, dense, is_stub, stub, unstub
+from dicompiler.weights import HOLLOW, LARGE, Weight, dense, header, hollow, is_hollow
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
-__all__ = ["LARGE", "STUB", "Model", "Weight", "is_stub", "stub"]
+__all__ = ["HOLLOW", "LARGE", "Model", "Weight", "hollow", "is_hollow"]
 
 _VALUES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
 _VALUE_ELEMENTS = 1024
@@ -37,7 +37,7 @@ _VALUE_ELEMENTS = 1024
 @dataclass(frozen=True)
 class Model:
     """`proto`: the model as onnx.ModelProto, never to be changed, in which each initializer with much raw data is a
-    stub (see weights.py); `weights`: the data of the stubs, by name.
+    hollow (see weights.py); `weights`: the data of the hollows, by name.
     """
 
     proto: onnx.ModelProto = field(repr=False)
@@ -83,8 +83,8 @@ class Model:
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         for tensor in proto.graph.initializer:
-            if is_stub(tensor):
-                tensor.CopyFrom(unstub(tensor))
+            if is_hollow(tensor):
+                tensor.CopyFrom(header(tensor))
                 tensor.raw_data = bytes(self.weights[tensor.name].data)
         return proto
 
@@ -142,11 +142,11 @@ class Model:
         return found
 
     def light(self) -> onnx.ModelProto:
-        """A copy for the checker and for shape inference: stubs are graph inputs, small initializers are kept."""
+        """A copy for the checker and for shape inference: hollows are graph inputs, small initializers are kept."""
         graph = modelfile.without(self.proto.graph, "initializer")
         inputs = {value.name for value in graph.input}
         for tensor in self.proto.graph.initializer:
-            if not is_stub(tensor):
+            if not is_hollow(tensor):
                 graph.initializer.append(tensor)
             elif tensor.name not in inputs:
                 graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))

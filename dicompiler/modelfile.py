@@ -15,7 +15,7 @@ import onnx
 from google.protobuf.message import DecodeError, Message
 
 from dicompiler.errors import DicompilerError
-from dicompiler.weights import LARGE, Weight, is_stub, mark_stub, unstub
+from dicompiler.weights import LARGE, Weight, header, is_hollow, mark_hollow
 
 Buffer = bytes | memoryview
 MessageType = TypeVar("MessageType", bound=Message)
@@ -141,7 +141,7 @@ def read(buffer: Buffer, place: str) -> tuple[onnx.ModelProto, Views]:
     if not skeleton.HasField("graph") or not skeleton.opset_import:
         raise DicompilerError(f"{place}: not an ONNX model (it has no graph or no opset): export it again")
     for index in views:
-        mark_stub(skeleton.graph.initializer[index])
+        mark_hollow(skeleton.graph.initializer[index])
     return skeleton, views
 
 
@@ -173,7 +173,7 @@ def skeleton_of(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Views]:
         added.metadata_props.extend(tensor.metadata_props)
         if tensor.HasField("doc_string"):
             added.doc_string = tensor.doc_string
-        mark_stub(added)
+        mark_hollow(added)
         views[index] = memoryview(raw)
     return skeleton, views
 
@@ -185,9 +185,9 @@ def write_inline(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> list[
     """
     tensors: list[list[Buffer]] = []
     for tensor in proto.graph.initializer:
-        if is_stub(tensor):
+        if is_hollow(tensor):
             data = weights[tensor.name].data
-            bare = unstub(tensor).SerializeToString(deterministic=True) + _header(_RAW_DATA, len(data))
+            bare = header(tensor).SerializeToString(deterministic=True) + _header(_RAW_DATA, len(data))
             tensors.append([_header(_INITIALIZER, len(bare) + len(data)), bare, data])
         else:
             message = tensor.SerializeToString(deterministic=True)
@@ -203,14 +203,14 @@ def write_inline(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> list[
 def write_external(
     proto: onnx.ModelProto, weights: Mapping[str, Weight], location: str, align: int = 64
 ) -> tuple[bytes, Iterable[Buffer]]:
-    """The model file, whose stubs point into the file `location` beside it, and the buffers of that file.
+    """The model file, whose hollows point into the file `location` beside it, and the buffers of that file.
 
     Each weight starts at a multiple of `align` bytes, so that it can be mapped and used in place.
     """
     model, buffers, offset = onnx.ModelProto(), list[Buffer](), 0
     model.CopyFrom(proto)
     for tensor in model.graph.initializer:
-        if not is_stub(tensor):
+        if not is_hollow(tensor):
             continue
         data = weights[tensor.name].data
         padding = -offset % align

@@ -45,7 +45,7 @@ class Transfer:
 class Segment:
     """An ONNX sub-model that one device runs once its inputs are there.
 
-    `model` carries no large weights: such an initializer is a stub (see model.py) whose data is in the program's
+    `model` carries no large weights: such an initializer is a hollow (see model.py) whose data is in the program's
     `weights` under the same name. `inputs` and `outputs` are tensor names on this device.
     """
 

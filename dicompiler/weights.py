@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dicompiler.regions import Region, Shape, slices
 
-STUB = "*dicompiler.weights*"
+HOLLOW = "*dicompiler.weights*"
 """The external-data location of a tensor whose data is in a `weights` mapping under its name; never a file."""
 
 LARGE = 1024
@@ -98,28 +98,28 @@ def dense(sparse: onnx.SparseTensorProto) -> NDArray[Any]:
     return array
 
 
-def is_stub(tensor: onnx.TensorProto) -> bool:
+def is_hollow(tensor: onnx.TensorProto) -> bool:
     """Whether the tensor's data is in a `weights` mapping under its name."""
     return tensor.data_location == onnx.TensorProto.EXTERNAL and any(
-        entry.key == "location" and entry.value == STUB for entry in tensor.external_data
+        entry.key == "location" and entry.value == HOLLOW for entry in tensor.external_data
     )
 
 
-def mark_stub(tensor: onnx.TensorProto) -> None:
+def mark_hollow(tensor: onnx.TensorProto) -> None:
     """Makes `tensor`, which has no data, one whose data is in a `weights` mapping under its name."""
     tensor.data_location = onnx.TensorProto.EXTERNAL
     del tensor.external_data[:]
-    tensor.external_data.add(key="location", value=STUB)
+    tensor.external_data.add(key="location", value=HOLLOW)
 
 
-def stub(name: str, weight: Weight) -> onnx.TensorProto:
+def hollow(name: str, weight: Weight) -> onnx.TensorProto:
     """The data-less tensor that stands for `weight` in a skeleton model."""
     tensor = onnx.TensorProto(name=name, data_type=weight.dtype, dims=weight.shape)
-    mark_stub(tensor)
+    mark_hollow(tensor)
     return tensor
 
 
-def unstub(tensor: onnx.TensorProto) -> onnx.TensorProto:
+def header(tensor: onnx.TensorProto) -> onnx.TensorProto:
     """A copy of `tensor` without the mark and without data: name, type, shape and documentation."""
     bare = onnx.TensorProto()
     bare.CopyFrom(tensor)

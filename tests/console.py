@@ -22,7 +22,7 @@ PROGRAMS = {"dicompiler": [sys.executable, "-m", "dicompiler.cli"], "python": [s
 
 @dataclass(frozen=True)
 class Shown:
-    """A command line and the output that the document shows below it."""
+    """A command line and the output that the document shows below it; '' where it leaves it away."""
 
     line: str
     output: str
@@ -50,11 +50,14 @@ def run(line: str, directory: Path) -> str:
 
 
 def written(text: str, directory: Path) -> str:
-    """The document with the output that its commands have now."""
+    """The document with the output that its commands have now, where it shows any."""
 
     def block(match: re.Match[str]) -> str:
-        commands = "".join(f"$ {one.line}\n{run(one.line, directory)}" for one in _commands(match[1]))
-        return f"```console\n{commands}```"
+        lines = []
+        for one in _commands(match[1]):
+            output = run(one.line, directory)
+            lines.append(f"$ {one.line}\n{output if one.output else ''}")
+        return f"```console\n{''.join(lines)}```"
 
     return BLOCK.sub(block, text)
 

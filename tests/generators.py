@@ -251,8 +251,8 @@ def _without_rule(net: Net) -> None:
 
 
 STEPS = (
-    *[_conv] * 5, *[_pool] * 2, _unary, _unary, _batch_normalization, _binary, _binary, _silu, _concat, _shuffle, _transpose,
-    _global, _dense, _dense, _hardmax, _without_rule,
+    *[_conv] * 5, *[_pool] * 2, _unary, _unary, _batch_normalization, _binary, _binary, _silu, _concat, _shuffle,
+    _transpose, _global, _dense, _dense, _hardmax, _without_rule,
 )  # fmt: skip
 
 

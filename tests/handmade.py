@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import parser
 
-from dicompiler.model import Model, Weight, stub
+from dicompiler.model import Model, Weight, hollow
 from dicompiler.program import DeviceProgram, Program, Segment, Step, Transfer, Value
 
 Made = tuple[Program, Model, dict[str, NDArray[Any]]]
@@ -24,7 +24,7 @@ def parse(text: str, weights: Mapping[str, Weight]) -> onnx.ModelProto:
     """The model of the text; names that it reads and that are in `weights` become data-less initializers."""
     model = parser.parse_model(HEAD + text)
     used = dict.fromkeys(name for node in model.graph.node for name in node.input)
-    model.graph.initializer.extend(stub(name, weights[name]) for name in used if name in weights)
+    model.graph.initializer.extend(hollow(name, weights[name]) for name in used if name in weights)
     return model
 
 

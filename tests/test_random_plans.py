@@ -1,4 +1,4 @@
-"""The strongest test there is: any network, cut in any legal way, computes the same bits and sends the bytes predicted."""
+"""The strongest test of all: any network, cut in any legal way, computes the same bits and sends what was predicted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dicompiler_passes.partition import Partition
 EXACT = 2.0**24
 
 
-def compiled(seed: int, host_of: dict[str, str] | None = None) -> tuple[Compilation, Model, Random]:
+def compiled(seed: int) -> tuple[Compilation, Model, Random]:
     """A random network with a random plan, partitioned."""
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))

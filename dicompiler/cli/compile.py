@@ -10,6 +10,7 @@ import click
 from dicompiler.cli.options import (
     PATH,
     check_parent,
+    cost_option,
     json_option,
     model_argument,
     objective_option,
@@ -26,6 +27,7 @@ from dicompiler.errors import UsageError
 @strategy_option
 @click.option("--plan", metavar="PLAN.json", type=PATH, help="A plan to carry out, instead of a strategy.")
 @objective_option
+@cost_option
 @click.option("--target", metavar="'NAME{…}'", help="What to emit: see 'dicompiler list targets'. Default: sockets.")
 @shape_option
 @json_option
@@ -36,6 +38,7 @@ def command(
     strategy: str | None,
     plan: Path | None,
     objective: str | None,
+    cost: str | None,
     target: str | None,
     shape: tuple[str, ...],
     as_json: bool,
@@ -56,6 +59,7 @@ def command(
         "strategy": strategy,
         "plan": plan,
         "objective": objective,
+        "cost": cost,
         "target": target,
         "shape": shape or None,
     }

@@ -26,6 +26,9 @@ objective_option = click.option(
     type=click.Choice(["latency", "throughput", "energy", "memory", "communication"]),
     help="What the strategy makes small. Default: latency.",
 )
+cost_option = click.option(
+    "--cost", metavar="'NAME{…}'", help="What pieces cost: see 'dicompiler list cost-models'. Default: analytic."
+)
 inputs_option = click.option(
     "--inputs", metavar="X.npz", type=PATH, help="One array for each graph input; without it seeded random ones."
 )

@@ -10,6 +10,7 @@ import click
 from dicompiler.cli.options import (
     PATH,
     check_parent,
+    cost_option,
     json_option,
     model_argument,
     objective_option,
@@ -24,6 +25,7 @@ from dicompiler.cli.options import (
 @platform_option
 @strategy_option
 @objective_option
+@cost_option
 @shape_option
 @json_option
 @click.option("-o", "--output", metavar="PLAN.json", type=PATH, required=True, help="Where to write the plan.")
@@ -32,6 +34,7 @@ def command(
     platform: str | None,
     strategy: str | None,
     objective: str | None,
+    cost: str | None,
     shape: tuple[str, ...],
     as_json: bool,
     output: Path,
@@ -50,6 +53,7 @@ def command(
         "platform": platform,
         "strategy": strategy,
         "objective": objective,
+        "cost": cost,
         "shape": shape or None,
     }
     result = compile(model, **{name: value for name, value in given.items() if value is not None})

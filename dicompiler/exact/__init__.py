@@ -21,7 +21,7 @@ from dicompiler.exact.facts import Facts, Use, gather, of_model
 from dicompiler.exact.standins import DOMAIN, STAND_INS, declare, prepare
 from dicompiler.exact.values import SCHEDULES, constants, inputs
 from dicompiler.model import Model
-from dicompiler.weights import LARGE, Weight, is_stub, stub
+from dicompiler.weights import LARGE, Weight, hollow, is_hollow
 
 __all__ = ["DOMAIN", "STAND_INS", "Coverage", "check_model", "coverage", "measure", "seeds_needed"]
 
@@ -104,14 +104,14 @@ def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def _store(proto: onnx.ModelProto, model: Model, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Weight]:
-    """Puts `arrays` in the place of the initializers of `proto`, which is changed; its stubs' weights come back."""
+    """Puts `arrays` in the place of the initializers of `proto`, which is changed; its hollows' weights come back."""
     weights: dict[str, Weight] = {}
 
     def tensor(name: str) -> onnx.TensorProto:
         if arrays[name].nbytes < LARGE:
             return onnx.numpy_helper.from_array(arrays[name], name)
         weights[name] = Weight.of(arrays[name])
-        return stub(name, weights[name])
+        return hollow(name, weights[name])
 
     graph = proto.graph
     kept = [entry for entry in graph.sparse_initializer if entry.values.name not in arrays]
@@ -121,5 +121,5 @@ def _store(proto: onnx.ModelProto, model: Model, arrays: Mapping[str, NDArray[An
     for field, entries in ((graph.sparse_initializer, kept), (graph.initializer, dense)):
         del field[:]
         field.extend(entries)
-    others = [entry.name for entry in dense if is_stub(entry) and entry.name not in weights]
+    others = [entry.name for entry in dense if is_hollow(entry) and entry.name not in weights]
     return weights | {name: model.weights[name] for name in others}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dicompiler.importing import unique
 from dicompiler.model import Model
 from dicompiler.structure import bodies, node_reads, reads
-from dicompiler.weights import LARGE, Weight, dense, raw_nbytes, stub
+from dicompiler.weights import LARGE, Weight, dense, hollow, raw_nbytes
 
 
 class Draft:
@@ -68,7 +68,7 @@ class Draft:
         weight = value if isinstance(value, Weight) else Weight.of(value)
         if weight.nbytes >= LARGE:
             self._weights[name] = weight
-            self.graph.initializer.append(stub(name, weight))
+            self.graph.initializer.append(hollow(name, weight))
         else:
             data = bytes(weight.data)
             self.graph.initializer.add(name=name, data_type=weight.dtype, dims=weight.shape, raw_data=data)

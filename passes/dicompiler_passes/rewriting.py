@@ -19,7 +19,7 @@ from dicompiler.program import DEVICE, LANE, ORIGIN, REGION
 from dicompiler.regions import Region, full, shape_of, shift
 from dicompiler.routing import show
 from dicompiler.structure import bodies, node_reads
-from dicompiler.weights import LARGE, Weight, stub
+from dicompiler.weights import LARGE, Weight, hollow
 
 OPSET = 13  # of the standard operators, in a model that has none of them
 Step = tuple[int, int, int, int]  # run, lane (-1: before all lanes), place in layer order, phase
@@ -106,7 +106,7 @@ class Builder:
                 self.initializers[wanted] = onnx.numpy_helper.from_array(weight.array(), wanted)
             else:
                 self.weights[wanted] = weight
-                self.initializers[wanted] = stub(wanted, weight)
+                self.initializers[wanted] = hollow(wanted, weight)
         return wanted
 
     def slice(self, held: Held, region: Region, dtype: int, place: Place, name: str = "") -> Held:

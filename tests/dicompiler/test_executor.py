@@ -14,7 +14,7 @@ from onnx import parser
 
 from dicompiler.errors import DicompilerError
 from dicompiler.executor import Executor, check_inputs, execute, from_ort, run_model, to_ort
-from dicompiler.model import Model, Weight, stub
+from dicompiler.model import Model, Weight, hollow
 from dicompiler.program import Program
 
 MADE = {
@@ -162,7 +162,7 @@ def test_small_types_of_weights_are_read_as_they_are(name: str) -> None:
         '<ir_version: 10, opset_import: ["" : 21]> g (float x) => (float[5,7] y) { y = DequantizeLinear(w, x) }'
     )
     weight = Weight.of(array)
-    proto.graph.initializer.append(stub("w", weight))
+    proto.graph.initializer.append(hollow("w", weight))
     result = run_model(Model(proto, {"w": weight}), {"x": np.float32(2)})
     assert np.array_equal(result["y"], array.astype(np.float32) * 2)
 

@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
 from dicompiler.errors import DicompilerError
-from dicompiler.model import STUB, Model, Weight, is_stub, stub
+from dicompiler.model import HOLLOW, Model, Weight, hollow, is_hollow
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 
@@ -241,10 +241,10 @@ def test_weights_are_views_of_the_mapped_file(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(small().SerializeToString())
     model = Model.load(path)
-    (tensor,) = (t for t in model.proto.graph.initializer if is_stub(t))
+    (tensor,) = (t for t in model.proto.graph.initializer if is_hollow(t))
     assert tensor.name == "w"
     assert not tensor.raw_data
-    assert tensor.external_data[0].value == STUB
+    assert tensor.external_data[0].value == HOLLOW
     assert type(model.weights["w"].data.obj).__name__ == "mmap"
     assert not model.array("w").flags.writeable
     values = model.graph().tensors()["w"].values
@@ -542,7 +542,7 @@ def test_two_initializers_of_one_name_are_refused() -> None:
         ({"location": "../weights.bin"}, "model's directory"),
         ({"location": "/etc/passwd"}, "model's directory"),
         ({"location": ""}, "model's directory"),
-        ({"location": STUB}, "no file"),
+        ({"location": HOLLOW}, "no file"),
         ({"offset": "65"}, "2113"),
         ({"offset": "-1"}, "truncated"),
         ({"offset": "x"}, "no number"),
@@ -611,8 +611,8 @@ def test_saving_where_there_is_no_directory_is_one_line_and_leaves_nothing(tmp_p
 
 def test_stub_is_the_tensor_of_a_weight_without_its_data() -> None:
     weight = Weight.of(np.ones((2, 3), np.float32))
-    tensor = stub("w", weight)
-    assert is_stub(tensor)
+    tensor = hollow("w", weight)
+    assert is_hollow(tensor)
     assert (tensor.name, tensor.data_type, tuple(tensor.dims)) == ("w", weight.dtype, weight.shape)
     assert weight.nbytes == math.prod(tensor.dims) * 4
-    assert not is_stub(numpy_helper.from_array(np.ones(3)))
+    assert not is_hollow(numpy_helper.from_array(np.ones(3)))

@@ -19,7 +19,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as Missing
 
 from dicompiler.compilation import Compilation
-from dicompiler.model import Model, is_stub
+from dicompiler.model import Model, is_hollow
 from dicompiler_passes.draft import Draft
 from dicompiler_passes.folding import fold
 from dicompiler_passes.normalise import Normalise, normalise
@@ -127,7 +127,7 @@ def test_large_constants_become_weights_whatever_form_they_had() -> None:
     original.graph.node.extend(nodes)
     result = normal(original)
     assert set(result.weights) == {"typed", "made", "held"}
-    assert all(is_stub(t) for t in result.proto.graph.initializer)
+    assert all(is_hollow(t) for t in result.proto.graph.initializer)
     assert_same(original, result, x=np.ones(300, np.float32))
 
 

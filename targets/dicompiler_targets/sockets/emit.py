@@ -17,7 +17,7 @@ import onnx
 
 from dicompiler.errors import DicompilerError
 from dicompiler.program import DeviceProgram, Program, Segment, Transfer, Value
-from dicompiler.weights import Weight, dtype_name, is_stub
+from dicompiler.weights import Weight, dtype_name, is_hollow
 from dicompiler_targets.sockets.runtime import FORMAT
 from dicompiler_targets.sockets.runtime.values import TYPES
 
@@ -130,8 +130,8 @@ def _transfer(transfer: Transfer) -> Json:
 
 def _files(program: Program, device: DeviceProgram, place: Path) -> Iterator[tuple[str, Json]]:
     """Writes the device's files; gives the name, size and hash of each."""
-    stubs = [t.name for s in device.segments for t in s.model.graph.initializer if is_stub(t)]
-    weights = {name: program.weights[name] for name in dict.fromkeys(stubs)}
+    hollows = [t.name for s in device.segments for t in s.model.graph.initializer if is_hollow(t)]
+    weights = {name: program.weights[name] for name in dict.fromkeys(hollows)}
     offsets = _offsets(weights)
     if weights:
         yield WEIGHTS, _write(place / WEIGHTS, _content(weights, offsets))
@@ -166,7 +166,7 @@ def _segment(segment: Segment, weights: Mapping[str, Weight], offsets: Mapping[s
     model = onnx.ModelProto()
     model.CopyFrom(segment.model)
     for tensor in model.graph.initializer:
-        if is_stub(tensor):
+        if is_hollow(tensor):
             del tensor.external_data[:]
             length = len(weights[tensor.name].data)
             for key, value in (("location", WEIGHTS), ("offset", offsets[tensor.name]), ("length", length)):

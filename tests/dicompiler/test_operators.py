@@ -1,0 +1,526 @@
+"""The operator rules: any region of a node's output, computed as its rule says, is the same region of the whole.
+
+Each test draws a single-node model over its operator's attributes and forms, and a region; the region and what is left
+of the output around it become parts on different devices, and partition makes the nodes of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from layer_graphs import rules
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from dicompiler.compilation import Compilation
+from dicompiler.cutting import cut, sent_bytes
+from dicompiler.errors import DicompilerError
+from dicompiler.executor import Executor, run_model
+from dicompiler.layers import LayerGraph
+from dicompiler.model import Model
+from dicompiler.operators import builtin_rules
+from dicompiler.operators.elementwise import BROADCASTING, UNARY
+from dicompiler.plan import Part, Plan
+from dicompiler.regions import Interval, Region, contains, full, is_empty, replace
+from dicompiler.tasks import cuttable, output_shape, reduction
+from dicompiler_passes.form_layers import form_layers
+from dicompiler_passes.partition import Partition
+
+OPSETS = (9, 11, 13, 17, 21)
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node and the values of its inputs (None: omitted); those in `computed` are inputs of the graph, the others
+    initializers. `close`: the node rounds, so that results may differ in the last bits."""
+
+    op: str
+    values: tuple[Array | None, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    opset: int = 17
+    computed: tuple[int, ...] = (0,)
+    close: bool = False
+
+    def model(self) -> Model:
+        """With the output's shape inferred; hypothesis draws anew where onnxruntime refuses the model."""
+        names = ["" if value is None else f"x{i}" for i, value in enumerate(self.values)]
+        node = helper.make_node(self.op, names, ["y"], "node", **self.attributes)
+        constants = [
+            numpy_helper.from_array(value, names[i])
+            for i, value in enumerate(self.values)
+            if value is not None and i not in self.computed
+        ]
+        inputs = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for name, array in self.feed.items()
+        ]
+        graph = helper.make_graph([node], "one", inputs, [onnx.ValueInfoProto(name="y")], constants)
+        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10)
+        return Model.load(onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True))
+
+    @property
+    def feed(self) -> dict[str, Array]:
+        found = {f"x{i}": self.values[i] for i in self.computed}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def run(case: Case, model: Model) -> Array | None:
+    """The whole node's output; None where onnxruntime refuses the model: such a one need not be split."""
+    try:
+        return np.asarray(run_model(model, case.feed, optimization="none")["y"])
+    except DicompilerError:
+        return None
+
+
+@st.composite
+def intervals(draw: st.DrawFn, extent: int) -> Interval:
+    start = draw(st.integers(0, extent - 1))
+    return start, draw(st.integers(start + 1, extent))
+
+
+@st.composite
+def cuts(draw: st.DrawFn, extent: int) -> list[Interval]:
+    """The axis in one to three intervals."""
+    inner = sorted(draw(st.sets(st.integers(1, extent - 1), max_size=2))) if extent > 1 else []
+    return list(zip([0, *inner], [*inner, extent], strict=True))
+
+
+def around(whole: Region, region: Region) -> list[Region]:
+    """Boxes that tile what is left of `whole` without `region`."""
+    boxes: list[Region] = []
+    for axis, ((low, high), (start, stop)) in enumerate(zip(whole, region, strict=True)):
+        boxes += [replace(whole, axis, (a, b)) for a, b in ((low, start), (stop, high)) if a < b]
+        whole = replace(whole, axis, (start, stop))
+    return boxes
+
+
+def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = None) -> None:
+    """What holds of a rule whatever the region: nothing of it is left out, and it reads only what there is."""
+    (layer,) = layers.layers
+    (node,) = layer.nodes
+    operation, rule = layers.operation(node), layers.rule(node)
+    piece = rule.piece(operation, region, reduce)
+    shape = output_shape(layers, layer)
+    assert contains(piece.out, region) and contains(full(shape), piece.out)
+    assert piece.raw is None or (contains(piece.raw, piece.out) and contains(full(shape), piece.raw))
+    assert rule.piece(operation, piece.out, reduce).out == piece.out
+    assert len(piece.needs) == len(node.inputs)
+    for need, all_of_it in zip(piece.needs, operation.full_needs(), strict=True):
+        assert need is None or (all_of_it is not None and contains(all_of_it, need) and not is_empty(need))
+
+
+def check_whole(layers: LayerGraph, case: Case, model: Model) -> None:
+    """All of the output is the node as it stands, on all of its inputs."""
+    (layer,) = layers.layers
+    (node,) = layer.nodes
+    operation = layers.operation(node)
+    piece = layers.rule(node).piece(operation, full(operation.out_shape), None)
+    assert piece.out == full(operation.out_shape)
+    assert piece.needs == operation.full_needs()
+    assert (piece.attributes, piece.constants, piece.raw, piece.op) == ({}, {}, None, None)
+    placed = Partition().run(Compilation(model, layers, plan=Plan({"node": (Part("a"),)}, ("a",), ("a",))))
+    (proto,) = placed.model.proto.graph.node
+    del proto.metadata_props[:]
+    assert proto == model.proto.graph.node[0]
+    assert case.op == proto.op_type
+
+
+def check_cut(case: Case, draw: st.DrawFn) -> None:
+    """Draws a region, splits the node, compares with the whole; partial sums too where the rule has a reduction."""
+    model = case.model()
+    expected = run(case, model)
+    assume(expected is not None)
+    assert expected is not None
+    layers = form_layers(model, rules())
+    (layer,) = layers.layers
+    shape = output_shape(layers, layer)
+    assert shape == expected.shape
+    check_whole(layers, case, model)
+    check_piece(layers, tuple(draw(intervals(extent)) for extent in shape))
+    allowed = cuttable(layers, layer)
+    region = tuple(draw(intervals(extent)) if axis in allowed else (0, extent) for axis, extent in enumerate(shape))
+    # The sink takes what its own device computes first: so all of the region's part is looked at.
+    parts = [Part("a", region), *(Part("bc"[i % 2], box) for i, box in enumerate(around(full(shape), region)))]
+    extent = reduction(layers, layer)
+    if extent is not None and draw(st.booleans()):
+        ranges = draw(cuts(extent))
+        for reduce in ranges:
+            check_piece(layers, region, reduce)
+        partials = [Part("abc"[i % 3], part.region, reduce) for i, reduce in enumerate(ranges) for part in parts]
+        parts = [*partials, *parts]
+    plan = Plan({"node": tuple(parts)}, ("b",), ("a",))
+    placed = Partition().run(Compilation(model, layers, plan=plan))
+    placed.model.check("partition")
+    program = cut(placed.model, plan.devices)
+    execution = Executor(program, "none").run(case.feed)
+    assert placed.routing is not None and sum(execution.sent) == placed.routing.total_bytes
+    assert placed.routing.total_bytes == sent_bytes(program.transfers)
+    got = execution.outputs["y"]
+    assert got.dtype == expected.dtype
+    if case.close:
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(got, expected)
+
+
+def integers(draw: st.DrawFn, *shape: int, most: int = 4, dtype: Any = np.float32) -> Array:
+    """Small whole numbers, all drawn from one seed: sums of them are exact in any order."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return random.integers(-most, most + 1, shape).astype(dtype)
+
+
+# --- windows ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """What convolutions and pools share."""
+
+    extents: tuple[int, ...]
+    kernel: tuple[int, ...]
+    attributes: Mapping[str, Any]
+
+
+@st.composite
+def sliding(draw: st.DrawFn, wide_pads: bool, dilated: bool) -> Sliding:
+    """Extents, kernel, strides, dilations, and pads or auto_pad in one to three dimensions. `wide_pads`: a window may
+    lie in the pads alone."""
+    rank = draw(st.sampled_from((1, 2, 2, 2, 3)))
+    most = (14, 9, 5)[rank - 1]
+
+    def each(low: int, high: int, count: int = rank) -> list[int]:
+        return draw(st.lists(st.integers(low, high), min_size=count, max_size=count))
+
+    kernel, strides = each(1, 4), each(1, 3)
+    attributes: dict[str, Any] = {"strides": strides} if draw(st.booleans()) else {}
+    dilations = each(1, 3) if dilated and draw(st.booleans()) else [1] * rank
+    if dilations != [1] * rank:
+        attributes["dilations"] = dilations
+    mode = draw(st.sampled_from(("pads", "pads", "pads", "none", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")))
+    pads = [0] * (2 * rank)
+    if mode in ("pads", "NOTSET"):
+        pads = [draw(st.integers(0, size + 2 if wide_pads else size - 1)) for size in (*kernel, *kernel)]
+        attributes["pads"] = pads
+    if mode not in ("pads", "none"):
+        attributes["auto_pad"] = mode
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    least = [1 if mode.startswith("SAME") else max(1, s - pads[i] - pads[rank + i]) for i, s in enumerate(spans)]
+    return Sliding(tuple(draw(st.integers(low, low + most)) for low in least), tuple(kernel), attributes)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Case:
+    """With groups, depthwise and with a channel multiplier, with and without bias."""
+    window = draw(sliding(wide_pads=True, dilated=True))
+    groups = draw(st.sampled_from((1, 1, 2, 3, 4)))
+    per_group, filters = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    x = integers(draw, draw(st.integers(1, 2)), groups * per_group, *window.extents)
+    weight = integers(draw, groups * filters, per_group, *window.kernel)
+    bias = integers(draw, groups * filters) if draw(st.booleans()) else None
+    attributes = dict(window.attributes)
+    if groups > 1 or draw(st.booleans()):
+        attributes["group"] = groups
+    if draw(st.booleans()):
+        attributes["kernel_shape"] = list(window.kernel)
+    values = (x, weight) if bias is None else (x, weight, bias)
+    computed = (0, 1) if draw(st.integers(0, 9)) == 0 else (0,)
+    return Case("Conv", values, attributes, draw(st.sampled_from(OPSETS)), computed)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_convolution(data: st.DataObject) -> None:
+    check_cut(data.draw(convolutions()), data.draw)
+
+
+@st.composite
+def pools(draw: st.DrawFn, op: str) -> Case:
+    """In the form of each opset: rounding up since 10 (LpPool 18), dilations since 10 (AveragePool 19, LpPool 18)."""
+    opset = draw(st.sampled_from(OPSETS))
+    since = {"MaxPool": (10, 10), "AveragePool": (10, 19), "LpPool": (18, 18)}[op]
+    window = draw(sliding(wide_pads=False, dilated=opset >= since[1]))
+    attributes = {**window.attributes, "kernel_shape": list(window.kernel)}
+    if opset >= since[0] and draw(st.booleans()):
+        attributes["ceil_mode"] = draw(st.sampled_from((0, 1)))
+    if op == "AveragePool" and draw(st.booleans()):
+        attributes["count_include_pad"] = draw(st.sampled_from((0, 1)))
+    if op == "LpPool":
+        attributes["p"] = draw(st.sampled_from((1, 2)))
+    x = integers(draw, draw(st.integers(1, 2)), draw(st.integers(1, 3)), *window.extents, most=50)
+    return Case(op, (x,), attributes, opset, close=op != "MaxPool")
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(data=st.data())
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
+def test_a_region_of_a_pool(op: str, data: st.DataObject) -> None:
+    check_cut(data.draw(pools(op)), data.draw)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(data=st.data(), op=st.sampled_from(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")))
+def test_a_region_of_a_global_pool(op: str, data: st.DataObject) -> None:
+    extents = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    x = integers(data.draw, 2, data.draw(st.integers(1, 5)), *extents)
+    opset = data.draw(st.sampled_from(OPSETS))
+    check_cut(Case(op, (x,), {}, opset, close=op != "GlobalMaxPool"), data.draw)
+
+
+# --- sums ---------------------------------------------------------------------------------------------------------
+
+
+def broadcastable(draw: st.DrawFn, shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape that broadcasts to `shape`: some axes of extent 1, some leading ones left out."""
+    kept = shape[draw(st.integers(0, len(shape))) :]
+    return tuple(draw(st.sampled_from((extent, extent, 1))) for extent in kept)
+
+
+def drawn_computed(draw: st.DrawFn, count: int) -> tuple[int, ...]:
+    """Which of the inputs are computed: at least one."""
+    return tuple(sorted(draw(st.sets(st.integers(0, count - 1), min_size=1))))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_gemm(data: st.DataObject) -> None:
+    draw = data.draw
+    rows, k, columns = (draw(st.integers(1, 6)) for _ in range(3))
+    turn_a, turn_b = draw(st.booleans()), draw(st.booleans())
+    opset = draw(st.sampled_from(OPSETS))
+    a = integers(draw, *((k, rows) if turn_a else (rows, k)))
+    b = integers(draw, *((columns, k) if turn_b else (k, columns)))
+    values = [a, b]
+    if opset < 11 or draw(st.booleans()):  # before opset 11 it has to be there
+        values.append(integers(draw, *broadcastable(draw, (rows, columns))))
+    attributes: dict[str, Any] = {"transA": int(turn_a), "transB": int(turn_b)}
+    if draw(st.booleans()):
+        attributes |= {"alpha": 2.0, "beta": -3.0}
+    check_cut(Case("Gemm", tuple(values), attributes, opset, drawn_computed(draw, len(values))), draw)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_matrix_product(data: st.DataObject) -> None:
+    draw = data.draw
+    k = draw(st.integers(1, 6))
+    batch = draw(st.lists(st.integers(1, 3), max_size=2))
+    a = integers(draw, *broadcastable(draw, batch), draw(st.integers(1, 5)), k)
+    b = integers(draw, *broadcastable(draw, batch), k, draw(st.integers(1, 5)))
+    if draw(st.integers(0, 4)) == 0:
+        a = a.reshape(-1, k)[0]
+    elif draw(st.integers(0, 4)) == 0:
+        b = b.reshape(-1, k, b.shape[-1])[0, :, 0]
+    check_cut(Case("MatMul", (a, b), {}, draw(st.sampled_from(OPSETS)), drawn_computed(draw, 2)), draw)
+
+
+# --- along an axis ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_an_lrn(data: st.DataObject) -> None:
+    draw = data.draw
+    x = integers(draw, draw(st.integers(1, 2)), draw(st.integers(1, 9)), *draw(st.sampled_from(((3, 4), (1, 5)))))
+    attributes = {"size": draw(st.sampled_from((1, 3, 5, 7))), "alpha": draw(st.sampled_from((0.5, 1e-4))), "beta": 0.75}
+    check_cut(Case("LRN", (x,), attributes, draw(st.sampled_from(OPSETS)), close=True), draw)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_softmax(data: st.DataObject) -> None:
+    draw = data.draw
+    op = draw(st.sampled_from(("Softmax", "LogSoftmax", "Hardmax")))
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    opset = draw(st.sampled_from(OPSETS))
+    low = -len(shape) if opset >= 11 else 0
+    attributes = {"axis": draw(st.integers(low, len(shape) - 1))} if len(shape) == 1 or draw(st.booleans()) else {}
+    # Before opset 13 values must differ: of equal ones Hardmax takes the first.
+    check_cut(Case(op, (integers(draw, *shape),), attributes, opset, close=op != "Hardmax"), draw)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_batch_normalization(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = (draw(st.integers(1, 3)), draw(st.integers(1, 5)), *draw(st.lists(st.integers(1, 4), max_size=3)))
+    vectors = [integers(draw, shape[1]) for _ in range(3)]
+    ones = np.ones(shape[1], np.float32)
+    computed = (0,) if draw(st.integers(0, 3)) else (0, 1, 3)
+    values = (integers(draw, *shape), *vectors, ones)
+    check_cut(Case("BatchNormalization", values, {"epsilon": 0.0}, draw(st.sampled_from(OPSETS)), computed), draw)
+
+
+# --- elements that move -------------------------------------------------------------------------------------------
+
+
+def reshaped(draw: st.DrawFn, shape: Sequence[int]) -> list[int]:
+    """Another shape of as many elements: factors regrouped, ones put in."""
+    left, found = math.prod(shape), []
+    while left > 1:
+        found.append(draw(st.sampled_from([d for d in range(2, left + 1) if left % d == 0])))
+        left //= found[-1]
+    for _ in range(draw(st.integers(0, 2))):
+        found.insert(draw(st.integers(0, len(found))), 1)
+    return found or [1]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_reshape(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = draw(st.lists(st.sampled_from((1, 2, 3, 4, 6)), min_size=1, max_size=4))
+    target = reshaped(draw, shape)
+    if draw(st.booleans()):
+        target[draw(st.integers(0, len(target) - 1))] = -1
+    opset = draw(st.sampled_from(OPSETS))
+    attributes = {"allowzero": draw(st.sampled_from((0, 1)))} if opset >= 14 and draw(st.booleans()) else {}
+    check_cut(Case("Reshape", (integers(draw, *shape), np.array(target, np.int64)), attributes, opset), draw)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_flatten(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    opset = draw(st.sampled_from(OPSETS))
+    attributes = {"axis": draw(st.integers(-len(shape) if opset >= 11 else 0, len(shape)))} if draw(st.booleans()) else {}
+    check_cut(Case("Flatten", (integers(draw, *shape),), attributes, opset), draw)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(data=st.data(), op=st.sampled_from(("Squeeze", "Unsqueeze")))
+def test_a_region_of_a_squeeze(op: str, data: st.DataObject) -> None:
+    """The axes are an attribute before opset 13 and an input since."""
+    draw = data.draw
+    shape = draw(st.lists(st.integers(2, 4), min_size=1, max_size=3))
+    axes = sorted(draw(st.sets(st.integers(0, len(shape)), min_size=1, max_size=2)))
+    longer = list(shape)
+    for axis in axes:
+        longer.insert(axis, 1)
+    x = integers(draw, *(shape if op == "Unsqueeze" else longer))
+    opset = draw(st.sampled_from(OPSETS))
+    if op == "Squeeze" and draw(st.booleans()):
+        case = Case(op, (x,), {}, opset)
+    elif opset < 13:
+        case = Case(op, (x,), {"axes": axes}, opset)
+    else:
+        case = Case(op, (x, np.array(axes, np.int64)), {}, opset)
+    check_cut(case, draw)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_transpose(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    attributes = {"perm": draw(st.permutations(range(len(shape))))} if draw(st.booleans()) else {}
+    check_cut(Case("Transpose", (integers(draw, *shape),), attributes, draw(st.sampled_from(OPSETS))), draw)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_concat(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    axis, count = draw(st.integers(0, len(shape) - 1)), draw(st.integers(1, 4))
+    shapes = [[*shape[:axis], draw(st.integers(1, 4)), *shape[axis + 1 :]] for _ in range(count)]
+    attributes = {"axis": axis - len(shape) if draw(st.booleans()) else axis}
+    opset = draw(st.sampled_from(OPSETS))
+    values = tuple(integers(draw, *own) for own in shapes)
+    check_cut(Case("Concat", values, attributes, opset if opset >= 11 else 11, drawn_computed(draw, count)), draw)
+
+
+# --- element by element -------------------------------------------------------------------------------------------
+
+ELEMENTWISE_OPSETS = (9, 11, 13, 17, 21, 24)
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "BitShift": {"direction": "LEFT"},
+    "Cast": {"to": onnx.TensorProto.INT32},
+    "Mod": {"fmod": 1},
+}
+TYPES: dict[str, Any] = {
+    **dict.fromkeys(("And", "Not", "Or", "Xor"), np.bool_),
+    **dict.fromkeys(("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"), np.int32),
+    "BitShift": np.uint8,
+}
+MOST_INPUTS = {"Max": 4, "Mean": 4, "Min": 4, "Sum": 4, "Where": 3}
+#: Since when onnxruntime has what the standard has had for longer.
+RUNS_SINCE = {"Equal": 11}
+
+
+def random_values(draw: st.DrawFn, op: str, shape: Sequence[int]) -> Array:
+    """Numbers that all differ, where most functions are defined; truth values and small integers where it takes those."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    dtype = TYPES.get(op, np.float32)
+    if dtype != np.float32:
+        return random.integers(0, 2 if dtype == np.bool_ else 7, shape).astype(dtype)
+    return np.asarray(random.uniform(0.1, 0.9, shape) + (op == "Acosh"), np.float32)
+
+
+def elementwise_case(draw: st.DrawFn, op: str, opset: int) -> Case:
+    """Operands of any shapes that broadcast to one; some of them constants."""
+    shape = draw(st.lists(st.integers(1, 5), min_size=0, max_size=4))
+    count = MOST_INPUTS.get(op, 1 if op in UNARY else 2)
+    if op in ("Max", "Mean", "Min", "Sum"):
+        count = draw(st.integers(1, count))
+    full_size = draw(st.integers(0, count - 1)) if op != "PRelu" else 0
+    shapes = [shape if i == full_size else broadcastable(draw, shape) for i in range(count)]
+    values = [random_values(draw, op, own) for own in shapes]
+    if op == "Where":
+        values[0] = values[0] > 0.5
+    attributes = dict(ATTRIBUTES.get(op, {}))
+    if op == "Clip":
+        bounds = [np.float32(0.3), np.float32(0.6)]
+        if opset < 11:
+            attributes = {"min": 0.3, "max": 0.6}
+        else:
+            values += [np.asarray(bound) for bound in bounds]
+    computed = drawn_computed(draw, count)
+    return Case(op, tuple(values), attributes, opset, computed, close=op in UNARY)
+
+
+def exists(op: str, opset: int) -> bool:
+    """Whether the standard has the operator in this opset."""
+    return bool(onnx.defs.has(op)) and any(
+        schema.name == op and schema.since_version <= opset for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.domain == ""
+    )
+
+
+@pytest.mark.parametrize("opset", ELEMENTWISE_OPSETS)
+@pytest.mark.parametrize("op", [*UNARY, *BROADCASTING])
+def test_a_region_of_an_elementwise_operator_in_every_opset_that_has_it(op: str, opset: int) -> None:
+    ran = 0
+
+    @settings(max_examples=5, deadline=None, derandomize=True)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        nonlocal ran
+        case = elementwise_case(data.draw, op, opset)
+        check_cut(case, data.draw)
+        ran += 1
+
+    if exists(op, opset):
+        check()
+        assert ran
+
+
+def test_every_elementwise_operator_exists() -> None:
+    assert len({*UNARY, *BROADCASTING}) == len(UNARY) + len(BROADCASTING)
+    assert all(exists(op, ELEMENTWISE_OPSETS[-1]) for op in (*UNARY, *BROADCASTING))
+
+
+def test_no_rule_is_without_a_test() -> None:
+    here = {"Conv", "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"}
+    here |= {"Gemm", "MatMul", "LRN", "Softmax", "LogSoftmax", "Hardmax", "BatchNormalization"}
+    here |= {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Concat", *UNARY, *BROADCASTING}
+    assert {rule.op for rule in builtin_rules()} == here

@@ -1,0 +1,134 @@
+"""README.md and docs/ say what is so: their commands run, their examples load, their tables are the schemas'."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import console
+import formats
+import pytest
+
+from dicompiler import networks
+from dicompiler.compiler import compile
+from dicompiler.plan import from_json
+from dicompiler.plan import load as load_plan
+from dicompiler.platform import from_toml
+from dicompiler.schema import validate
+
+README = console.DOCUMENT.read_text(encoding="utf-8")
+FORMATS = formats.DOCUMENT.read_text(encoding="utf-8")
+COMMANDS = console.shown(README)
+# What these print is measured in part.
+MEASURED = ("demo", "run", "verify")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced code blocks of a document in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def masked(text: str) -> str:
+    """The text with all numbers alike, whatever their width."""
+    return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "#", text))
+
+
+def check(command: console.Shown, directory: Path) -> None:
+    """Runs it and compares what it prints with what is shown: to the last digit where that is not measured."""
+    printed = console.run(command.line, directory)
+    if command.output and command.line.split()[1] in MEASURED:
+        assert masked(printed) == masked(command.output)
+    elif command.output:
+        assert printed == command.output
+
+
+def test_the_demo_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    assert COMMANDS[0].line == "dicompiler demo"
+    check(COMMANDS[0], tmp_path)
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory in which all other commands of the README ran, one after another."""
+    directory = tmp_path_factory.mktemp("walked")
+    for command in COMMANDS[1:]:
+        check(command, directory)
+    return directory
+
+
+def test_the_commands_of_the_readme_print_what_it_shows(walked: Path) -> None:
+    assert (walked / "by-hand" / "artifact.json").is_file()
+
+
+def test_the_plan_in_the_readme_is_the_one_that_its_commands_make(walked: Path) -> None:
+    (block,) = blocks(README, "json")
+    shown, made = from_json(json.loads(block)), load_plan(walked / "by-hand.json")
+    assert (shown.source, shown.sink) == (made.source, made.sink)
+    assert shown.layers.items() <= made.layers.items()
+    assert len(made.layers) == 8
+
+
+def test_the_python_of_the_readme_runs(walked: Path) -> None:
+    code, _ = blocks(README, "python")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=walked,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    _, counts, shape = done.stdout.splitlines()
+    assert len(set(counts.split())) == 1
+    assert shape == "(1, 10)"
+
+
+def test_the_plugin_of_the_readme_works(walked: Path) -> None:
+    _, plugin = blocks(README, "python")
+    found = re.search(r'`(\w+) = "(\w+)"` under `\[project\.entry-points\.dicompiler\]`', README)
+    assert found is not None
+    name, module = found.groups()
+    site = walked / "site"
+    info = site / "mine-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[dicompiler]\n{name} = {module}\n")
+    (site / f"{module}.py").write_text(plugin)
+    command = "compile lenet.onnx --platform rpi4x4 --strategy round-robin{first=1} -o dealt --json"
+    done = subprocess.run(
+        [sys.executable, "-m", "dicompiler.cli", *command.split()],
+        cwd=walked,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert [device["device"] for device in json.loads(done.stdout)["devices"]] == ["pi01", "pi02", "pi03", "pi04"]
+
+
+def test_the_readme_says_how_much_slower_mobilenet_is_predicted_to_be() -> None:
+    result = compile(networks.build("mobilenet_v2"), platform="rpi4x4")
+    assert result.metrics is not None and result.single is not None
+    both = f"it predicts {1000 * result.metrics.latency_s:.0f} ms, and {1000 * result.single.latency_s:.0f} ms for a"
+    assert both in README
+
+
+def test_the_tables_of_the_formats_are_those_of_the_schemas() -> None:
+    assert formats.written(FORMATS) == FORMATS, "run `python tests/formats.py`"
+    assert len(formats.TABLE.findall(FORMATS)) == 4
+
+
+def test_the_examples_of_the_formats_load() -> None:
+    plan, artifact, manifest = map(json.loads, blocks(FORMATS, "json"))
+    (platform,) = map(from_toml, blocks(FORMATS, "toml"))
+    assert [device.computes for device in platform.devices] == [False, True, True, True]
+    validate(artifact, "artifact", "docs/formats.md")
+    validate(manifest, "manifest", "docs/formats.md")
+    result = compile(networks.build("lenet"), platform="rpi4x2", plan=from_json(plan))
+    assert result.metrics is not None and result.metrics.total_bytes > 0
