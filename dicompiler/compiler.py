@@ -5,7 +5,6 @@ model ──prepare──► layers ──strategy──► plan ──partition
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import tempfile
@@ -29,6 +28,7 @@ from dicompiler.plugins import registry
 from dicompiler.problem import Problem, Strategy
 from dicompiler.program import Program, Value
 from dicompiler.routing import route
+from dicompiler.schema import load_json, validate
 from dicompiler.target import RunResult, Target
 from dicompiler.tiling import whole_plan
 from dicompiler.units import format_bytes
@@ -209,11 +209,11 @@ def _moved_in_whole(output: Path) -> Iterator[Path]:
 def _open(directory: str | Path) -> tuple[Path, Target, Model]:
     """An artifact: (its directory, the target that wrote it, the model it was made from)."""
     path = Path(directory)
-    try:
-        name = json.loads((path / MANIFEST).read_text())["target"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DicompilerError(f"{path}: no artifact of dicompiler: compile a model into it first") from error
-    return path, registry().make("targets", str(name)), Model.load(path / REFERENCE)
+    if not (path / MANIFEST).is_file():
+        raise DicompilerError(f"{path}: no artifact of dicompiler: compile a model into it first")
+    document = load_json(path / MANIFEST)
+    validate(document, "artifact", str(path / MANIFEST))
+    return path, registry().make("targets", document["target"]), Model.load(path / REFERENCE)
 
 
 def _inputs(model: Model) -> tuple[Value, ...]:
