@@ -26,7 +26,7 @@ from dicompiler.plan import Plan
 from dicompiler.platform import Platform, to_toml
 from dicompiler.plugins import registry
 from dicompiler.problem import Problem, Strategy
-from dicompiler.program import Program, Value
+from dicompiler.program import Program
 from dicompiler.routing import route
 from dicompiler.schema import load_json, validate
 from dicompiler.target import RunResult, Target
@@ -216,22 +216,16 @@ def _open(directory: str | Path) -> tuple[Path, Target, Model]:
     return path, registry().make("targets", document["target"]), Model.load(path / REFERENCE)
 
 
-def _inputs(model: Model) -> tuple[Value, ...]:
-    tensors = model.tensors()
-    known = [tensors[v.name] for v in model.proto.graph.input if not tensors[v.name].constant]
-    return tuple(Value(t.name, t.dtype, t.shape) for t in known)
-
-
 def run(
     directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None, frames: int = 1, timeout: float = TIMEOUT_S
 ) -> RunResult:
     """Starts every device's program on this host and gives each of `frames` frames the same `inputs` (by name; by
     default seeded random ones). Raises RunError naming the device that failed."""
     from dicompiler.executor import check_inputs
-    from dicompiler.verify import random_inputs
+    from dicompiler.verify import graph_inputs, random_inputs
 
     path, target, model = _open(directory)
-    values = _inputs(model)
+    values = graph_inputs(model)
     given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
     return target.run(path, [given] * frames, timeout)
 
@@ -240,11 +234,11 @@ def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = No
     """Verifies an artifact on both levels: exact check models in this process, then its real programs, run as
     processes on this host and compared with onnxruntime; and that each transfer carried the bytes predicted."""
     from dicompiler.executor import check_inputs, run_model
-    from dicompiler.verify import Verification, compare, exact, random_inputs, transfers
+    from dicompiler.verify import Verification, compare, exact, graph_inputs, random_inputs, transfers
 
     path, target, model = _open(directory)
     plan, platform = plans.load(path / PLAN), Platform.load(path / PLATFORM)
-    values = _inputs(model)
+    values = graph_inputs(model)
     given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
 
     def program(variant: Model) -> Program:

@@ -17,6 +17,7 @@ from dicompiler.plan import Part
 from dicompiler.platform import Device
 from dicompiler.regions import Interval, Region, full, shape_of, volume
 from dicompiler.tasks import Kind, Task, Work, make_task
+from dicompiler.weights import raw_nbytes
 
 # These only move data, or do nothing at inference.
 _MOVING = frozenset(
@@ -110,15 +111,12 @@ def task_macs(layers: LayerGraph, task: Task) -> int:
 
 def weight_regions(layers: LayerGraph, task: Task) -> dict[tuple[str, Region], int]:
     """The pieces of constants that a task holds: (tensor, region) → bytes."""
-    import onnx
-
     found = {}
     for work in task.works:
         _, needs = _regions(layers, work)
         for name, need in zip(work.node.inputs, needs, strict=True):
             if name and need is not None and layers.tensors[name].constant:
-                size = onnx.helper.tensor_dtype_to_np_dtype(layers.tensors[name].dtype).itemsize
-                found[name, need] = volume(need) * size
+                found[name, need] = raw_nbytes(layers.tensors[name].dtype, shape_of(need))
     return found
 
 

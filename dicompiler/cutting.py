@@ -18,12 +18,14 @@ from dicompiler.structure import node_reads
 GIVEN = -1  # the step of graph inputs: there from the start
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Group:
-    """The nodes of a segment, as indices in the placed graph."""
+    """A segment while it is gathered: its nodes, as indices in the placed graph, and whether the last one makes what
+    another device needs."""
 
     device: str
     nodes: list[int] = field(default_factory=list)
+    sends: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,21 +135,35 @@ def _gather(placed: _Placed) -> list[_Group]:
     ]
     groups: list[_Group] = []
     current: dict[str, _Group] = {}
-    for i, device in enumerate(placed.devices):
+    for unit in _units(placed):
+        device = placed.devices[unit[0]]
         group = current.get(device)
+        sent = any(sends[i] for i in unit)
         if group is not None:
-            last = group.nodes[-1]
-            newest = max(
-                (placed.made.get(n, GIVEN) for n in placed.uses[i] if placed.is_remote(n, device)), default=GIVEN
-            )
-            turned = placed.lanes[last] != placed.lanes[i]
-            if newest > group.nodes[0] or (sends[last] and not sends[i]) or turned:
+            read = {name for i in unit for name in placed.uses[i] if placed.is_remote(name, device)}
+            newest = max((placed.made.get(name, GIVEN) for name in read), default=GIVEN)
+            turned = placed.lanes[group.nodes[-1]] != placed.lanes[unit[0]]
+            if newest > group.nodes[0] or (group.sends and not sent) or turned:
                 group = None
         if group is None:
             group = current[device] = _Group(device)
             groups.append(group)
-        group.nodes.append(i)
+        group.nodes.extend(unit)
+        group.sends = sent
     return groups
+
+
+def _units(placed: _Placed) -> list[list[int]]:
+    """The nodes in order, those together that must share a segment: a tensor whose type nobody knows cannot be the
+    input of one. Only layers that stay whole have such tensors, and the nodes of a layer stand side by side."""
+    units: list[list[int]] = []
+    for i, names in enumerate(placed.uses):
+        first = min((placed.made[n] for n in names if n in placed.made and n not in placed.infos), default=i)
+        unit = [i]
+        while unit[0] > first:
+            unit = units.pop() + unit
+        units.append(unit)
+    return units
 
 
 def _transfers(placed: _Placed) -> tuple[Transfer, ...]:

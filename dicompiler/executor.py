@@ -44,7 +44,7 @@ class Session:
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{_LEVELS[optimization]}")
         names = [tensor.name for tensor in proto.graph.initializer if is_hollow(tensor)]
         # onnxruntime promises no copy: the values stay alive as long as the session.
-        self._values = [to_ort(weights[name].array()) for name in names]
+        self._values = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
         options.add_external_initializers(names, self._values)
         try:
             self._session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])

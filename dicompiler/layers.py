@@ -70,6 +70,10 @@ class LayerGraph:
         """The node's rule; one that computes it whole where none is registered."""
         return self.rules.get((node.domain, node.op)) or OperatorRule(node.op, whole, node.domain)
 
+    def cut_output(self, node: Node) -> str:
+        """The tensor that the node's rule cuts; '' where the node leaves that output out."""
+        return node.outputs[self.rule(node).output]
+
     def operation(self, node: Node) -> Operation:
         """The node with its tensors, as its rule wants it."""
         return Operation(

@@ -178,26 +178,34 @@ def skeleton_of(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Views]:
     return skeleton, views
 
 
-def write_inline(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> list[Buffer]:
+def write_inline(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> Iterator[Buffer]:
     """The buffers of a file that holds the weights itself. Field order differs from protobuf's, the message does not.
 
     DicompilerError where that file would be over 2 GB.
     """
-    tensors: list[list[Buffer]] = []
+    tensors: list[tuple[bytes, Weight | None]] = []
     for tensor in proto.graph.initializer:
         if is_hollow(tensor):
-            data = weights[tensor.name].data
-            bare = header(tensor).SerializeToString(deterministic=True) + _header(_RAW_DATA, len(data))
-            tensors.append([_header(_INITIALIZER, len(bare) + len(data)), bare, data])
+            weight = weights[tensor.name]
+            bare = header(tensor).SerializeToString(deterministic=True) + _header(_RAW_DATA, weight.nbytes)
+            tensors.append((_header(_INITIALIZER, len(bare) + weight.nbytes) + bare, weight))
         else:
             message = tensor.SerializeToString(deterministic=True)
-            tensors.append([_header(_INITIALIZER, len(message)), message])
+            tensors.append((_header(_INITIALIZER, len(message)) + message, None))
     rest = without(proto.graph, "initializer").SerializeToString(deterministic=True)
-    length = len(rest) + sum(len(part) for parts in tensors for part in parts)
+    length = len(rest) + sum(len(text) + (weight.nbytes if weight else 0) for text, weight in tensors)
     head = without(proto, "graph").SerializeToString(deterministic=True)
     if len(head) + length + 16 > LIMIT:
         raise DicompilerError(f"the model has {length} bytes, over the 2 GB of a protobuf file: save it external")
-    return [head, _header(_GRAPH, length), rest, *(part for parts in tensors for part in parts)]
+    return _inline([head, _header(_GRAPH, length), rest], tensors)
+
+
+def _inline(head: Iterable[Buffer], tensors: Iterable[tuple[bytes, Weight | None]]) -> Iterator[Buffer]:
+    yield from head
+    for text, weight in tensors:
+        yield text
+        if weight is not None:
+            yield from weight.chunks()
 
 
 def write_external(
@@ -207,17 +215,23 @@ def write_external(
 
     Each weight starts at a multiple of `align` bytes, so that it can be mapped and used in place.
     """
-    model, buffers, offset = onnx.ModelProto(), list[Buffer](), 0
+    model, placed, offset = onnx.ModelProto(), list[tuple[int, Weight]](), 0
     model.CopyFrom(proto)
     for tensor in model.graph.initializer:
         if not is_hollow(tensor):
             continue
-        data = weights[tensor.name].data
+        weight = weights[tensor.name]
         padding = -offset % align
         offset += padding
         del tensor.external_data[:]
-        for key, value in (("location", location), ("offset", offset), ("length", len(data))):
+        for key, value in (("location", location), ("offset", offset), ("length", weight.nbytes)):
             tensor.external_data.add(key=key, value=str(value))
-        buffers += [bytes(padding), data]
-        offset += len(data)
-    return model.SerializeToString(deterministic=True), buffers
+        placed.append((padding, weight))
+        offset += weight.nbytes
+    return model.SerializeToString(deterministic=True), _external(placed)
+
+
+def _external(placed: Iterable[tuple[int, Weight]]) -> Iterator[Buffer]:
+    for padding, weight in placed:
+        yield bytes(padding)
+        yield from weight.chunks()

@@ -23,12 +23,14 @@ class Pass(ABC):
 
     The first line of its docstring is its summary in `dicompiler list passes`. `name` is its name in pipelines;
     `requires` names the fields of Compilation that must not be None before it, `provides` those that it sets (so
-    that an error about a missing one can name the pass that makes it).
+    that an error about a missing one can name the pass that makes it). `preserves`: whether the model computes the
+    same after it.
     """
 
     name: ClassVar[str]
     requires: ClassVar[tuple[str, ...]] = ()
     provides: ClassVar[tuple[str, ...]] = ()
+    preserves: ClassVar[bool] = True
 
     @abstractmethod
     def run(self, compilation: Compilation) -> Compilation:

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import onnx
-
 from dicompiler.errors import DicompilerError
 from dicompiler.layers import LayerGraph
 from dicompiler.plan import Plan
-from dicompiler.regions import Region, full, intersect, replace, volume
+from dicompiler.regions import Region, full, intersect, replace, shape_of, volume
 from dicompiler.tasks import Key, Task, TaskId, make_tasks, task_id
+from dicompiler.weights import raw_nbytes
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ Tree = Take | Join
 @dataclass(frozen=True)
 class Delivery:
     """A graph output on one of the devices that want it. `tree` None: a tensor without static shape, which is
-    delivered by the device that computes it."""
+    delivered by a device that computes it (a sink, where one does)."""
 
     output: str
     device: str
@@ -85,7 +84,7 @@ class Routing:
         """Raw bytes of a box."""
         assert box.region is not None
         dtype = self.layers.tensors[box.key.tensor].dtype
-        return volume(box.region) * onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize
+        return raw_nbytes(dtype, shape_of(box.region))
 
     @cached_property
     def total_bytes(self) -> int:
@@ -161,8 +160,9 @@ class _Router:
             return []
         shape = self.layers.tensors[key.tensor].shape
         if shape is None:
-            self._use(boxes[0])
-            return [Delivery(key.tensor, boxes[0].device, None)]
+            box = next((box for box in boxes if box.device in self.plan.sink), boxes[0])
+            self._use(box)
+            return [Delivery(key.tensor, box.device, None)]
         return [
             Delivery(key.tensor, sink, self._assemble(full(shape), (sink, 0), boxes, held, f"the sink {sink}"))
             for sink in self.plan.sink

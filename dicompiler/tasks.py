@@ -119,12 +119,13 @@ def make_task(layers: LayerGraph, layer: Layer, index: int, part: Part, kind: Ki
     nodes: tuple[Node, ...] = layer.nodes
     target, key = layer.output, Key(layer.output)
     if kind == "partial":
-        nodes, target, key = (anchor,), anchor.outputs[0], Key(anchor.outputs[0], part.reduce)
+        nodes, target = (anchor,), layers.cut_output(anchor)
+        key = Key(target, part.reduce)
     elif kind == "merger":
         nodes = tuple(node for node in nodes if node is not anchor)
     works, demands = _walk(layers, nodes, target, region, part.reduce)
     if kind == "merger":
-        del demands[anchor.outputs[0]]  # routing reads it range by range
+        del demands[layers.cut_output(anchor)]  # routing reads it range by range
     needs = {Key(name): demand for name, demand in demands.items()}
     return Task(layer.name, index, part.device, part.lane, kind, works, {key: region}, needs)
 
@@ -137,7 +138,7 @@ def _walk(
     works: list[Work] = []
     for node in reversed(nodes):
         rule = layers.rule(node)
-        demand = demands.pop(node.outputs[rule.output], None)
+        demand = demands.pop(layers.cut_output(node), None)
         if demand is None:  # nobody reads it
             continue
         piece = rule.piece(layers.operation(node), demand, reduce)

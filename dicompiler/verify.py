@@ -108,6 +108,13 @@ def transfers(predicted: Sequence[Transfer], sent: Mapping[int, int], frames: in
     return Check("bytes", True, f"{len(predicted)} transfers, {total} bytes a frame: as predicted")
 
 
+def graph_inputs(model: Model) -> tuple[Value, ...]:
+    """The graph's inputs that are no initializers."""
+    tensors = model.tensors()
+    known = [tensors[value.name] for value in model.proto.graph.input]
+    return tuple(Value(t.name, t.dtype, t.shape) for t in known if not t.constant)
+
+
 def random_inputs(values: Sequence[Value], seed: int = 0) -> dict[str, NDArray[Any]]:
     """Seeded inputs for graph inputs of static shape: normal for floats, 0 or 1 for bool, 0 to 7 for integers."""
     rng = np.random.default_rng(seed)

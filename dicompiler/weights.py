@@ -1,13 +1,15 @@
 """Weights: the raw data of large initializers, as views of a mapped file, and the tensors that stand for them.
 
-In: buffers of little-endian data. Out: numpy views, cuts, and the data-less TensorProto that a skeleton model holds.
+In: buffers of little-endian data. Out: numpy views, cuts that are views too, their bytes in chunks for a file, and the
+data-less TensorProto that a skeleton model holds.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import ml_dtypes  # noqa: F401  registers bfloat16, float8, int4 … with numpy
@@ -23,22 +25,28 @@ HOLLOW = "*dicompiler.weights*"
 LARGE = 1024
 """From so many bytes on, raw data is a Weight; less stays in the skeleton, where shape inference reads it."""
 
+CHUNK = 1 << 18
+"""Bytes that `Weight.chunks` yields at most at once: what is hashed and written fits the processor's cache."""
+
 _BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 
 
+@cache
 def dtype_name(dtype: int) -> str:
     """1 → "FLOAT"; an unknown number comes back as text."""
     names: dict[int, str] = {int(value): str(name) for name, value in onnx.TensorProto.DataType.items()}
     return names.get(dtype, str(dtype))
 
 
+@cache
+def _bits(dtype: int) -> int:
+    """Bits of an element of onnx type `dtype`. KeyError for a number that is no type."""
+    return _BITS.get(dtype_name(dtype)) or 8 * int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
+
+
 def raw_nbytes(dtype: int, shape: Shape) -> int:
     """Bytes of a raw tensor of onnx type `dtype`: types below a byte are packed (INT4: two elements a byte)."""
-    elements = math.prod(shape)
-    bits = _BITS.get(dtype_name(dtype))
-    if bits is not None:
-        return (elements * bits + 7) // 8
-    return elements * onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize
+    return (math.prod(shape) * _bits(dtype) + 7) // 8
 
 
 def array_dtype(array: NDArray[Any]) -> int:
@@ -48,13 +56,15 @@ def array_dtype(array: NDArray[Any]) -> int:
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of onnx type `dtype` (onnx.TensorProto.DataType) and static `shape`; `data` is its raw little-endian
-    content, `nbytes` long, usually a read-only view of the mapped model file. The data must not change afterwards.
+    """A tensor of onnx type `dtype` (onnx.TensorProto.DataType) and static `shape`.
+
+    content: its raw little-endian bytes, usually a read-only view of the mapped model file; for a part that was cut out
+    (see `cut`) a view with gaps, of shape (*shape, bytes of an element). It must not change afterwards.
     """
 
     dtype: int
     shape: Shape
-    data: memoryview = field(repr=False)
+    content: memoryview = field(repr=False)
 
     @classmethod
     def of(cls, array: NDArray[Any]) -> Weight:
@@ -68,8 +78,21 @@ class Weight:
 
     @cached_property
     def nbytes(self) -> int:
-        """Length of `data` in bytes."""
+        """Bytes of the raw tensor."""
         return raw_nbytes(self.dtype, self.shape)
+
+    @property
+    def data(self) -> memoryview:
+        """The raw bytes in one piece: `content` itself where that has no gaps, else a new copy at every call."""
+        return self.content if self.content.ndim == 1 else memoryview(self.content.tobytes())
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The raw bytes in pieces of at most about CHUNK, for a file or a hash: a weight with gaps is never held."""
+        if self.content.ndim == 1:
+            for start in range(0, len(self.content), CHUNK):
+                yield self.content[start : start + CHUNK]
+        else:
+            yield from _gathered(np.asarray(self.content))
 
     def array(self) -> NDArray[Any]:
         """The values, of shape `shape`: a view (read-only where the file is mapped, and perhaps not aligned, because
@@ -79,11 +102,29 @@ class Weight:
             tensor = onnx.TensorProto(dims=self.shape, data_type=self.dtype, raw_data=bytes(self.data))
             return onnx.numpy_helper.to_array(tensor)
         kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.dtype))
-        return np.frombuffer(self.data, np.uint8).view(kind).reshape(self.shape)
+        if self.content.ndim > 1:
+            return np.asarray(self.content).view(kind)[..., 0]
+        return np.frombuffer(self.content, np.uint8).view(kind).reshape(self.shape)
 
     def cut(self, region: Region) -> Weight:
-        """The part of it that `region` holds; a view where that part is contiguous, else a copy."""
-        return Weight.of(self.array()[slices(region)])
+        """The part of it that `region` holds, as a view: nothing is copied (but for types below a byte)."""
+        if dtype_name(self.dtype) in _BITS:
+            return Weight.of(self.array()[slices(region)])
+        # Bytes and not values, because a memoryview knows neither bfloat16 nor data that is not aligned.
+        whole = np.asarray(self.content).reshape((*self.shape, raw_nbytes(self.dtype, (1,))))
+        part = whole[slices(region)]
+        content = part.reshape(-1) if part.flags.c_contiguous else part
+        return Weight(self.dtype, part.shape[:-1], content.data)
+
+
+def _gathered(part: NDArray[np.uint8]) -> Iterator[memoryview]:
+    """A view with gaps in C order, copied block by block."""
+    if part.nbytes <= CHUNK or part.ndim == 1:
+        yield np.ascontiguousarray(part).reshape(-1).data
+        return
+    rows = CHUNK // part[0].nbytes
+    for start in range(0, len(part), max(1, rows)):
+        yield from _gathered(part[start : start + rows] if rows else part[start])
 
 
 def dense(sparse: onnx.SparseTensorProto) -> NDArray[Any]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dicompiler.compilation import Compilation
+    from dicompiler.diagnostics import LayerStatistics
     from dicompiler.passes import Instrument, Pass
     from dicompiler.specs import Spec
 
@@ -30,6 +31,11 @@ NORMALISE, INFER_SHAPES, PARTITION = "normalise", "infer-shapes", "partition"
 @click.option("--dump-after-all", metavar="DIR", type=PATH, help="Write graph and plan there after every pass.")
 @click.option("--timing", is_flag=True, help="Print on stderr what each pass took.")
 @click.option("--print-after", is_flag=True, help="Print the graph on stderr after every pass.")
+@click.option("--verify-each", is_flag=True, help="Run the model after every pass, and compare its outputs.")
+@click.option("--statistics", is_flag=True, help="Print on stderr what partition made of each layer.")
+@click.option(
+    "--reproducer", metavar="DIR", type=PATH, help="Where a pass breaks: write what it takes to see it again."
+)
 @click.option("-o", "--output", metavar="OUT.onnx", type=PATH, required=True, help="Where to write the model.")
 def command(
     model: Path,
@@ -41,6 +47,9 @@ def command(
     dump_after_all: Path | None,
     timing: bool,
     print_after: bool,
+    verify_each: bool,
+    statistics: bool,
+    reproducer: Path | None,
     output: Path,
 ) -> None:
     """Run passes over a model.
@@ -49,14 +58,21 @@ def command(
     first, and partitioned in the end when passes or --plan left a plan that no pass has carried out yet. Without a
     platform, devices are called d0, d1, ….
     """
+    from dicompiler.diagnostics import Reproducer, Statistics, VerifyEach
     from dicompiler.instruments import Dump, PrintAfter, Timing
 
     check_parent(output)
     check_parent(save_plan)
     passes = _passes(pipeline, shape)
     compilation = _load(model, platform, plan)
-    times = Timing()
+    times, counts = Timing(), Statistics()
     instruments: list[Instrument] = [times] if timing else []
+    if statistics:
+        instruments.append(counts)
+    if verify_each:
+        instruments.append(VerifyEach())
+    if reproducer is not None:
+        instruments.append(Reproducer(reproducer))
     if dump_after_all is not None:
         instruments.append(Dump(dump_after_all))
     if print_after:
@@ -66,6 +82,8 @@ def command(
     finally:
         if timing:
             _show_times(times.rows)
+    if statistics:
+        _show_statistics(counts.rows)
     _save(result, output, save_plan)
 
 
@@ -125,6 +143,16 @@ def _show_times(rows: Sequence[tuple[str, float, bool]]) -> None:
     shown = [(text + (" (failed)" if failed else ""), f"{1000 * seconds:.1f}") for text, seconds, failed in rows]
     total = sum(seconds for _, seconds, _ in rows)
     show(("pass", "ms"), [*shown, ("total", f"{1000 * total:.1f}")], right=(1,), err=True)
+
+
+def _show_statistics(rows: Sequence[LayerStatistics]) -> None:
+    from dicompiler.cli.tables import show
+
+    headers = ("layer", "parts", "devices", "elements received", "multiplications", "of them redundant")
+    counts = [(row.parts, row.devices, row.halo, row.macs, row.redundant) for row in rows]
+    total = ("total", *(str(sum(column)) for column in zip(*counts, strict=True))) if counts else ("total",)
+    shown = [(row.layer, *map(str, count)) for row, count in zip(rows, counts, strict=True)]
+    show(headers, [*shown, total], right=range(1, len(headers)), err=True)
 
 
 def _save(compilation: Compilation, output: Path, save_plan: Path | None) -> None:

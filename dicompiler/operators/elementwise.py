@@ -35,11 +35,12 @@ def elementwise(operation: Operation, region: Region, reduce: Interval | None) -
 
 
 def batch_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """out region → the same region of x, and its channels of scale, shift, mean and variance. Training: whole."""
+    """out region → the same region of x, and its channels of scale, shift, mean and variance (before opset 9 those can
+    be of the shape of x without its first axis). Training: whole."""
     if operation.attribute("training_mode", 0):
         return Piece(full(operation.out_shape), operation.full_needs())
-    channels = region[1] if len(region) > 1 else (0, 1)
-    return Piece(region, (region, *((channels,) for _ in operation.inputs[1:])))
+    channels = region[1:] if len(operation.shape(1)) > 1 else region[1:2] or ((0, 1),)
+    return Piece(region, (region, *(channels for _ in operation.inputs[1:])))
 
 
 RULES = (

@@ -88,6 +88,8 @@ def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Pi
     if out == full(operation.out_shape):
         return Piece(out, (need, *rest))
     removed = dict.fromkeys(operation.node.attributes)
+    if operation.node.opset < 5:  # where the shape of a Reshape is an attribute
+        return Piece(out, (need,), {**removed, "shape": list(shape_of(out))}, op="Reshape")
     shape = np.array(shape_of(out), np.int64)
     return Piece(out, (need, *(None for _ in rest)), removed, {1: shape}, op="Reshape")
 

@@ -57,7 +57,8 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
     outputs = tuple(v.name for v in graph.output)
     empty = LayerGraph((), tensors, inputs, outputs, rules)
     groups = _absorb(_opaque_groups(model, nodes, tensors), empty)
-    layers = tuple(_layer(group, empty, _readers(nodes, outputs)) for group in groups)
+    readers = _readers(nodes, outputs)
+    layers = tuple(_layer(group, empty, readers) for group in groups)
     return replace(empty, layers=_ordered(layers))
 
 
@@ -70,7 +71,7 @@ def _nodes(model: Model) -> Iterator[Node]:
         attributes = {a.name: _plain(a) for a in proto.attribute}
         opset = opsets.get(domain, 1)
         yield Node(
-            proto.name, proto.op_type, domain, opset, attributes, (*proto.input, *captures(proto)), tuple(proto.output)
+            proto.name, proto.op_type, domain, opset, attributes, (*proto.input, *sorted(captures(proto))), tuple(proto.output)
         )
 
 
@@ -256,19 +257,21 @@ def _layer(group: _Group, graph: LayerGraph, readers: Mapping[str, frozenset[str
     outgoing = tuple(
         name for node in group.nodes for name in node.outputs if name and not readers.get(name, frozenset()) <= inside
     )
-    anchor = group.nodes[group.anchor]
     if not outgoing:
         outgoing = tuple(name for name in group.nodes[-1].outputs if name)[:1]
-    reason = group.reason or _why_whole(anchor, outgoing, graph)
-    return Layer(anchor.name, group.nodes, group.anchor, tuple(incoming), outgoing, reason)
+    reason = group.reason or _why_whole(group, outgoing, graph)
+    return Layer(group.nodes[group.anchor].name, group.nodes, group.anchor, tuple(incoming), outgoing, reason)
 
 
-def _why_whole(anchor: Node, outgoing: Sequence[str], graph: LayerGraph) -> str:
+def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str:
     """'' where the layer can be cut."""
+    anchor = group.nodes[group.anchor]
     if (anchor.domain, anchor.op) not in graph.rules:
         return f"operator {anchor.domain + '::' if anchor.domain else ''}{anchor.op} has no rule"
     if len(outgoing) != 1:
         return f"{len(outgoing)} tensors leave it"
+    if all(graph.cut_output(node) != outgoing[0] for node in group.nodes):
+        return f"{outgoing[0]!r} is not the output that can be cut"
     if any(graph.tensors[name].shape is None for name in (*anchor.inputs, *anchor.outputs) if name):
         return "a tensor of it has no static shape"
     if any(0 in (graph.tensors[name].shape or ()) for name in (*anchor.inputs, *anchor.outputs) if name):

@@ -62,6 +62,7 @@ class _Rewriter:
         self.layers = routing.layers
         self.build = Builder(model)
         self.protos = {proto.name: proto for proto in model.proto.graph.node}
+        self.values = {value.name: value for value in model.proto.graph.value_info}
         self.computed: dict[tuple[Key, TaskId], Held | str] = {}
         self.sent: dict[tuple[Box, Region], Held] = {}
         self.cut: dict[tuple[str, Region, str], Held] = {}
@@ -95,11 +96,8 @@ class _Rewriter:
                 tree = delivery.tree
                 if tree is None:
                     layer = self.layers.producer[delivery.output].name
-                    found |= {
-                        (Key(delivery.output), task_id(t)): delivery.output
-                        for t in self.routing.tasks
-                        if t.layer == layer and t.device == delivery.device
-                    }
+                    own = (t for t in self.routing.tasks if t.layer == layer and t.device == delivery.device)
+                    found[Key(delivery.output), task_id(next(own))] = delivery.output
                 elif isinstance(tree, Take) and tree.box.task is not None and tree.region == tree.box.region:
                     found[tree.box.key, tree.box.task] = delivery.output
         return found
@@ -159,14 +157,14 @@ class _Rewriter:
         ((target, region),) = task.outputs.items()
         assert region is not None
         if task.kind == "merger":
-            tensor = layer.nodes[layer.anchor].outputs[0]
+            tensor = self.layers.cut_output(layer.nodes[layer.anchor])
             partials = sorted((key for key in reads if key.reduce is not None), key=lambda key: key.reduce or (0, 0))
             terms = [self._hold(reads[key], key, place) for key in partials]
             name = self._name(tensor, Key(tensor), task)
             held[tensor] = self.build.sum(terms, self._dtype(tensor), place, name)
         for work in task.works:
             assert work.piece is not None
-            output = work.node.outputs[self.layers.rule(work.node).output]
+            output = self.layers.cut_output(work.node)
             key = target if output == target.tensor else Key(output)
             held[output] = self._node(work.node, work.piece, held, self._name(output, key, task), place)
         self.computed[target, task_id(task)] = held[target.tensor]
@@ -187,13 +185,16 @@ class _Rewriter:
                 inputs.append(self._local(held[tensor], need, self._dtype(tensor), place).name)
         while inputs and not inputs[-1]:
             inputs.pop()
-        dtype = self._dtype(node.outputs[self.layers.rule(node).output])
-        raw = name if piece.raw is None else self.build.name(f"{name}{show(piece.raw)}")
+        output = self.layers.cut_output(node)
+        dtype = self._dtype(output)
+        raw = name if piece.raw in (None, piece.out) else self.build.name(f"{name}{show(piece.raw)}")
         proto = onnx.NodeProto()
         proto.CopyFrom(self.protos[node.name])
         proto.op_type = piece.op or proto.op_type
         proto.name = node.name if name in node.outputs else f"{node.name}@{place.device}"
-        proto.input[:], proto.output[:] = inputs, [raw]
+        # Outputs that nobody reads but that the operator insists on keep a name.
+        others = [o and self.build.name(f"{o}@{place.device}") if o != output else raw for o in node.outputs]
+        proto.input[:], proto.output[:] = inputs, others
         kept = [a for a in proto.attribute if a.name not in piece.attributes]
         kept += [helper.make_attribute(k, v) for k, v in piece.attributes.items() if v is not None]
         del proto.attribute[:]
@@ -211,7 +212,6 @@ class _Rewriter:
         """Nodes of a layer that stays whole, as they stand, with the names that its inputs have here."""
         reads = self.routing.reads.get(task_id(task), {})
         names = {key.tensor: self._hold(tree, key, place).name for key, tree in reads.items()}
-        values = {v.name: v for v in self.model.proto.graph.value_info}
         for work in task.works:
             proto = onnx.NodeProto()
             proto.CopyFrom(self.protos[work.node.name])
@@ -220,8 +220,8 @@ class _Rewriter:
                 shape = self.layers.tensors[tensor].shape
                 if shape is not None:
                     self.build.declare(names[tensor], self._dtype(tensor), full(shape))
-                elif tensor in values:
-                    self.build.values[names[tensor]] = _renamed(values[tensor], names[tensor])
+                elif tensor in self.values:
+                    self.build.values[names[tensor]] = _renamed(self.values[tensor], names[tensor])
             proto.input[:] = [names.get(name, name) for name in proto.input]
             proto.output[:] = [names.get(name, name) for name in proto.output]
             rename_captures(proto, names)

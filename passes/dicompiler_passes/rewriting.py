@@ -49,14 +49,16 @@ class Builder:
         self.model = model
         graph = model.proto.graph
         self.opset = next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), 0)
-        self.taken = {name for node in graph.node for name in (*node.input, *node.output)}
-        self.taken |= {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
         self.shapes = {name: shape for name, (_, shape) in model.initializers().items()}
+        self.taken = {name for node in graph.node for name in (*node_reads(node), *node.output)}
+        self.taken |= {v.name for v in (*graph.input, *graph.output)} | set(self.shapes)
         self.node_names: set[str] = set()
         self.nodes: list[tuple[Step, int, onnx.NodeProto]] = []
         self.values: dict[str, onnx.ValueInfoProto] = {}
         self.initializers: dict[str, onnx.TensorProto] = {}
         self.weights: dict[str, Weight] = {}
+        self.constants: dict[tuple[str, str, bytes], str] = {}
+        self.cuts: dict[tuple[str, Region], str] = {}
 
     def name(self, wanted: str) -> str:
         """`wanted`, or with a number behind it where the graph has that name already."""
@@ -81,14 +83,11 @@ class Builder:
 
     def constant(self, wanted: str, array: np.ndarray[Any, Any]) -> str:
         """An initializer with these values; the same values under the same wanted name are one."""
-        tensor = onnx.numpy_helper.from_array(array, wanted)
-        while wanted in self.initializers and self.initializers[wanted] != tensor:
-            wanted += "'"
-            tensor.name = wanted
-        if wanted not in self.initializers:
-            self.taken.add(wanted)
-            self.initializers[wanted] = tensor
-        return wanted
+        key = (wanted, f"{array.dtype}{array.shape}", array.tobytes())
+        if key not in self.constants:
+            name = self.constants[key] = self.name(wanted)
+            self.initializers[name] = onnx.numpy_helper.from_array(array, name)
+        return self.constants[key]
 
     def integers(self, values: Sequence[int]) -> str:
         """An int64 vector as initializer."""
@@ -98,16 +97,16 @@ class Builder:
         """`region` of an initializer of the model: itself where that is all of it, else a cut of it."""
         if region == full(self.shapes[name]):
             return name
-        wanted = name + show(region)
-        if wanted not in self.initializers:
-            weight = Weight.of(self.model.array(name)).cut(region)
-            self.taken.add(wanted)
+        if (name, region) not in self.cuts:
+            own = self.cuts[name, region] = self.name(name + show(region))
+            held = self.model.weights.get(name)
+            weight = (held if held is not None else Weight.of(self.model.array(name))).cut(region)
             if weight.nbytes < LARGE:
-                self.initializers[wanted] = onnx.numpy_helper.from_array(weight.array(), wanted)
+                self.initializers[own] = onnx.numpy_helper.from_array(weight.array(), own)
             else:
-                self.weights[wanted] = weight
-                self.initializers[wanted] = hollow(wanted, weight)
-        return wanted
+                self.weights[own] = weight
+                self.initializers[own] = hollow(own, weight)
+        return self.cuts[name, region]
 
     def slice(self, held: Held, region: Region, dtype: int, place: Place, name: str = "") -> Held:
         """held → Slice → region, under this name. Itself where nothing is cut."""

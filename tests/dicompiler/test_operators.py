@@ -7,14 +7,14 @@ of the output around it become parts on different devices, and partition makes t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 from layer_graphs import rules
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from onnx import helper, numpy_helper
 from dicompiler.compilation import Compilation
 from dicompiler.cutting import cut, sent_bytes
 from dicompiler.errors import DicompilerError
+from dicompiler.exact import DOMAIN, check_model
 from dicompiler.executor import Executor, run_model
 from dicompiler.layers import LayerGraph
 from dicompiler.model import Model
@@ -36,6 +37,7 @@ from dicompiler_passes.partition import Partition
 
 OPSETS = (9, 11, 13, 17, 21)
 Array = NDArray[Any]
+Draw = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Case:
     close: bool = False
 
     def model(self) -> Model:
-        """With the output's shape inferred; hypothesis draws anew where onnxruntime refuses the model."""
+        """With the output's shape inferred."""
         names = ["" if value is None else f"x{i}" for i, value in enumerate(self.values)]
         node = helper.make_node(self.op, names, ["y"], "node", **self.attributes)
         constants = [
@@ -73,22 +75,22 @@ class Case:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def run(case: Case, model: Model) -> Array | None:
+def run(model: Model, feed: Mapping[str, Array]) -> Array | None:
     """The whole node's output; None where onnxruntime refuses the model: such a one need not be split."""
     try:
-        return np.asarray(run_model(model, case.feed, optimization="none")["y"])
+        return np.asarray(run_model(model, feed, optimization="none")["y"])
     except DicompilerError:
         return None
 
 
 @st.composite
-def intervals(draw: st.DrawFn, extent: int) -> Interval:
+def intervals(draw: Draw, extent: int) -> Interval:
     start = draw(st.integers(0, extent - 1))
     return start, draw(st.integers(start + 1, extent))
 
 
 @st.composite
-def cuts(draw: st.DrawFn, extent: int) -> list[Interval]:
+def cuts(draw: Draw, extent: int) -> list[Interval]:
     """The axis in one to three intervals."""
     inner = sorted(draw(st.sets(st.integers(1, extent - 1), max_size=2))) if extent > 1 else []
     return list(zip([0, *inner], [*inner, extent], strict=True))
@@ -118,7 +120,7 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
         assert need is None or (all_of_it is not None and contains(all_of_it, need) and not is_empty(need))
 
 
-def check_whole(layers: LayerGraph, case: Case, model: Model) -> None:
+def check_whole(layers: LayerGraph, model: Model) -> None:
     """All of the output is the node as it stands, on all of its inputs."""
     (layer,) = layers.layers
     (node,) = layer.nodes
@@ -131,40 +133,20 @@ def check_whole(layers: LayerGraph, case: Case, model: Model) -> None:
     (proto,) = placed.model.proto.graph.node
     del proto.metadata_props[:]
     assert proto == model.proto.graph.node[0]
-    assert case.op == proto.op_type
 
 
-def check_cut(case: Case, draw: st.DrawFn) -> None:
+def check_cut(case: Case, draw: Draw) -> None:
     """Draws a region, splits the node, compares with the whole; partial sums too where the rule has a reduction."""
     model = case.model()
-    expected = run(case, model)
-    assume(expected is not None)
-    assert expected is not None
+    expected = run(model, case.feed)
     layers = form_layers(model, rules())
     (layer,) = layers.layers
     shape = output_shape(layers, layer)
-    assume(shape == expected.shape)  # onnxruntime forgets the dilations where a pool has auto_pad
-    check_whole(layers, case, model)
+    assume(expected is not None and expected.shape == shape)  # where a pool has auto_pad, onnxruntime forgets dilations
+    assert expected is not None
+    check_whole(layers, model)
     check_piece(layers, tuple(draw(intervals(extent)) for extent in shape))
-    allowed = cuttable(layers, layer)
-    region = tuple(draw(intervals(extent)) if axis in allowed else (0, extent) for axis, extent in enumerate(shape))
-    # The sink takes what its own device computes first: so all of the region's part is looked at.
-    parts = [Part("a", region), *(Part("bc"[i % 2], box) for i, box in enumerate(around(full(shape), region)))]
-    extent = reduction(layers, layer)
-    if extent is not None and draw(st.booleans()):
-        ranges = draw(cuts(extent))
-        for reduce in ranges:
-            check_piece(layers, region, reduce)
-        partials = [Part("abc"[i % 3], part.region, reduce) for i, reduce in enumerate(ranges) for part in parts]
-        parts = [*partials, *parts]
-    plan = Plan({"node": tuple(parts)}, ("b",), ("a",))
-    placed = Partition().run(Compilation(model, layers, plan=plan))
-    placed.model.check("partition")
-    program = cut(placed.model, plan.devices)
-    execution = Executor(program, "none").run(case.feed)
-    assert placed.routing is not None and sum(execution.sent) == placed.routing.total_bytes
-    assert placed.routing.total_bytes == sent_bytes(program.transfers)
-    got = execution.outputs["y"]
+    got = run_split(model, layers, drawn_parts(draw, layers), case.feed)
     assert got.dtype == expected.dtype
     if case.close:
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
@@ -172,7 +154,48 @@ def check_cut(case: Case, draw: st.DrawFn) -> None:
         np.testing.assert_array_equal(got, expected)
 
 
-def integers(draw: st.DrawFn, *shape: int, most: int = 4, dtype: Any = np.float32) -> Array:
+def check_stand_in(case: Case, draw: Draw) -> None:
+    """The same in the exact check, where what rounds is replaced: bit-equal."""
+    assume(run(case.model(), case.feed) is not None)
+    try:
+        model, feed = check_model(case.model(), draw(st.integers(0, 9)))
+    except DicompilerError:  # onnxruntime's MaxPool refuses an auto_pad that its LpPool takes
+        reject()
+    expected = run(model, feed)
+    layers = form_layers(model, rules())
+    assume(expected is not None and expected.shape == output_shape(layers, layers.layers[0]))
+    np.testing.assert_array_equal(run_split(model, layers, drawn_parts(draw, layers), feed), expected)
+
+
+def drawn_parts(draw: Draw, layers: LayerGraph) -> list[Part]:
+    """A region on device a, which is the sink and takes what its own device computes first, so that all of that part
+    is looked at; what is left around it on others."""
+    (layer,) = layers.layers
+    allowed, shape = cuttable(layers, layer), output_shape(layers, layer)
+    region = tuple(draw(intervals(extent)) if axis in allowed else (0, extent) for axis, extent in enumerate(shape))
+    parts = [Part("a", region), *(Part("bc"[i % 2], box) for i, box in enumerate(around(full(shape), region)))]
+    extent = reduction(layers, layer)
+    if extent is None or draw(st.booleans()):
+        return parts
+    ranges = draw(cuts(extent))
+    for reduce in ranges:
+        check_piece(layers, region, reduce)
+    return [Part("abc"[i % 3], part.region, reduce) for i, reduce in enumerate(ranges) for part in parts] + parts
+
+
+def run_split(model: Model, layers: LayerGraph, parts: Sequence[Part], feed: Mapping[str, Array]) -> Array:
+    """The node's output put together from these parts; what travels is what was predicted."""
+    plan = Plan({"node": tuple(parts)}, ("b",), ("a",))
+    placed = Partition().run(Compilation(model, layers, plan=plan))
+    placed.model.check("partition")
+    program = cut(placed.model, plan.devices)
+    execution = Executor(program, "none").run(feed)
+    assert placed.routing is not None
+    assert sum(execution.sent) == placed.routing.total_bytes == sent_bytes(program.transfers)
+    return np.asarray(execution.outputs["y"])
+
+
+def integers(draw: Draw, *shape: int, most: int = 4, dtype: Any = np.float32) -> Array:
     """Small whole numbers, all drawn from one seed: sums of them are exact in any order."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     return random.integers(-most, most + 1, shape).astype(dtype)
@@ -191,14 +214,15 @@ class Sliding:
 
 
 @st.composite
-def sliding(draw: st.DrawFn, wide_pads: bool, dilated: bool) -> Sliding:
+def sliding(draw: Draw, wide_pads: bool, dilated: bool) -> Sliding:
     """Extents, kernel, strides, dilations, and pads or auto_pad in one to three dimensions. `wide_pads`: a window may
     lie in the pads alone."""
     rank = draw(st.sampled_from((1, 2, 2, 2, 3)))
     most = (14, 9, 5)[rank - 1]
 
     def each(low: int, high: int, count: int = rank) -> list[int]:
-        return draw(st.lists(st.integers(low, high), min_size=count, max_size=count))
+        found: list[int] = draw(st.lists(st.integers(low, high), min_size=count, max_size=count))
+        return found
 
     kernel, strides = each(1, 4), each(1, 3)
     attributes: dict[str, Any] = {"strides": strides} if draw(st.booleans()) else {}
@@ -243,7 +267,7 @@ def test_a_region_of_a_convolution(data: st.DataObject) -> None:
 
 
 @st.composite
-def pools(draw: st.DrawFn, op: str) -> Case:
+def pools(draw: Draw, op: str) -> Case:
     """In the form of each opset: rounding up since 10 (LpPool 18), dilations since 10 (AveragePool 19, LpPool 18)."""
     opset = draw(st.sampled_from(OPSETS))
     since = {"MaxPool": (10, 10), "AveragePool": (10, 19), "LpPool": (18, 18)}[op]
@@ -278,13 +302,13 @@ def test_a_region_of_a_global_pool(op: str, data: st.DataObject) -> None:
 # --- sums ---------------------------------------------------------------------------------------------------------
 
 
-def broadcastable(draw: st.DrawFn, shape: Sequence[int]) -> tuple[int, ...]:
+def broadcastable(draw: Draw, shape: Sequence[int]) -> tuple[int, ...]:
     """A shape that broadcasts to `shape`: some axes of extent 1, some leading ones left out."""
     kept = shape[draw(st.integers(0, len(shape))) :]
     return tuple(draw(st.sampled_from((extent, extent, 1))) for extent in kept)
 
 
-def drawn_computed(draw: st.DrawFn, count: int) -> tuple[int, ...]:
+def drawn_computed(draw: Draw, count: int) -> tuple[int, ...]:
     """Which of the inputs are computed: at least one."""
     return tuple(sorted(draw(st.sets(st.integers(0, count - 1), min_size=1))))
 
@@ -325,26 +349,37 @@ def test_a_region_of_a_matrix_product(data: st.DataObject) -> None:
 # --- along an axis ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_a_region_of_an_lrn(data: st.DataObject) -> None:
-    draw = data.draw
+@st.composite
+def lrns(draw: st.DrawFn) -> Case:
     x = integers(draw, draw(st.integers(1, 2)), draw(st.integers(1, 9)), *draw(st.sampled_from(((3, 4), (1, 5)))))
-    attributes = {"size": draw(st.sampled_from((1, 3, 5, 7))), "alpha": draw(st.sampled_from((0.5, 1e-4))), "beta": 0.75}
-    check_cut(Case("LRN", (x,), attributes, draw(st.sampled_from(OPSETS)), close=True), draw)
+    attributes = {
+        "size": draw(st.sampled_from((1, 3, 5, 7))),
+        "alpha": draw(st.sampled_from((0.5, 1e-4))),
+        "beta": 0.75,
+    }
+    return Case("LRN", (x,), attributes, draw(st.sampled_from(OPSETS)), close=True)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_a_region_of_a_softmax(data: st.DataObject) -> None:
-    draw = data.draw
-    op = draw(st.sampled_from(("Softmax", "LogSoftmax", "Hardmax")))
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(case=lrns(), data=st.data())
+def test_a_region_of_an_lrn(case: Case, data: st.DataObject) -> None:
+    check_cut(case, data.draw)
+
+
+@st.composite
+def softmaxes(draw: Draw, op: str) -> Case:
+    """Along one axis since opset 13, before that along all from one on."""
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     opset = draw(st.sampled_from(OPSETS))
     low = -len(shape) if opset >= 11 else 0
     attributes = {"axis": draw(st.integers(low, len(shape) - 1))} if len(shape) == 1 or draw(st.booleans()) else {}
-    # Before opset 13 values must differ: of equal ones Hardmax takes the first.
-    check_cut(Case(op, (integers(draw, *shape),), attributes, opset, close=op != "Hardmax"), draw)
+    return Case(op, (integers(draw, *shape),), attributes, opset, close=op != "Hardmax")
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(data=st.data(), op=st.sampled_from(("Softmax", "LogSoftmax", "Hardmax")))
+def test_a_region_of_a_softmax(op: str, data: st.DataObject) -> None:
+    check_cut(data.draw(softmaxes(op)), data.draw)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -362,7 +397,7 @@ def test_a_region_of_a_batch_normalization(data: st.DataObject) -> None:
 # --- elements that move -------------------------------------------------------------------------------------------
 
 
-def reshaped(draw: st.DrawFn, shape: Sequence[int]) -> list[int]:
+def reshaped(draw: Draw, shape: Sequence[int]) -> list[int]:
     """Another shape of as many elements: factors regrouped, ones put in."""
     left, found = math.prod(shape), []
     while left > 1:
@@ -392,7 +427,9 @@ def test_a_region_of_a_flatten(data: st.DataObject) -> None:
     draw = data.draw
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     opset = draw(st.sampled_from(OPSETS))
-    attributes = {"axis": draw(st.integers(-len(shape) if opset >= 11 else 0, len(shape)))} if draw(st.booleans()) else {}
+    attributes = (
+        {"axis": draw(st.integers(-len(shape) if opset >= 11 else 0, len(shape)))} if draw(st.booleans()) else {}
+    )
     check_cut(Case("Flatten", (integers(draw, *shape),), attributes, opset), draw)
 
 
@@ -439,6 +476,29 @@ def test_a_region_of_a_concat(data: st.DataObject) -> None:
     check_cut(Case("Concat", values, attributes, opset if opset >= 11 else 11, drawn_computed(draw, count)), draw)
 
 
+# --- in the exact check -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(data=st.data())
+@pytest.mark.parametrize("op", ["AveragePool", "LpPool", "LRN", "Softmax", "LogSoftmax"])
+def test_a_region_of_what_stands_in_for_an_operator_that_rounds(op: str, data: st.DataObject) -> None:
+    """A piece may have attributes that the whole leaves to their defaults (pads where it has auto_pad)."""
+    drawn = pools(op) if op.endswith("Pool") else lrns() if op == "LRN" else softmaxes(op)
+    check_stand_in(data.draw(drawn), data.draw)
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+def test_a_stand_in_that_had_auto_pad_is_cut_by_rows(mode: str) -> None:
+    x = np.zeros((1, 2, 7, 5), np.float32)
+    case = Case("AveragePool", (x,), {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": mode})
+    model, feed = check_model(case.model(), 0)
+    assert model.proto.graph.node[0].domain == DOMAIN
+    layers = form_layers(model, rules())
+    parts = [Part("abc"[i], ((0, 1), (0, 2), rows, (0, 3))) for i, rows in enumerate(((0, 1), (1, 3), (3, 4)))]
+    np.testing.assert_array_equal(run_split(model, layers, parts, feed), run(model, feed))
+
+
 # --- element by element -------------------------------------------------------------------------------------------
 
 ELEMENTWISE_OPSETS = (9, 11, 13, 17, 21, 24)
@@ -447,18 +507,22 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "Cast": {"to": onnx.TensorProto.INT32},
     "Mod": {"fmod": 1},
 }
+#: What gives the same bits wherever an element stands in its tensor; other functions are computed several at a time.
+BIT_EQUAL = (
+    "Abs BitwiseNot Cast Ceil Clip Dropout Floor Identity IsInf IsNaN LeakyRelu Neg Not Reciprocal Relu Round Shrink "
+    "Sign Sqrt ThresholdedRelu"
+).split()
 TYPES: dict[str, Any] = {
     **dict.fromkeys(("And", "Not", "Or", "Xor"), np.bool_),
     **dict.fromkeys(("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"), np.int32),
     "BitShift": np.uint8,
+    "Equal": np.int32,  # in opset 9 onnxruntime has it for integers alone
 }
 MOST_INPUTS = {"Max": 4, "Mean": 4, "Min": 4, "Sum": 4, "Where": 3}
-#: Since when onnxruntime has what the standard has had for longer.
-RUNS_SINCE = {"Equal": 11}
 
 
-def random_values(draw: st.DrawFn, op: str, shape: Sequence[int]) -> Array:
-    """Numbers that all differ, where most functions are defined; truth values and small integers where it takes those."""
+def random_values(draw: Draw, op: str, shape: Sequence[int]) -> Array:
+    """Numbers that differ, where most functions are defined; truth values or small integers where it takes those."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     dtype = TYPES.get(op, np.float32)
     if dtype != np.float32:
@@ -466,7 +530,7 @@ def random_values(draw: st.DrawFn, op: str, shape: Sequence[int]) -> Array:
     return np.asarray(random.uniform(0.1, 0.9, shape) + (op == "Acosh"), np.float32)
 
 
-def elementwise_case(draw: st.DrawFn, op: str, opset: int) -> Case:
+def elementwise_case(draw: Draw, op: str, opset: int) -> Case:
     """Operands of any shapes that broadcast to one; some of them constants."""
     shape = draw(st.lists(st.integers(1, 5), min_size=0, max_size=4))
     count = MOST_INPUTS.get(op, 1 if op in UNARY else 2)
@@ -485,13 +549,14 @@ def elementwise_case(draw: st.DrawFn, op: str, opset: int) -> Case:
         else:
             values += [np.asarray(bound) for bound in bounds]
     computed = drawn_computed(draw, count)
-    return Case(op, tuple(values), attributes, opset, computed, close=op in UNARY)
+    return Case(op, tuple(values), attributes, opset, computed, close=op in UNARY and op not in BIT_EQUAL)
 
 
 def exists(op: str, opset: int) -> bool:
     """Whether the standard has the operator in this opset."""
     return bool(onnx.defs.has(op)) and any(
-        schema.name == op and schema.since_version <= opset for schema in onnx.defs.get_all_schemas_with_history()
+        schema.name == op and schema.since_version <= opset
+        for schema in onnx.defs.get_all_schemas_with_history()
         if schema.domain == ""
     )
 

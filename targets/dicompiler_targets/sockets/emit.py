@@ -149,7 +149,7 @@ def _offsets(weights: Mapping[str, Weight]) -> dict[str, int]:
     offsets, end = {}, 0
     for name, weight in weights.items():
         offsets[name] = -(-end // ALIGN) * ALIGN
-        end = offsets[name] + len(weight.data)
+        end = offsets[name] + weight.nbytes
     return offsets
 
 
@@ -157,8 +157,8 @@ def _content(weights: Mapping[str, Weight], offsets: Mapping[str, int]) -> Itera
     end = 0
     for name, weight in weights.items():
         yield bytes(offsets[name] - end)
-        yield weight.data
-        end = offsets[name] + len(weight.data)
+        yield from weight.chunks()
+        end = offsets[name] + weight.nbytes
 
 
 def _segment(segment: Segment, weights: Mapping[str, Weight], offsets: Mapping[str, int]) -> bytes:
@@ -168,7 +168,7 @@ def _segment(segment: Segment, weights: Mapping[str, Weight], offsets: Mapping[s
     for tensor in model.graph.initializer:
         if is_hollow(tensor):
             del tensor.external_data[:]
-            length = len(weights[tensor.name].data)
+            length = weights[tensor.name].nbytes
             for key, value in (("location", WEIGHTS), ("offset", offsets[tensor.name]), ("length", length)):
                 tensor.external_data.add(key=key, value=str(value))
     return bytes(model.SerializeToString(deterministic=True))

@@ -11,30 +11,29 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from dicompiler.errors import RunError
 from dicompiler.target import DeviceReport
-from dicompiler_targets.sockets.runtime.wire import Channel, ProtocolError
-
-Manifest = Mapping[str, Any]
+from dicompiler_targets.sockets.artifact import Manifest
+from dicompiler_targets.sockets.runtime.frames import ProtocolError
+from dicompiler_targets.sockets.runtime.wire import Channel
 
 
 @dataclass
 class Process:
     """A device's process, its connection and address once it has greeted, and what was heard of it.
 
-    expected: the outputs that it delivers, as the manifest has them, by index; outputs: those of this frame so far.
+    popen: None for one that someone else starts, else the process on this host (which may be one that reaches another
+    host, such as ssh); it must end with the device's exit code. log: what it writes.
     """
 
     manifest: Manifest
-    popen: subprocess.Popen[bytes]
-    log: IO[bytes]
-    expected: Mapping[int, Mapping[str, Any]]
-    outputs: dict[int, Any] = field(default_factory=dict)
+    popen: subprocess.Popen[bytes] | None = None
+    log: IO[bytes] | None = None
     channel: Channel | None = None
     address: Any = None
     report: DeviceReport | None = None
@@ -48,9 +47,13 @@ class Process:
         assert self.channel is not None
         return self.channel
 
+    def exit_code(self) -> int | None:
+        """None while it runs, or where it is not ours to know."""
+        return None if self.popen is None else self.popen.poll()
+
     def ending(self) -> str | None:
         """How the process ended and the last line that it wrote, or None while it runs."""
-        code = self.popen.poll()
+        code = self.exit_code()
         if code is None:
             return None
         if code >= 0:
@@ -60,13 +63,39 @@ class Process:
         return f"its process was ended by signal {-code}{self._last_words()}"
 
     def _last_words(self) -> str:
+        if self.log is None:
+            return ""
         self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - 4096))
         lines = self.log.read().decode(errors="replace").strip().splitlines()
         return f": {lines[-1].strip()[:500]}" if lines else ""
 
 
-def start(directory: Path, manifest: Manifest, arguments: Sequence[str]) -> Process:
-    """Starts the device's runtime in its directory. RunError if the system refuses."""
+Start = Callable[[Manifest, Sequence[str]], Process]
+"""Starts a device's runtime, given its manifest and the arguments that any device of the run needs."""
+
+
+def here(directory: Path, keys: Path | None, pin: bool, count: int) -> Start:
+    """Starts the artifact's devices on this host, which share its processors evenly between all `count` devices.
+
+    keys: the directory that `dicompiler keys` made. pin: each process keeps to its share of the processors.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // count)
+
+    def start(manifest: Manifest, arguments: Sequence[str]) -> Process:
+        own = ["--threads", str(min(share, manifest["threads"]))]
+        if keys is not None:
+            own += ["--keys", os.path.abspath(keys / "devices" / manifest["device"])]
+        if pin:
+            first = manifest["index"] * share
+            own += ["--cores", ",".join(str(cores[(first + i) % len(cores)]) for i in range(share))]
+        return launch(directory, manifest, [*arguments, *own])
+
+    return start
+
+
+def launch(directory: Path, manifest: Manifest, arguments: Sequence[str]) -> Process:
+    """Starts the device's runtime in its directory on this host. RunError if the system refuses."""
     log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `end`)
     try:
         # A session of its own: an interrupt from the terminal is for our process, which then ends the devices.
@@ -82,7 +111,7 @@ def start(directory: Path, manifest: Manifest, arguments: Sequence[str]) -> Proc
     except OSError as error:
         log.close()
         raise RunError(f"device {manifest['device']!r}: its process cannot be started: {error}") from error
-    return Process(manifest, popen, log, {value["index"]: value for value in manifest["outputs"]})
+    return Process(manifest, popen, log)
 
 
 def _environment() -> dict[str, str]:
@@ -95,12 +124,16 @@ def _environment() -> dict[str, str]:
 
 
 def end(processes: Sequence[Process]) -> None:
-    """Ends those of the processes that still run, waits for all, and closes what belongs to them."""
+    """Ends those of the processes that still run, waits for all, and closes what belongs to them. Devices that someone
+    else started end by themselves when their connection does."""
     for process in processes:
-        process.popen.kill()
+        if process.popen is not None:
+            process.popen.kill()
     for process in processes:
-        process.popen.wait()
-        process.log.close()
+        if process.popen is not None:
+            process.popen.wait()
+        if process.log is not None:
+            process.log.close()
         if process.channel is not None:
             process.channel.close()
 

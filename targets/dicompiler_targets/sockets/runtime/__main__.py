@@ -9,36 +9,68 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from . import FORMAT
 from .device import Device
+from .line import Keys, split_address
 
 
 def main() -> int:
     """Runs the device that the manifest describes until the coordinator ends the run. 0: all went well."""
-    parser = argparse.ArgumentParser(prog="runtime", description="Run one device's share of a compiled network.")
-    parser.add_argument("--manifest", type=Path, default=Path("manifest.json"), help="the device's manifest.json")
-    parser.add_argument("--control", required=True, metavar="HOST:PORT", help="where the coordinator listens")
-    parser.add_argument("--threads", type=int, default=0, help="threads of a segment (default: as in the manifest)")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds after which the run has failed")
-    options = parser.parse_args()
-    deadline = time.monotonic() + options.timeout
+    options = _options()
     manifest = json.loads(options.manifest.read_text(encoding="utf-8"))
     if manifest.get("format") != FORMAT:
         return _end(f"{options.manifest}: format {manifest.get('format')!r}, this runtime reads {FORMAT!r}")
-    threads = options.threads or min(manifest["threads"], os.cpu_count() or 1)
-    host, _, port = options.control.rpartition(":")
     try:
-        control = socket.create_connection((host, int(port)), options.timeout)
+        if options.cores:
+            os.sched_setaffinity(0, map(int, options.cores.split(",")))
+        device = _device(options, manifest)
+        address = split_address(options.control)
+    except (ValueError, OSError) as error:
+        return _end(f"{manifest['device']}: {error}")
+    try:
+        control = socket.create_connection(address, options.timeout)
     except OSError as error:
-        return _end(f"the coordinator at {options.control} cannot be reached: {error}")
-    device = Device(options.manifest.resolve().parent, manifest, control, deadline)
+        return _end(f"{device.name}: the coordinator at {options.control} cannot be reached: {error}")
     try:
-        device.run(threads)
+        device.run(control, options.threads or min(manifest["threads"], os.cpu_count() or 1))
     except Exception as error:
         device.fail(error)
         return _end(f"{device.name}: {error}")
     return 0
+
+
+def _device(options: Any, manifest: dict[str, Any]) -> Device:
+    """ValueError for keys or an address that cannot be used."""
+    keys = None if options.keys is None else Keys(options.keys)
+    listen = None if options.listen is None else split_address(options.listen)
+    if not options.heartbeat > 0:
+        raise ValueError(f"--heartbeat must be more than 0 s, not {options.heartbeat:g}")
+    return Device(
+        options.manifest.resolve().parent,
+        manifest,
+        time.monotonic() + options.timeout,
+        keys,
+        listen,
+        options.insecure,
+        options.heartbeat,
+    )
+
+
+def _options() -> Any:
+    parser = argparse.ArgumentParser(prog="runtime", description="Run one device's share of a compiled network.")
+    add = parser.add_argument
+    add("--manifest", type=Path, default=Path("manifest.json"), help="the device's manifest.json")
+    add("--control", required=True, metavar="HOST:PORT", help="where the coordinator listens")
+    add("--listen", metavar="HOST:PORT", help="where peers reach this device (port 0: any)")
+    add("--keys", type=Path, help="the device's directory of those that 'dicompiler keys' made")
+    add("--insecure", action="store_true", help="allow connections in the clear to other hosts")
+    add("--threads", type=int, default=0, help="threads of a segment (default: as in the manifest)")
+    add("--cores", help="run on these processors only (0,1,…)")
+    add("--timeout", type=float, default=3600.0, help="seconds until the run must have begun")
+    add("--heartbeat", type=float, default=2.0, help="seconds between signs of life; who misses three is lost")
+    return parser.parse_args()
 
 
 def _end(message: str) -> int:

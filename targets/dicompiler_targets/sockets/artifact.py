@@ -1,0 +1,117 @@
+"""What an artifact of this target says about its devices, inputs and outputs; arrays become bytes and bytes arrays.
+
+In: an artifact's directory, arrays. Out: records, payloads. Needs numpy and nothing of ONNX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.errors import DicompilerError, nearest
+from dicompiler.schema import load_json, validate
+
+Manifest = Mapping[str, Any]
+
+_NUMPY = {
+    "FLOAT": "float32", "DOUBLE": "float64", "BFLOAT16": "bfloat16", "FLOAT8E4M3FN": "float8_e4m3fn",
+    "FLOAT8E4M3FNUZ": "float8_e4m3fnuz", "FLOAT8E5M2": "float8_e5m2", "FLOAT8E5M2FNUZ": "float8_e5m2fnuz",
+}  # fmt: skip
+"""numpy's names of the types where they are not ONNX's in small letters."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """`manifests` in the order of devices; `inputs` and `outputs` as artifact.json has them."""
+
+    directory: Path
+    digest: str
+    manifests: tuple[Manifest, ...]
+    inputs: tuple[Mapping[str, Any], ...]
+    outputs: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def load(cls, directory: Path, check: bool) -> Artifact:
+        """The artifact in `directory`. `check`: against the schemas, which takes jsonschema. DicompilerError where
+        something is missing."""
+        document = _load(directory / "artifact.json", "artifact", check)
+        try:
+            manifests = [_load(directory / name / "manifest.json", "manifest", check) for name in document["devices"]]
+            inputs, outputs = tuple(document["inputs"]), tuple(document["outputs"])
+            return cls(directory, document["digest"], tuple(manifests), inputs, outputs)
+        except (KeyError, TypeError) as error:
+            raise DicompilerError(f"{directory}: no artifact of this version ({error}): compile it again") from None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(manifest["device"] for manifest in self.manifests)
+
+    def arrays(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """The inputs as contiguous arrays. DicompilerError for a missing, unknown or unfitting one."""
+        known = [value["name"] for value in self.inputs]
+        for name in inputs:
+            if name not in known:
+                raise DicompilerError(f"the network has no input {name!r}{nearest(name, known)}")
+        return {value["name"]: _checked(value, inputs) for value in self.inputs}
+
+    def first(self, delivered: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Each output as the first device that has it delivered it."""
+        names = [value["name"] for value in self.outputs]
+        return {name: next(outputs[name] for outputs in delivered.values() if name in outputs) for name in names}
+
+
+def _load(path: Path, schema: str, check: bool) -> Manifest:
+    document: Manifest = load_json(path)
+    if check:
+        validate(document, schema, str(path))
+    return document
+
+
+def _checked(value: Mapping[str, Any], inputs: Mapping[str, Any]) -> NDArray[Any]:
+    name, dtype = value["name"], numpy_type(value["dtype"])
+    if name not in inputs:
+        raise DicompilerError(f"input {name!r} is missing: give all of the network's inputs")
+    array: NDArray[Any] = np.asarray(inputs[name], order="C")
+    if array.dtype != dtype:
+        raise DicompilerError(f"input {name!r} must be of type {dtype}, not {array.dtype}")
+    if value["shape"] is not None and array.shape != tuple(value["shape"]):
+        raise DicompilerError(f"input {name!r} must have the shape {tuple(value['shape'])}, not {array.shape}")
+    return array
+
+
+def numpy_type(name: str) -> np.dtype[Any]:
+    """numpy's type for the name of ONNX's. DicompilerError where that takes a package that is missing."""
+    name = _NUMPY.get(name, name.lower())
+    if not name.startswith(("bfloat", "float8")):
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise DicompilerError(f"type {name}: numpy lacks it: install the package ml_dtypes") from None
+    return np.dtype(getattr(ml_dtypes, name))
+
+
+def to_payload(array: NDArray[Any], value: Mapping[str, Any]) -> Any:
+    """The bytes of an input; rank and dimensions stand before them where the manifest knows no shape."""
+    raw = array.reshape(-1).view(np.uint8)
+    if value["shape"] is not None:
+        return raw
+    return np.concatenate([np.array([array.ndim, *array.shape], np.int64).view(np.uint8), raw])
+
+
+def from_payload(payload: Any, value: Mapping[str, Any]) -> NDArray[Any]:
+    """The output on the bytes that came: the reverse of `to_payload`. ValueError if they do not hold what they say."""
+    shape, start = value["shape"], 0
+    if shape is None:
+        dims: Sequence[int] = payload[: len(payload) // 8 * 8].view(np.int64)
+        rank = int(dims[0]) if len(dims) and 0 <= dims[0] < len(dims) else -1
+        if rank < 0:
+            raise ValueError(f"output {value['name']!r}: {len(payload)} bytes do not hold what their shape says")
+        shape, start = [int(size) for size in dims[1 : rank + 1]], 8 * (rank + 1)
+    array: NDArray[Any] = payload[start:].view(numpy_type(value["dtype"])).reshape(shape)
+    return array

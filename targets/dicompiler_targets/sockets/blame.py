@@ -1,0 +1,78 @@
+"""Which device is behind a failure, of all that was noticed of it: ended processes, lost connections, words.
+
+In: events and processes. Out: one line that names the device and the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dicompiler_targets.sockets.processes import Process
+from dicompiler_targets.sockets.runtime.frames import Header, Kind, ProtocolError
+from dicompiler_targets.sockets.runtime.wire import Silence
+
+CAUSE, ENDING, LOSS, RUMOUR = range(4)
+
+
+@dataclass(frozen=True)
+class Event:
+    """A frame that a device sent, with its payload (an object for messages); or the end of its connection, with the
+    error. `at`: when, of time.perf_counter."""
+
+    device: str
+    header: Header | None
+    payload: Any
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What was noticed of a failure: which `device` fails, who says so, and how much that tells: CAUSE (nothing else
+    can be behind it), ENDING (how its process ended), LOSS (its connection ended) or RUMOUR (another device blames it).
+    """
+
+    device: str
+    message: str
+    says: str
+    rank: int
+
+
+def failure(event: Event, devices: Mapping[str, Process]) -> Failure | None:
+    """What a device's error message, or the end of its connection, tells; None for all other frames."""
+    name, error = event.device, event.payload
+    if event.header is None and isinstance(error, ProtocolError):
+        return Failure(name, f"it sent what it must not: {error}", name, CAUSE)
+    if event.header is None and isinstance(error, Silence):
+        return Failure(name, f"{error}: it has stopped, or the network to it is down", name, CAUSE)
+    if event.header is None:
+        return Failure(name, f"its connection was lost: {error}", name, LOSS)
+    if event.header.kind is not Kind.ERROR:
+        return None
+    message, peer = str(error.get("message")), error.get("peer")
+    if isinstance(peer, str) and peer in devices:
+        return Failure(peer, f"device {name!r} says: {message}", name, RUMOUR)
+    return Failure(name, message, name, CAUSE)
+
+
+def ending(process: Process) -> Failure | None:
+    """How a process ended that has ended badly. A signal is a cause: what ends by itself has told why, if it could."""
+    code, words = process.exit_code(), process.ending()
+    if not code or words is None:
+        return None
+    return Failure(process.device, words, process.device, CAUSE if code < 0 else ENDING)
+
+
+def endings(processes: Iterable[Process]) -> list[Failure]:
+    """The failures of processes that have ended badly before they reported."""
+    found = (ending(process) for process in processes if process.report is None)
+    return [one for one in found if one is not None]
+
+
+def verdict(found: Sequence[Failure]) -> str:
+    """The line for the failure that is behind all that were found."""
+    # Of devices that blame each other in a row the last one, which blames nobody, holds the others up.
+    blaming = {one.says for one in found if one.rank == RUMOUR}
+    best = min(found, key=lambda one: (one.rank > CAUSE, one.device in blaming, one.rank))
+    return f"device {best.device!r}: {best.message}"

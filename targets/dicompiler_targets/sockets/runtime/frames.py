@@ -1,0 +1,215 @@
+"""What goes over the connections: frames of a fixed header and raw bytes, and which of them may come.
+
+Tensors are raw little-endian bytes whose length the plan tells; all other messages are JSON of bounded length.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+
+MAGIC, PROTOCOL = b"DICO", 2
+HEADER = struct.Struct("<4sBBHIQQ")
+"""Magic, protocol version, kind, flags (0), index (of a transfer, an input or an output), frame, payload length."""
+JSON_LIMIT = 1 << 20
+"""Bytes that a JSON message can have."""
+UNKNOWN_LIMIT = 1 << 31
+"""Bytes that a tensor can have whose shape is not known before the run."""
+IN_FLIGHT_LIMIT = 1024
+"""Frames that a run can ask to be on their way at once."""
+
+
+class Kind(IntEnum):
+    """What a frame is. PEERS, RUN, INPUT and FINISH come from the coordinator, READY, OUTPUT, DONE and REPORT go
+    to it; TENSOR and BYE pass between devices; PING (a sign of life) goes everywhere. RUN opens a frame, its index is
+    the milliseconds that the frame may take; DONE says that a device has finished it."""
+
+    HELLO = 1
+    PEERS = 2
+    READY = 3
+    RUN = 4
+    INPUT = 5
+    TENSOR = 6
+    OUTPUT = 7
+    DONE = 8
+    FINISH = 9
+    BYE = 10
+    REPORT = 11
+    ERROR = 12
+    PING = 13
+
+
+KINDS = {int(kind): kind for kind in Kind}
+
+
+@dataclass(frozen=True)
+class Header:
+    """A frame's header; `length` in bytes."""
+
+    kind: Kind
+    index: int
+    frame: int
+    length: int
+
+
+class ProtocolError(Exception):
+    """The other end sent what it must not send, or is not who it must be; nothing of it was stored."""
+
+
+class Refused(Exception):
+    """The other end refused the connection; the message is in its words."""
+
+
+class Source(Protocol):
+    """Where bytes come from: a connection."""
+
+    def receive_into(self, view: memoryview) -> int:
+        """Waits for bytes and stores at most as many as fit; their number, 0 at the end."""
+
+
+def pack(header: Header) -> bytes:
+    """The header's bytes."""
+    return HEADER.pack(MAGIC, PROTOCOL, header.kind, 0, header.index, header.frame, header.length)
+
+
+def unpack(raw: bytes | bytearray) -> Header:
+    """The header in HEADER.size bytes. ProtocolError if it is none of this protocol."""
+    magic, version, kind, flags, index, frame, length = HEADER.unpack(raw)
+    if magic != MAGIC:
+        raise ProtocolError("the other end does not speak this protocol")
+    if version != PROTOCOL:
+        raise ProtocolError(f"the other end speaks version {version} of the protocol, this one {PROTOCOL}")
+    if flags or kind not in KINDS:
+        raise ProtocolError(f"a frame of unknown kind {kind} with flags {flags} came")
+    return Header(KINDS[kind], index, frame, length)
+
+
+class Reader:
+    """Reads frames from a source. `heard` becomes true with every byte. `allocate`: bytes → an array of as many."""
+
+    def __init__(self, source: Source, allocate: Callable[[int], Any] | None = None) -> None:
+        self._source = source
+        self._allocate = allocate or (lambda length: np.empty(length, np.uint8))
+        self.heard = True
+
+    def header(self) -> Header | None:
+        """The next frame's header; None at the end of the stream. ProtocolError or OSError where there is none."""
+        raw = bytearray(HEADER.size)
+        count = self._source.receive_into(memoryview(raw))
+        if count == 0:
+            return None
+        self.heard = True
+        # A TLS record: its type, then the major version.
+        if 20 <= raw[0] <= 22 and raw[1] == 3:
+            raise ProtocolError("the other end uses TLS, this one does not: give both of them keys (--keys)")
+        self._fill(memoryview(raw)[count:])
+        return unpack(raw)
+
+    def payload(self, length: int) -> Any:
+        """The next `length` bytes. ProtocolError if there is no memory for them, OSError if they do not come."""
+        try:
+            payload = self._allocate(length)
+        except (MemoryError, ValueError):
+            raise ProtocolError(f"there is no memory for a frame of {length} bytes") from None
+        self._fill(memoryview(payload))
+        return payload
+
+    def _fill(self, view: memoryview) -> None:
+        done = 0
+        while done < len(view):
+            count = self._source.receive_into(view[done:])
+            if count == 0:
+                raise ConnectionError("closed in the middle of a frame")
+            self.heard = True
+            done += count
+
+
+class Window:
+    """The frames that may be on their way here: from the oldest unfinished one (`oldest`) to before `end`.
+
+    `size`: how many, where `end` moves with the oldest; None where `end` is moved by `open`.
+    """
+
+    def __init__(self, size: int | None) -> None:
+        self._size = size
+        self._finished: set[int] = set()
+        self.oldest = 0
+        self.end = size or 0
+
+    def open(self) -> int:
+        """Lets the next frame come; its number."""
+        self.end += 1
+        return self.end - 1
+
+    def finish(self, frame: int) -> None:
+        """Frames may be finished in any order."""
+        self._finished.add(frame)
+        while self.oldest in self._finished:
+            self._finished.remove(self.oldest)
+            self.oldest += 1
+        if self._size is not None:
+            self.end = self.oldest + self._size
+
+    def check(self, frame: int, place: str) -> None:
+        """ProtocolError for a frame outside."""
+        if not self.oldest <= frame < self.end or frame in self._finished:
+            raise ProtocolError(
+                f"{place} is for frame {frame}, those from {self.oldest} to {self.end - 1} are on their way"
+            )
+
+
+class Gate:
+    """Which tensors may come over one connection: `expected` (values by index), each once in each frame of the window.
+
+    So what is stored never exceeds the bytes of `expected` times the frames of the window.
+    """
+
+    def __init__(self, expected: Mapping[int, Mapping[str, Any]], window: Window) -> None:
+        self._expected, self._window = expected, window
+        self._seen: set[tuple[int, int]] = set()
+
+    def admit(self, header: Header) -> None:
+        """ProtocolError, before memory is taken, for a tensor that must not come now or not in this length."""
+        value = self._expected.get(header.index)
+        if value is None:
+            raise ProtocolError(f"{header.kind.name} {header.index} came, which the plan does not send there")
+        place, wanted = f"{header.kind.name} {header.index} ({value['name']!r})", value["bytes"]
+        if wanted is not None and header.length != wanted:
+            raise ProtocolError(f"{place} has {header.length} bytes, the plan says {wanted}")
+        if wanted is None and header.length > UNKNOWN_LIMIT:
+            raise ProtocolError(f"{place} has {header.length} bytes, allowed are {UNKNOWN_LIMIT}")
+        self._window.check(header.frame, place)
+        if (header.frame, header.index) in self._seen:
+            raise ProtocolError(f"{place} came twice for frame {header.frame}")
+        if len(self._seen) > 2 * len(self._expected) * (self._window.end - self._window.oldest):
+            self._seen = {key for key in self._seen if key[0] >= self._window.oldest}
+        self._seen.add((header.frame, header.index))
+
+
+def check_message(header: Header) -> None:
+    """ProtocolError if a JSON message is too long."""
+    if header.length > JSON_LIMIT:
+        raise ProtocolError(f"{header.kind.name} has {header.length} bytes, allowed are {JSON_LIMIT}")
+
+
+def check_empty(header: Header) -> None:
+    """ProtocolError if a frame without payload has one."""
+    if header.length:
+        raise ProtocolError(f"{header.kind.name} of {header.length} bytes came, it has none")
+
+
+def decode(payload: Any) -> dict[str, Any]:
+    """The JSON object in an array of bytes. ProtocolError if it is none."""
+    try:
+        message = json.loads(payload.tobytes())
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        raise ProtocolError("a message is not a JSON object")
+    return message

@@ -1,0 +1,234 @@
+"""Connections as streams of bytes, in the clear or in TLS with certificates on both ends, and their addresses.
+
+In: a connected socket, and the keys of this end where it is to be secure. Out: bytes, and who the other end is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .frames import ProtocolError, Refused
+
+KEY_FILES = ("ca.pem", "cert.pem", "key.pem")
+"""What a directory of keys holds: the cluster's authority, and the certificate and private key of this end."""
+COORDINATOR = "dicompiler:coordinator"
+DEVICE = "dicompiler:device:{}"
+"""Names in certificates (URIs among the alternative names of the subject)."""
+AGAIN = "make new ones with 'dicompiler keys'"
+CHUNK = 1 << 16
+"""Bytes that are encrypted, or received, in one go."""
+
+
+def left(deadline: float) -> float:
+    """Seconds until `deadline` (of time.monotonic), more than 0: for a socket 0 means not to wait at all."""
+    return max(0.001, deadline - time.monotonic())
+
+
+class Line:
+    """A connection in the clear. `identity`: the name in the other end's certificate, None without one."""
+
+    identity: str | None = None
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def wait_until(self, deadline: float | None) -> None:
+        """What is sent and received from now on must be done by then."""
+        self._socket.settimeout(None if deadline is None else left(deadline))
+
+    def send(self, buffers: Sequence[memoryview]) -> int:
+        """Sends some of the bytes, waiting for room; their number."""
+        return self._socket.sendmsg(buffers)
+
+    def send_now(self, buffers: Sequence[memoryview]) -> int:
+        """Sends what the system takes without waiting; the number of bytes."""
+        try:
+            return self._socket.sendmsg(buffers, [], socket.MSG_DONTWAIT)
+        except OSError:  # no room, or an error that `send` will meet and tell
+            return 0
+
+    def receive_into(self, view: memoryview) -> int:
+        """Waits for bytes and stores at most as many as fit; their number, 0 at the end."""
+        return self._socket.recv_into(view)
+
+    def close(self) -> None:
+        """Ends the connection in both directions."""
+        with contextlib.suppress(OSError):  # the other end may have closed it already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class SecureLine(Line):
+    """A connection in TLS. One thread may send while another receives: a TLS object bears only one at a time, so it
+    works on buffers in memory, under a lock that is never held while waiting for the network.
+    """
+
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext, server: bool, deadline: float) -> None:
+        super().__init__(connection)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
+        self._lock = threading.Lock()
+        self.wait_until(deadline)
+        try:
+            self._shake_hands()
+        except ssl.SSLError as error:
+            with contextlib.suppress(OSError):  # the alert that tells the other end why
+                self._flush()
+            raise _reason(error) from None
+        certificate = self._tls.getpeercert() or {}
+        names: Sequence[tuple[str, str]] = certificate.get("subjectAltName", ())  # type: ignore[assignment]
+        self.identity = next((name for kind, name in names if kind == "URI"), "")
+
+    def _shake_hands(self) -> None:
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self._flush()
+                if not self._fill():
+                    raise ConnectionError("closed during the TLS handshake") from None
+            else:
+                self._flush()
+                return
+
+    def _flush(self) -> None:
+        if data := self._outgoing.read():
+            self._socket.sendall(data)
+
+    def _fill(self) -> bool:
+        data = self._socket.recv(CHUNK)
+        if data:
+            with self._lock:
+                self._incoming.write(data)
+        return bool(data)
+
+    def send(self, buffers: Sequence[memoryview]) -> int:
+        plain = next((buffer for buffer in buffers if len(buffer)), memoryview(b""))[:CHUNK]
+        with self._lock:
+            count = self._tls.write(plain)
+            data = self._outgoing.read()
+        self._socket.sendall(data)
+        return count
+
+    def send_now(self, buffers: Sequence[memoryview]) -> int:  # noqa: ARG002
+        """Nothing: what is encrypted cannot be taken back where the system has no room for it."""
+        return 0
+
+    def receive_into(self, view: memoryview) -> int:
+        if not len(view):
+            return 0
+        while True:
+            try:
+                with self._lock:
+                    return int(self._tls.read(len(view), view))  # type: ignore[arg-type]
+            except ssl.SSLWantReadError:
+                if not self._fill():
+                    return 0
+            except ssl.SSLZeroReturnError:
+                return 0
+            except ssl.SSLError as error:
+                raise _reason(error) from None
+
+
+def _reason(error: ssl.SSLError) -> Exception:
+    """The error in words; Refused where the other end sent it, as an alert."""
+    code, reason = getattr(error, "verify_code", 0), str(error.reason)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if code == 10:
+            return ProtocolError(f"its certificate has expired: {AGAIN}")
+        if code == 9:
+            return ProtocolError("its certificate is not valid yet: compare the clocks of both hosts")
+        return ProtocolError(f"its certificate is not one of this cluster ({error.verify_message}): {AGAIN}")
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return ProtocolError("it shows no certificate: give it keys (--keys)")
+    if "ALERT" not in reason:
+        return ProtocolError(f"it does not speak TLS as expected ({reason}): give both of them keys (--keys)")
+    if "CERTIFICATE_REQUIRED" in reason:
+        return Refused("it wants a certificate and was shown none: give this end keys (--keys)")
+    if "CERTIFICATE_EXPIRED" in reason:
+        return Refused(f"it refuses the certificate of this end, which has expired: {AGAIN}")
+    if "UNKNOWN_CA" in reason or "DECRYPT_ERROR" in reason:
+        return Refused(f"it refuses the certificate of this end, which is not one of its cluster: {AGAIN}")
+    return Refused(f"it refuses the TLS connection ({reason}): {AGAIN}")
+
+
+class Keys:
+    """The keys of this end, from a directory with KEY_FILES. ValueError naming a file that cannot be used."""
+
+    def __init__(self, directory: Path) -> None:
+        for name in KEY_FILES:
+            if not (directory / name).is_file():
+                raise ValueError(f"keys: {directory / name} is missing: make keys with 'dicompiler keys'")
+        authority, certificate, key = (str(directory / name) for name in KEY_FILES)
+        self._contexts = {}
+        for server, protocol in ((True, ssl.PROTOCOL_TLS_SERVER), (False, ssl.PROTOCOL_TLS_CLIENT)):
+            context = ssl.SSLContext(protocol)
+            # Boards change their addresses: the certificate names the device, which is compared after its HELLO.
+            context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            try:
+                context.load_verify_locations(authority)
+                context.load_cert_chain(certificate, key)
+            except (ssl.SSLError, OSError) as error:
+                raise ValueError(f"keys: {directory}: they cannot be used: {error}: {AGAIN}") from None
+            self._contexts[server] = context
+
+    def context(self, server: bool) -> ssl.SSLContext:
+        """What the end that accepts connections uses, or the one that opens them."""
+        return self._contexts[server]
+
+
+def secured(connection: socket.socket, keys: Keys | None, server: bool, deadline: float) -> Line:
+    """The line over a connection: in TLS where this end has keys. ProtocolError, Refused or OSError if that fails;
+    the connection is closed then."""
+    try:
+        line = Line(connection) if keys is None else SecureLine(connection, keys.context(server), server, deadline)
+        line.wait_until(deadline)
+        return line
+    except (OSError, ProtocolError, Refused):
+        connection.close()
+        raise
+
+
+def check_identity(line_identity: str | None, expected: str, who: str) -> None:
+    """ProtocolError unless the other end, which says that it is `who`, shows the certificate of that name."""
+    if line_identity is not None and line_identity != expected:
+        raise ProtocolError(f"{who} shows the certificate of {line_identity!r}: give each device the keys of its own")
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """ "10.0.0.2:7000" or "[fe80::2]:7000" as (host, port). ValueError for anything else."""
+    host, colon, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{text!r} is no address: expected HOST:PORT")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The reverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what goes to this address (not a name) stays on this host."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def check_open(host: str, keys: Keys | None, insecure: bool) -> None:
+    """ValueError if tensors would go in the clear to where others can read and change them."""
+    if keys is None and not insecure and not is_loopback(host):
+        raise ValueError(
+            f"{host} is not on this host, and there are no keys: give the directory that 'dicompiler keys' made "
+            "(--keys), or allow connections in the clear (--insecure)"
+        )

@@ -1,0 +1,201 @@
+"""Plays a device's steps for the frames that are on their way: of the oldest frame that can go on, the next step.
+
+In: tensors that arrive in the mailbox, sessions. Out: calls that send transfers and outputs; times.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .frames import ProtocolError
+from .line import left
+from .values import from_bytes, run_segment, to_bytes
+
+PATIENCE_S = 10.0
+"""Seconds after a frame's deadline in which the coordinator, which knows whom to blame, must have ended the run."""
+
+
+class DeviceError(Exception):
+    """Why this device cannot go on. `peer` names another device that seems to be the cause."""
+
+    def __init__(self, message: str, peer: str | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+class Mailbox:
+    """What the reading threads have received, by key, until the main thread takes it."""
+
+    def __init__(self) -> None:
+        self._items: dict[Any, Any] = {}
+        self._changed = threading.Condition()
+        self._failure: DeviceError | None = None
+        self.changes = 0
+
+    def put(self, key: Any, item: Any) -> None:
+        """ProtocolError if that key is there already."""
+        with self._changed:
+            if key in self._items:
+                raise ProtocolError(f"a message came twice: {key}")
+            self._items[key] = item
+            self._notify()
+
+    def fail(self, error: DeviceError) -> None:
+        """Ends all waiting with `error`; the first one counts."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._notify()
+
+    def _notify(self) -> None:
+        self.changes += 1
+        self._changed.notify_all()
+
+    def pop(self, key: Any) -> Any:
+        """An item, which is removed; None if it is not there. Raises the failure where there is one."""
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            return self._items.pop(key, None)
+
+    def wait(self, seen: int, seconds: float | None) -> bool:
+        """Waits for a change after `changes` was `seen`; whether there was one."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.changes != seen, seconds)
+
+    def take(self, key: Any, deadline: float, what: str, peer: str | None = None) -> Any:
+        """Waits for an item and removes it. DeviceError at the deadline, saying what did not come from which peer."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._items or self._failure, left(deadline))
+            if self._failure is not None:
+                raise self._failure
+            if key not in self._items:
+                raise DeviceError(f"{what} did not come in time", peer)
+            return self._items.pop(key)
+
+
+@dataclass
+class Frame:
+    """A frame on its way: the step that is next, the tensors that are held, and until when it must be done."""
+
+    number: int
+    deadline: float
+    position: int = 0
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step that does something: the tensors it needs, and those that are not needed any more after it."""
+
+    kind: str
+    index: int
+    needed: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+Send = Callable[[Mapping[str, Any], int, Any, Any], None]
+"""Sends a value of the manifest (a transfer or an output) of a frame: (value, frame, payload, what to keep)."""
+
+
+class Player:
+    """The frames on their way on this device. `wait_s`: seconds in which none of them could go on."""
+
+    def __init__(self, manifest: Mapping[str, Any], sessions: list[Any], mailbox: Mailbox, send: Send) -> None:
+        self._manifest, self._sessions, self._mailbox, self._send = manifest, sessions, mailbox, send
+        self._transfers = {t["index"]: t for t in manifest["transfers"]}
+        self._received = {t["name"]: t for t in manifest["transfers"] if t["receiver"] == manifest["device"]}
+        self._received |= {value["name"]: value for value in manifest["inputs"]}
+        self._steps = self._all_steps()
+        self.frames: list[Frame] = []
+        self.wait_s = 0.0
+        self.segments_s = [0.0] * len(manifest["segments"])
+
+    def _all_steps(self) -> list[_Step]:
+        found, segments = [], self._manifest["segments"]
+        for (kind, index), unused in zip(self._manifest["steps"], unused_after(self._manifest), strict=True):
+            if kind == "run":
+                found.append(_Step(kind, index, tuple(segments[index]["inputs"]), tuple(unused)))
+            elif kind == "send":
+                found.append(_Step(kind, index, (self._transfers[index]["name"],), tuple(unused)))
+        outputs = self._manifest["outputs"]
+        return found + [_Step("output", i, (output["tensor"],), ()) for i, output in enumerate(outputs)]
+
+    def begin(self, number: int, deadline: float) -> None:
+        """One more frame is on its way."""
+        self.frames.append(Frame(number, deadline))
+
+    def advance(self) -> bool:
+        """Plays one step of the oldest frame that can go on; whether there was one."""
+        for frame in self.frames:
+            if frame.position < len(self._steps):
+                step = self._steps[frame.position]
+                if all([self._fetch(name, frame) for name in step.needed]):
+                    self._play(step, frame)
+                    for name in step.unused:
+                        frame.values.pop(name, None)
+                    frame.position += 1
+                    return True
+        return False
+
+    def finished(self) -> list[int]:
+        """The frames that are done, which are forgotten."""
+        done = [frame.number for frame in self.frames if frame.position == len(self._steps)]
+        if done:
+            self.frames = [frame for frame in self.frames if frame.position < len(self._steps)]
+        return done
+
+    def wait(self, seen: int) -> None:
+        """Waits until something has come since the mailbox's `changes` was `seen`. DeviceError if what the oldest
+        frame needs is overdue, naming the peer that should have sent it."""
+        if not self.frames:
+            self._mailbox.wait(seen, None)
+            return
+        frame = self.frames[0]
+        name = next(name for name in self._steps[frame.position].needed if name not in frame.values)
+        peer = self._received[name].get("sender")
+        deadline = frame.deadline if peer else frame.deadline + PATIENCE_S
+        start = time.perf_counter()
+        came = self._mailbox.wait(seen, left(deadline))
+        self.wait_s += time.perf_counter() - start
+        if not came:
+            raise DeviceError(f"tensor {name!r} did not come in time", peer)
+
+    def _fetch(self, name: str, frame: Frame) -> bool:
+        """Whether a tensor is there, made here or received."""
+        if name not in frame.values:
+            payload = self._mailbox.pop((frame.number, name))
+            if payload is None:
+                return False
+            frame.values[name] = from_bytes(payload, self._received[name])
+        return True
+
+    def _play(self, step: _Step, frame: Frame) -> None:
+        if step.kind == "run":
+            segment = self._manifest["segments"][step.index]
+            start = time.perf_counter()
+            made = run_segment(self._sessions[step.index], segment, frame.values)
+            self.segments_s[step.index] += time.perf_counter() - start
+            frame.values.update(zip(segment["outputs"], made, strict=True))
+            return
+        value = self._transfers[step.index] if step.kind == "send" else self._manifest["outputs"][step.index]
+        tensor = frame.values[step.needed[0]]
+        self._send(value, frame.number, to_bytes(tensor, value), tensor)
+
+
+def unused_after(manifest: Mapping[str, Any]) -> list[list[str]]:
+    """For each step the tensors that no later step and no output needs, so that their memory can be given back."""
+    names = {t["index"]: t["name"] for t in manifest["transfers"]}
+    last: dict[str, int] = {}
+    for position, (kind, index) in enumerate(manifest["steps"]):
+        if kind == "run":
+            segment = manifest["segments"][index]
+            last |= dict.fromkeys([*segment["inputs"], *segment["outputs"]], position)
+        elif kind == "send":
+            last[names[index]] = position
+    for output in manifest["outputs"]:
+        last.pop(output["tensor"], None)
+    return [[n for n, at in last.items() if at == position] for position in range(len(manifest["steps"]))]
