@@ -2,6 +2,7 @@
 
     result = dicompiler.compile("model.onnx", platform="rpi4x4", strategy="modnn", target="sockets", output="build")
     result.plan, result.program, result.metrics, result.artifacts; result.verify()
+    with dicompiler.connect("build") as session: session.infer({"input": array})
 
 Everything here is imported when it is first used, so that `dicompiler --help` stays quick.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dicompiler.client import connect
     from dicompiler.compilation import Compilation
     from dicompiler.compiler import compile
     from dicompiler.errors import DicompilerError, UsageError
@@ -29,6 +31,7 @@ _WHERE = {
     "Platform": "platform",
     "UsageError": "errors",
     "compile": "compiler",
+    "connect": "client",
 }
 
 __all__ = [
@@ -41,6 +44,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "compile",
+    "connect",
 ]
 
 

@@ -29,7 +29,7 @@ from dicompiler.problem import Problem, Strategy
 from dicompiler.program import Program
 from dicompiler.routing import route
 from dicompiler.schema import load_json, validate
-from dicompiler.target import RunResult, Target
+from dicompiler.target import RunOptions, RunResult, Target
 from dicompiler.tiling import whole_plan
 from dicompiler.units import format_bytes
 
@@ -74,6 +74,8 @@ def compile(
     if plan is None:
         chosen = DEFAULT_STRATEGY if strategy is None else strategy
         decider = registry().make("strategies", chosen) if isinstance(chosen, str) else chosen
+    if output is not None:
+        _check_place(Path(output))  # before the work, and in the end once more
     compilation = prepare(Model.load(model), shape, instruments)
     compilation = replace(compilation, platform=_platform(platform, decider))
     costs: CostModel = registry().make("cost_models", cost) if isinstance(cost, str) else cost
@@ -108,7 +110,8 @@ def decide(
 ) -> Compilation:
     """Adds the plan (the strategy's where there is one), its metrics, and those of the best single device beside it.
 
-    Raises DicompilerError for a plan of another network or over a host's memory.
+    Raises DicompilerError for a plan of another network, with parts on a device without compute, or over a host's
+    memory.
     """
     layers, platform = compilation.layers, compilation.platform
     assert layers is not None and platform is not None
@@ -122,6 +125,7 @@ def decide(
             raise DicompilerError(
                 "plan: it was made for another network (its structure differs): make it anew with 'dicompiler plan'"
             )
+    _check_compute(platform, chosen)
     metrics = problem.evaluate(chosen)
     _check_memory(problem, chosen, metrics)
     single = single_device(problem)
@@ -141,6 +145,16 @@ def single_device(problem: Problem) -> Metrics:
     return problem.evaluate(problem.plan(whole.layers))
 
 
+def _check_compute(platform: Platform, plan: Plan) -> None:
+    """A compute-less device may hold inputs and want outputs, and that is all."""
+    for name, parts in plan.layers.items():
+        for i, part in enumerate(parts):
+            if not platform.device(part.device).computes:
+                raise DicompilerError(
+                    f"plan: layers.{name}[{i}]: device {part.device!r} has no compute: give the part to another"
+                )
+
+
 def _check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
     """Memory is a hard limit: weights and live activations of a host's devices. The error names the layer whose
     weights take most of it."""
@@ -153,11 +167,16 @@ def _check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
                 if platform.host_of[task.device] == host.name:
                     held = sum(weight_regions(layers, task).values())
                     weights[task.layer] = weights.get(task.layer, 0) + held
-            largest = max(weights, key=lambda name: weights[name])
+            largest = max(weights, key=lambda name: weights[name], default=None)
+            remedy = (
+                "it only holds inputs or outputs: make another device the source or the sink"
+                if largest is None
+                else f"give it less of the network, above all of layer {largest!r} ({format_bytes(weights[largest])} "
+                "of weights)"
+            )
             raise DicompilerError(
                 f"plan: host {host.name} needs {format_bytes(used)} for weights and activations and has "
-                f"{format_bytes(host.memory)}: give it less of the network, above all of layer {largest!r} "
-                f"({format_bytes(weights[largest])} of weights)"
+                f"{format_bytes(host.memory)}: {remedy}"
             )
 
 
@@ -177,21 +196,25 @@ def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
     assert compilation.plan is not None and compilation.platform is not None and compilation.reference is not None
     with _moved_in_whole(output) as stage:
         target.emit(compilation, stage)
-        (stage / PLAN).write_text(plans.dumps(compilation.plan))
-        (stage / PLATFORM).write_text(to_toml(compilation.platform))
+        (stage / PLAN).write_text(plans.dumps(compilation.plan), encoding="utf-8")
+        (stage / PLATFORM).write_text(to_toml(compilation.platform), encoding="utf-8")
         (stage / REFERENCE).parent.mkdir()
         compilation.reference.save(stage / REFERENCE, external=True)
     return replace(compilation, artifacts=output)
 
 
-@contextmanager
-def _moved_in_whole(output: Path) -> Iterator[Path]:
-    """A fresh directory beside `output` that takes its place in the end; an earlier artifact there is replaced,
-    anything else is refused."""
+def _check_place(output: Path) -> None:
+    """An earlier artifact is replaced, anything else that is there is refused (an empty directory is nothing)."""
     if output.exists() and not (output / MANIFEST).is_file() and (not output.is_dir() or any(output.iterdir())):
         raise DicompilerError(f"{output}: it exists and is no artifact of ours: choose another place or remove it")
     if not output.absolute().parent.is_dir():
         raise DicompilerError(f"{output}: its parent is no directory: create it first")
+
+
+@contextmanager
+def _moved_in_whole(output: Path) -> Iterator[Path]:
+    """A fresh directory beside `output` that takes its place in the end; see `_check_place`."""
+    _check_place(output)
     scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.absolute().parent))
     try:
         stage = scratch / "new"
@@ -217,17 +240,22 @@ def _open(directory: str | Path) -> tuple[Path, Target, Model]:
 
 
 def run(
-    directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None, frames: int = 1, timeout: float = TIMEOUT_S
+    directory: str | Path,
+    inputs: Mapping[str, NDArray[Any]] | None = None,
+    frames: int = 1,
+    timeout: float = TIMEOUT_S,
+    options: RunOptions | None = None,
 ) -> RunResult:
     """Starts every device's program on this host and gives each of `frames` frames the same `inputs` (by name; by
-    default seeded random ones). Raises RunError naming the device that failed."""
+    default seeded random ones), one after another unless `options` says otherwise. Raises RunError naming the device
+    that failed."""
     from dicompiler.executor import check_inputs
     from dicompiler.verify import graph_inputs, random_inputs
 
     path, target, model = _open(directory)
     values = graph_inputs(model)
     given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
-    return target.run(path, [given] * frames, timeout)
+    return target.run(path, [given] * frames, timeout, options or RunOptions())
 
 
 def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:

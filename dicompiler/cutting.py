@@ -120,7 +120,7 @@ def _read(model: Model, hosts: Mapping[str, str]) -> _Placed:
         users,
         {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)},
         inputs,
-        tuple(marks[SOURCE].split(",")),
+        tuple(json.loads(marks[SOURCE])),
         {v.name: extra.get(v.name, v.name) for v in graph.output},
     )
 

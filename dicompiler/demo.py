@@ -80,42 +80,25 @@ def demo(network: str, platform: str, strategy: str, output: Path, tell: Callabl
     verification = compilation.verify()
     tell(f"measuring: {FRAMES} frames, a process for each device")
     result = run(output, frames=FRAMES)
-    assert compilation.program is not None
     tell(f"measuring: {FRAMES} frames, one process of onnxruntime")
-    alone_s = _alone(output / REFERENCE, random_inputs(compilation.program.inputs))
-    return _summary(network, strategy, compilation, result, alone_s, verification)
-
-
-def _summary(
-    network: str,
-    strategy: str,
-    compilation: Compilation,
-    result: RunResult,
-    alone_s: float,
-    verification: Verification,
-) -> Demo:
-    layers, metrics, single, platform = (
-        compilation.layers,
-        compilation.metrics,
-        compilation.single,
-        compilation.platform,
-    )
-    assert layers is not None and metrics is not None and single is not None and platform is not None
+    layers, program = compilation.layers, compilation.program
+    metrics, single = compilation.metrics, compilation.single
+    assert layers is not None and program is not None and metrics is not None and single is not None
     return Demo(
-        network,
-        platform.name,
-        strategy,
-        len(layers.layers),
-        sum(device.flops for device in single.devices),
-        sum(device.weights for device in single.devices),
-        _shares(compilation, result),
-        metrics.latency_s,
-        single.latency_s,
-        min(result.frames_s),
-        alone_s,
-        FRAMES,
-        _cores(),
-        verification,
+        network=network,
+        platform=platform,
+        strategy=strategy,
+        layers=len(layers.layers),
+        flops=sum(device.flops for device in single.devices),
+        weights=sum(device.weights for device in single.devices),
+        shares=_shares(compilation, result),
+        predicted_s=metrics.latency_s,
+        predicted_alone_s=single.latency_s,
+        frame_s=min(result.frames_s),
+        alone_s=_alone(output / REFERENCE, random_inputs(program.inputs)),
+        frames=FRAMES,
+        cores=_cores(),
+        verification=verification,
     )
 
 

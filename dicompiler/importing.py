@@ -217,18 +217,18 @@ def _check_versions(model: onnx.ModelProto, place: str) -> None:
         if version <= safe:
             continue
         versions = (lambda v: (v, SAFE_OPSET)) if what == "IR version" else (lambda v: (SAFE_IR, v))
-        if _accepts(*versions(version)):
+        if accepts(*versions(version)):
             continue
         import onnxruntime
 
-        limit = next((v for v in range(min(version, safe + 64) - 1, safe, -1) if _accepts(*versions(v))), safe)
+        limit = next((v for v in range(min(version, safe + 64) - 1, safe, -1) if accepts(*versions(v))), safe)
         raise DicompilerError(
             f"{place}: {what} {version} is too new: onnxruntime {onnxruntime.__version__} goes up to {limit}: "
             "export the model for that, or install a newer onnxruntime"
         )
 
 
-def _accepts(ir_version: int, opset: int) -> bool:
+def accepts(ir_version: int, opset: int) -> bool:
     """Whether the installed onnxruntime takes such models: it is asked with one of a single node (4 ms)."""
     import onnxruntime
 

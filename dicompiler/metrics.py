@@ -152,11 +152,13 @@ def _latency(
     for task in sorted(routing.tasks, key=lambda task: (routing.layers.position[task.layer], task.kind != "partial")):
         at = compute.setdefault(_step(task), {})
         at[task.device] = at.get(task.device, 0.0) + seconds[task_id(task)]
-    total = 0.0
-    for step, devices in compute.items():
-        boxes = [box for box in sent if box.step == step]
-        total += max(devices.values(), default=0.0) + _busy(platform.network, platform.host_of, boxes)
-    return total
+    made: dict[Step, list[_Sent]] = {}
+    for box in sent:
+        made.setdefault(box.step, []).append(box)
+    return sum(
+        max(devices.values(), default=0.0) + _busy(platform.network, platform.host_of, made.get(step, ()))
+        for step, devices in compute.items()
+    )
 
 
 def _busy(network: Network, host_of: Mapping[str, str], boxes: Iterable[_Sent]) -> float:

@@ -7,6 +7,7 @@ for checks and inference, arrays, shapes, a structural digest. Everything here i
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 
@@ -32,6 +32,8 @@ __all__ = ["HOLLOW", "LARGE", "Model", "Weight", "hollow", "is_hollow"]
 
 _VALUES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
 _VALUE_ELEMENTS = 1024
+_VALUE_FLOATS = 8
+"""So many floats are a parameter of an operator (the scales of a Resize); more are weights."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Model:
 
         `shape` is None where a dimension is not static (and for values that are not tensors, whose dtype is 0). An
         initializer is constant even where it is also an input: its default is what is compiled in. int32, int64 and
-        bool initializers of at most 1024 elements have their value.
+        bool initializers of at most 1024 elements have their value, and float ones of at most 8.
         """
         graph, found = self.proto.graph, dict[str, Tensor]()
         for value in (*graph.output, *graph.value_info, *graph.input):
@@ -137,7 +139,8 @@ class Model:
             if known.shape is not None or value.name not in found:
                 found[value.name] = known
         for name, (dtype, shape) in self.initializers().items():
-            small = dtype in _VALUES and int(np.prod(shape)) <= _VALUE_ELEMENTS
+            most = _VALUE_ELEMENTS if dtype in _VALUES else _VALUE_FLOATS if dtype == onnx.TensorProto.FLOAT else 0
+            small = math.prod(shape) <= most and most > 0
             found[name] = Tensor(name, dtype, shape, constant=True, value=self.array(name) if small else None)
         return found
 
@@ -160,6 +163,7 @@ class Model:
         for value in (*light.graph.input, *light.graph.output):
             if value.type.HasField("tensor_type"):  # the checker wants a shape there, onnxruntime does not
                 value.type.tensor_type.shape.SetInParent()
+        _hide_deprecated(light)
         try:
             onnx.checker.check_model(light)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
@@ -169,6 +173,18 @@ class Model:
     def digest(self) -> str:
         """sha256 of the structure: names, shapes, types, operators, attributes; the same for a retrained model."""
         return structure.digest(self.proto)
+
+
+def _hide_deprecated(proto: onnx.ModelProto) -> None:
+    """In place: operators that are deprecated in this opset go to a domain of their own: the checker refuses them
+    otherwise, but onnxruntime runs them (GroupNormalization of opset 18)."""
+    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    for node in proto.graph.node:
+        known = node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type, opset)
+        if known and onnx.defs.get_schema(node.op_type, opset).deprecated:
+            node.domain = "deprecated"
+    if any(node.domain == "deprecated" for node in proto.graph.node):
+        proto.opset_import.append(onnx.helper.make_opsetid("deprecated", 1))
 
 
 def _static_shape(kind: onnx.TypeProto) -> Shape | None:

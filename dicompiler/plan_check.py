@@ -76,7 +76,9 @@ def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> Non
     extent = reduction(layers, layer)
     for region in mergers:
         at = 0
-        touching = {p.reduce for p in partials if intersect(align(layers, layer, p.region or whole), region)}
+        touching = {
+            p.reduce for p in partials if intersect(align(layers, layer, p.region or whole), region) is not None
+        }
         for reduce in sorted(r for r in touching if r is not None):
             if reduce[0] != at:
                 fault = "overlap" if reduce[0] < at else "leave a gap"

@@ -33,7 +33,7 @@ BUILTINS = (
     ("core", "dicompiler.builtins"),
     ("passes", "dicompiler_passes"),
     ("strategies", "dicompiler_strategies"),
-    ("targets", "dicompiler_targets"),
+    ("targets", "dicompiler_targets.plugin"),
 )
 
 

@@ -45,13 +45,36 @@ class RunResult:
     """outputs: by name, for each frame, as the first sink delivered them. reports: in device order.
 
     delivered: for each frame and each sink device its outputs by name. frames_s: seconds from giving a frame's inputs
-    to having all its outputs.
+    to having all its outputs. total_s: seconds from giving the first frame's inputs to having the last one's outputs.
     """
 
     outputs: tuple[dict[str, NDArray[Any]], ...]
     reports: tuple[DeviceReport, ...]
     delivered: tuple[Mapping[str, Mapping[str, NDArray[Any]]], ...] = field(default=(), repr=False)
     frames_s: tuple[float, ...] = ()
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How an artifact is run.
+
+    in_flight: frames that may be on their way at once (0: twice as many as devices); a device's memory for what it
+    receives is that many times what the plan sends it for one. keep: the outputs of how many frames to keep (None:
+    all). heartbeat_s: seconds between two signs of life; who misses three of them is lost. keys: the directory that
+    `dicompiler keys` made: connections are in TLS. listen: address at which the devices reach this process (port 0:
+    any). insecure: allow other addresses than this host's own without keys. elsewhere: devices that someone else
+    starts. pin: each process keeps to its share of this host's processors.
+    """
+
+    in_flight: int = 1
+    keep: int | None = None
+    heartbeat_s: float = 2.0
+    keys: Path | None = None
+    listen: str = "127.0.0.1:0"
+    insecure: bool = False
+    elsewhere: tuple[str, ...] = ()
+    pin: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,11 +94,17 @@ class Target(ABC):
         """
 
     @abstractmethod
-    def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], timeout: float) -> RunResult:
-        """Runs an emitted artifact on this host, one frame after another; `timeout` in seconds bounds the whole run.
+    def run(
+        self,
+        directory: Path,
+        frames: Sequence[Mapping[str, NDArray[Any]]],
+        timeout: float,
+        options: RunOptions = RunOptions(),
+    ) -> RunResult:
+        """Runs an emitted artifact, by default on this host; `timeout` in seconds bounds the whole run.
 
         Each frame holds the graph's inputs by name. RunError names the device that failed and the cause; nothing of
-        the run is left behind then, and no outputs are returned.
+        the run is left behind then, and no outputs are returned. UsageError for options that the target cannot take.
         """
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from generator_steps import ANY, SPATIAL
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -241,18 +242,9 @@ def _hardmax(net: Net) -> None:
     net.add("Hardmax", [name], shape, axis=net.rng.randrange(1, len(shape)))
 
 
-def _without_rule(net: Net) -> None:
-    """An operator that stays whole."""
-    name, shape = net.pick()
-    axis = f"w{len(net.weights)}"
-    net.weights.append(numpy_helper.from_array(np.array(len(shape) - 1, np.int64), axis))
-    if net.opset >= 11:
-        net.add("CumSum", [name, axis], shape)
-
-
 STEPS = (
     *[_conv] * 5, *[_pool] * 2, _unary, _unary, _batch_normalization, _binary, _binary, _silu, _concat, _shuffle,
-    _transpose, _global, _dense, _dense, _hardmax, _without_rule,
+    _transpose, _global, _dense, _dense, _hardmax, *SPATIAL, *ANY,
 )  # fmt: skip
 
 
@@ -263,7 +255,7 @@ def random_model(rng: Random, depth: int = 8) -> onnx.ModelProto:
     net.live.append(("x", shape))
     for _ in range(rng.randrange(2, depth + 1)):
         step = rng.choice(STEPS)
-        if step in (_dense, _unary, _binary, _silu, _concat, _transpose, _hardmax, _without_rule) or any(
+        if step in (_dense, _unary, _binary, _silu, _concat, _transpose, _hardmax, *ANY) or any(
             len(s) == 4 for _, s in net.live
         ):
             step(net)

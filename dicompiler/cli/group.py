@@ -13,6 +13,7 @@ from dicompiler.errors import UsageError, nearest
 COMMANDS: Mapping[str, str] = {
     "compile": "Compile a model into programs for the devices of a platform.",
     "run": "Run a compiled model on this host, a process for each device.",
+    "keys": "Make the keys that the devices of a compiled model need to talk over a network.",
     "verify": "Run a compiled model and compare it with onnxruntime.",
     "plan": "Decide only: write the plan that a strategy makes.",
     "opt": "Run passes over a model.",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dicompiler.metrics import Metrics
     from dicompiler.program import Program
     from dicompiler.target import RunResult
-    from dicompiler.verify import Verification
+    from dicompiler.verify import Check, Verification
 
 
 def show_compiled(result: Compilation, as_json: bool) -> None:
@@ -92,7 +92,7 @@ def show_run(result: RunResult, as_json: bool) -> None:
     """Prints what each device's process reported, over all frames."""
     if as_json:
         reports = [dataclasses.asdict(report) for report in result.reports]
-        show_json({"devices": reports, "frames_s": list(result.frames_s)})
+        show_json({"devices": reports, "frames_s": list(result.frames_s), "total_s": result.total_s})
         return
     headers = ("device", "computing s", "waiting s", "sending s", "bytes sent", "memory MiB")
     rows = [
@@ -110,6 +110,12 @@ def show_run(result: RunResult, as_json: bool) -> None:
     if result.frames_s:
         times = ", ".join(f"{seconds:.4f}" for seconds in result.frames_s[:8])
         click.echo(f"\nseconds for each frame: {times}{', …' if len(result.frames_s) > 8 else ''}")
+    if len(result.frames_s) > 1:
+        click.echo(f"frames per second: {len(result.frames_s) / result.total_s:.2f}")
+
+
+def _outcome(check: Check) -> str:
+    return ("ok" if check.applies else "left out") if check.passed else "FAILED"
 
 
 def show_verification(verification: Verification, directory: Path, as_json: bool) -> None:
@@ -118,7 +124,7 @@ def show_verification(verification: Verification, directory: Path, as_json: bool
     if as_json:
         show_json([dataclasses.asdict(check) for check in checks])
     else:
-        show(("check", "", ""), [(check.name, "ok" if check.passed else "FAILED", check.detail) for check in checks])
+        show(("check", "", ""), [(check.name, _outcome(check), check.detail) for check in checks])
     for check in checks:
         if not check.passed:
             raise DicompilerError(f"{directory}: {check.name}: {check.detail}")

@@ -23,7 +23,11 @@ from dicompiler.exact.values import SCHEDULES, constants, inputs
 from dicompiler.model import Model
 from dicompiler.weights import LARGE, Weight, hollow, is_hollow
 
-__all__ = ["DOMAIN", "STAND_INS", "Coverage", "check_model", "coverage", "measure", "seeds_needed"]
+__all__ = ["DOMAIN", "STAND_INS", "Coverage", "NotExact", "check_model", "coverage", "measure", "seeds_needed"]
+
+
+class NotExact(DicompilerError):
+    """A network that no integers take through exactly: an operator rounds, or sums grow too large."""
 
 
 def check_model(model: Model, seed: int) -> tuple[Model, dict[str, NDArray[Any]]]:
@@ -32,7 +36,7 @@ def check_model(model: Model, seed: int) -> tuple[Model, dict[str, NDArray[Any]]
     It has the nodes, tensor names, attributes and shapes of `model`; only numbers differ, and operators that round
     move to the domain DOMAIN (see standins.py). Filters have one to three elements of ±1, or as many as it takes to
     read everything within few seeds. It is run once: every sum in it is below what its type holds exactly (2^24 in
-    float32), if need be with a sparser schedule. DicompilerError where none is exact, and for an input without a
+    float32), if need be with a sparser schedule. NotExact where none is exact, DicompilerError for an input without a
     static shape.
     """
     if seed < 0:
@@ -44,7 +48,7 @@ def check_model(model: Model, seed: int) -> tuple[Model, dict[str, NDArray[Any]]
         worst = peak(of_model(known, made), feed)
         if worst.share < 1:
             return made, feed
-    raise DicompilerError(_inexact(known, worst))
+    raise NotExact(_inexact(known, worst))
 
 
 def measure(model: Model, feed: Mapping[str, NDArray[Any]]) -> Peak:
@@ -56,8 +60,8 @@ def _inexact(known: Facts, worst: Peak) -> str:
     node = next(node for node in known.nodes if worst.tensor in node.output)
     place = f"exact check: tensor {worst.tensor!r}, made by {node.op_type} {node.name!r}"
     if worst.magnitude == float("inf"):
-        return f"{place}, is no whole number: the operator rounds; verify this network with its real weights instead"
-    return f"{place}, grows to {worst.magnitude:.3g}, too large to be exact: verify it with its real weights instead"
+        return f"{place}, is no whole number: the operator rounds; only real weights can verify this network"
+    return f"{place}, grows to {worst.magnitude:.3g}, too large to be exact; only real weights can verify it"
 
 
 def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,13 +28,14 @@ MIN_IR = 8
 @dataclass(frozen=True)
 class _Call:
     """What the calls of the operator `op` in a model have in common: the greatest number of inputs (`arity`), the type
-    of the first one, the opset.
+    of the first one, the opset; `given`: the attributes that some call has.
     """
 
     op: str
     opset: int
     arity: int
     dtype: int
+    given: frozenset[str]
 
     @property
     def attributes(self) -> list[str]:
@@ -44,11 +46,12 @@ class _Call:
     def inputs(self) -> list[str]:
         return [f"X{index}" for index in range(self.arity)]
 
-    def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str]) -> NodeProto:
-        """A node of the body; the attributes that `op` shares with the called operator are those of the call."""
-        node = helper.make_node(op, inputs, outputs)
+    def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], **own: Any) -> NodeProto:
+        """A node of the body; the attributes that `op` shares with the called operator are those of the call, unless
+        they are its `own`."""
+        node = helper.make_node(op, inputs, outputs, **own)
         for name, known in sorted(onnx.defs.get_schema(op, self.opset, "").attributes.items()):
-            if name in self.attributes:
+            if name in self.attributes and name not in own:
                 entry = node.attribute.add(name=name, ref_attr_name=name)
                 entry.type = AttributeProto.AttributeType.Value(str(known.type).rpartition(".")[2])
         return node
@@ -75,6 +78,58 @@ def _sign(call: _Call, target: str = "Y") -> NodeProto:
     if call.opset >= 9:
         return call.node("Sign", ["X0"], [target])
     return helper.make_node("Clip", ["X0"], [target], min=-1.0, max=1.0)
+
+
+def _bounded(call: _Call) -> list[NodeProto]:
+    """x modulo 16, at least 0: small numbers that still tell most of what is in x, to be summed up."""
+    return [
+        call.number("modulus", 16.0),
+        call.number("fraction", 1 / 16),
+        helper.make_node("Mul", ["X0", "fraction"], ["shares"]),
+        helper.make_node("Floor", ["shares"], ["floors"]),
+        helper.make_node("Mul", ["floors", "modulus"], ["multiples"]),
+        helper.make_node("Sub", ["X0", "multiples"], ["bounded"]),
+    ]
+
+
+def _window(call: _Call) -> list[NodeProto]:
+    """The sum over the window of x modulo 16; the greatest of the window where there is no such sum: in types other
+    than float32, and where a call has what LpPool got in opset 18."""
+    later = call.given - onnx.defs.get_schema("LpPool", call.opset, "").attributes.keys() - {"count_include_pad"}
+    if call.dtype != onnx.TensorProto.FLOAT or later:
+        return [call.node("MaxPool", ["X0"], ["Y"])]
+    return [*_bounded(call), call.node("LpPool", ["bounded"], ["Y"], p=1)]
+
+
+def _map(call: _Call) -> list[NodeProto]:
+    """The sum over the map of x modulo 16; its greatest element in types where sums are soon too large."""
+    if call.dtype not in _SUMMED:
+        return [call.node("GlobalMaxPool", ["X0"], ["Y"])]
+    return [
+        *_bounded(call),
+        helper.make_node("Flatten", ["bounded"], ["rows"], axis=2),
+        *_sum(call, "rows", 1, "sum"),
+        helper.make_node("GlobalMaxPool", ["X0"], ["greatest"]),
+        helper.make_node("Shape", ["greatest"], ["shape"]),
+        helper.make_node("Reshape", ["sum", "shape"], ["Y"]),
+    ]
+
+
+def _sum(call: _Call, tensor: str, axis: int, target: str) -> list[NodeProto]:
+    """ReduceSum, whose axes became an input in opset 13."""
+    if call.opset < 13:
+        return [helper.make_node("ReduceSum", [tensor], [target], axes=[axis])]
+    return [
+        _constant("axes", np.array([axis], np.int64)),
+        helper.make_node("ReduceSum", [tensor, "axes"], [target]),
+    ]
+
+
+def _reduce(call: _Call) -> list[NodeProto]:
+    """The sum over the axes of x modulo 16; the greatest element in types where sums are soon too large."""
+    if call.dtype not in _SUMMED:
+        return [call.node("ReduceMax", call.inputs, ["Y"])]
+    return [*_bounded(call), call.node("ReduceL1", ["bounded", *call.inputs[1:]], ["Y"])]
 
 
 def _lrn(call: _Call) -> list[NodeProto]:
@@ -112,6 +167,7 @@ def _softmax(call: _Call) -> list[NodeProto]:
     ]
 
 
+_SUMMED = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 _RECTIFIERS = ("Celu", "Elu", "Gelu", "HardSwish", "Mish", "Selu", "Softplus", "Swish")
 _CURVES = (
     *(
@@ -135,24 +191,24 @@ _CURVES = (
 _REDUCTIONS = ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSumSquare")
 
 STAND_INS: Mapping[str, Body] = {
-    "AveragePool": _one("MaxPool"),
+    "AveragePool": _window,
     "Div": _one("Sub"),
-    "GlobalAveragePool": _one("GlobalMaxPool"),
-    "GlobalLpPool": _one("GlobalMaxPool"),
+    "GlobalAveragePool": _map,
+    "GlobalLpPool": _map,
     "HardSigmoid": lambda call: [_sign(call)],
     "LRN": _lrn,
     "LogSoftmax": _softmax,
-    "LpPool": _one("MaxPool"),
+    "LpPool": _window,
     "Mean": _one("Max"),
     "Pow": _one("Sub"),
     "Sigmoid": lambda call: [_sign(call)],
     "Softmax": _softmax,
     **dict.fromkeys(_RECTIFIERS, _one("Relu")),
     **dict.fromkeys(_CURVES, _one("Neg")),
-    **dict.fromkeys(_REDUCTIONS, _one("ReduceMax")),
+    **dict.fromkeys(_REDUCTIONS, _reduce),
 }
 """Operator type → what computes in its place. What is bounded stays bounded (Sigmoid → Sign), what rectifies rectifies,
-an average becomes the greatest of the same window."""
+an average becomes a sum over the same window of numbers that are bounded first: a maximum would hide most faults."""
 
 
 def needs_stand_in(node: NodeProto, known: Facts) -> bool:
@@ -219,6 +275,7 @@ def declare(proto: onnx.ModelProto, known: Facts) -> None:
 
 def _function(op: str, nodes: Sequence[NodeProto], known: Facts) -> FunctionProto:
     dtype = known.dtypes.get(nodes[0].input[0], onnx.TensorProto.FLOAT)
-    call = _Call(op, known.opset, max(len(node.input) for node in nodes), dtype)
+    given = frozenset(entry.name for node in nodes for entry in node.attribute)
+    call = _Call(op, known.opset, max(len(node.input) for node in nodes), dtype, given)
     opsets = [helper.make_opsetid("", known.opset)]
     return helper.make_function(DOMAIN, op, call.inputs, ["Y"], STAND_INS[op](call), opsets, call.attributes)

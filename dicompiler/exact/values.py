@@ -165,7 +165,10 @@ def _other(known: Facts, index: int, seed: int, shifts: int, paired: Mapping[int
     places = [place for place in range(len(node.input)) if known.constant(node, place)]
     makers: dict[int, Callable[[Use], Array]] = {}
     if node.op_type == "BatchNormalization" and places == [1, 2, 3, 4]:
-        makers = {1: lambda use: _factor(known, use, paired), 4: lambda use: _filled(known, use, 1)}
+        makers = {
+            1: lambda use: _factor(known, use, paired) * _deviation(known, use, seed),
+            4: lambda use: _deviation(known, use, seed) ** 2,
+        }
         makers |= dict.fromkeys((2, 3), lambda use: _shift(known, use, seed, shifts))
     elif node.op_type == "Mul":
         makers = dict.fromkeys((0, 1), lambda use: _factor(known, use, paired))
@@ -193,6 +196,14 @@ def _filled(known: Facts, use: Use, value: Array | int) -> Array:
 
 def _factor(known: Facts, use: Use, paired: Mapping[int, Array]) -> Array:
     return _filled(known, use, paired.get(use[0], np.array(1)))
+
+
+def _deviation(known: Facts, use: Use, seed: int) -> Array:
+    """1, 2 or 4 for each channel: the scale is multiplied by it and its square is the variance, so that it cancels out
+    where the two belong together."""
+    size = int(np.prod(known.constants[known.nodes[use[0]].input[use[1]]][1]))
+    random = generator(seed, f"{known.nodes[use[0]].name}/deviation")
+    return _filled(known, use, 2 ** random.integers(3, size=size))
 
 
 def _slope(known: Facts, use: Use, seed: int) -> Array:

@@ -11,7 +11,21 @@ __all__ = ["Node", "Operation", "OperatorRule", "Piece", "Tensor", "builtin_rule
 
 def builtin_rules() -> Iterable[OperatorRule]:
     """All rules of this package, in a fixed order."""
-    from dicompiler.operators import dense, elementwise, normalisation, shaping, windows
+    from dicompiler.operators import (
+        dense,
+        einsum,
+        elementwise,
+        indexing,
+        normalisation,
+        quantised,
+        reductions,
+        resampling,
+        shaping,
+        slicing,
+        transposed,
+        windows,
+    )
 
-    for module in (elementwise, windows, dense, normalisation, shaping):
+    modules = (elementwise, windows, transposed, dense, einsum, quantised, normalisation, reductions)
+    for module in (*modules, shaping, slicing, indexing, resampling):
         yield from module.RULES

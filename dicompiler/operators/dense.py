@@ -10,7 +10,7 @@ from onnx import helper
 
 from dicompiler.operators.elementwise import broadcast_need
 from dicompiler.operators.rule import Operation, OperatorRule, Piece
-from dicompiler.regions import Interval, Region, full
+from dicompiler.regions import Interval, Region
 
 
 def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
@@ -36,26 +36,19 @@ def gemm_reduction(operation: Operation) -> int:
     return operation.shape(0)[0 if operation.attribute("transA", 0) else 1]
 
 
-def matmul(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """MatMul of rank ≥ 2: y[batch, rows, columns] ← a[batch, rows, k], b[batch, k, columns]. Vectors: whole."""
-    a, b = operation.shape(0), operation.shape(1)
-    if len(a) < 2 or len(b) < 2:
-        return Piece(full(operation.out_shape), operation.full_needs())
+def matmul(operation: Operation, region: Region, reduce: Interval | None, right: int = 1) -> Piece:
+    """MatMul: y[batch, rows, columns] ← a[batch, rows, k], b[batch, k, columns]; b is input `right`. A vector has
+    neither batch nor rows (columns)."""
+    a, b = operation.shape(0), operation.shape(right)
     k = reduce if reduce is not None else (0, a[-1])
-    batch = region[:-2]
-    return Piece(
-        region,
-        (
-            (*broadcast_need(a[:-2], batch), region[-2], k),
-            (*broadcast_need(b[:-2], batch), k, region[-1]),
-        ),
-    )
+    batch = region[: len(region) - (len(a) > 1) - (len(b) > 1)]
+    left = (*broadcast_need(a[:-2], batch), region[len(batch)], k) if len(a) > 1 else (k,)
+    return Piece(region, (left, (*broadcast_need(b[:-2], batch), k, region[-1]) if len(b) > 1 else (k,)))
 
 
-def matmul_reduction(operation: Operation) -> int | None:
-    """K; None for vectors."""
-    a, b = operation.shape(0), operation.shape(1)
-    return a[-1] if len(a) > 1 and len(b) > 1 else None
+def matmul_reduction(operation: Operation) -> int:
+    """K, the extent that both operands share."""
+    return operation.shape(0)[-1]
 
 
 RULES = (

@@ -43,7 +43,20 @@ def batch_normalization(operation: Operation, region: Region, reduce: Interval |
     return Piece(region, (region, *(channels for _ in operation.inputs[1:])))
 
 
+def cast_like(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """CastLike: a piece is a Cast to the type that the output has."""
+    output = operation.outputs[0]
+    if region == full(operation.out_shape) or output is None:
+        return Piece(region, operation.full_needs())
+    return Piece(region, (region, None), {"to": output.dtype}, op="Cast")
+
+
+CONTRIBUTED = ("BiasGelu", "FastGelu", "Gelu")
+"""Element-wise operators of onnxruntime's own domain."""
+
 RULES = (
-    *(OperatorRule(op, elementwise, elementwise=True) for op in (*UNARY, *BROADCASTING)),
+    *(OperatorRule(op, elementwise, elementwise=True) for op in (*UNARY, *BROADCASTING, "BitCast")),
+    *(OperatorRule(op, elementwise, "com.microsoft", elementwise=True) for op in CONTRIBUTED),
     OperatorRule("BatchNormalization", batch_normalization, elementwise=True),
+    OperatorRule("CastLike", cast_like, elementwise=True),
 )

@@ -23,7 +23,7 @@ exact from the same inputs, and the operator's own rule holds."""
 class Tensor:
     """What is known of a tensor without its data. `dtype` is an onnx.TensorProto.DataType; `shape` None: not static.
 
-    `value` is set for small integer constants only (the shape of a Reshape, the axes of a Slice).
+    `value` is set for small constants only (the shape of a Reshape, the axes of a Slice, the scales of a Resize).
     """
 
     name: str
@@ -116,6 +116,7 @@ class OperatorRule:
     elementwise: out == region for every region, and the output's elements come from the same place of the inputs
         (broadcasting allowed), so that a layer can absorb such a node.
     reduction: gives the length of the axis that LIP cuts, or None where this node has none (grouped convolutions).
+    merge: the operator of two inputs that puts the partial results over two ranges together: Add, Max or Min.
     output: which of several outputs the rule cuts.
     """
 
@@ -125,6 +126,7 @@ class OperatorRule:
     elementwise: bool = False
     reduction: Callable[[Operation], int | None] | None = None
     output: int = 0
+    merge: str = "Add"
 
 
 def whole(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001

@@ -99,33 +99,52 @@ def spatial(operation: Operation, kernel: list[int], region: Region) -> tuple[Re
     return out, need, {"auto_pad": None, "pads": pads}
 
 
-def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Conv: y[n, m-range, tile] ← x[n, channels of those groups, tile + halo], w[m-range], b[m-range].
+@dataclass(frozen=True)
+class Core:
+    """What a convolution's piece comes to: what it writes and reads, its filters, the attributes to replace."""
 
-    A range inside one group becomes an ungrouped convolution; otherwise it grows to whole groups. A partial sum
-    over input channels [r0, r1) reads x[:, r0:r1], w[:, r0:r1]; the bias rides in the range that starts at 0.
-    """
-    weight = operation.shape(1)
-    groups = operation.attribute("group", 1)
-    out, need, attributes = spatial(operation, list(weight[2:]), region[2:])
-    per_group, (start, stop) = weight[0] // groups, region[1]
+    out: Region
+    x: Region
+    weight: Region
+    filters: Interval
+    attributes: Mapping[str, Any]
+
+
+def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interval, Interval]:
+    """(groups, output channels): a range inside one group stays as it is, another one grows to whole groups."""
+    per_group, (start, stop) = channels // groups, interval
     first, last = start // per_group, -(-stop // per_group)
-    if last - first > 1:
-        start, stop = first * per_group, last * per_group
-    inputs = (first * weight[1], last * weight[1])
+    return (first, last), interval if last - first == 1 else (first * per_group, last * per_group)
+
+
+def conv_core(operation: Operation, weight: int, region: Region, reduce: Interval | None) -> Core:
+    """y[n, m-range, tile] ← x[n, channels of those groups, tile + halo], w[m-range]; the weight is input `weight`.
+
+    A range inside one group becomes an ungrouped convolution; otherwise it grows to whole groups. A partial sum over
+    input channels [r0, r1) reads x[:, r0:r1], w[:, r0:r1].
+    """
+    shape = operation.shape(weight)
+    groups = operation.attribute("group", 1)
+    out, need, attributes = spatial(operation, list(shape[2:]), region[2:])
+    (first, last), filters = group_range(groups, shape[0], region[1])
     if last - first != groups:
         attributes = {**attributes, "group": last - first}
-    reduced = reduce if reduce is not None else (0, weight[1])
-    if reduce is not None:
-        inputs = reduce
-    needs: list[Region | None] = [(region[0], inputs, *need), ((start, stop), reduced, *full(weight[2:]))]
+    inputs = reduce or (first * shape[1], last * shape[1])
+    x, w = (region[0], inputs, *need), (filters, reduce or (0, shape[1]), *full(shape[2:]))
+    return Core((region[0], filters, *out), x, w, filters, attributes)
+
+
+def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """Conv: see `conv_core`; b[m-range] rides in the range of input channels that starts at 0."""
+    core = conv_core(operation, 1, region, reduce)
+    needs: list[Region | None] = [core.x, core.weight]
     if operation.has(2):
-        needs.append(((start, stop),) if reduced[0] == 0 else None)
-    return Piece((region[0], (start, stop), *out), tuple(needs), attributes)
+        needs.append((core.filters,) if reduce is None or reduce[0] == 0 else None)
+    return Piece(core.out, tuple(needs), core.attributes)
 
 
-def conv_reduction(operation: Operation) -> int | None:
-    """The input channels; a grouped convolution has none to cut."""
+def ungrouped(operation: Operation) -> int | None:
+    """The input channels of w; a grouped convolution has none to cut."""
     return operation.shape(1)[1] if operation.attribute("group", 1) == 1 else None
 
 
@@ -137,13 +156,20 @@ def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece
     return Piece((*region[:2], *out), ((*region[:2], *need),), attributes)
 
 
-def global_pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """GlobalAveragePool and its kin: y[n, c] ← x[n, c, everything]."""
-    return Piece(region, ((*region[:2], *full(operation.shape(0)[2:])),))
+def global_pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """GlobalAveragePool and its kin: y[n, c] ← x[n, c, everything]; the maximum over some rows, too."""
+    rest = full(operation.shape(0)[2:])
+    return Piece(region, ((*region[:2], *(rest if reduce is None else (reduce, *rest[1:]))),))
+
+
+def height(operation: Operation) -> int:
+    """The extent of the first spatial axis."""
+    return operation.shape(0)[2]
 
 
 RULES = (
-    OperatorRule("Conv", conv, reduction=conv_reduction),
+    OperatorRule("Conv", conv, reduction=ungrouped),
     *(OperatorRule(op, pool) for op in ("MaxPool", "AveragePool", "LpPool")),
-    *(OperatorRule(op, global_pool) for op in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")),
+    *(OperatorRule(op, global_pool) for op in ("GlobalAveragePool", "GlobalLpPool")),
+    OperatorRule("GlobalMaxPool", global_pool, reduction=height, merge="Max"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
@@ -34,6 +34,17 @@ class Annotation(Pass):
     provides: ClassVar[tuple[str, ...]] = ("plan",)
     unnamed: ClassVar[str] = ""  # what to say where no layers are named, in a pass that cannot take them all
 
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name in ("parts", "rows", "columns") and value != option.default and value < 1:
+                raise ValueError(f"{option.name}: expected a number from 1 on, got {value}")
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Every device that the options name."""
+        return self.devices
+
     @abstractmethod
     def annotate(
         self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
@@ -49,9 +60,9 @@ class Annotation(Pass):
         assert graph is not None
         known = [device.name for device in platform.devices] if platform else []
         computing = [device.name for device in platform.devices if device.rate > 0] if platform else []
-        for name in self.devices if platform else ():
+        for name in self.named if platform else ():
             if name not in known:
-                raise UsageError(f"{self.name}: devices: the platform has no {name!r}{nearest(name, known)}")
+                raise UsageError(f"{self.name}: the platform has no device {name!r}{nearest(name, known)}")
         plan = compilation.plan or replace(
             whole_plan(graph, (computing or ["d0"])[0]), source=((known or ["d0"])[0],), sink=((known or ["d0"])[0],)
         )
@@ -80,8 +91,6 @@ class Annotation(Pass):
         self, graph: LayerGraph, layer: Layer, label: Label, parts: int, shares: Sequence[float] = ()
     ) -> tuple[Region, ...]:
         """The layer's output in `parts` strips along an axis; raises where it has too few rows or channels."""
-        if shares and len(shares) != parts:
-            raise self.fail(f"{len(shares)} shares for {parts} parts")
         axis = axis_of(graph, layer, label)
         whole = full(output_shape(graph, layer))
         intervals = cut_axis(graph, layer, axis, shares or [1.0] * parts)
@@ -136,7 +145,10 @@ def select(graph: LayerGraph, wanted: Sequence[str], place: str) -> tuple[Layer,
             for end in (first, last):
                 if end not in graph.by_name:
                     raise UsageError(f"{place}: layers: no layer {end!r}{nearest(end, names)}")
-            chosen.update(names[names.index(first) : names.index(last) + 1])
+            between = names[names.index(first) : names.index(last) + 1]
+            if not between:
+                raise UsageError(f"{place}: layers: {item!r} is empty: {last!r} comes before {first!r}: turn it round")
+            chosen.update(between)
             continue
         matching = [name for name in names if fnmatchcase(name, item)]
         if not matching:

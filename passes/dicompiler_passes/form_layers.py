@@ -19,6 +19,9 @@ from dicompiler.operators.rule import STAND_IN_DOMAIN, Node, OperatorRule, Tenso
 from dicompiler.passes import Pass
 from dicompiler.structure import captures
 
+_JOINED_BEFORE_4 = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
+"""What Concat takes before opset 4."""
+
 
 @dataclass(frozen=True)
 class FormLayers(Pass):
@@ -40,7 +43,7 @@ class FormLayers(Pass):
 
 
 def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> LayerGraph:
-    """The layers of `model`. Raises where a graph input has no static shape."""
+    """The layers of `model`. Raises where a graph input has no static shape, and where an output is no node's work."""
     graph = model.proto.graph
     tensors = dict(model.tensors())
     inputs = tuple(v.name for v in graph.input if not tensors[v.name].constant)
@@ -55,6 +58,10 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
             if name:
                 tensors.setdefault(name, Tensor(name, onnx.TensorProto.UNDEFINED, None))
     outputs = tuple(v.name for v in graph.output)
+    made = {name for node in nodes for name in node.outputs}
+    for name in outputs:
+        if name not in made:
+            raise DicompilerError(f"form-layers: no node makes output {name!r}: run normalise before it")
     empty = LayerGraph((), tensors, inputs, outputs, rules)
     groups = _absorb(_opaque_groups(model, nodes, tensors), empty)
     readers = _readers(nodes, outputs)
@@ -64,14 +71,20 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
 
 def _nodes(model: Model) -> Iterator[Node]:
     """The graph's nodes as rules see them, in file order (ONNX demands that it is topological)."""
-    opsets = {entry.domain or "": entry.version for entry in model.proto.opset_import}
+    opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.proto.opset_import}
     for proto in model.proto.graph.node:
         # A stand-in of the exact check is cut just as the operator that it stands for.
         domain = "" if proto.domain in ("ai.onnx", STAND_IN_DOMAIN) else proto.domain
         attributes = {a.name: _plain(a) for a in proto.attribute}
         opset = opsets.get(domain, 1)
         yield Node(
-            proto.name, proto.op_type, domain, opset, attributes, (*proto.input, *sorted(captures(proto))), tuple(proto.output)
+            proto.name,
+            proto.op_type,
+            domain,
+            opset,
+            attributes,
+            (*proto.input, *sorted(captures(proto))),
+            tuple(proto.output),
         )
 
 
@@ -272,10 +285,13 @@ def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str
         return f"{len(outgoing)} tensors leave it"
     if all(graph.cut_output(node) != outgoing[0] for node in group.nodes):
         return f"{outgoing[0]!r} is not the output that can be cut"
+    if 0 < anchor.opset < 4 and not anchor.domain and graph.tensors[outgoing[0]].dtype not in _JOINED_BEFORE_4:
+        return f"opset {anchor.opset} cannot join pieces of its type"
     if any(graph.tensors[name].shape is None for name in (*anchor.inputs, *anchor.outputs) if name):
         return "a tensor of it has no static shape"
-    if any(0 in (graph.tensors[name].shape or ()) for name in (*anchor.inputs, *anchor.outputs) if name):
-        return "a tensor of it is empty"
+    used = [graph.tensors[name] for name in (*anchor.inputs, *anchor.outputs) if name]
+    if any(0 in (tensor.shape or ()) for tensor in used if not (tensor.constant and tensor.shape == (0,))):
+        return "a tensor of it is empty"  # but for a parameter: exporters write an absent one as an empty vector
     return ""
 
 

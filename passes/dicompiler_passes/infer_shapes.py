@@ -33,6 +33,7 @@ class InferShapes(Pass):
     x: [N, 3, H, W], shape=x=1x3x224x224         ⇒  x: [1, 3, 224, 224]; N, H, W are known wherever they stand
     Shape(x) → Gather → Concat → Reshape(y, ·)   ⇒  Reshape(y, (constant))
     Split → a, b into equal shares               ⇒  Slice → a, Slice → b
+    node of which only the shape was read        ⇒  (gone)
 
     shape: `input=1x3x224x224`, for any number of inputs; a dimension that is a number already must be the same. In a
     pipeline's text it is quoted: infer-shapes{shape="x=1x3x224x224"}.
@@ -78,6 +79,7 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
         model = draft.model()
     if shapes:
         _check_sizes(model)
+    draft.prune()
     outputs_from_nodes(draft)
     return draft.model()
 

@@ -47,8 +47,11 @@ class Partition(Pass):
         layers = compilation.layers
         assert layers is not None
         plan = compilation.plan or Plan({x.name: (Part("d0"),) for x in layers.layers}, ("d0",), ("d0",))
-        hosts = compilation.platform.host_of if compilation.platform else None
-        routing = route(layers, plan, hosts)
+        platform = compilation.platform
+        if platform is not None:
+            for name in plan.devices:
+                platform.device(name)
+        routing = route(layers, plan, platform.host_of if platform is not None else None)
         for layer, index in routing.dropped:
             log.warning("partition: part %d of layer %r is read by nobody and is left out", index, layer)
         return replace(compilation, plan=plan, routing=routing, model=_Rewriter(compilation.model, routing, plan).run())
@@ -76,7 +79,7 @@ class _Rewriter:
             place = Place(task.device, task.lane, self._step(task))
             (self._whole if self.layers.by_name[task.layer].reason else self._task)(task, place)
         values, extra = self._deliver()
-        marks = {SOURCE: ",".join(self.plan.source), SINKS: json.dumps(extra, sort_keys=True)}
+        marks = {SOURCE: json.dumps(self.plan.source), SINKS: json.dumps(extra, sort_keys=True)}
         return self.build.finish(values, self.kept, marks)
 
     def _step(self, task: Task) -> Step:
@@ -157,11 +160,12 @@ class _Rewriter:
         ((target, region),) = task.outputs.items()
         assert region is not None
         if task.kind == "merger":
-            tensor = self.layers.cut_output(layer.nodes[layer.anchor])
+            anchor = layer.nodes[layer.anchor]
+            tensor, operator = self.layers.cut_output(anchor), self.layers.rule(anchor).merge
             partials = sorted((key for key in reads if key.reduce is not None), key=lambda key: key.reduce or (0, 0))
             terms = [self._hold(reads[key], key, place) for key in partials]
             name = self._name(tensor, Key(tensor), task)
-            held[tensor] = self.build.sum(terms, self._dtype(tensor), place, name)
+            held[tensor] = self.build.merge(terms, operator, self._dtype(tensor), place, name)
         for work in task.works:
             assert work.piece is not None
             output = self.layers.cut_output(work.node)

@@ -133,9 +133,9 @@ class Builder:
         )
         return self.declare(name, dtype, tuple(region))
 
-    def sum(self, terms: Sequence[Held], dtype: int, place: Place, name: str) -> Held:
-        """terms[0] + terms[1] + …, in this order, as a chain of Adds; one term: Identity."""
-        op = "Sum" if 0 < self.opset < 7 else "Add"  # onnxruntime has no Add of before opset 7
+    def merge(self, terms: Sequence[Held], op: str, dtype: int, place: Place, name: str) -> Held:
+        """terms[0] + terms[1] + …, in this order, as a chain of Adds (or of another `op`); one term: Identity."""
+        op = "Sum" if op == "Add" and 0 < self.opset < 7 else op  # onnxruntime has no Add of before opset 7
         total = terms[0]
         if len(terms) == 1:
             self.add(helper.make_node("Identity", [total.name], [name], name), place, name, total.region)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,6 +25,14 @@ class Place(LayerAnnotation):
 
     device: str = ""
 
+    def __post_init__(self) -> None:
+        if self.device and self.devices:
+            raise ValueError("give either device or devices, not both")
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return (self.device,) if self.device else self.devices
+
     def count(self) -> int:
         return 1
 
@@ -33,8 +42,6 @@ class Place(LayerAnnotation):
         layer: Layer,  # noqa: ARG002
         devices: Sequence[str],
     ) -> Sequence[Part]:
-        if self.device and self.devices:
-            raise self.fail("give either device or devices, not both")
         return (Part(self.device or devices[0]),)
 
 
@@ -49,6 +56,13 @@ class TileHeight(LayerAnnotation):
 
     parts: int = 2
     shares: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(0 < share < math.inf for share in self.shares):
+            raise ValueError("shares: expected numbers above 0")
+        if self.shares and len(self.shares) != self.parts:
+            raise ValueError(f"{len(self.shares)} shares for {self.parts} parts: give one for each")
 
     def count(self) -> int:
         return self.parts

@@ -341,8 +341,11 @@ def test_a_grouped_layers_filter_makes_one_output_channel(op: str, shape: tuple[
 def test_a_batch_normalization_does_not_shut_a_channel_behind_relu() -> None:
     checked, _ = check_model(network("tiny"), 0)
     nodes = {node.name: node for node in checked.proto.graph.node}
-    weight, scale = checked.array(nodes["stem"].input[1]), checked.array(nodes["stem.bn"].input[1])
-    assert set(scale) == {-1, 1}
+    weight, scale, variance = (
+        checked.array(nodes[name].input[index]) for name, index in (("stem", 1), ("stem.bn", 1), ("stem.bn", 4))
+    )
+    assert set(scale / np.sqrt(variance)) == {-1, 1}
+    assert set(variance) == {1, 4, 16}  # so that another channel's variance shows
     assert all((scale[channel] * weight[channel] > 0).any() for channel in range(scale.size))
 
 

@@ -56,7 +56,7 @@ def install(site: Path, name: str, source: str, version: str = "1.0", point: str
 def command(site: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs the command line in a process that finds the distributions of `site`."""
     return subprocess.run(
-        [sys.executable, "-m", "dicompiler.cli", *arguments],
+        [sys.executable, "-P", "-m", "dicompiler.cli", *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path]), **env},
         capture_output=True,
         text=True,

@@ -161,6 +161,17 @@ def test_fuse_needs_no_exchange_between_its_two_layers(model: Model) -> None:
         ("fuse-tiles{}", "name the layers to fuse"),
         ("fuse-tiles{layers=conv1,pool}", "one exit"),
         ("fuse-tiles{layers=conv1 parts=2 rows=2}", "not both"),
+        ("place{layers=conv1 device=a devices=b}", "not both"),
+        ("tile-height{layers=conv3..conv1}", "'conv3..conv1' is empty: 'conv1' comes before 'conv3'"),
+        ("tile-height{parts=0}", "parts: expected a number from 1 on, got 0"),
+        ("tile-height{parts=-1}", "parts: expected a number from 1 on, got -1"),
+        ("tile-grid{rows=0}", "rows: expected a number from 1 on, got 0"),
+        ("tile-grid{columns=-2}", "columns: expected a number from 1 on, got -2"),
+        ("fuse-tiles{layers=conv1 parts=-1}", "parts: expected a number from 1 on, got -1"),
+        ("lip{parts=0}", "parts: expected a number from 1 on, got 0"),
+        ("tile-height{shares=0,0}", "shares: expected numbers above 0"),
+        ("tile-height{shares=1,inf}", "shares: expected numbers above 0"),
+        ("tile-height{shares=1,2,3}", "3 shares for 2 parts"),
     ],
 )
 def test_a_split_that_cannot_be_is_refused_in_one_line(model: Model, text: str, message: str) -> None:
@@ -174,5 +185,6 @@ def test_devices_are_the_platforms_computing_ones(model: Model) -> None:
     platform = Platform.load("rpi4x3")
     own = parts(model, "tile-height{layers=conv1 parts=3}", "conv1", platform)
     assert [part.device for part in own] == ["pi01", "pi02", "pi03"]
-    with pytest.raises(UsageError, match="the platform has no 'pi04'"):
-        run(model, "tile-height{layers=conv1 devices=pi04}", platform)
+    for text in ("tile-height{layers=conv1 devices=pi04}", "place{layers=conv1 device=pi04}"):
+        with pytest.raises(UsageError, match="the platform has no device 'pi04'"):
+            run(model, text, platform)

@@ -111,9 +111,10 @@ def test_a_graph_output_is_not_buried_in_a_layer() -> None:
 
 def test_an_operator_without_a_rule_is_a_layer_that_stays_whole() -> None:
     graph = formed(
-        HEAD + "net (float[1, 8] x) => (float[1, 8] y) { [norm] y = LpNormalization (x) }",
+        HEAD + "net (float[1, 8] x) => (float[1, 8] y) <int64[8] n = {1, 1, 1, 1, 1, 1, 1, 1}> "
+        "{ [turn] y = ReverseSequence (x, n) }",
     )
-    assert graph.layers[0].reason == "operator LpNormalization has no rule"
+    assert graph.layers[0].reason == "operator ReverseSequence has no rule"
 
 
 def test_what_an_edge_without_static_shape_joins_is_one_layer_with_all_in_between() -> None:
@@ -153,6 +154,12 @@ def test_what_control_flow_captures_is_one_layer_with_it() -> None:
 def test_a_dynamic_input_is_refused_with_the_remedy() -> None:
     text = HEAD + "net (float[N, 8] x) => (float[N, 8] y) { y = Relu (x) }"
     with pytest.raises(DicompilerError, match=r"input 'x' has no static shape: .*--shape x="):
+        formed(text)
+
+
+def test_an_output_that_no_node_makes_is_refused_with_the_remedy() -> None:
+    text = HEAD + "net (float[1, 8] x) => (float[1, 8] x, float[1, 8] y) { y = Relu (x) }"
+    with pytest.raises(DicompilerError, match="no node makes output 'x': run normalise before it"):
         formed(text)
 
 

@@ -252,11 +252,11 @@ def test_a_layer_under_two_keys_is_lop_in_equal_shares_and_that_is_said(
 def test_a_layer_under_two_keys_that_has_no_channels_to_cut_is_told(tmp_path: Path) -> None:
     graph = formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[4, 4] x) => (float[4, 4] y)
-        { y = Einsum <equation = "ij->ji"> (x) }"""
+        { y = Softmax <axis = 1> (x) }"""
     )
     mapping = rewritten(tmp_path / "m.json", {"pi01_arm0123": ["y"], "pi02_arm0123": ["y"]})
     with pytest.raises(
-        DicompilerError, match=r"m\.json: layer 'einsum0' is under 2 keys, but its channels cannot be cut"
+        DicompilerError, match=r"m\.json: layer 'softmax0' is under 2 keys, but its channels cannot be cut"
     ):
         Manual(mapping=mapping).plan(Problem(graph, Platform.load("rpi4x2")))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -10,59 +9,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from handmade import Made, endless, failing, halo, partial
+from handmade import endless, failing, halo, partial
+from running import LIMIT_S, emit, fake, pids, wait_until
 
-from dicompiler.compilation import Compilation
 from dicompiler.errors import DicompilerError, RunError
-from dicompiler.schema import load_json
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime.wire import (
+from dicompiler_targets.sockets.runtime.frames import (
     HEADER,
     MAGIC,
     PROTOCOL,
-    Channel,
+    Gate,
     Header,
     Kind,
     ProtocolError,
     Refused,
-    check_tensor,
-    decode,
+    Window,
 )
-
-LIMIT_S = 2.0
-"""From a failure to the end of everything."""
-
-
-def emit(made: Made, directory: Path) -> Path:
-    directory.mkdir(exist_ok=True)
-    SocketsTarget().emit(Compilation(model=made[1], program=made[0]), directory)
-    return directory
-
-
-def pids(directory: Path) -> dict[str, int]:
-    """The processes of the artifact's devices: those whose working directory lies in it."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            place = Path(os.readlink(entry / "cwd"))
-            if place.parent == directory:
-                found[place.name] = int(entry.name)
-    return found
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.005)
-    raise AssertionError("it did not happen in time")
+from dicompiler_targets.sockets.runtime.line import Line
+from dicompiler_targets.sockets.runtime.wire import Channel
 
 
 class Run(threading.Thread):
@@ -207,58 +177,6 @@ def test_no_device_outlives_the_coordinator(sign: signal.Signals, tmp_path: Path
     assert (b"KeyboardInterrupt" in errors) == (sign is signal.SIGINT)
 
 
-class Fake:
-    """The coordinator's place, and that of the peers of device a, taken by a test."""
-
-    def __init__(self, directory: Path, listener: socket.socket) -> None:
-        self.messages: list[tuple[Header, Any]] = []
-        self.end = time.monotonic() + 20
-        self.digest = load_json(directory / "artifact.json")["digest"]
-        address = "{}:{}".format(*listener.getsockname())
-        command = [sys.executable, "-m", "runtime", "--control", address, "--timeout", "20"]
-        self.process = subprocess.Popen(
-            command, cwd=directory / "a", stderr=subprocess.PIPE, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-        )
-        self.socket = listener.accept()[0]
-        self.control = Channel(self.socket)
-        self.hello = self.control.greeting(self.end)
-        self.control.start(
-            lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
-        )
-
-    def meet(self, listener: socket.socket, message: Mapping[str, Any]) -> socket.socket:
-        """Lets the device connect to `listener` as its peer b, and greets it with `message`."""
-        self.control.send_json(Kind.PEERS, {"b": listener.getsockname()})
-        peer = listener.accept()[0]
-        channel = Channel(peer)
-        assert channel.greeting(self.end) == {"device": "a", "digest": self.digest}
-        channel.greet(Kind.HELLO, message, self.end)
-        return peer
-
-    def heard(self, kind: Kind) -> Any:
-        """Waits for a message of that kind."""
-        header, payload = wait_until(lambda: next((m for m in self.messages if m[0].kind is kind), None))
-        return decode(payload) if header.length else None
-
-    def ended(self) -> str:
-        """Waits for the process to end by itself with code 1: what it wrote."""
-        _, errors = self.process.communicate(timeout=10)
-        assert self.process.returncode == 1
-        return errors.decode()
-
-
-@contextlib.contextmanager
-def fake(directory: Path) -> Iterator[tuple[Fake, socket.socket]]:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as peers:
-        one = Fake(directory, listener)
-        try:
-            yield one, peers
-        finally:
-            one.process.kill()
-            one.process.communicate()
-            one.control.close()
-
-
 def test_a_frame_of_the_wrong_length_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
         with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
@@ -274,10 +192,13 @@ def test_a_frame_of_the_wrong_length_is_refused_before_memory_is_taken(tmp_path:
     ("header", "message"),
     [
         ((MAGIC, PROTOCOL, Kind.TENSOR, 0, 1, 0, 96), "TENSOR 1 came, which the plan does not send there"),
-        ((MAGIC, PROTOCOL, Kind.TENSOR, 0, 2, 7, 96), "TENSOR 2 ('pb') is for frame 7 while frame 0 is computed"),
+        (
+            (MAGIC, PROTOCOL, Kind.TENSOR, 0, 2, 7, 96),
+            "TENSOR 2 ('pb') is for frame 7, those from 0 to 0 are on their way",
+        ),
         ((MAGIC, PROTOCOL, Kind.RUN, 0, 0, 0, 0), "RUN of 0 bytes came"),
         ((MAGIC, PROTOCOL, 99, 0, 0, 0, 0), "a frame of unknown kind 99 with flags 0 came"),
-        ((MAGIC, 9, Kind.TENSOR, 0, 2, 0, 96), "the other end speaks version 9 of the protocol, this one 1"),
+        ((MAGIC, 9, Kind.TENSOR, 0, 2, 0, 96), "the other end speaks version 9 of the protocol, this one 2"),
         ((b"HTTP", PROTOCOL, Kind.TENSOR, 0, 2, 0, 96), "the other end does not speak this protocol"),
     ],
 )
@@ -305,7 +226,7 @@ def test_devices_of_different_artifacts_refuse_each_other(tmp_path: Path) -> Non
         with one.meet(listener, {"device": "b", "digest": "0" * 64}) as peer:
             assert one.heard(Kind.ERROR)["message"] == words
             with pytest.raises(Refused, match=words):
-                Channel(peer).greeting(one.end)
+                Channel(Line(peer)).greeting(one.end)
         assert words in one.ended()
 
 
@@ -324,7 +245,7 @@ def test_a_device_ends_when_its_coordinator_goes(tmp_path: Path) -> None:
         one.heard(Kind.READY)
         gone = time.monotonic()
         one.control.close()
-        assert one.ended() == "a: the coordinator is gone\n"
+        assert one.ended() == "a: the coordinator is gone: closed by the other end\n"
         assert time.monotonic() - gone < LIMIT_S
 
 
@@ -349,15 +270,20 @@ def listening(directory: Path) -> int:
 
 def test_tensors_are_checked_against_the_plan() -> None:
     expected = {3: {"name": "t", "bytes": 8}, 4: {"name": "u", "bytes": None}}
-    check_tensor(Header(Kind.TENSOR, 3, 5, 8), expected, 5)
-    check_tensor(Header(Kind.OUTPUT, 4, 0, 1 << 31), expected, 0)
+    window = Window(2)
+    gate = Gate(expected, window)
+    for frame in range(5):
+        window.finish(frame)
+    gate.admit(Header(Kind.TENSOR, 3, 5, 8))
+    gate.admit(Header(Kind.OUTPUT, 4, 6, 1 << 31))
     for header in (
-        Header(Kind.TENSOR, 3, 5, 9),
-        Header(Kind.TENSOR, 3, 5, 0),
+        Header(Kind.TENSOR, 3, 6, 9),
+        Header(Kind.TENSOR, 3, 6, 0),
         Header(Kind.TENSOR, 4, 5, (1 << 31) + 1),
         Header(Kind.TENSOR, 2, 5, 8),
         Header(Kind.TENSOR, 3, 4, 8),
-        Header(Kind.TENSOR, 3, 6, 8),
+        Header(Kind.TENSOR, 3, 7, 8),
+        Header(Kind.TENSOR, 3, 5, 8),
     ):
         with pytest.raises(ProtocolError):
-            check_tensor(header, expected, 5)
+            gate.admit(header)

@@ -93,7 +93,8 @@ def numpy_type(name: str) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError:
         raise DicompilerError(f"type {name}: numpy lacks it: install the package ml_dtypes") from None
-    return np.dtype(getattr(ml_dtypes, name))
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return found
 
 
 def to_payload(array: NDArray[Any], value: Mapping[str, Any]) -> Any:

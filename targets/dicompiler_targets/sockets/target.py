@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.target import Optimization, RunResult, Target
+from dicompiler.target import Optimization, RunOptions, RunResult, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,8 +42,14 @@ class SocketsTarget(Target):
         threads = {d.device: self.threads or cores.get(d.device, 1) for d in devices}
         write(compilation.program, threads, self.optimization, directory)
 
-    def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], timeout: float) -> RunResult:
+    def run(
+        self,
+        directory: Path,
+        frames: Sequence[Mapping[str, NDArray[Any]]],
+        timeout: float,
+        options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
+    ) -> RunResult:
         """One process per device on this host, each with its share of the host's cores."""
         from dicompiler_targets.sockets.coordinator import run
 
-        return run(directory, frames, timeout)
+        return run(directory, frames, timeout, options)

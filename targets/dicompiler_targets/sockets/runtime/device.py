@@ -56,7 +56,7 @@ class Device:
         self.control: Channel | None = None
         self.pulse = Pulse(heartbeat_s)
         self.peers: dict[str, Channel] = {}
-        self.refused = ""
+        self.refused = self.farewell = ""
         self.mailbox = Mailbox()
         self.window = Window(1)
         self.announced = 0
@@ -197,7 +197,8 @@ class Device:
         elif header.kind is Kind.PEERS:
             self.mailbox.put("peers", decode(payload))
         elif header.kind is Kind.ERROR:
-            self.mailbox.fail(DeviceError(f"the coordinator refused: {decode(payload).get('message')}"))
+            self.farewell = f"the coordinator refused: {decode(payload).get('message')}"
+            self.mailbox.fail(DeviceError(self.farewell))
         elif header.kind is Kind.FINISH:
             self.mailbox.put("finish", True)
         else:
@@ -209,7 +210,8 @@ class Device:
             self._fail_early(DeviceError(f"from the coordinator: {error}"))
             return
         # Nobody is left to report to, and the main thread may be deep in a segment.
-        print(f"{self.name}: the coordinator is gone: {error}", file=sys.stderr, flush=True)
+        words = self.farewell or f"the coordinator is gone: {error}"
+        print(f"{self.name}: {words}", file=sys.stderr, flush=True)
         os._exit(1)
 
     def _callbacks(

@@ -95,7 +95,7 @@ class Reader:
 
     def __init__(self, source: Source, allocate: Callable[[int], Any] | None = None) -> None:
         self._source = source
-        self._allocate = allocate or (lambda length: np.empty(length, np.uint8))
+        self._allocate: Callable[[int], Any] = allocate or (lambda length: np.empty(length, np.uint8))
         self.heard = True
 
     def header(self) -> Header | None:

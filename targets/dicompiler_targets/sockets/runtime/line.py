@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import socket
 import ssl
 import threading
@@ -14,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .frames import ProtocolError, Refused
+from .frames import MAGIC, Header, Kind, ProtocolError, Refused, pack
 
 KEY_FILES = ("ca.pem", "cert.pem", "key.pem")
 """What a directory of keys holds: the cluster's authority, and the certificate and private key of this end."""
@@ -24,6 +25,9 @@ DEVICE = "dicompiler:device:{}"
 AGAIN = "make new ones with 'dicompiler keys'"
 CHUNK = 1 << 16
 """Bytes that are encrypted, or received, in one go."""
+
+LINGER_S = 1.0
+"""Seconds that the other end has to read why it is refused."""
 
 
 def left(deadline: float) -> float:
@@ -78,10 +82,15 @@ class SecureLine(Line):
         self._lock = threading.Lock()
         self.wait_until(deadline)
         try:
+            if server and connection.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL) == MAGIC:
+                self._refuse_clear()
+                self._linger()
+                raise ProtocolError("it does not use TLS: give both ends keys (--keys)")
             self._shake_hands()
         except ssl.SSLError as error:
             with contextlib.suppress(OSError):  # the alert that tells the other end why
                 self._flush()
+            self._linger()
             raise _reason(error) from None
         certificate = self._tls.getpeercert() or {}
         names: Sequence[tuple[str, str]] = certificate.get("subjectAltName", ())  # type: ignore[assignment]
@@ -99,6 +108,14 @@ class SecureLine(Line):
                 self._flush()
                 return
 
+    def _linger(self) -> None:
+        """Lets the other end read why it is refused: if we close while it sends, the system throws that away."""
+        with contextlib.suppress(OSError):  # the other end may be gone
+            self._socket.shutdown(socket.SHUT_WR)
+            self.wait_until(time.monotonic() + LINGER_S)
+            while self._socket.recv(CHUNK):
+                continue
+
     def _flush(self) -> None:
         if data := self._outgoing.read():
             self._socket.sendall(data)
@@ -109,6 +126,13 @@ class SecureLine(Line):
             with self._lock:
                 self._incoming.write(data)
         return bool(data)
+
+    def _refuse_clear(self) -> None:
+        """Says in the clear to who speaks this protocol without TLS that it must not."""
+        self._socket.settimeout(left(time.monotonic() + LINGER_S))
+        words = json.dumps({"message": "this end uses TLS: give the other one keys too (--keys)"}).encode()
+        with contextlib.suppress(OSError):
+            self._socket.sendall(pack(Header(Kind.ERROR, 0, 0, len(words))) + words)
 
     def send(self, buffers: Sequence[memoryview]) -> int:
         plain = next((buffer for buffer in buffers if len(buffer)), memoryview(b""))[:CHUNK]
@@ -128,7 +152,7 @@ class SecureLine(Line):
         while True:
             try:
                 with self._lock:
-                    return int(self._tls.read(len(view), view))  # type: ignore[arg-type]
+                    return int(self._tls.read(len(view), view))
             except ssl.SSLWantReadError:
                 if not self._fill():
                     return 0
@@ -146,7 +170,7 @@ def _reason(error: ssl.SSLError) -> Exception:
             return ProtocolError(f"its certificate has expired: {AGAIN}")
         if code == 9:
             return ProtocolError("its certificate is not valid yet: compare the clocks of both hosts")
-        return ProtocolError(f"its certificate is not one of this cluster ({error.verify_message}): {AGAIN}")
+        return ProtocolError(f"its certificate is not one of this cluster: {AGAIN}")
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return ProtocolError("it shows no certificate: give it keys (--keys)")
     if "ALERT" not in reason:

@@ -133,7 +133,7 @@ class Player:
         for frame in self.frames:
             if frame.position < len(self._steps):
                 step = self._steps[frame.position]
-                if all([self._fetch(name, frame) for name in step.needed]):
+                if all(self._fetch(name, frame) for name in step.needed):
                     self._play(step, frame)
                     for name in step.unused:
                         frame.values.pop(name, None)

@@ -153,15 +153,20 @@ class Channel:
 
     def _read_all(self, admit: Admit, deliver: Deliver, lost: Lost) -> None:
         try:
-            while (header := self._reader.header()) is not None:
-                if header.kind is Kind.PING:
-                    check_empty(header)
-                    continue
-                admit(header)
-                deliver(header, self._reader.payload(header.length))
+            read_frames(self._reader, admit, deliver)
             raise ConnectionError("closed by the other end")
         except Exception as error:  # see _send_all
             lost(error)
+
+
+def read_frames(reader: Reader, admit: Admit, deliver: Deliver) -> None:
+    """Reads frames to the end: see Channel.start. What comes is stored only after `admit` has let it through."""
+    while (header := reader.header()) is not None:
+        if header.kind is Kind.PING:
+            check_empty(header)
+            continue
+        admit(header)
+        deliver(header, reader.payload(header.length))
 
 
 def _buffers(header: Header, payload: Any) -> list[memoryview]:

@@ -1,0 +1,78 @@
+"""Einsum: the letters of its equation say which interval of the output each axis of each input reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from dicompiler.operators.rule import Operation, OperatorRule, Piece
+from dicompiler.regions import Interval, Region
+
+BATCH = "."
+"""Stands for the axes of an ellipsis."""
+
+
+@dataclass(frozen=True)
+class Equation:
+    """The terms of the inputs and of the output, one letter an axis; BATCH where the ellipsis is."""
+
+    inputs: tuple[str, ...]
+    output: str
+
+    @property
+    def summed(self) -> str:
+        """The letters that are summed over, in order of their first appearance."""
+        return "".join(dict.fromkeys(letter for term in self.inputs for letter in term if letter not in self.output))
+
+
+def parse(text: str) -> Equation:
+    """ "bij, bjk -> bik" → its terms. Without an arrow the output has the ellipsis and then, in alphabetic order, the
+    letters that appear once."""
+    left, arrow, right = text.replace(" ", "").replace("...", BATCH).partition("->")
+    counts = Counter(left.replace(",", "").replace(BATCH, ""))
+    implicit = (BATCH if BATCH in left else "") + "".join(sorted(letter for letter in counts if counts[letter] == 1))
+    return Equation(tuple(left.split(",")), right if arrow else implicit)
+
+
+def einsum(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """Einsum: a letter of the output passes its interval to every input; the others are read in full, or the first of
+    them in the range of a partial sum. An axis of extent 1 that stands for more is read whole."""
+    equation = parse(operation.attribute("equation"))
+    batch = len(region) - len(equation.output.replace(BATCH, ""))
+    at = equation.output.find(BATCH)
+    found = (
+        dict(zip(equation.output.replace(BATCH, ""), (*region[:at], *region[at + batch :]), strict=True))
+        if (at >= 0)
+        else dict(zip(equation.output, region, strict=True))
+    )
+    if reduce is not None:
+        found[equation.summed[0]] = reduce
+    needs = []
+    for index, term in enumerate(equation.inputs):
+        shape = operation.shape(index)
+        own = len(shape) - len(term.replace(BATCH, ""))
+        dims: list[Interval | None] = []
+        for letter in term:
+            dims += region[at + batch - own : at + batch] if letter == BATCH else [found.get(letter)]
+        needs.append(
+            tuple((0, n) if n == 1 or interval is None else interval for n, interval in zip(shape, dims, strict=True))
+        )
+    return Piece(region, tuple(needs))
+
+
+def reduction(operation: Operation) -> int | None:
+    """The extent of the first letter that is summed over."""
+    equation = parse(operation.attribute("equation"))
+    if not equation.summed:
+        return None
+    letter = equation.summed[0]
+    extents = []
+    for index, term in enumerate(equation.inputs):
+        shape = operation.shape(index)
+        for i, name in enumerate(term):
+            if name == letter:
+                extents.append(shape[i - len(term) if BATCH in term[:i] else i])
+    return max(extents)
+
+
+RULES = (OperatorRule("Einsum", einsum, reduction=reduction),)

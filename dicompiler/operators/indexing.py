@@ -1,0 +1,92 @@
+"""Operators that repeat or pick elements: Expand, Tile, Gather, GatherElements; and those that move elements between
+channels and space: DepthToSpace, SpaceToDepth.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dicompiler.operators.elementwise import broadcast_need
+from dicompiler.operators.rule import Operation, OperatorRule, Piece
+from dicompiler.regions import Interval, Region, full, replace, shape_of
+
+FEW = 64
+"""So many constant indices are looked at one by one: their piece reads just the interval that they name."""
+
+
+def expand(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """Expand: as any broadcast; a piece is given its own shape."""
+    if region == full(operation.out_shape):
+        return Piece(region, operation.full_needs())
+    shape = np.array(shape_of(region), np.int64)
+    return Piece(region, (broadcast_need(operation.shape(0), region), None), {}, {1: shape})
+
+
+def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """Tile: an interval inside one repetition is that interval of x; another one grows to whole repetitions."""
+    if operation.node.opset < 6:  # where it repeats one axis, which an input names
+        return Piece(full(operation.out_shape), operation.full_needs())
+    out: list[Interval] = []
+    need: list[Interval] = []
+    repeats = []
+    for extent, (start, stop) in zip(operation.shape(0), region, strict=True):
+        first, last = start // extent, -(-stop // extent)
+        inside = last - first == 1
+        out.append((start, stop) if inside else (first * extent, last * extent))
+        need.append((start - first * extent, stop - first * extent) if inside else (0, extent))
+        repeats.append(last - first)
+    if tuple(out) == full(operation.out_shape):
+        return Piece(tuple(out), operation.full_needs())
+    return Piece(tuple(out), (tuple(need), None), {}, {1: np.array(repeats, np.int64)})
+
+
+def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """Gather: y[before, i, after] ← x[before, indices[i], after]: x's axis in full, or what a few constant indices
+    name of it, which then count from the first of those."""
+    shape, rank = operation.shape(0), len(operation.shape(1))
+    axis = operation.attribute("axis", 0) % len(shape)
+    picked = region[axis : axis + rank]
+    values = operation.value(1)
+    if region == full(operation.out_shape) or values is None or values.size > FEW:
+        return Piece(region, ((*region[:axis], (0, shape[axis]), *region[axis + rank :]), picked))
+    cut = np.asarray(values[tuple(slice(*interval) for interval in picked)])
+    cut = np.where(cut < 0, cut + shape[axis], cut).astype(values.dtype)
+    low, high = int(cut.min()), int(cut.max())
+    need = (*region[:axis], (low, high + 1), *region[axis + rank :])
+    return Piece(region, (need, None), {}, {1: np.asarray(cut - low, values.dtype)})
+
+
+def gather_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """GatherElements: y[i] ← x[i, but along the axis what the index at i says]: x's axis in full."""
+    if region == full(operation.out_shape):
+        return Piece(region, operation.full_needs())
+    axis = operation.attribute("axis", 0) % len(region)
+    return Piece(region, (replace(region, axis, (0, operation.shape(0)[axis])), region))
+
+
+def depth_to_space(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """DepthToSpace: rows and columns in whole blocks; channels pass where those of a block lie together (mode CRD)."""
+    size, (batch, channels, *tile) = operation.attribute("blocksize"), region
+    cells = tuple((start // size, -(-stop // size)) for start, stop in tile)
+    together = operation.attribute("mode", "DCR") == "CRD"
+    channels = channels if together else (0, operation.out_shape[1])
+    depth = (channels[0] * size * size, channels[1] * size * size)
+    out = (batch, channels, *((start * size, stop * size) for start, stop in cells))
+    return Piece(out, ((batch, depth, *cells),))
+
+
+def space_to_depth(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """SpaceToDepth: each row is a block of rows; the channels, which mix, in full."""
+    size = operation.attribute("blocksize")
+    need = ((start * size, stop * size) for start, stop in region[2:])
+    return Piece(replace(region, 1, (0, operation.out_shape[1])), ((region[0], (0, operation.shape(0)[1]), *need),))
+
+
+RULES = (
+    OperatorRule("Expand", expand),
+    OperatorRule("Tile", tile),
+    OperatorRule("Gather", gather),
+    OperatorRule("GatherElements", gather_elements),
+    OperatorRule("DepthToSpace", depth_to_space),
+    OperatorRule("SpaceToDepth", space_to_depth),
+)

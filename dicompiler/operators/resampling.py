@@ -1,0 +1,162 @@
+"""Resize and Upsample: an axis that grows by a whole factor, or shrinks by one that is a power of two, can be cut.
+
+Then a shift of the output by so many elements is a shift of the input by a whole number of them, in floating point too,
+so that a tile is resampled as the whole is. Everything else (other factors, aligned corners, antialiasing) reads all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.operators.rule import Operation, OperatorRule, Piece
+from dicompiler.regions import Interval, full
+
+HALF = Fraction(1, 2)
+SHIFTS = {"half_pixel": HALF, "half_pixel_symmetric": HALF, "pytorch_half_pixel": HALF, "asymmetric": Fraction(0)}
+"""Where in an element its coordinate lies, for the coordinate modes under which tiles are resampled as the whole is."""
+NEAREST: Mapping[str, Callable[[Fraction], int]] = {
+    "round_prefer_floor": lambda at: math.ceil(at - HALF),
+    "round_prefer_ceil": lambda at: math.floor(at + HALF),
+    "floor": math.floor,
+    "ceil": math.ceil,
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: extents of input and output, the factor, the coordinate's shift, and what an output element reads of
+    the input: from `low` to `high` of its coordinate there, both included."""
+
+    extent: int
+    out: int
+    factor: Fraction
+    shift: Fraction
+    low: Callable[[Fraction], int]
+    high: Callable[[Fraction], int]
+
+    def reads(self, interval: Interval) -> Interval:
+        """The input elements that an interval of the output reads."""
+        first, last = ((index + self.shift) / self.factor - self.shift for index in (interval[0], interval[1] - 1))
+        clip = self.extent - 1
+        return min(max(self.low(first), 0), clip), min(max(self.high(last), 0), clip) + 1
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One axis of a piece: what is right, what it reads, what it writes."""
+
+    out: Interval
+    need: Interval
+    raw: Interval
+
+
+def tile(axis: Axis, interval: Interval) -> Tile:
+    """Output interval → input interval, widened to whole blocks of `factor`. Where all that it then writes is right,
+    all of that is the piece's."""
+    up, down = axis.factor.numerator, axis.factor.denominator
+    low, high = axis.reads(interval)
+    low = min(low // down, interval[0] // up) * down
+    high = min(axis.extent, -(-max(high, -(-interval[1] * down // up)) // down) * down)
+    raw = (low * up // down, axis.out if high == axis.extent else high * up // down)
+    first, last = axis.reads(raw)
+    return Tile(raw if low <= first and last <= high else interval, (low, high), raw)
+
+
+def factors(operation: Operation) -> list[float] | None:
+    """The factor of every axis, as `scales` gives them or as sizes do; None where they are not known."""
+    shape = operation.shape(0)
+    by_size = [out / extent for out, extent in zip(operation.out_shape, shape, strict=True)]
+    if operation.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return None
+    index = 1 if operation.node.op == "Upsample" or operation.node.opset < 11 else 2
+    scales: Any = operation.attribute("scales")
+    if scales is None and operation.has(index) and operation.shape(index) != (0,):
+        scales = operation.value(index)
+        if scales is None:
+            return None
+    if scales is None:
+        return by_size
+    axes = operation.attribute("axes") or range(len(shape))
+    found = [1.0] * len(shape)
+    for axis, scale in zip(axes, scales, strict=True):
+        found[axis] = float(scale)
+    return found
+
+
+def exact(factor: float, nearest: bool) -> Fraction | None:
+    """The factor where it is whole or one over a power of two; a linear blend wants powers of two both ways."""
+    ratio = Fraction(factor)
+    whole = ratio.denominator == 1 and ratio >= 1 and (nearest or ratio.numerator & (ratio.numerator - 1) == 0)
+    return ratio if whole or (ratio.numerator == 1 and ratio.denominator & (ratio.denominator - 1) == 0) else None
+
+
+def _taps(operation: Operation, factor: Fraction) -> tuple[Callable[[Fraction], int], Callable[[Fraction], int]]:
+    """The first and the last input element that a coordinate reads."""
+    mode = operation.attribute("mode", "nearest")
+    if mode == "nearest":
+        old = operation.node.op == "Upsample" or operation.node.opset < 11
+        rounding = math.ceil if factor < 1 else math.floor
+        own = rounding if old else NEAREST[operation.attribute("nearest_mode", "round_prefer_floor")]
+        return own, own
+    if mode == "cubic":
+        return lambda at: math.floor(at) - 1, lambda at: math.floor(at) + 2
+    return math.floor, lambda at: math.floor(at) + 1
+
+
+def resampled(operation: Operation) -> list[Axis | None] | None:
+    """The axes that can be cut (None: one that cannot); None where none can."""
+    old = operation.node.op == "Upsample" or operation.node.opset < 11
+    coordinates = "asymmetric" if old else operation.attribute("coordinate_transformation_mode", "half_pixel")
+    scales = factors(operation)
+    if scales is None or coordinates not in SHIFTS or operation.attribute("antialias", 0):
+        return None
+    pairs = list(zip(operation.shape(0), operation.out_shape, strict=True))
+    if coordinates == "pytorch_half_pixel" and any(out == 1 < extent for extent, out in pairs):
+        return None
+    nearest = operation.attribute("mode", "nearest") == "nearest"
+    axes: list[Axis | None] = []
+    for (extent, out), scale in zip(pairs, scales, strict=True):
+        factor = exact(scale, nearest)
+        if factor is None or out != math.floor(extent * factor):
+            axes.append(None)
+            continue
+        taps = _taps(operation, factor) if factor != 1 else (math.floor, math.floor)
+        even = out == extent * factor or coordinates != "half_pixel_symmetric"
+        axes.append(Axis(extent, out, factor, SHIFTS[coordinates], *taps) if even else None)
+    return axes
+
+
+def resize(operation: Operation, region: tuple[Interval, ...], reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """Resize, Upsample: y[tile] ← x[the blocks that it is made of, and what it blends with]. `scales` stay, sizes are
+    those of the piece."""
+    axes = resampled(operation)
+    if axes is None or region == full(operation.out_shape):
+        return Piece(full(operation.out_shape), operation.full_needs())
+    tiles = [
+        Tile((0, out), (0, extent), (0, out)) if axis is None else tile(axis, interval)
+        for axis, interval, extent, out in zip(axes, region, operation.shape(0), operation.out_shape, strict=True)
+    ]
+    out, need, raw = (tuple(getattr(t, name) for t in tiles) for name in ("out", "need", "raw"))
+    if out == full(operation.out_shape):
+        return Piece(out, operation.full_needs())
+    constants: dict[int, NDArray[Any]] = {}
+    needs = [need, *operation.full_needs()[1:]]
+    if operation.has(3):
+        over = operation.attribute("axes") or range(len(raw))
+        constants[3] = np.array([raw[axis][1] - raw[axis][0] for axis in over], np.int64)
+        needs[3] = None
+    attributes: dict[str, Any] = {}
+    if operation.attribute("coordinate_transformation_mode") == "pytorch_half_pixel":
+        # It differs from half_pixel on axes of extent 1 alone, which a piece may have where the whole has more.
+        attributes["coordinate_transformation_mode"] = "half_pixel"
+    return Piece(out, tuple(needs), attributes, constants, None if raw == out else raw)
+
+
+RULES = (OperatorRule("Resize", resize), OperatorRule("Upsample", resize))

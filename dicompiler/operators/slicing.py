@@ -1,0 +1,136 @@
+"""Operators that take a part of a tensor or add to its border: Slice, Pad, Trilu."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dicompiler.operators.rule import Operation, OperatorRule, Piece
+from dicompiler.regions import Interval, Region, full, shape_of
+
+
+def _numbers(operation: Operation, name: str, index: int) -> list[int] | None:
+    """A list of integers that is an attribute in old opsets and input `index` later; None where it is not known."""
+    if operation.has(index):
+        value = operation.value(index)
+        return None if value is None else [int(number) for number in value.reshape(-1)]
+    numbers = operation.attribute(name)
+    return None if numbers is None else list(numbers)
+
+
+def _steps(operation: Operation) -> list[tuple[int, int]] | None:
+    """Per axis of a Slice (first index, step); None where starts, axes or steps are not known."""
+    shape = operation.shape(0)
+    found = [(0, 1)] * len(shape)
+    starts = _numbers(operation, "starts", 1)
+    if starts is None:
+        return None
+    axes, steps = _numbers(operation, "axes", 3), _numbers(operation, "steps", 4)
+    if (axes is None and operation.has(3)) or (steps is None and operation.has(4)):
+        return None
+    for i, axis in enumerate(axes if axes is not None else range(len(starts))):
+        extent, step = shape[axis], 1 if steps is None else steps[i]
+        start = starts[i] + extent if starts[i] < 0 else starts[i]
+        low, high = (0, extent) if step > 0 else (0, extent - 1)
+        found[axis % len(shape)] = (min(max(start, low), high), step)
+    return found
+
+
+def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """Slice: y[i] ← x[start + i·step], from the first to the last of them. A piece with steps of 1 copies what it is
+    given, one with others takes every step-th of it."""
+    known = _steps(operation)
+    if known is None or region == full(operation.out_shape):
+        return Piece(full(operation.out_shape), operation.full_needs())
+    need: list[Interval] = []
+    for (start, step), (low, high) in zip(known, region, strict=True):
+        first, last = start + low * step, start + (high - 1) * step
+        need.append((min(first, last), max(first, last) + 1))
+    needs = (tuple(need), *(None for _ in operation.inputs[1:]))
+    removed = dict.fromkeys(operation.node.attributes)
+    if all(step == 1 for _, step in known):
+        return Piece(region, needs, removed, op="Identity")
+    lengths, steps = shape_of(tuple(need)), [step for _, step in known]
+    numbers = [
+        [0 if step > 0 else length - 1 for length, step in zip(lengths, steps, strict=True)],
+        [length if step > 0 else -1 - length for length, step in zip(lengths, steps, strict=True)],
+        list(range(len(need))),
+        steps,
+    ]
+    return Piece(region, needs, removed, {i: np.array(values, np.int64) for i, values in enumerate(numbers, 1)})
+
+
+@dataclass(frozen=True)
+class Border:
+    """One axis of a piece of a Pad: what it reads, the pads it puts, and what it writes (in the output's coordinates;
+    more than was asked for where a mirrored border must have all that it mirrors)."""
+
+    out: Interval
+    need: Interval
+    begin: int
+    end: int
+    raw: Interval
+
+
+def border(extent: int, pad: Interval, interval: Interval, mode: str) -> Border:
+    """One axis with pads (begin, end) on a tensor of this extent. Positions count from the input's first element."""
+    begin, (start, stop) = pad[0], interval
+    low, high = start - begin, stop - begin
+    if min(pad) <= -extent or (mode in ("reflect", "wrap") and (min(pad) < 0 or max(pad) >= extent)):
+        whole = (0, extent + sum(pad))
+        return Border(whole, (0, extent), *pad, whole)
+    if mode in ("constant", "edge"):
+        # A tile in the pads alone has no input to give it a type and a size: it grows to the first element.
+        low, high = min(low, extent - 1), max(high, 1)
+        need = (max(0, low), min(extent, high))
+        written = (low, high)
+        start, stop = low + begin, high + begin
+    elif low >= 0 and high <= extent:
+        need = written = (low, high)
+    elif mode == "wrap" or (low < 0 and high > extent):
+        need = (0, extent)
+        written = (min(low, 0), max(high, extent))
+    elif low < 0:
+        need = (0, max(high, 1 - low))
+        written = (low, need[1])
+    else:
+        need = (min(low, 2 * extent - 1 - high), extent)
+        written = (need[0], high)
+    raw = (written[0] + begin, written[1] + begin)
+    return Border((start, stop), need, need[0] - written[0], written[1] - need[1], raw)
+
+
+def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """Pad: y[i] ← x[i - begin]; pads exist only where a tile reaches over the tensor's true border. Pads are an
+    attribute before opset 11, for some of the axes alone since 18."""
+    shape, whole = operation.shape(0), full(operation.out_shape)
+    pads = _numbers(operation, "pads", 1)
+    axes = _numbers(operation, "axes", 3) if operation.has(3) else list(range(len(shape)))
+    if pads is None or axes is None or region == whole or operation.node.opset < 2:
+        return Piece(whole, operation.full_needs())
+    both = {axis % len(shape): (pads[i], pads[len(axes) + i]) for i, axis in enumerate(axes)}
+    mode = operation.attribute("mode", "constant")
+    borders = [border(extent, both.get(axis, (0, 0)), region[axis], mode) for axis, extent in enumerate(shape)]
+    numbers = [b.begin for b in borders] + [b.end for b in borders]
+    out, raw = tuple(b.out for b in borders), tuple(b.raw for b in borders)
+    need = tuple(b.need for b in borders)
+    raw_or_none = None if raw == out else raw
+    if operation.node.opset < 11:
+        return Piece(out, (need,), {"pads": numbers}, raw=raw_or_none)
+    rest = (None, *operation.full_needs()[2:3], *(None for _ in operation.inputs[3:]))
+    return Piece(out, (need, *rest[: len(operation.inputs) - 1]), {}, {1: np.array(numbers, np.int64)}, raw_or_none)
+
+
+def trilu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """Trilu: a tile of a matrix keeps its triangle when the diagonal is counted from the tile's own corner."""
+    diagonal = _numbers(operation, "", 1)
+    if region == full(operation.out_shape) or (diagonal is None and operation.has(1)):
+        return Piece(full(operation.out_shape), operation.full_needs())
+    moved = (diagonal or [0])[0] + region[-2][0] - region[-1][0]
+    constants: dict[int, Any] = {1: np.array(moved, np.int64)}
+    return Piece(region, (region, *(None for _ in operation.inputs[1:])), {}, constants)
+
+
+RULES = (OperatorRule("Slice", slice_), OperatorRule("Pad", pad), OperatorRule("Trilu", trilu))

@@ -1,0 +1,21 @@
+"""The built-in targets, provided through the same hook as any plugin's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dicompiler.hookspecs import API_VERSION, hookimpl
+
+if TYPE_CHECKING:
+    from dicompiler.target import Target
+
+dicompiler_api = API_VERSION
+
+
+@hookimpl
+def dicompiler_targets() -> Iterable[type[Target]]:
+    """Programs for this host and for the boards of a cluster."""
+    from dicompiler_targets.sockets import SocketsTarget
+
+    return [SocketsTarget]

@@ -1,0 +1,16 @@
+"""What `dicompiler.connect` calls for artifacts of this target: opens a session. Needs numpy and nothing of ONNX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dicompiler.target import RunOptions
+from dicompiler_targets.sockets.artifact import Artifact
+from dicompiler_targets.sockets.session import Session, check_elsewhere
+
+
+def connect(directory: Path, options: RunOptions, timeout: float) -> Session:
+    """Starts the artifact's devices: see dicompiler.client.connect."""
+    artifact = Artifact.load(directory, check=False)
+    check_elsewhere(options, artifact)
+    return Session(artifact, options, timeout)

@@ -1,0 +1,386 @@
+"""A run of an artifact: its devices are joined once, then given frames, several at a time, until it is closed.
+
+Whatever goes wrong (a process ends or is silent, a device reports an error, time is up, an interrupt): all processes
+are ended and waited for, and one RunError names the device and the cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dicompiler.errors import RunError, UsageError, nearest
+from dicompiler.target import DeviceReport, RunOptions
+from dicompiler_targets.sockets import blame
+from dicompiler_targets.sockets.artifact import Artifact, from_payload, to_payload
+from dicompiler_targets.sockets.blame import Event
+from dicompiler_targets.sockets.feed import END, Feed
+from dicompiler_targets.sockets.joining import Door
+from dicompiler_targets.sockets.processes import Process, Start, end, here, read_report
+from dicompiler_targets.sockets.runtime.frames import (
+    IN_FLIGHT_LIMIT,
+    Gate,
+    Header,
+    Kind,
+    ProtocolError,
+    Window,
+    check_empty,
+    check_message,
+    decode,
+)
+from dicompiler_targets.sockets.runtime.line import left
+from dicompiler_targets.sockets.runtime.wire import Pulse
+
+log = logging.getLogger("dicompiler")
+
+TICK_S = 0.05
+"""Seconds between two looks at the processes."""
+SETTLE_S = 0.3
+"""Seconds in which the cause of a failure can show: that a connection was lost is told before the death behind it."""
+GRACE_S = 1.0
+"""Seconds after a deadline in which devices can still say what they were waiting for."""
+
+
+@dataclass
+class Flight:
+    """A frame on its way: until when it must be done, payloads by sink device and index of output, and the devices
+    that have finished it. start_s, end_s: of time.perf_counter."""
+
+    number: int
+    deadline: float
+    start_s: float
+    outputs: dict[str, dict[int, Any]]
+    missing: int
+    end_s: float = 0.0
+    done: set[str] = field(default_factory=set)
+
+
+class Session:
+    """The processes of an artifact and the frames on their way. Use it from one thread at a time.
+
+    start: how devices are started, by default on this host, but those that `options.elsewhere` names, which someone
+    else starts. timeout: seconds that starting may take, and that each frame may; `deadline` (of time.monotonic)
+    bounds all of it, if given. Errors: RunError, UsageError for options that cannot be.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        options: RunOptions,
+        timeout: float,
+        start: Start | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        self.artifact, self.options, self.timeout, self.deadline = artifact, options, timeout, deadline
+        self.in_flight = _in_flight(options, len(artifact.devices))
+        self.processes: dict[str, Process] = {}
+        self.reports: tuple[DeviceReport, ...] = ()
+        self._expected = {m["device"]: {v["index"]: v for v in m["outputs"]} for m in artifact.manifests}
+        self._events: queue.SimpleQueue[Event | Feed] = queue.SimpleQueue()
+        self._window, self._flights = Window(None), dict[int, Flight]()
+        self._ready: set[str] = set()
+        self._ended: str | None = None
+        count = len(artifact.devices) - len(options.elsewhere)
+        self._start = start or here(artifact.directory, options.keys, options.pin, max(1, count))
+        door = Door(options.listen, options.keys, options.insecure, artifact.digest)
+        self._pulse = Pulse(options.heartbeat_s)
+        with self._guarded(), contextlib.closing(door):
+            self._join(door)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._end("it was left by an error")
+
+    # -- what a user calls
+
+    def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs of one frame by name. RunError as for the class; DicompilerError for inputs that do not fit."""
+        given = self.artifact.arrays(inputs)
+        with self._guarded():
+            return self.artifact.first(self._collect(self._submit(given)))
+
+    def stream(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The outputs of each frame by name, in the order of the frames: see `flights`."""
+        for _, delivered in self.flights(frames):
+            yield self.artifact.first(delivered)
+
+    def flights(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Flight, dict[str, dict[str, Any]]]]:
+        """Each frame with its outputs by sink device and name, in the order of `frames`, which a thread reads.
+
+        It reads at most as many frames ahead of what was taken here as may be on their way at once.
+        """
+        feed, waiting = Feed(frames, self.in_flight, self._events.put), deque[Flight]()
+        try:
+            while True:
+                with self._guarded():
+                    flight = self._next_flight(feed, waiting)
+                    if flight is None:
+                        return
+                    delivered = self._collect(flight)
+                yield flight, delivered
+                feed.release()
+        finally:
+            feed.stop()
+
+    def close(self) -> None:
+        """Ends the run in good order, after the frames that are still on their way; `reports` are there then."""
+        if self._ended is not None:
+            return
+        with self._guarded():
+            self._wait(lambda: self._oldest().deadline, lambda: self._unfinished() if self._window_used() else [])
+            self._finish()
+        self._end("it was closed")
+
+    # -- starting and ending
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Ends everything where the block fails."""
+        if self._ended is not None:
+            raise RunError(f"the session has ended: {self._ended}")
+        try:
+            yield
+        except BaseException as error:
+            self._end(str(error) or type(error).__name__)
+            raise
+
+    def _end(self, why: str) -> None:
+        self._ended = self._ended or why
+        self._pulse.end()
+        end(list(self.processes.values()))
+
+    def _join(self, door: Door) -> None:
+        """Starts the devices and waits until every one is connected to all its peers and has made its sessions."""
+        deadline = self._until()
+        common = ["--control", door.address, "--timeout", f"{self.timeout:g}"]
+        common += ["--heartbeat", f"{self.options.heartbeat_s:g}", *["--insecure"] * self.options.insecure]
+        for manifest in self.artifact.manifests:
+            name = manifest["device"]
+            if name in self.options.elsewhere:
+                self.processes[name] = Process(manifest)
+                hint = " --keys KEYS" if self.options.keys is not None else ""
+                log.warning(
+                    "start %s in its directory on its host: python3 -m runtime %s%s", name, " ".join(common), hint
+                )
+            else:
+                self.processes[name] = self._start(manifest, common)
+        while waiting := [p.device for p in self.processes.values() if p.channel is None]:
+            process = door.admit(self.processes, deadline, TICK_S)
+            if process is not None:
+                self._listen_to(process)
+            refused = f"; refused meanwhile: {door.refused}" if door.refused else ""
+            self._look()
+            self._check_time(deadline, waiting, refused)
+        addresses = {name: process.address for name, process in self.processes.items()}
+        for process in self.processes.values():
+            process.connection().send_json(Kind.PEERS, {"addresses": addresses, "in_flight": self.in_flight})
+        self._wait(lambda: deadline, lambda: [name for name in self.processes if name not in self._ready])
+
+    def _listen_to(self, process: Process) -> None:
+        name, gate = process.device, Gate(self._expected[process.device], self._window)
+        process.connection().start(
+            lambda header: self._admit(process, gate, header),
+            lambda header, payload: self._deliver(name, header, payload),
+            lambda error: self._events.put(Event(name, None, error)),
+        )
+        self._pulse.watch(process.connection())
+
+    def _admit(self, process: Process, gate: Gate, header: Header) -> None:
+        if header.kind is Kind.OUTPUT:
+            gate.admit(header)
+        elif header.kind is Kind.DONE:
+            check_empty(header)
+            self._window.check(header.frame, "DONE")
+        elif header.kind is Kind.READY:
+            check_empty(header)
+            if process.device in self._ready:
+                raise ProtocolError("READY came twice")
+        elif header.kind in (Kind.REPORT, Kind.ERROR):
+            check_message(header)
+        else:
+            raise ProtocolError(f"{header.kind.name} came, which no device sends")
+
+    def _deliver(self, name: str, header: Header, payload: Any) -> None:
+        if header.kind is Kind.REPORT:
+            payload = read_report(name, decode(payload))
+        elif header.kind is Kind.ERROR:
+            payload = decode(payload)
+        self._events.put(Event(name, header, payload, time.perf_counter()))
+
+    def _finish(self) -> None:
+        deadline = self._until()
+        for process in self.processes.values():
+            process.connection().send(Kind.FINISH, frame=self._window.end)
+        self._wait(lambda: deadline, lambda: [p.device for p in self.processes.values() if p.report is None])
+        for process in self.processes.values():
+            try:
+                if process.popen is not None:
+                    process.popen.wait(left(deadline))
+            except subprocess.TimeoutExpired:
+                raise RunError(f"device {process.device!r}: its process does not end") from None
+        self.reports = tuple(process.report for process in self.processes.values() if process.report is not None)
+
+    # -- frames
+
+    def _until(self) -> float:
+        """The deadline of what begins now."""
+        own = time.monotonic() + self.timeout
+        return own if self.deadline is None else min(own, self.deadline)
+
+    def _window_used(self) -> int:
+        return self._window.end - self._window.oldest
+
+    def _oldest(self) -> Flight:
+        return self._flights[self._window.oldest]
+
+    def _unfinished(self) -> list[str]:
+        """The devices that the oldest frame waits for."""
+        return [name for name in self.processes if name not in self._oldest().done]
+
+    def _submit(self, inputs: Mapping[str, Any]) -> Flight:
+        """Gives a frame to the devices once it may be on its way."""
+        while self._window_used() >= self.in_flight:
+            self._round(self._oldest().deadline, self._unfinished())
+        deadline, number = self._until(), self._window.open()
+        outputs: dict[str, dict[int, Any]] = {name: {} for name, own in self._expected.items() if own}
+        missing = sum(map(len, self._expected.values()))
+        flight = self._flights[number] = Flight(number, deadline, time.perf_counter(), outputs, missing)
+        allowed = min(int(1000 * left(deadline)), 2**32 - 1)
+        for process in self.processes.values():
+            process.connection().send(Kind.RUN, index=allowed, frame=number)
+        for process in self.processes.values():
+            for value in process.manifest["inputs"]:
+                payload = to_payload(inputs[value["name"]], value)
+                process.connection().send(Kind.INPUT, payload, value["index"], number)
+        return flight
+
+    def _next_flight(self, feed: Feed, waiting: deque[Flight]) -> Flight | None:
+        """The next frame of the feed whose outputs are there; None after the last. Gives frames in the meantime."""
+        while True:
+            while feed.given and self._window_used() < self.in_flight:
+                given = feed.given.popleft()
+                if given is not END:
+                    waiting.append(self._submit(self.artifact.arrays(given)))
+            if waiting and waiting[0].missing == 0:
+                return waiting.popleft()
+            if feed.exhausted and not waiting:
+                return None
+            if self._window_used():
+                self._round(self._oldest().deadline, self._unfinished())
+            else:
+                self._round(None, [])
+
+    def _collect(self, flight: Flight) -> dict[str, dict[str, Any]]:
+        """Waits for a frame's outputs, by sink device and name."""
+        self._wait(lambda: flight.deadline, lambda: self._unfinished() if flight.missing else [])
+        delivered: dict[str, dict[str, Any]] = {}
+        for device, payloads in flight.outputs.items():
+            values = self._expected[device]
+            try:
+                delivered[device] = {v["name"]: from_payload(payloads[i], v) for i, v in values.items()}
+            except ValueError as error:
+                raise RunError(f"device {device!r}: it sent what it must not: {error}") from None
+        return delivered
+
+    # -- events
+
+    def _wait(self, deadline: Callable[[], float], missing: Callable[[], list[str]]) -> None:
+        """Handles events until `missing` names no device any more."""
+        while waiting := missing():
+            self._round(deadline(), waiting)
+
+    def _round(self, deadline: float | None, waiting: Sequence[str]) -> None:
+        """Handles what has come, or comes soon."""
+        for event in self._next():
+            self._handle(event)
+        self._look()
+        if deadline is not None:
+            self._check_time(deadline, waiting)
+
+    def _next(self) -> Iterator[Event]:
+        with contextlib.suppress(queue.Empty):
+            event = self._events.get(timeout=TICK_S)
+            while True:
+                if isinstance(event, Feed):
+                    event.take()
+                else:
+                    yield event
+                event = self._events.get_nowait()
+
+    def _handle(self, event: Event) -> None:
+        process, header = self.processes[event.device], event.header
+        failure = blame.failure(event, self.processes)
+        if failure is not None:
+            # After its report a device may end its connection.
+            if process.report is None:
+                self._blame(failure)
+        elif header is None:
+            return
+        elif header.kind is Kind.READY:
+            self._ready.add(event.device)
+        elif header.kind is Kind.REPORT:
+            process.report = event.payload
+        elif header.frame in self._flights:
+            self._progress(self._flights[header.frame], header, event)
+
+    def _progress(self, flight: Flight, header: Header, event: Event) -> None:
+        """An output of a frame came, or a device has finished it."""
+        if header.kind is Kind.OUTPUT:
+            flight.outputs[event.device][header.index] = event.payload
+            flight.missing -= 1
+            flight.end_s = event.at
+        else:
+            flight.done.add(event.device)
+        if flight.missing == 0 and len(flight.done) == len(self.processes):
+            del self._flights[flight.number]
+            self._window.finish(flight.number)
+
+    def _look(self) -> None:
+        """Raises RunError if a process has ended badly."""
+        for failure in blame.endings(self.processes.values()):
+            self._blame(failure)
+
+    def _blame(self, first: blame.Failure) -> None:
+        """Raises RunError for the failure that is behind the first one that was noticed."""
+        found, until = [first], time.monotonic() + SETTLE_S
+        while all(failure.rank > blame.CAUSE for failure in found) and time.monotonic() < until:
+            heard = (blame.failure(event, self.processes) for event in self._next())
+            found += [failure for failure in heard if failure is not None]
+            found += blame.endings(self.processes.values())
+        raise RunError(blame.verdict(found))
+
+    def _check_time(self, deadline: float, waiting: Sequence[str], more: str = "") -> None:
+        if time.monotonic() > deadline + GRACE_S:
+            others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
+            raise RunError(
+                f"device {waiting[0]!r}: did not finish within {self.timeout:g} s{others}{more}: "
+                "allow more time (--timeout)"
+            )
+
+
+def _in_flight(options: RunOptions, devices: int) -> int:
+    """How many frames may be on their way; UsageError for options that cannot be."""
+    if not 0 <= options.in_flight <= IN_FLIGHT_LIMIT:
+        raise UsageError(f"run: frames in flight must be 1 to {IN_FLIGHT_LIMIT}, or 0, not {options.in_flight}")
+    if not 0.05 <= options.heartbeat_s <= 3600:
+        raise UsageError(f"run: the heartbeat must be between 0.05 and 3600 s, not {options.heartbeat_s:g}")
+    return options.in_flight or 2 * devices
+
+
+def check_elsewhere(options: RunOptions, artifact: Artifact) -> None:
+    """UsageError for a device that the artifact does not have."""
+    for name in options.elsewhere:
+        if name not in artifact.devices:
+            raise UsageError(f"run: there is no device {name!r}{nearest(name, artifact.devices)}")

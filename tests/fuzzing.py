@@ -1,0 +1,199 @@
+"""Frames that are wrong in every way, for the receiver: seeded, from a stream of right ones by mutation.
+
+In: a device's manifest, a seed. Out: bytes as they could come over a connection, and what the real parser, with the
+real rules of what may come, makes of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dicompiler_targets.sockets.runtime.device import Device
+from dicompiler_targets.sockets.runtime.frames import (
+    HEADER,
+    JSON_LIMIT,
+    MAGIC,
+    PROTOCOL,
+    Gate,
+    Kind,
+    ProtocolError,
+    Reader,
+    Window,
+)
+from dicompiler_targets.sockets.runtime.play import Mailbox
+from dicompiler_targets.sockets.runtime.wire import read_frames
+
+IN_FLIGHT = 3
+NUMBERS = (0, 1, 2, 3, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)
+TEXTS = (
+    b"{}",
+    b"[]",
+    b"",
+    b"null",
+    b'{"addresses": 5}',
+    b'{"a": ' * 20_000,
+    b"[" * 100_000,
+    b"\xff\xfe",
+    b"1" * 9999,
+    b"NaN",
+)
+
+
+@dataclass
+class Frame:
+    """A frame's header, field by field, and its payload; `length` may differ from that of the payload."""
+
+    kind: int
+    index: int = 0
+    frame: int = 0
+    payload: bytes = b""
+    magic: bytes = MAGIC
+    version: int = PROTOCOL
+    flags: int = 0
+    length: int | None = None
+
+    def pack(self) -> bytes:
+        length = len(self.payload) if self.length is None else self.length
+        index, frame = self.index % (1 << 32), self.frame % (1 << 64)
+        head = HEADER.pack(self.magic, self.version, self.kind, self.flags, index, frame, length)
+        return head + self.payload
+
+
+def right(expected: Mapping[int, Mapping[str, Any]], kind: Kind) -> list[Frame]:
+    """What may come: each expected value once in each frame of the window."""
+    return [Frame(kind, i, f, bytes(v["bytes"] or 16)) for f in range(IN_FLIGHT) for i, v in expected.items()]
+
+
+def mutated(frames: list[Frame], rng: random.Random) -> bytes:
+    """The frames with one to three things wrong."""
+    chosen = [Frame(**vars(frame)) for frame in frames]
+    for _ in range(rng.randint(1, 3)):
+        _mutate_frames(chosen, rng)
+    data = bytearray(b"".join(frame.pack() for frame in chosen))
+    if rng.random() < 0.4 and data:
+        for _ in range(rng.randint(1, 8)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+    if rng.random() < 0.3:
+        del data[rng.randrange(len(data) + 1) :]
+    if rng.random() < 0.05:
+        data[:0] = rng.randbytes(rng.randint(1, 100))
+    return bytes(data)
+
+
+def _mutate_frames(frames: list[Frame], rng: random.Random) -> None:
+    what = rng.randrange(8)
+    if what == 0 or not frames:
+        text = rng.choice(TEXTS)
+        frames.insert(
+            rng.randint(0, len(frames)), Frame(rng.choice(list(Kind)), rng.choice(NUMBERS), rng.randrange(4), text)
+        )
+        return
+    at = rng.randrange(len(frames))
+    frame = frames[at]
+    if what == 1:
+        frame.length = rng.choice((*NUMBERS, len(frame.payload) + 1, max(0, len(frame.payload) - 1)))
+    elif what == 2:
+        frame.index = rng.choice((*NUMBERS, frame.index + 1))
+    elif what == 3:
+        frame.frame = rng.choice((*NUMBERS, frame.frame + 1, frame.frame + IN_FLIGHT))
+    elif what == 4:
+        frame.kind = rng.choice((*Kind, rng.randrange(256)))
+    elif what == 5:
+        frames.insert(rng.randint(0, len(frames)), frame)
+    elif what == 6:
+        del frames[at]
+    else:
+        frame.flags, frame.version = rng.choice(((1, PROTOCOL), (0, rng.randrange(256))))
+
+
+@dataclass
+class Memory:
+    """Bytes as a connection that gives at most `step` of them at once."""
+
+    data: bytes
+    step: int
+    done: int = 0
+
+    def receive_into(self, view: memoryview) -> int:
+        count = min(len(view), self.step, len(self.data) - self.done)
+        view[:count] = self.data[self.done : self.done + count]
+        self.done += count
+        return count
+
+
+@dataclass
+class Receiver:
+    """A device's receiving side without its network: what comes from its coordinator, or from a peer.
+
+    `most`: bytes that one stream of frames may take; `largest`: those that one took.
+    """
+
+    directory: Path
+    manifest: Mapping[str, Any]
+    largest: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.device = Device(self.directory, self.manifest, 0.0)
+        self.device.pulse.end()
+        self.inputs = self.device.inputs
+        name, transfers = self.manifest["device"], self.manifest["transfers"]
+        self.peers = {t["sender"]: {} for t in transfers if t["receiver"] == name}  # type: dict[str, dict[int, Any]]
+        for transfer in transfers:
+            if transfer["receiver"] == name:
+                self.peers[transfer["sender"]][transfer["index"]] = transfer
+
+    def streams(self) -> list[tuple[str | None, list[Frame]]]:
+        """Right streams: from the coordinator (None), and from each peer."""
+        run = [Frame(Kind.RUN, 1000, f) for f in range(IN_FLIGHT)]
+        control = [*run, *right(self.inputs, Kind.INPUT), Frame(Kind.PING), Frame(Kind.FINISH, 0, IN_FLIGHT)]
+        peers = [(n, [*right(e, Kind.TENSOR), Frame(Kind.PING), Frame(Kind.BYE)]) for n, e in self.peers.items()]
+        return [(None, control), *peers]
+
+    def take(self, data: bytes, peer: str | None, step: int) -> str:
+        """Lets the device read: how it ended. Any other error than the protocol's comes out, as does memory beyond
+        the plan's."""
+        device = self.device
+        device.window, device.mailbox, device.announced = Window(IN_FLIGHT), Mailbox(), 0
+        device.gate = Gate(device.inputs, device.window)
+        expected = self.inputs if peer is None else self.peers[peer]
+        # JSON comes from the coordinator only, one message at a time.
+        most = IN_FLIGHT * sum(v["bytes"] for v in expected.values())
+        taken = 0
+
+        def allocate(length: int) -> Any:
+            nonlocal taken
+            is_message = peer is None and length not in {v["bytes"] for v in expected.values()}
+            taken += 0 if is_message else length
+            if length > JSON_LIMIT or taken > most:
+                raise AssertionError(f"{length} bytes were taken, {taken} in all, the plan allows {most}")
+            return np.empty(length, np.uint8)
+
+        admit, deliver = device._admit_control, device._deliver_control
+        if peer is not None:
+            admit, deliver, _ = device._callbacks(peer)
+        try:
+            read_frames(Reader(Memory(data, step), allocate), admit, deliver)
+            outcome = "all taken"
+        except ProtocolError:
+            outcome = "refused"
+        except ConnectionError:
+            outcome = "cut short"
+        self.largest = max(self.largest, taken)
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+        return outcome
+
+
+def fuzz(receiver: Receiver, seeds: range) -> None:
+    """Gives the receiver one mutated stream for each seed."""
+    streams = receiver.streams()
+    for seed in seeds:
+        rng = random.Random(seed)
+        peer, frames = rng.choice(streams)
+        receiver.take(mutated(frames, rng), peer, rng.choice((1, 7, 4096, 1 << 20)))

@@ -1,0 +1,112 @@
+"""Wrong bytes on the wire: the receiver refuses them as the protocol says, takes no more memory than the plan's, ends.
+
+In memory by the thousand, and over real connections to real processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fuzzing import IN_FLIGHT, Frame, Receiver, fuzz, mutated
+from handmade import halo, partial
+from running import control, emit, fake, wait_until
+
+from dicompiler.executor import run_model
+from dicompiler.schema import load_json
+from dicompiler.target import RunOptions
+from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.processes import launch
+from dicompiler_targets.sockets.runtime.frames import Kind
+from dicompiler_targets.sockets.runtime.line import Line
+from dicompiler_targets.sockets.runtime.wire import Channel
+
+
+@pytest.mark.parametrize(("made", "device"), [(halo, "a"), (halo, "b"), (partial, "a")])
+def test_mutated_frames_are_refused_within_the_memory_of_the_plan(made: Any, device: str, tmp_path: Path) -> None:
+    emit(made(), tmp_path)
+    receiver = Receiver(tmp_path, load_json(tmp_path / device / "manifest.json"))
+    for peer, frames in receiver.streams():
+        assert receiver.take(b"".join(frame.pack() for frame in frames), peer, 7) == "all taken"
+    receiver.outcomes.clear()
+    fuzz(receiver, range(3000))
+    # Each way to end is met often.
+    assert min(receiver.outcomes[name] for name in ("all taken", "refused", "cut short")) > 50
+    assert sum(receiver.outcomes.values()) == 3000
+
+
+def tell(address: Any, data: bytes) -> None:
+    """Connects, says it, and goes; the other end may have hung up already."""
+    with contextlib.suppress(OSError), socket.create_connection(tuple(address)) as stranger:
+        stranger.sendall(data)
+
+
+def greetings(count: int) -> list[bytes]:
+    """Wrong greetings of a device that does not exist."""
+    hello = [Frame(Kind.HELLO, payload=b'{"device": "nobody", "digest": "0", "address": ["127.0.0.1", 1]}')]
+    return [mutated(hello, random.Random(seed)) for seed in range(count)]
+
+
+def test_a_device_bears_a_thousand_wrong_greetings(tmp_path: Path) -> None:
+    with fake(emit(partial(), tmp_path), "b") as (one, _):
+        one.control.send_json(Kind.PEERS, {"addresses": {}, "in_flight": 1})
+        for data in greetings(1000):
+            tell(one.hello["address"], data)
+        with socket.create_connection(tuple(one.hello["address"])) as peer:
+            channel = Channel(Line(peer))
+            channel.greet(Kind.HELLO, {"device": "a", "digest": one.digest}, one.end)
+            assert channel.greeting(one.end) == {"device": "b", "digest": one.digest}
+            one.heard(Kind.READY)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_device_that_is_sent_mutated_tensors_ends_in_words(seed: int, tmp_path: Path) -> None:
+    emit(partial(), tmp_path)
+    receiver = Receiver(tmp_path, load_json(tmp_path / "a" / "manifest.json"))
+    (_, frames), rng = receiver.streams()[1], random.Random(seed)
+    while receiver.take(data := mutated(frames, rng), "b", 1 << 20) != "refused":
+        continue
+    with fake(tmp_path) as (one, listener):
+        one.in_flight = IN_FLIGHT
+        with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
+            one.heard(Kind.READY)
+            peer.sendall(data)
+            message = one.heard(Kind.ERROR)["message"]
+        assert message.startswith("from 'b': ")
+        assert one.ended().startswith("a: ")
+
+
+def test_a_run_bears_a_thousand_wrong_greetings(tmp_path: Path) -> None:
+    made, results = partial(), []  # type: ignore[var-annotated]
+    directory = emit(made, tmp_path)
+    run = threading.Thread(
+        target=lambda: results.append(SocketsTarget().run(directory, [made[2]], 60, RunOptions(elsewhere=("b",))))
+    )
+    run.start()
+    address = wait_until(lambda: control(directory))
+    for data in greetings(1000):
+        tell(address.split(":"), data)
+    process = launch(directory, {"device": "b"}, ["--control", address, "--timeout", "20"])
+    run.join(30)
+    assert np.array_equal(results[0].outputs[0]["out"], run_model(made[1], made[2])["out"])
+    assert process.popen is not None and process.log is not None
+    assert process.popen.wait(5) == 0
+    process.log.close()
+
+
+def test_bytes_that_come_one_by_one_are_not_waited_for_forever(tmp_path: Path) -> None:
+    with fake(emit(partial(), tmp_path), "b") as (one, _):
+        one.control.send_json(Kind.PEERS, {"addresses": {}, "in_flight": 1})
+        begun = time.monotonic()
+        with socket.create_connection(tuple(one.hello["address"])) as slow, contextlib.suppress(OSError):
+            slow.sendall(b"D")
+            slow.settimeout(15)
+            assert slow.recv(1) == b""
+        assert time.monotonic() - begun < 8

@@ -1,0 +1,74 @@
+"""Signs of life: who is stopped, or whose network is down, is found and named although its connection stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from handmade import halo, partial
+from running import LIMIT_S, emit, pids, wait_until
+
+import dicompiler
+from dicompiler.errors import RunError
+from dicompiler.target import RunOptions
+
+HEARTBEAT_S = 0.4
+FOUND_S = 3.75 * HEARTBEAT_S
+"""Three intervals, each tick of a quarter of one counted late by at most as much."""
+
+
+@pytest.mark.parametrize("victim", ["a", "b", "c"])
+def test_a_stopped_device_is_named_in_time(victim: str, tmp_path: Path) -> None:
+    made = halo()
+    session = dicompiler.connect(emit(made, tmp_path), RunOptions(in_flight=0, heartbeat_s=HEARTBEAT_S), 60)
+    words = rf"^device '{victim}': nothing was heard of it for 1\.2 s: it has stopped, or the network to it is down$"
+    stream = session.stream([made[2]] * 1_000_000)
+    for _ in range(20):
+        next(stream)
+    stopped = time.monotonic()
+    os.kill(pids(tmp_path)[victim], signal.SIGSTOP)
+    with pytest.raises(RunError, match=words):
+        list(stream)
+    assert time.monotonic() - stopped < FOUND_S + LIMIT_S
+    assert pids(tmp_path) == {}
+
+
+def test_a_session_may_be_idle_for_long(tmp_path: Path) -> None:
+    made = partial()
+    with dicompiler.connect(emit(made, tmp_path), RunOptions(heartbeat_s=0.2)) as session:
+        session.infer(made[2])
+        time.sleep(1.5)
+        session.infer(made[2])
+
+
+SCRIPT = """
+import sys; sys.path[:0] = sys.argv[2:]
+import time, dicompiler
+from dicompiler.target import RunOptions
+session = dicompiler.connect(sys.argv[1], RunOptions(heartbeat_s=0.4))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_devices_end_when_their_coordinator_is_stopped(tmp_path: Path) -> None:
+    paths = [os.path.abspath(entry) for entry in sys.path if entry]
+    command = [sys.executable, "-c", SCRIPT, str(emit(partial(), tmp_path)), *paths]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as coordinator:
+        assert coordinator.stdout is not None
+        assert coordinator.stdout.readline() == b"ready\n"
+        coordinator.send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        # Its devices are its children, which it cannot wait for now.
+        wait_until(lambda: all(ended(pid) for pid in pids(tmp_path).values()), 10)
+        assert time.monotonic() - stopped < FOUND_S + LIMIT_S
+        coordinator.kill()
+
+
+def ended(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] == "Z"

@@ -1,0 +1,243 @@
+"""Frames in flight and the client: order, bounds, back-pressure, failures in the middle, and what a client imports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from handmade import Made, endless, failing, halo, integers, partial, unknown_shape
+from running import emit, pids, wait_until
+
+import dicompiler
+from dicompiler.errors import DicompilerError, RunError, UsageError
+from dicompiler.executor import run_model
+from dicompiler.target import RunOptions
+from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.artifact import Artifact
+from dicompiler_targets.sockets.processes import launch
+from dicompiler_targets.sockets.session import Session
+
+
+def frames(made: Made, count: int) -> list[dict[str, Any]]:
+    """Different inputs for each frame, small integers."""
+    return [{n: integers(x.shape, 100 + i, x.dtype) for n, x in made[2].items()} for i in range(count)]
+
+
+def check(made: Made, given: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    assert np.array_equal(outputs["out"], run_model(made[1], given)["out"])
+
+
+@pytest.mark.parametrize("in_flight", [0, 2, 5])
+@pytest.mark.parametrize("made", [halo, partial], ids=["halo", "partial"])
+def test_frames_in_flight_come_out_in_order(made: Any, in_flight: int, tmp_path: Path) -> None:
+    one = made()
+    given = frames(one, 60)
+    result = SocketsTarget().run(emit(one, tmp_path), given, 60, RunOptions(in_flight=in_flight))
+    for inputs, outputs in zip(given, result.outputs, strict=True):
+        check(one, inputs, outputs)
+    sent = {index: count for report in result.reports for index, count in report.sent.items()}
+    assert sent == {t.index: 60 * t.value.nbytes for t in one[0].transfers}
+    assert 0 < result.total_s < sum(result.frames_s)
+
+
+def test_shapes_may_differ_from_frame_to_frame_in_flight(tmp_path: Path) -> None:
+    made = unknown_shape()
+    given = [{"x": integers(shape, 1)} for shape in [(2, 5), (2, 0), (2, 1)] * 5]
+    result = SocketsTarget().run(emit(made, tmp_path), given, 60, RunOptions(in_flight=3))
+    for inputs, outputs in zip(given, result.outputs, strict=True):
+        check(made, inputs, outputs)
+
+
+def test_only_as_many_outputs_are_kept_as_asked_for(tmp_path: Path) -> None:
+    made = partial()
+    result = SocketsTarget().run(emit(made, tmp_path), [made[2]] * 5, 60, RunOptions(keep=1))
+    assert (len(result.outputs), len(result.delivered), len(result.frames_s)) == (1, 1, 5)
+
+
+def test_a_client_starts_devices_once_and_gives_them_frames(tmp_path: Path) -> None:
+    made = halo()
+    given = frames(made, 8)
+    with dicompiler.connect(emit(made, tmp_path)) as session:
+        found = pids(tmp_path)
+        check(made, given[0], session.infer(given[0]))
+        for inputs, outputs in zip(given, session.stream(given), strict=True):
+            check(made, inputs, outputs)
+        # One may ask in between, and leave a stream before its end.
+        stream = session.stream(iter(given))
+        check(made, given[0], next(stream))
+        check(made, given[5], session.infer(given[5]))
+        check(made, given[1], next(stream))
+        stream.close()  # type: ignore[attr-defined]
+        check(made, given[7], session.infer(given[7]))
+        assert pids(tmp_path) == found
+    assert pids(tmp_path) == {}
+    assert [report.device for report in session.reports] == ["a", "b", "c"]
+    with pytest.raises(RunError, match=r"^the session has ended: it was closed$"):
+        session.infer(given[0])
+
+
+def test_a_source_is_not_read_further_than_frames_may_be_in_flight(tmp_path: Path) -> None:
+    made, read = partial(), []
+
+    def source() -> Iterator[dict[str, Any]]:
+        for i in range(30):
+            read.append(i)
+            yield made[2]
+
+    with dicompiler.connect(emit(made, tmp_path), RunOptions(in_flight=3)) as session:
+        for taken, _ in enumerate(session.stream(source())):
+            time.sleep(0.02)
+            assert len(read) <= taken + 3
+    assert len(read) == 30
+
+
+def test_outputs_come_before_the_next_frame_is_there(tmp_path: Path) -> None:
+    made, taken = partial(), threading.Semaphore(1)
+
+    def camera() -> Iterator[dict[str, Any]]:
+        for _ in range(5):
+            assert taken.acquire(timeout=20)
+            yield made[2]
+
+    with dicompiler.connect(emit(made, tmp_path)) as session:
+        for _ in session.stream(camera()):
+            taken.release()
+
+
+def test_what_the_source_raises_comes_out(tmp_path: Path) -> None:
+    def source() -> Iterator[dict[str, Any]]:
+        yield partial()[2]
+        raise OSError("the camera is gone")
+
+    session = dicompiler.connect(emit(partial(), tmp_path))
+    with pytest.raises(OSError, match="the camera is gone"), session:
+        list(session.stream(source()))
+    assert pids(tmp_path) == {}
+
+
+def test_inputs_that_do_not_fit_leave_the_session_as_it_is(tmp_path: Path) -> None:
+    made = halo()
+    with dicompiler.connect(emit(made, tmp_path)) as session:
+        for inputs, words in (
+            ({}, "input 'x' is missing"),
+            ({"y": 1}, "the network has no input 'y'"),
+            ({"x": made[2]["x"].astype(float)}, "input 'x' must be of type float32, not float64"),
+            ({"x": made[2]["x"][:, :2]}, r"input 'x' must have the shape \(1, 3, 16, 16\), not"),
+        ):
+            with pytest.raises(DicompilerError, match=rf"^{words}"):
+                session.infer(inputs)
+        check(made, made[2], session.infer(made[2]))
+
+
+def test_a_device_that_dies_while_idle_is_named_at_the_next_frame(tmp_path: Path) -> None:
+    made = halo()
+    session = dicompiler.connect(emit(made, tmp_path))
+    session.infer(made[2])
+    os.kill(pids(tmp_path)["b"], signal.SIGKILL)
+    with pytest.raises(RunError, match=r"^device 'b': its process was ended by signal 9"):
+        session.infer(made[2])
+    assert pids(tmp_path) == {}
+
+
+def test_each_frame_has_its_time(tmp_path: Path) -> None:
+    session = dicompiler.connect(emit(endless(), tmp_path), timeout=5)
+    begun = time.monotonic()
+    with pytest.raises(RunError, match=r"^device 'b': did not finish within 5 s"), session:
+        session.infer(endless()[2])
+    assert 5 <= time.monotonic() - begun < 8
+    assert pids(tmp_path) == {}
+
+
+def test_a_segment_that_fails_in_a_stream_is_told(tmp_path: Path) -> None:
+    good, bad = failing()[2], {"x": np.array([9], np.int64)}
+    with pytest.raises(RunError, match=r"^device 'b': segment 'b0' cannot be run: "):
+        SocketsTarget().run(emit(failing(), tmp_path), [good, good, bad, good], 60, RunOptions(in_flight=4))
+
+
+def test_devices_may_be_started_elsewhere(tmp_path: Path) -> None:
+    made = halo()
+    artifact = Artifact.load(emit(made, tmp_path), check=True)
+    with pytest.raises(UsageError, match=r"no device 'x'"):
+        SocketsTarget().run(tmp_path, [made[2]], 60, RunOptions(elsewhere=("x",)))
+
+    def by_hand() -> None:
+        port = wait_until(lambda: [w for w in commands(tmp_path) if w.startswith("127.0.0.1:")])[0]
+        started.append(launch(tmp_path, artifact.manifests[1], ["--control", port, "--timeout", "20"]))
+
+    started: list[Any] = []
+    hand = threading.Thread(target=by_hand)
+    hand.start()
+    with Session(artifact, RunOptions(elsewhere=("b",)), 20) as session:
+        check(made, made[2], session.infer(made[2]))
+    hand.join()
+    assert started[0].popen.wait(5) == 0
+    started[0].log.close()
+
+
+def commands(directory: Path) -> list[str]:
+    """The words of the devices' command lines."""
+    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids(directory).values()]
+    return [word.decode() for line in lines for word in line.split(b"\0")]
+
+
+def test_processes_can_be_pinned(tmp_path: Path) -> None:
+    with dicompiler.connect(emit(partial(), tmp_path), RunOptions(pin=True)):
+        own = [os.sched_getaffinity(pid) for _, pid in sorted(pids(tmp_path).items())]
+    everywhere = os.sched_getaffinity(0)
+    assert all(len(cores) == max(1, len(everywhere) // 2) for cores in own)
+    assert own[0] | own[1] == everywhere or len(everywhere) % 2 or len(everywhere) == 1
+
+
+BLOCKED = "onnx onnxruntime onnx_graphsurgeon jsonschema ml_dtypes pluggy click rich ortools google cryptography"
+CLIENT = f"""
+import sys
+sys.path[:0] = sys.argv[2:]
+for name in {BLOCKED.split()}:
+    sys.modules[name] = None
+import dicompiler, numpy
+with dicompiler.connect(sys.argv[1]) as session:
+    x = numpy.ones((1, 16), numpy.float32)
+    outputs = [session.infer({{"x": x, "x2": x}})] + list(session.stream([{{"x": x, "x2": x}}] * 2))
+print([o["out"].shape for o in outputs])
+"""
+
+
+def test_a_client_needs_numpy_only(tmp_path: Path) -> None:
+    paths = [os.path.abspath(entry) for entry in sys.path if entry]
+    command = [sys.executable, "-c", CLIENT, str(emit(partial(), tmp_path)), *paths]
+    # The devices, which do need onnxruntime, are processes of their own.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("[(1, 24), (1, 24), (1, 24)]\n", "")
+
+
+def test_what_is_no_artifact_cannot_be_connected_to(tmp_path: Path) -> None:
+    with pytest.raises(DicompilerError, match=r"no artifact of dicompiler"):
+        dicompiler.connect(tmp_path)
+    (tmp_path / "artifact.json").write_text('{"target": "socket"}')
+    with pytest.raises(DicompilerError, match=r"target 'socket' wrote \(did you mean 'sockets'\?\)$"):
+        dicompiler.connect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (RunOptions(in_flight=-1), "frames in flight must be 1 to 1024, or 0, not -1"),
+        (RunOptions(heartbeat_s=0), r"the heartbeat must be between 0\.05 and 3600 s, not 0"),
+        (RunOptions(listen="nowhere"), "'nowhere' is no address: expected HOST:PORT"),
+        (RunOptions(listen="0.0.0.0:0"), r"0\.0\.0\.0 is not on this host, and there are no keys: .*--insecure"),
+        (RunOptions(listen="0.0.0.0:0", insecure=True), r"0\.0\.0\.0 cannot be told to devices"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: RunOptions, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"^run: {words}"):
+        dicompiler.connect(emit(partial(), tmp_path), options)
+    assert pids(tmp_path) == {}

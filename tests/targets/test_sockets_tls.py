@@ -1,0 +1,272 @@
+"""TLS with certificates on both ends: what is accepted, and that each refusal is one line with peer and cause."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from handmade import halo, partial
+from running import control, emit, pids, wait_until
+
+from dicompiler.cli.entry import main
+from dicompiler.errors import DicompilerError, RunError, UsageError
+from dicompiler.executor import run_model
+from dicompiler.keys import make
+from dicompiler.target import RunOptions
+from dicompiler_targets.sockets import SocketsTarget, coordinator
+from dicompiler_targets.sockets.artifact import Manifest
+from dicompiler_targets.sockets.processes import Process, here, launch
+from dicompiler_targets.sockets.runtime.frames import Kind, ProtocolError, Refused
+from dicompiler_targets.sockets.runtime.line import Keys, is_loopback, secured, split_address
+from dicompiler_targets.sockets.runtime.wire import Channel
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keys of a cluster of a, b and c."""
+    directory = tmp_path_factory.mktemp("cluster") / "keys"
+    assert make("abc", directory) == ("coordinator", "a", "b", "c")
+    return directory
+
+
+def test_a_run_in_tls_computes_the_same(keys: Path, tmp_path: Path) -> None:
+    for made in (halo(), partial(rows=50_000)):
+        directory = emit(made, tmp_path / str(len(made[0].devices)))
+        options = RunOptions(in_flight=3, keys=keys)
+        result = SocketsTarget().run(directory, [made[2]] * 5, 60, options)
+        for outputs in result.outputs:
+            assert np.array_equal(outputs["out"], run_model(made[1], made[2])["out"])
+
+
+def changed(keys: Path, place: Path, change: Callable[[Path], None]) -> Path:
+    """A copy of the keys in which what b holds was changed."""
+    shutil.copytree(keys, place)
+    change(place / "devices" / "b")
+    return place
+
+
+def expired(device: Path) -> None:
+    shutil.rmtree(device)
+    make(["b"], device.parent.parent, days=-2)
+
+
+def foreign(device: Path) -> None:
+    make(["b"], device.parent.parent.with_name("foreign"))
+    shutil.rmtree(device)
+    shutil.copytree(device.parent.parent.with_name("foreign") / "devices" / "b", device)
+
+
+def of_a(device: Path) -> None:
+    shutil.rmtree(device)
+    shutil.copytree(device.with_name("a"), device)
+
+
+def foreign_but_trusting(device: Path) -> None:
+    authority = (device / "ca.pem").read_bytes()
+    foreign(device)
+    (device / "ca.pem").write_bytes(authority)
+
+
+def gone(device: Path) -> None:
+    (device / "key.pem").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (expired, "it refuses the certificate of this end, which has expired: make new ones with 'dicompiler keys'"),
+        (foreign, "its certificate is not one of this cluster: make new ones"),
+        (foreign_but_trusting, "it refuses the certificate of this end, which is not one of its cluster: make new"),
+        (of_a, "device 'b' shows the certificate of 'dicompiler:device:a': give each device the keys of its own"),
+        (gone, "key.pem is missing: make keys with 'dicompiler keys'"),
+    ],
+)
+def test_wrong_keys_are_told_in_one_line(change: Any, words: str, keys: Path, tmp_path: Path) -> None:
+    directory = emit(halo(), tmp_path / "artifact")
+    with pytest.raises(RunError) as caught:
+        SocketsTarget().run(directory, [halo()[2]], 20, RunOptions(keys=changed(keys, tmp_path / "keys", change)))
+    message = str(caught.value)
+    assert message.startswith("device 'b': ")
+    assert words in message
+    assert "\n" not in message
+    assert pids(directory) == {}
+
+
+def test_a_device_without_keys_is_told_so(keys: Path, tmp_path: Path) -> None:
+    directory = emit(halo(), tmp_path)
+    secure, clear = here(directory, keys, False, 3), here(directory, None, False, 3)
+
+    def start(manifest: Manifest, arguments: Sequence[str]) -> Process:
+        return (clear if manifest["device"] == "b" else secure)(manifest, arguments)
+
+    with pytest.raises(
+        RunError, match=r"^device 'b': .*the coordinator refused: this end uses TLS: give the other one keys too"
+    ):
+        coordinator.run(directory, [halo()[2]], 20, RunOptions(keys=keys), start)
+    with pytest.raises(RunError, match=r"^device '[ac]': .*cannot be joined: .*give both of them keys \(--keys\)"):
+        coordinator.run(directory, [halo()[2]], 20, RunOptions(), start)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        return one, listener.accept()[0]
+
+
+def meet(client: Any, server: Any) -> tuple[Any, Any]:
+    """What each end of a connection gets to see: a greeting, or an error."""
+    found: list[Any] = [None, None]
+
+    def end(number: int, connection: socket.socket, keys: Any) -> None:
+        try:
+            channel = Channel(secured(connection, keys, number == 1, time.monotonic() + 10))
+            channel.greet(Kind.HELLO, {"device": "x"}, time.monotonic() + 10)
+            found[number] = channel.greeting(time.monotonic() + 10)
+        except (ProtocolError, Refused, OSError) as error:
+            connection.close()
+            found[number] = error
+
+    threads = [
+        threading.Thread(target=end, args=(i, s, k)) for i, s, k in zip((0, 1), pair(), (client, server), strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return found[0], found[1]
+
+
+class Nameless(Keys):
+    """Trusts everybody and shows no certificate."""
+
+    def __init__(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        self._contexts = {False: context}
+
+
+def test_who_shows_no_certificate_is_refused(keys: Path) -> None:
+    client, server = meet(Nameless(), Keys(keys / "coordinator"))
+    assert str(server) == "it shows no certificate: give it keys (--keys)"
+    assert isinstance(client, Refused)
+    assert str(client) == "it wants a certificate and was shown none: give this end keys (--keys)"
+
+
+def test_both_ends_see_who_the_other_is(keys: Path) -> None:
+    one, two = pair()
+    lines: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: lines.append(secured(two, Keys(keys / "coordinator"), True, time.monotonic() + 9))
+    )
+    thread.start()
+    line = secured(one, Keys(keys / "devices" / "a"), False, time.monotonic() + 9)
+    thread.join()
+    assert (line.identity, lines[0].identity) == ("dicompiler:coordinator", "dicompiler:device:a")
+    line.close()
+    lines[0].close()
+
+
+def test_strangers_do_not_disturb_a_run_in_tls(keys: Path, tmp_path: Path) -> None:
+    made = halo()
+    results: list[Any] = []
+    options = RunOptions(keys=keys)
+    run = threading.Thread(
+        target=lambda: results.append(SocketsTarget().run(emit(made, tmp_path), [made[2]], 60, options))
+    )
+    run.start()
+    port = int(wait_until(lambda: control(tmp_path)).split(":")[1])
+    for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b""):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(words)
+    run.join(30)
+    assert len(results) == 1
+
+
+def test_a_device_does_not_leave_its_host_without_keys(tmp_path: Path) -> None:
+    directory = emit(partial(), tmp_path)
+    document = Process({"device": "a"})
+    # An address of this host that is not loopback needs no network: nothing is sent before it is refused.
+    with socket.create_server(("", 0)) as listener, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            host = probe.getsockname()[0]
+        except OSError:
+            host = "127.0.0.1"
+        arguments = ["--control", f"{host}:{listener.getsockname()[1]}", "--timeout", "5"]
+        process = launch(directory, {"device": document.device}, arguments)
+        assert process.popen is not None
+        if not is_loopback(host):
+            assert process.popen.wait(10) == 1
+            assert f"{host} is not on this host, and there are no keys" in str(process.ending())
+        process.popen.kill()
+        process.popen.wait()
+        assert process.log is not None
+        process.log.close()
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    directory = emit(partial(), tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(RunError, match=rf"^{address}: the port is taken: choose another one"):
+            SocketsTarget().run(directory, [partial()[2]], 20, RunOptions(listen=address))
+    with pytest.raises(UsageError, match=r"^run: keys: .*coordinator/ca\.pem is missing"):
+        SocketsTarget().run(directory, [partial()[2]], 20, RunOptions(keys=tmp_path))
+
+
+def test_keys_are_made_once_kept_and_renewed(tmp_path: Path, capsys: Any) -> None:
+    directory = emit(partial(), tmp_path / "artifact")
+    assert main(["keys", str(directory)]) == 0
+    place = tmp_path / "artifact.keys"
+    assert capsys.readouterr().out == f"{place}: coordinator, a, b\n"
+    for path in place.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+    before = (place / "devices" / "a" / "cert.pem").read_bytes()
+    shutil.rmtree(place / "devices" / "b")
+    assert main(["keys", str(directory)]) == 0
+    assert capsys.readouterr().out == f"{place}: b\n"
+    assert main(["keys", str(directory)]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert (place / "devices" / "a" / "cert.pem").read_bytes() == before
+    assert main(["keys", str(directory), "--renew"]) == 0
+    assert (place / "devices" / "a" / "cert.pem").read_bytes() != before
+    assert {path.name for path in tmp_path.iterdir()} == {"artifact", "artifact.keys"}
+
+
+def test_keys_do_not_overwrite_what_is_not_theirs(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("precious")
+    with pytest.raises(DicompilerError, match=r"it exists and holds no keys of ours"):
+        make(["a"], tmp_path)
+    with pytest.raises(DicompilerError, match=r"its parent is no directory"):
+        make(["a"], tmp_path / "no" / "keys")
+    make(["a"], tmp_path / "old", days=-2)
+    with pytest.raises(DicompilerError, match=r"authority: its certificate has expired: make all keys anew"):
+        make(["a", "b"], tmp_path / "old")
+    (tmp_path / "old" / "authority" / "key.pem").write_text("rubbish")
+    with pytest.raises(DicompilerError, match=r"authority: cannot be used"):
+        make(["a", "b"], tmp_path / "old")
+    assert {path.name for path in tmp_path.iterdir()} == {"other", "old"}
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("127.0.0.1", 1), ("::1", 1), ("::ffff:127.0.0.1", 1), ("10.0.0.1", 0), ("fe80::1%lo", 0)]
+)
+def test_what_stays_on_this_host(host: str, expected: int) -> None:
+    assert is_loopback(host) == expected
+
+
+def test_addresses() -> None:
+    assert split_address("[::1]:70") == ("::1", 70)
+    assert split_address("pi01:7000") == ("pi01", 7000)
+    for text in ("pi01", ":7", "pi01:x", "pi01:70000", "pi01:-1"):
+        with pytest.raises(ValueError, match=r"is no address: expected HOST:PORT"):
+            split_address(text)
