@@ -31,6 +31,8 @@ from dicompiler.verify import compare
 
 KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 DEVICES = ("d0", "d1", "d2")
+NEWEST_IR, NEWEST_OPSET = 13, 26
+"""The newest that onnxruntime takes. A model of a later one is taken as one of this where it runs as such."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,9 @@ def _collected() -> Iterator[Case]:
         warnings.simplefilter("ignore")
         found = collect_testcases(None)
     for case in found:
+        case.model.ir_version = min(case.model.ir_version, NEWEST_IR)
+        for entry in case.model.opset_import:
+            entry.version = min(entry.version, NEWEST_OPSET) if entry.domain in ("", "ai.onnx") else entry.version
         yield Case(case.name, "node", case.model, _named(case.model, case.data_sets[0][0] if case.data_sets else ()))
 
 
@@ -106,6 +111,32 @@ def outcome(case: Case, randoms: int = 3) -> Outcome:
         reference = run_model(Model.load(case.model), case.inputs)
     except DicompilerError:
         return Outcome(case, "skipped", "onnxruntime does not run it")
+    found = [_verified(variant, reference, randoms) for variant in (case, *_with_constants(case))]
+    order = ("crash", "wrong", "refused", "split", "whole")
+    worst = min(found, key=lambda item: order.index(item.result))
+    return replace(worst, case=case, plans=sum(item.plans for item in found))
+
+
+def _with_constants(case: Case) -> Iterator[Case]:
+    """The model of one node as exporters write it: all of its inputs but the first are constants."""
+    first, *others = case.inputs or ("",)
+    if len(case.model.graph.node) > 1 or not others or case.inputs is None:
+        return
+    if any(case.inputs[name].dtype.kind not in "biuf" for name in others):
+        return
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    kept = [value for value in model.graph.input if value.name not in others]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(case.inputs[name], name) for name in others)
+    model.ir_version = max(4, model.ir_version)
+    yield Case(f"{case.name} (constants)", case.kind, model, {first: case.inputs[first]})
+
+
+def _verified(case: Case, reference: Mapping[str, Any], randoms: int) -> Outcome:
+    """One variant of a case under all plans."""
+    assert case.inputs is not None
     plans = 0
     try:
         compilation = prepare(Model.load(case.model), _shapes(case))
@@ -142,7 +173,7 @@ def _fault(
     result = split(replace(compilation, plan=plan, platform=nameless(len(DEVICES))))
     assert result.program is not None and result.routing is not None
     execution = Executor(result.program).run(inputs)
-    if sum(execution.sent) != result.routing.total_bytes and "" not in (reference or {}):
+    if sum(execution.sent) != result.routing.total_bytes:
         return f"{sum(execution.sent)} bytes sent, {result.routing.total_bytes} predicted"
     for (name, value), got in zip(reference.items(), execution.outputs.values(), strict=True):
         check = compare(name, value, got)
@@ -184,7 +215,14 @@ def _ways(layers: LayerGraph, layer: Layer) -> Iterator[tuple[Part, ...]]:
 
 def _why_whole(layers: LayerGraph) -> str:
     """Why nothing can be cut; '' where something can."""
-    if any(_ways(layers, layer) and next(_ways(layers, layer), None) for layer in layers.layers):
+    if any(next(_ways(layers, layer), None) for layer in layers.layers):
         return ""
-    reasons = dict.fromkeys(layer.reason or "its rule reads all that is longer than 1" for layer in layers.layers)
-    return "; ".join(reasons) or "no layers"
+    reasons = dict.fromkeys(layer.reason or _why_in_full(layers, layer) for layer in layers.layers)
+    return "; ".join(reasons)
+
+
+def _why_in_full(layers: LayerGraph, layer: Layer) -> str:
+    """Why the rule of a layer that can be cut gives all of its output for any part of it."""
+    if max(output_shape(layers, layer), default=1) == 1:
+        return "its output is one element"
+    return "its rule needs all of its axes"

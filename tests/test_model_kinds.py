@@ -19,7 +19,7 @@ from generators import random_plan
 from numpy.typing import NDArray
 
 from dicompiler.compilation import Compilation
-from dicompiler.compiler import prepare, split
+from dicompiler.compiler import compile, prepare, split
 from dicompiler.executor import Executor, run_model
 from dicompiler.importing import accepts
 from dicompiler.model import Model
@@ -110,6 +110,13 @@ class TestExporters:
         assert once.layers is not None and twice.layers is not None
         assert [layer.name for layer in once.layers.layers] == [layer.name for layer in twice.layers.layers]
         assert once.model.proto == twice.model.proto
+
+    def test_what_no_integers_can_prove_is_verified_with_its_real_weights(self, tmp_path: Path) -> None:
+        model = FIXTURES / "recurrent.script.onnx"
+        checks = compile(model, platform="rpi4x3", output=tmp_path / "out").verify().checks
+        assert [(check.name, check.passed, check.applies) for check in checks[:1]] == [("exact", True, False)]
+        assert "LSTM" in checks[0].detail
+        assert len(checks) >= 3 and all(check.passed and check.applies for check in checks[1:])
 
     def test_there_are_files_of_both_exporters(self) -> None:
         names = {exporter: {f.split(".")[0] for f in FILES if exporter in f} for exporter in ("script", "dynamo")}

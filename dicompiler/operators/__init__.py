@@ -12,6 +12,7 @@ __all__ = ["Node", "Operation", "OperatorRule", "Piece", "Tensor", "builtin_rule
 def builtin_rules() -> Iterable[OperatorRule]:
     """All rules of this package, in a fixed order."""
     from dicompiler.operators import (
+        attention,
         dense,
         einsum,
         elementwise,
@@ -26,6 +27,6 @@ def builtin_rules() -> Iterable[OperatorRule]:
         windows,
     )
 
-    modules = (elementwise, windows, transposed, dense, einsum, quantised, normalisation, reductions)
+    modules = (elementwise, windows, transposed, dense, einsum, quantised, normalisation, attention, reductions)
     for module in (*modules, shaping, slicing, indexing, resampling):
         yield from module.RULES

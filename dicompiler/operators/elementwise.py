@@ -8,7 +8,7 @@ from dicompiler.operators.rule import Operation, OperatorRule, Piece
 from dicompiler.regions import Interval, Region, full
 
 UNARY = (
-    "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Celu Clip Cos Cosh Dropout Elu Erf Exp Floor Gelu "
+    "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu "
     "HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid "
     "Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu"
 ).split()
@@ -51,6 +51,14 @@ def cast_like(operation: Operation, region: Region, reduce: Interval | None) -> 
     return Piece(region, (region, None), {"to": output.dtype}, op="Cast")
 
 
+def dropout(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """Dropout as inference runs it, which changes nothing. In training mode it draws for the tensor as a whole."""
+    mode = operation.value(2)
+    if operation.has(2) and (mode is None or mode.any()):
+        return Piece(full(operation.out_shape), operation.full_needs())
+    return elementwise(operation, region, reduce)
+
+
 CONTRIBUTED = ("BiasGelu", "FastGelu", "Gelu")
 """Element-wise operators of onnxruntime's own domain."""
 
@@ -59,4 +67,5 @@ RULES = (
     *(OperatorRule(op, elementwise, "com.microsoft", elementwise=True) for op in CONTRIBUTED),
     OperatorRule("BatchNormalization", batch_normalization, elementwise=True),
     OperatorRule("CastLike", cast_like, elementwise=True),
+    OperatorRule("Dropout", dropout, elementwise=True),
 )

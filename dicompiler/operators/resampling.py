@@ -73,8 +73,6 @@ def factors(operation: Operation) -> list[float] | None:
     """The factor of every axis, as `scales` gives them or as sizes do; None where they are not known."""
     shape = operation.shape(0)
     by_size = [out / extent for out, extent in zip(operation.out_shape, shape, strict=True)]
-    if operation.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-        return None
     index = 1 if operation.node.op == "Upsample" or operation.node.opset < 11 else 2
     scales: Any = operation.attribute("scales")
     if scales is None and operation.has(index) and operation.shape(index) != (0,):
@@ -110,26 +108,44 @@ def _taps(operation: Operation, factor: Fraction) -> tuple[Callable[[Fraction], 
     return math.floor, lambda at: math.floor(at) + 1
 
 
+def _special(operation: Operation, coordinates: str) -> bool:
+    """Whether a tile of a resampled axis would be resampled otherwise than the whole is."""
+    policy = operation.attribute("keep_aspect_ratio_policy", "stretch")
+    if coordinates not in SHIFTS or policy != "stretch" or operation.attribute("antialias", 0):
+        return True
+    pairs = zip(operation.shape(0), operation.out_shape, strict=True)
+    return coordinates == "pytorch_half_pixel" and any(out == 1 < extent for extent, out in pairs)
+
+
+def _axis(operation: Operation, extent: int, out: int, scale: float, coordinates: str) -> Axis | None:
+    """A resampled axis, where tiles of it are resampled as the whole is."""
+    factor = exact(scale, operation.attribute("mode", "nearest") == "nearest")
+    if factor is None or out != math.floor(extent * factor):
+        return None
+    if coordinates == "half_pixel_symmetric" and out != extent * factor:
+        return None
+    taps = _taps(operation, factor) if factor != 1 else (math.floor, math.floor)
+    return Axis(extent, out, factor, SHIFTS[coordinates], *taps)
+
+
 def resampled(operation: Operation) -> list[Axis | None] | None:
-    """The axes that can be cut (None: one that cannot); None where none can."""
+    """The axes that can be cut (None: one that cannot); None where none can. Those before the first that is resampled
+    (batch and channels) pass whatever the mode."""
     old = operation.node.op == "Upsample" or operation.node.opset < 11
     coordinates = "asymmetric" if old else operation.attribute("coordinate_transformation_mode", "half_pixel")
     scales = factors(operation)
-    if scales is None or coordinates not in SHIFTS or operation.attribute("antialias", 0):
+    if scales is None or coordinates == "tf_crop_and_resize":
         return None
-    pairs = list(zip(operation.shape(0), operation.out_shape, strict=True))
-    if coordinates == "pytorch_half_pixel" and any(out == 1 < extent for extent, out in pairs):
-        return None
-    nearest = operation.attribute("mode", "nearest") == "nearest"
+    special, named = _special(operation, coordinates), operation.attribute("axes") or range(len(scales))
+    aspect = operation.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
     axes: list[Axis | None] = []
-    for (extent, out), scale in zip(pairs, scales, strict=True):
-        factor = exact(scale, nearest)
-        if factor is None or out != math.floor(extent * factor):
-            axes.append(None)
-            continue
-        taps = _taps(operation, factor) if factor != 1 else (math.floor, math.floor)
-        even = out == extent * factor or coordinates != "half_pixel_symmetric"
-        axes.append(Axis(extent, out, factor, SHIFTS[coordinates], *taps) if even else None)
+    leading = True
+    for index, (extent, out, scale) in enumerate(zip(operation.shape(0), operation.out_shape, scales, strict=True)):
+        leading = leading and scale == 1 and not (aspect and index in named)
+        if leading:
+            axes.append(Axis(extent, out, Fraction(1), Fraction(0), math.floor, math.floor))
+        else:
+            axes.append(None if special else _axis(operation, extent, out, scale, coordinates))
     return axes
 
 
@@ -150,10 +166,12 @@ def resize(operation: Operation, region: tuple[Interval, ...], reduce: Interval 
     needs = [need, *operation.full_needs()[1:]]
     if operation.has(3):
         over = operation.attribute("axes") or range(len(raw))
-        constants[3] = np.array([raw[axis][1] - raw[axis][0] for axis in over], np.int64)
-        needs[3] = None
+        sizes = [raw[axis][1] - raw[axis][0] for axis in over]
+        if sizes != [operation.out_shape[axis] for axis in over]:
+            constants[3], needs[3] = np.array(sizes, np.int64), None
     attributes: dict[str, Any] = {}
-    if operation.attribute("coordinate_transformation_mode") == "pytorch_half_pixel":
+    coordinates = operation.attribute("coordinate_transformation_mode")
+    if coordinates == "pytorch_half_pixel" and not _special(operation, coordinates):
         # It differs from half_pixel on axes of extent 1 alone, which a piece may have where the whole has more.
         attributes["coordinate_transformation_mode"] = "half_pixel"
     return Piece(out, tuple(needs), attributes, constants, None if raw == out else raw)

@@ -21,7 +21,7 @@ from dicompiler.passes import Pass
 from dicompiler.regions import Shape
 from dicompiler_passes.draft import Draft, int64, keep
 from dicompiler_passes.folding import STANDARD, fold
-from dicompiler_passes.tidying import outputs_from_nodes, split_to_slices
+from dicompiler_passes.tidying import outputs_from_nodes, scalar_ranges, split_to_slices
 
 _EXAMPLE = (1, 3, 224, 224)
 
@@ -74,7 +74,7 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
         model = _infer(fold(model), hints)
         draft = Draft(model)
         tensors = model.tensors()
-        if not (_fold_shapes(draft, tensors) or split_to_slices(draft, tensors)):
+        if not (_fold_shapes(draft, tensors) or split_to_slices(draft, tensors) or scalar_ranges(draft, tensors)):
             break
         model = draft.model()
     if shapes:

@@ -130,6 +130,30 @@ def _cuts(node: onnx.NodeProto, opset: int, tensors: Mapping[str, Tensor]) -> tu
     return axis, [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
+def scalar_ranges(draft: Draft, tensors: Mapping[str, Tensor]) -> bool:
+    """Range gets scalars; whether there was one that did not.
+
+    (x of shape [1]) → Range                ⇒  x → Reshape → Range
+
+    onnxruntime computes such a Range, yet refuses to load it where it can see the shape, as in a part of the model.
+    """
+    nodes: list[onnx.NodeProto] = []
+    changed = False
+    for node in draft.graph.node:
+        for index, name in enumerate(node.input if node.op_type == "Range" and node.domain in STANDARD else ()):
+            if name in tensors and tensors[name].shape == (1,):
+                shape, scalar = draft.name(f"{name}_no_axes"), draft.name(f"{name}_scalar")
+                draft.put(shape, int64())
+                title = draft.node_name(scalar)
+                nodes.append(onnx.helper.make_node("Reshape", [name, shape], [scalar], title, domain=node.domain))
+                node.input[index] = scalar
+                changed = True
+        nodes.append(node)
+    if changed:
+        keep(draft.graph.node, nodes)
+    return changed
+
+
 def _slice(
     draft: Draft, split: onnx.NodeProto, output: str, axis: int, interval: Interval, opset: int
 ) -> onnx.NodeProto:

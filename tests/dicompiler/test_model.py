@@ -434,16 +434,17 @@ def test_digest_and_bytes_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None
 # --- what is known of tensors -------------------------------------------------------------------------------------
 
 
-def test_tensors_gives_types_shapes_and_small_integer_values() -> None:
+def test_tensors_gives_types_shapes_and_small_values() -> None:
     model = parsed(
         """<ir_version: 8, opset_import: ["": 17]>
         g (float[1, 16] x, float[N] n) => (float[4, 4] y) <int64[2] s = {4, 4}, float[1] f = {1}, float[4, 4] h>
         { h = Reshape (x, s)  y = Relu (h) }""",
         big=np.arange(1024, dtype=np.int64),
         bigger=np.arange(1025, dtype=np.int64),
+        trained=np.ones(9, np.float32),
     )
     tensors = Model.load(model).tensors()
-    assert set(tensors) == {"x", "n", "y", "h", "s", "f", "big", "bigger"}
+    assert set(tensors) == {"x", "n", "y", "h", "s", "f", "big", "bigger", "trained"}
     assert (tensors["x"].shape, tensors["x"].constant, tensors["x"].dtype) == ((1, 16), False, TensorProto.FLOAT)
     assert tensors["n"].shape is None
     assert tensors["h"].shape == (4, 4)
@@ -451,7 +452,9 @@ def test_tensors_gives_types_shapes_and_small_integer_values() -> None:
     assert tensors["s"].value is not None
     assert tensors["s"].value.tolist() == [4, 4]
     assert tensors["f"].constant
-    assert tensors["f"].value is None
+    assert tensors["f"].value is not None
+    assert tensors["f"].value.tolist() == [1.0]
+    assert tensors["trained"].value is None
     assert tensors["big"].value is not None
     assert tensors["bigger"].value is None
 

@@ -146,6 +146,28 @@ def test_a_shape_that_depends_on_data_stays_unknown() -> None:
     assert result.tensors()["n"].dtype == TensorProto.INT64
 
 
+def test_a_range_gets_scalars() -> None:
+    """onnxruntime loads the first model, because it does not look through If, and would not load a part of it."""
+    before = model("""g (bool c, float[2] k) => (float[n] y) {
+        stop = If (c) <then_branch = t () => (float[1] u) { u = Constant <value = float[1] {5}> () },
+                       else_branch = e () => (float[1] v) { v = Constant <value = float[1] {3}> () }>
+        zero, one = Split <axis = 0> (k)  y = Range (zero, stop, one) }""")
+    del before.proto.graph.output[0].type.tensor_type.shape.dim[:]
+    before.proto.graph.output[0].type.tensor_type.shape.dim.add(dim_param="n")
+    after = inferred(before)
+    (reader,) = [node for node in after.proto.graph.node if node.op_type == "Range"]
+    assert all(shapes(after)[name] == () for name in reader.input)
+    same(before, after, c=np.array(True), k=np.array([0, 2], np.float32))
+
+
+def test_a_node_of_which_only_the_shape_was_read_goes() -> None:
+    after = inferred(
+        model("""g (float[2, 3] x) => (float[3, 2] y)
+        { turned = Transpose (x)  shape = Shape (turned)  y = Reshape (x, shape) }""")
+    )
+    assert ops(after) == ["Reshape"]
+
+
 def test_inputs_of_unknown_rank_and_scalars_take_a_shape() -> None:
     text = "g (float x, float[M] z) => (float[7] y) { y = Add (x, z) }"
     loaded = model(text)

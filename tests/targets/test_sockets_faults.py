@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from handmade import endless, failing, halo, partial
+from killing import COORDINATOR, kill_once
 from running import LIMIT_S, emit, fake, pids, wait_until
 
+import dicompiler
+from dicompiler import networks
 from dicompiler.errors import DicompilerError, RunError
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.frames import (
@@ -74,6 +77,22 @@ def test_one_process_killed_ends_all_and_is_named(victim: str, moment_s: float, 
     assert str(run.outcome).startswith(f"device {victim!r}: its process was ended by signal 9 (SIGKILL)")
     assert "\n" not in str(run.outcome)
     assert run.ended - killed < LIMIT_S
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compiled network on four devices, alone in its directory."""
+    directory = tmp_path_factory.mktemp("kill") / "artifact"
+    dicompiler.compile(networks.build("tiny"), platform="rpi4x4", strategy="modnn", output=directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("victim", "moment_s"),
+    [("pi01", 0.1), ("pi02", 0.9), ("pi03", 1.5), ("pi04", 0.6), (COORDINATOR, 0.3), (COORDINATOR, 1.2)],
+)
+def test_a_kill_leaves_no_process_and_no_output(victim: str, moment_s: float, compiled: Path) -> None:
+    assert kill_once(compiled, victim, moment_s).wrong(LIMIT_S) == ""
 
 
 def test_a_death_ends_a_device_that_is_deep_in_a_segment(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from handmade import Made, endless, failing, halo, integers, partial, unknown_sh
 from running import emit, pids, wait_until
 
 import dicompiler
+from dicompiler import networks
+from dicompiler.cli.entry import main
 from dicompiler.errors import DicompilerError, RunError, UsageError
 from dicompiler.executor import run_model
 from dicompiler.target import RunOptions
@@ -113,6 +116,24 @@ def test_outputs_come_before_the_next_frame_is_there(tmp_path: Path) -> None:
             taken.release()
 
 
+def test_a_source_may_use_its_arrays_again(tmp_path: Path) -> None:
+    made, buffers = (
+        partial(rows=20_000),
+        {name: np.zeros_like(array) for name, array in partial(rows=20_000)[2].items()},
+    )
+
+    def camera() -> Iterator[dict[str, Any]]:
+        for i in range(12):
+            for array in buffers.values():
+                array.fill(i)
+            yield buffers
+
+    with dicompiler.connect(emit(made, tmp_path)) as session:
+        for i, outputs in enumerate(session.stream(camera())):
+            check(made, {name: np.full_like(array, i) for name, array in made[2].items()}, outputs)
+    assert i == 11
+
+
 def test_what_the_source_raises_comes_out(tmp_path: Path) -> None:
     def source() -> Iterator[dict[str, Any]]:
         yield partial()[2]
@@ -149,11 +170,11 @@ def test_a_device_that_dies_while_idle_is_named_at_the_next_frame(tmp_path: Path
 
 
 def test_each_frame_has_its_time(tmp_path: Path) -> None:
-    session = dicompiler.connect(emit(endless(), tmp_path), timeout=5)
+    session = dicompiler.connect(emit(endless(), tmp_path), timeout=3)
     begun = time.monotonic()
-    with pytest.raises(RunError, match=r"^device 'b': did not finish within 5 s"), session:
+    with pytest.raises(RunError, match=r"^device 'b': did not finish within 3 s"), session:
         session.infer(endless()[2])
-    assert 5 <= time.monotonic() - begun < 8
+    assert 3 <= time.monotonic() - begun < 8
     assert pids(tmp_path) == {}
 
 
@@ -195,6 +216,23 @@ def test_processes_can_be_pinned(tmp_path: Path) -> None:
     everywhere = os.sched_getaffinity(0)
     assert all(len(cores) == max(1, len(everywhere) // 2) for cores in own)
     assert own[0] | own[1] == everywhere or len(everywhere) % 2 or len(everywhere) == 1
+
+
+def test_the_command_streams_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "artifact"
+    dicompiler.compile(networks.build("tiny"), platform="rpi4x2", strategy="pipeline", output=directory)
+    assert main(["keys", str(directory)]) == 0
+    capsys.readouterr()
+    arguments = ["run", str(directory), "--frames", "9", "--in-flight", "3", "--pin", "--heartbeat", "1"]
+    assert main([*arguments, "--keys", f"{directory}.keys", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert len(printed["frames_s"]) == 9
+    assert 0 < printed["total_s"] < sum(printed["frames_s"])
+    assert main([*arguments, "--outputs", str(tmp_path / "y.npz")]) == 0
+    assert "\nframes per second: " in capsys.readouterr().out
+    assert (tmp_path / "y.npz").is_file()
+    assert main(["run", str(directory), "--listen", "nowhere"]) == 2
+    assert capsys.readouterr().err == "dicompiler: error: run: 'nowhere' is no address: expected HOST:PORT\n"
 
 
 BLOCKED = "onnx onnxruntime onnx_graphsurgeon jsonschema ml_dtypes pluggy click rich ortools google cryptography"

@@ -59,6 +59,10 @@ class Artifact:
                 raise DicompilerError(f"the network has no input {name!r}{nearest(name, known)}")
         return {value["name"]: _checked(value, inputs) for value in self.inputs}
 
+    def copies(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """The inputs as arrays of their own. DicompilerError as for `arrays`."""
+        return {name: array.copy() for name, array in self.arrays(inputs).items()}
+
     def first(self, delivered: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Each output as the first device that has it delivered it."""
         names = [value["name"] for value in self.outputs]

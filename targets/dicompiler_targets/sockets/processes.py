@@ -37,6 +37,7 @@ class Process:
     channel: Channel | None = None
     address: Any = None
     report: DeviceReport | None = None
+    messages: int = 0
 
     @property
     def device(self) -> str:

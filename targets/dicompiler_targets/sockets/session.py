@@ -21,7 +21,7 @@ from dicompiler.target import DeviceReport, RunOptions
 from dicompiler_targets.sockets import blame
 from dicompiler_targets.sockets.artifact import Artifact, from_payload, to_payload
 from dicompiler_targets.sockets.blame import Event
-from dicompiler_targets.sockets.feed import END, Feed
+from dicompiler_targets.sockets.feed import Feed
 from dicompiler_targets.sockets.joining import Door
 from dicompiler_targets.sockets.processes import Process, Start, end, here, read_report
 from dicompiler_targets.sockets.runtime.frames import (
@@ -44,6 +44,8 @@ TICK_S = 0.05
 """Seconds between two looks at the processes."""
 SETTLE_S = 0.3
 """Seconds in which the cause of a failure can show: that a connection was lost is told before the death behind it."""
+MESSAGES = 64
+"""Reports and errors that a device can send: they wait here until somebody asks for outputs."""
 GRACE_S = 1.0
 """Seconds after a deadline in which devices can still say what they were waiting for."""
 
@@ -121,7 +123,7 @@ class Session:
 
         It reads at most as many frames ahead of what was taken here as may be on their way at once.
         """
-        feed, waiting = Feed(frames, self.in_flight, self._events.put), deque[Flight]()
+        feed, waiting = Feed(frames, self.in_flight, self._events.put, self.artifact.copies), deque[Flight]()
         try:
             while True:
                 with self._guarded():
@@ -209,6 +211,9 @@ class Session:
                 raise ProtocolError("READY came twice")
         elif header.kind in (Kind.REPORT, Kind.ERROR):
             check_message(header)
+            process.messages += 1
+            if process.messages > MESSAGES:
+                raise ProtocolError(f"more than {MESSAGES} messages came")
         else:
             raise ProtocolError(f"{header.kind.name} came, which no device sends")
 
@@ -270,12 +275,10 @@ class Session:
         """The next frame of the feed whose outputs are there; None after the last. Gives frames in the meantime."""
         while True:
             while feed.given and self._window_used() < self.in_flight:
-                given = feed.given.popleft()
-                if given is not END:
-                    waiting.append(self._submit(self.artifact.arrays(given)))
+                waiting.append(self._submit(feed.given.popleft()))
             if waiting and waiting[0].missing == 0:
                 return waiting.popleft()
-            if feed.exhausted and not waiting:
+            if feed.exhausted and not waiting and not feed.given:
                 return None
             if self._window_used():
                 self._round(self._oldest().deadline, self._unfinished())

@@ -1,6 +1,8 @@
-"""Runs one device's share of a compiled network: `python -m runtime --manifest manifest.json --control HOST:PORT`.
+"""Runs one device's share of a compiled network: `python3 -m runtime --control HOST:PORT --keys KEYS` in its directory.
 
-This package is copied into every device's directory as it is. It needs Python, numpy and onnxruntime, nothing else.
+HOST:PORT is where the coordinator listens; KEYS holds ca.pem, cert.pem and key.pem of this device. The exit code is 0
+after a run that ended well; else the last line says why not. This package is copied into every device's directory as it
+is. It needs Python, numpy and onnxruntime, nothing else.
 """
 
 FORMAT = "dicompiler.sockets/1"

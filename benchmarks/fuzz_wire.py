@@ -1,0 +1,61 @@
+"""A million mutated streams of frames for the receiver of the sockets target: no crash, no hang, no memory but the
+plan's. Prints how they ended; the exit code is 1 where one was not refused as the protocol says.
+
+In: how many, the first seed. Out: a table on stdout. Run it as README.md says.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+from fuzzing import Receiver, fuzz
+from handmade import halo, partial
+from running import emit
+
+from dicompiler.schema import load_json
+
+HANG_S = 60
+"""Seconds after which a thousand streams count as hung; all threads are printed then."""
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+@click.command()
+@click.option("--streams", default=1_000_000, show_default=True, help="How many mutated streams, over all receivers.")
+@click.option("--first", default=1_000_000, show_default=True, help="The first seed.")
+def main(streams: int, first: int) -> None:
+    """Fuzz the receiver in memory."""
+    faulthandler.enable()
+    cases = [("halo", halo, "a"), ("halo", halo, "b"), ("partial", partial, "a"), ("partial", partial, "b")]
+    start = time.perf_counter()
+    for number, (name, made, device) in enumerate(cases):
+        with tempfile.TemporaryDirectory() as place:
+            emit(made(), Path(place))
+            receiver = Receiver(Path(place), load_json(Path(place, device, "manifest.json")))
+            seeds = range(first + number * streams // len(cases), first + (number + 1) * streams // len(cases))
+            fuzz(receiver, seeds[:1000])
+            before = _peak_mib()
+            for done in range(1000, len(seeds), 1000):
+                faulthandler.dump_traceback_later(HANG_S, exit=True)
+                fuzz(receiver, seeds[done : done + 1000])
+            faulthandler.cancel_dump_traceback_later()
+        ends = ", ".join(f"{count} {outcome}" for outcome, count in sorted(receiver.outcomes.items()))
+        grown = _peak_mib() - before
+        click.echo(
+            f"{name} {device}: {ends}; at most {receiver.largest} bytes at once, process grew by {grown:.1f} MiB"
+        )
+    click.echo(
+        f"{streams} streams in {time.perf_counter() - start:.0f} s: no crash, no hang, no memory beyond the plan's"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

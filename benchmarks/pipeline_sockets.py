@@ -1,0 +1,185 @@
+"""A network in a pipeline of two devices over the sockets target, each process on a core of its own: a frame's time
+beside that of its segments alone and of its bytes on the wire, and frames per second beside one device alone.
+
+In: a network, how often. Out: medians on stdout. Run it as README.md says, on a host that does nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.schema import load_json
+from dicompiler.target import RunOptions
+from dicompiler.verify import random_inputs
+from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.runtime.values import from_bytes, make_sessions, run_segment
+
+TIMEOUT_S = 600.0
+SLACK, SPEEDUP = 1.05, 1.6
+"""The time of a frame must be within 5 % of what its parts take; throughput must grow by that."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One repetition. In seconds: a frame through both devices, its segments alone, its bytes on the wire; and the time
+    between frames of a stream, with two devices and with one. others: the share of the processors that was used by
+    processes that are not ours."""
+
+    frame_s: float
+    alone_s: float
+    wire_s: float
+    period_s: float
+    single_s: float
+    others: float
+
+    @property
+    def overhead(self) -> float:
+        return self.frame_s / (self.alone_s + self.wire_s)
+
+    @property
+    def speedup(self) -> float:
+        return self.single_s / self.period_s
+
+
+def used() -> tuple[float, float, float]:
+    """Seconds of processors: by everybody, by this process and its ended children; and the time."""
+    busy = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    ticks = sum(map(int, busy)) - int(busy[3]) - int(busy[4])
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    spent = sum(usage.ru_utime + usage.ru_stime for usage in own)
+    return ticks / os.sysconf("SC_CLK_TCK"), spent, time.monotonic()
+
+
+def segments_alone(directory: Path, inputs: Mapping[str, Any], times: int) -> float:
+    """The seconds of all devices' segments, one after another in this process by the code that theirs run: medians."""
+    todo: list[tuple[Any, Mapping[str, Any]]] = []
+    given: dict[str, Any] = {}
+    for device in load_json(directory / "artifact.json")["devices"]:
+        manifest = load_json(directory / device / "manifest.json")
+        todo += zip(make_sessions(directory / device, manifest, 1), manifest["segments"], strict=True)
+        given |= {value["name"]: from_bytes(_bytes(inputs[value["name"]]), value) for value in manifest["inputs"]}
+    seconds: dict[str, list[float]] = {segment["name"]: [] for _, segment in todo}
+    for _ in range(times):
+        values, left = dict(given), list(todo)
+        while left:
+            session, segment = next(entry for entry in left if all(name in values for name in entry[1]["inputs"]))
+            left.remove((session, segment))
+            start = time.perf_counter()
+            values.update(zip(segment["outputs"], run_segment(session, segment, values), strict=True))
+            seconds[segment["name"]].append(time.perf_counter() - start)
+    return sum(map(statistics.median, seconds.values()))
+
+
+def _bytes(array: Any) -> Any:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def wire(count: int, times: int) -> float:
+    """The median seconds in which `count` bytes go through a loopback connection into fresh memory."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        two = listener.accept()[0]
+    payload, seconds = bytes(count), []
+
+    def receive() -> None:
+        view, done = memoryview(bytearray(count)), 0
+        while done < count:
+            done += two.recv_into(view[done:])
+
+    with one, two:
+        for _ in range(times):
+            reader = threading.Thread(target=receive)
+            start = time.perf_counter()
+            reader.start()
+            one.sendall(payload)
+            reader.join()
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def measure(pair: Path, single: Path, inputs: Mapping[str, Any], frames: int) -> Round:
+    """One repetition of everything, so that what else the host does falls on all of it."""
+    target, cores, before = SocketsTarget(), sorted(os.sched_getaffinity(0)), used()
+    one = target.run(pair, [inputs] * frames, TIMEOUT_S, RunOptions(in_flight=1, pin=True, keep=1))
+    stream = target.run(pair, [inputs] * frames, TIMEOUT_S, RunOptions(in_flight=0, pin=True, keep=1))
+    os.sched_setaffinity(0, cores[:1])
+    try:
+        alone = target.run(single, [inputs] * frames, TIMEOUT_S, RunOptions(in_flight=0, pin=True, keep=1))
+        alone_s = segments_alone(pair, inputs, max(5, frames // 2))
+    finally:
+        os.sched_setaffinity(0, cores)
+    document = load_json(pair / "artifact.json")
+    moved = [v["bytes"] for key in ("inputs", "transfers", "outputs") for v in document[key]]
+    return Round(
+        statistics.median(one.frames_s),
+        alone_s,
+        sum(wire(count, 20) for count in moved),
+        stream.total_s / frames,
+        alone.total_s / frames,
+        others(before, used()),
+    )
+
+
+def others(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
+    """The share of the processors that others used in between."""
+    everybody, own, passed = (b - a for a, b in zip(before, after, strict=True))
+    return max(0.0, everybody - own) / (passed * (os.cpu_count() or 1))
+
+
+def report(network: str, rounds: list[Round]) -> bool:
+    """Prints the medians; whether both goals were reached."""
+    click.echo(f"{network}, medians of {len(rounds)} repetitions on {len(os.sched_getaffinity(0))} cores")
+    for name in ("frame_s", "alone_s", "wire_s", "period_s", "single_s"):
+        low, *_, high = values = sorted(1000 * getattr(one, name) for one in (*rounds, *rounds))
+        click.echo(f"  {name:9} {statistics.median(values):9.2f} ms  (from {low:.2f} to {high:.2f})")
+    overhead = statistics.median(one.overhead for one in rounds)
+    speedup = statistics.median(one.speedup for one in rounds)
+    click.echo(f"a frame takes {100 * overhead - 100:+.1f} % beside its segments alone and its bytes (allowed: +5 %)")
+    click.echo(f"a stream has {speedup:.2f} times the frames per second of one device (wanted: {SPEEDUP})")
+    click.echo(f"others used {100 * statistics.median(one.others for one in rounds):.0f} % of the processors meanwhile")
+    return overhead <= SLACK and speedup >= SPEEDUP
+
+
+@click.command()
+@click.option("--network", default="vgg16", show_default=True, help="Its name in dicompiler.networks.")
+@click.option("--frames", default=12, show_default=True, help="Frames of each run.")
+@click.option("--rounds", default=5, show_default=True, help="Repetitions of everything.")
+def main(network: str, frames: int, rounds: int) -> None:
+    """Measure a pipeline of two devices."""
+    logging.getLogger("dicompiler").setLevel(logging.ERROR)
+    model, target = networks.build(network), "sockets{threads=1}"
+    with tempfile.TemporaryDirectory() as place:
+        pair, single = Path(place, "pair"), Path(place, "single")
+        made = dicompiler.compile(
+            model, platform="rpi4x2", strategy="pipeline", objective="throughput", target=target, output=pair
+        )
+        dicompiler.compile(model, platform="rpi4x1", strategy="single", target=target, output=single)
+        assert made.program is not None
+        inputs = random_inputs(made.program.inputs)
+        found = []
+        for number in range(rounds):
+            found.append(one := measure(pair, single, inputs, frames))
+            line = f"{number}: {one.overhead:.3f} × its parts, {one.speedup:.2f} × one device, others {one.others:.0%}"
+            click.echo(line, err=True)
+    sys.exit(0 if report(network, found) else 1)
+
+
+if __name__ == "__main__":
+    main()

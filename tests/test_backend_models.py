@@ -1,0 +1,50 @@
+"""A sample of the one-operator models of the onnx backend tests; benchmarks/backend.py takes them all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from backend_models import Case, cases, outcome
+
+STRIDE = 6
+"""Every so many of the node tests are taken; of the others all."""
+
+
+@pytest.fixture(scope="module")
+def sample() -> list[Case]:
+    def chosen() -> Iterator[Case]:
+        for number, case in enumerate(cases(("node",))):
+            if number % STRIDE == 0 and not case.operator.startswith("("):
+                yield case
+        yield from cases(("simple", "pytorch-operator"))
+
+    return list(chosen())
+
+
+def test_every_model_that_onnxruntime_runs_compiles_and_verifies_and_most_are_split(sample: list[Case]) -> None:
+    found = [outcome(case, randoms=1) for case in sample]
+    assert [(item.case.name, item.why) for item in found if item.result in ("wrong", "crash", "refused")] == []
+    count = Counter(item.result for item in found)
+    assert count["split"] >= 120
+    assert count["whole"] < count["split"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_convtranspose_group_2",
+        "test_resize_upsample_scales_nearest",
+        "test_reduce_sum_keepdims_random",
+        "test_slice_default_steps",
+        "test_einsum_batch_matmul",
+        "test_qlinearconv",
+        "test_edge_pad",
+    ],
+)
+def test_a_model_of_an_operator_with_a_rule_is_split(name: str) -> None:
+    case = next(case for case in cases(("node",)) if case.name == name)
+    found = outcome(case)
+    assert (found.result, found.why) == ("split", "")
+    assert found.plans > 3
