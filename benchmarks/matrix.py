@@ -57,7 +57,7 @@ class Row:
         passed = sum(check.passed for check in own)
         if len(own) > 1 or not passed:
             return f"{passed} of {len(own)}"
-        return own[0].detail.replace(" of max|reference| (allowed: 1e-05)", "")
+        return own[0].detail.split(" (")[0].removesuffix(" of max|reference|").removesuffix(" a frame: as predicted")
 
 
 def _verify(case: Case, split: Split, seeds: Sequence[int] | None) -> tuple[Check, ...]:

@@ -158,7 +158,7 @@ def _work_flops(layers: LayerGraph, work: Work, pools: bool, elementwise: bool) 
         return 2 * multiplications
     if op in _POOLS:
         return volume(out) * math.prod(operation.attribute("kernel_shape", ())) if pools else 0
-    if op in _GLOBAL_POOLS:
+    if op in _GLOBAL_POOLS or op.startswith("Reduce"):
         return volume(needs[0]) if pools and needs[0] is not None else 0
     if not elementwise:
         return 0

@@ -28,7 +28,7 @@ MIN_IR = 8
 @dataclass(frozen=True)
 class _Call:
     """What the calls of the operator `op` in a model have in common: the greatest number of inputs (`arity`), the type
-    of the first one, the opset; `given`: the attributes that some call has.
+    of the first one, the opset; `given`: the attributes that are not 0 in some call.
     """
 
     op: str
@@ -275,7 +275,7 @@ def declare(proto: onnx.ModelProto, known: Facts) -> None:
 
 def _function(op: str, nodes: Sequence[NodeProto], known: Facts) -> FunctionProto:
     dtype = known.dtypes.get(nodes[0].input[0], onnx.TensorProto.FLOAT)
-    given = frozenset(entry.name for node in nodes for entry in node.attribute)
+    given = frozenset(a.name for node in nodes for a in node.attribute if helper.get_attribute_value(a) != 0)
     call = _Call(op, known.opset, max(len(node.input) for node in nodes), dtype, given)
     opsets = [helper.make_opsetid("", known.opset)]
     return helper.make_function(DOMAIN, op, call.inputs, ["Y"], STAND_INS[op](call), opsets, call.attributes)

@@ -13,8 +13,8 @@ from dicompiler.regions import Interval, Region, full
 def attention(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """Attention: y[batch, heads, rows, :] ← q[batch, heads, rows], k and v[batch, their heads], the mask's part.
 
-    Heads of q that share one of k and v stay together. Rows pass unless a causal mask, a softcap of the past or lengths
-    count them. With heads inside the last axis (rank 3), with a past, or with lengths: batch alone, or whole.
+    Heads of q that share one of k and v stay together. Rows pass unless a causal mask counts them. With heads inside
+    the last axis (rank 3) the batch alone passes; with a past, or lengths of the keys: whole.
     """
     out = full(operation.out_shape)
     if any(operation.has(index) for index in (4, 5, 6)):

@@ -222,12 +222,17 @@ def _absorbable(
         names = sorted({r for t in leaving for r in readers.get(t, ())} - inside, key=lambda n: position.get(n, -1))
         if "" in names or not names:
             return []
-        for name in names:
-            node = by_name[name]
-            if not _fits(node, shape, graph) or not _comes_last(node, inside | set(names), position, produced_by):
-                return []
-        found.extend(by_name[name] for name in names)
-        inside.update(names)
+        if not all(_fits(by_name[name], shape, graph) for name in names):
+            return []
+        # One that waits for an operand of a later round, as the last Mul of x·clip(x + 3), is taken then.
+        ready, waiting = names, [""]
+        while waiting:
+            waiting = [n for n in ready if not _comes_last(by_name[n], inside | set(ready), position, produced_by)]
+            ready = [n for n in ready if n not in waiting]
+        if not ready:
+            return []
+        found.extend(by_name[name] for name in ready)
+        inside.update(ready)
         leaving = {
             output
             for node in (*members, *found)

@@ -254,6 +254,37 @@ def test_the_stand_in_of_lrn_counts_the_channels_of_the_window() -> None:
         assert np.array_equal(run_model(checked, inputs)["y"], x + np.floor(32 * np.sign(x) / (1 + count) + 0.5))
 
 
+@pytest.mark.parametrize("opset", [9, 13, 17, 21])
+def test_the_stand_in_of_an_average_sums_bounded_numbers(opset: int) -> None:
+    """A sum shows what a maximum hides: a pad, a row or a column in the wrong place."""
+    attributes = "kernel_shape = [3, 3], strides = [2, 2], pads = [1, 0, 0, 1]"
+    model = from_text(f"""<ir_version: 8, opset_import: ["": {opset}]>
+        g (float[1, 2, 6, 8] x) => (float[1, 2, 3, 4] y, float[1, 2, 1, 1] z) {{
+          y = AveragePool <{attributes}> (x)  z = GlobalAveragePool (x) }}""")
+    checked, inputs = check_model(model, 0)
+    x = np.pad(inputs["x"] % 16, ((0, 0), (0, 0), (1, 0), (0, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3))[:, :, ::2, ::2]
+    results = run_model(checked, inputs)
+    assert np.array_equal(results["y"], windows.sum((-1, -2)))
+    assert np.array_equal(results["z"], (inputs["x"] % 16).sum((2, 3), keepdims=True))
+
+
+@pytest.mark.parametrize(
+    ("opset", "attributes", "maximum"),
+    [(11, "ceil_mode = 1", True), (18, "ceil_mode = 1", False), (17, "count_include_pad = 1, ceil_mode = 0", False)],
+)
+def test_an_average_that_rounds_up_before_opset_18_becomes_a_maximum(
+    opset: int, attributes: str, maximum: bool
+) -> None:
+    model = from_text(f"""<ir_version: 8, opset_import: ["": {opset}]>
+        g (float[1, 1, 5, 5] x) => (float[a, b, c, d] y) {{
+          y = AveragePool <kernel_shape = [3, 3], strides = [2, 2], {attributes}> (x) }}""")
+    checked, inputs = check_model(model, 0)
+    windows = np.lib.stride_tricks.sliding_window_view(inputs["x"], (3, 3), (2, 3))[:, :, ::2, ::2]
+    expected = windows.max((-1, -2)) if maximum else (windows % 16).sum((-1, -2))
+    assert np.array_equal(run_model(checked, inputs)["y"], expected)
+
+
 @pytest.mark.parametrize(("opset", "axes"), [(11, (2, 3)), (13, (2,))])
 def test_the_stand_in_of_softmax_reads_the_axes_that_softmax_reads(opset: int, axes: tuple[int, ...]) -> None:
     model = from_text(f"""<ir_version: 8, opset_import: ["": {opset}]>

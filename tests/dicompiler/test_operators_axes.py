@@ -131,12 +131,13 @@ def test_a_region_of_a_normalization_without_weights(op: str, data: st.DataObjec
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_running_sum(data: st.DataObject) -> None:
+def test_a_region_of_a_running_sum_or_product(data: st.DataObject) -> None:
     draw = data.draw
     shape = shapes(draw)
     axis = np.array(draw(st.integers(-len(shape), len(shape) - 1)), draw(st.sampled_from((np.int32, np.int64))))
     attributes = {name: 1 for name in ("exclusive", "reverse") if draw(st.booleans())}
-    check_cut(Case("CumSum", (integers(draw, *shape), axis), attributes, draw(st.sampled_from((11, 14)))), draw)
+    op, opset = draw(st.sampled_from((("CumSum", 11), ("CumSum", 14), ("CumProd", 26))))
+    check_cut(Case(op, (integers(draw, *shape), axis), attributes, opset), draw)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

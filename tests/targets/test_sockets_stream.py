@@ -49,7 +49,7 @@ def test_frames_in_flight_come_out_in_order(made: Any, in_flight: int, tmp_path:
         check(one, inputs, outputs)
     sent = {index: count for report in result.reports for index, count in report.sent.items()}
     assert sent == {t.index: 60 * t.value.nbytes for t in one[0].transfers}
-    assert 0 < result.total_s < sum(result.frames_s)
+    assert max(result.frames_s) <= result.total_s
 
 
 def test_shapes_may_differ_from_frame_to_frame_in_flight(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_the_command_streams_frames(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([*arguments, "--keys", f"{directory}.keys", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert len(printed["frames_s"]) == 9
-    assert 0 < printed["total_s"] < sum(printed["frames_s"])
+    assert max(printed["frames_s"]) <= printed["total_s"]
     assert main([*arguments, "--outputs", str(tmp_path / "y.npz")]) == 0
     assert "\nframes per second: " in capsys.readouterr().out
     assert (tmp_path / "y.npz").is_file()

@@ -101,10 +101,10 @@ def launch(directory: Path, manifest: Manifest, arguments: Sequence[str]) -> Pro
     try:
         # A session of its own: an interrupt from the terminal is for our process, which then ends the devices.
         popen = subprocess.Popen(
-            [sys.executable, "-m", "runtime", *arguments],
+            [sys.executable, "-m", "runtime", "--tethered", *arguments],
             cwd=directory / manifest["device"],
             env=_environment(),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # held open by this process: the device ends with it
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -133,6 +133,8 @@ def end(processes: Sequence[Process]) -> None:
     for process in processes:
         if process.popen is not None:
             process.popen.wait()
+            if process.popen.stdin is not None:
+                process.popen.stdin.close()
         if process.log is not None:
             process.log.close()
         if process.channel is not None:

@@ -7,18 +7,23 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import FORMAT
-from .device import Device
 from .line import Keys, split_address
+
+if TYPE_CHECKING:
+    from .device import Device
 
 
 def main() -> int:
     """Runs the device that the manifest describes until the coordinator ends the run. 0: all went well."""
     options = _options()
+    if options.tethered:
+        threading.Thread(target=_end_with_starter, daemon=True).start()
     manifest = json.loads(options.manifest.read_text(encoding="utf-8"))
     if manifest.get("format") != FORMAT:
         return _end(f"{options.manifest}: format {manifest.get('format')!r}, this runtime reads {FORMAT!r}")
@@ -41,8 +46,17 @@ def main() -> int:
     return 0
 
 
+def _end_with_starter() -> None:
+    """Ends this process when its standard input ends: before it has joined, nothing else tells that nobody waits."""
+    while os.read(0, 4096):
+        continue
+    os._exit(1)
+
+
 def _device(options: Any, manifest: dict[str, Any]) -> Device:
     """ValueError for keys or an address that cannot be used."""
+    from .device import Device  # takes its time (onnxruntime), in which the starter may go
+
     keys = None if options.keys is None else Keys(options.keys)
     listen = None if options.listen is None else split_address(options.listen)
     if not options.heartbeat > 0:
@@ -70,6 +84,7 @@ def _options() -> Any:
     add("--cores", help="run on these processors only (0,1,…)")
     add("--timeout", type=float, default=3600.0, help="seconds until the run must have begun")
     add("--heartbeat", type=float, default=2.0, help="seconds between signs of life; who misses three is lost")
+    add("--tethered", action="store_true", help="end when standard input does")
     return parser.parse_args()
 
 

@@ -1,0 +1,45 @@
+"""Every operator that has a rule is split by some test, and every element-wise operator of the standard has a rule."""
+
+from __future__ import annotations
+
+import onnx
+
+from dicompiler.operators import builtin_rules
+from dicompiler.operators.elementwise import BROADCASTING, CONTRIBUTED, UNARY
+from dicompiler.operators.reductions import MERGED, OTHERS
+
+TESTED = {
+    *"Conv ConvTranspose MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool Gemm MatMul".split(),
+    *"Einsum Attention LRN Softmax LogSoftmax Hardmax BatchNormalization InstanceNormalization".split(),
+    *"GroupNormalization LayerNormalization RMSNormalization MeanVarianceNormalization LpNormalization".split(),
+    *"CumSum CumProd TopK ArgMax ArgMin Reshape Flatten Squeeze Unsqueeze Transpose Concat Slice Pad Trilu".split(),
+    *"Expand Tile Gather GatherElements DepthToSpace SpaceToDepth Resize Upsample CastLike BitCast Dropout".split(),
+    *"QuantizeLinear DequantizeLinear ConvInteger QLinearConv MatMulInteger QLinearMatMul".split(),
+}
+"""By hand-written cases; the element-wise operators and the reductions are tested by enumeration."""
+NOT_RUN = {"SwiGLU"}
+"""Element-wise operators that are newer than onnxruntime."""
+
+
+def test_every_rule_is_tested() -> None:
+    rules = {rule.op for rule in builtin_rules() if not rule.domain}
+    assert rules == {*TESTED, *UNARY, *BROADCASTING, *MERGED, *OTHERS}
+    assert {rule.op for rule in builtin_rules() if rule.domain} == {*CONTRIBUTED}
+
+
+def test_no_operator_has_two_rules() -> None:
+    keys = [(rule.domain, rule.op) for rule in builtin_rules()]
+    assert len(keys) == len(set(keys))
+
+
+def test_every_function_of_one_number_has_a_rule() -> None:
+    """Such are the standard's operators with one input and one output of a type that they share, whose shape inference
+    copies the shape: what is left without a rule must not be one of them."""
+    rules = {rule.op for rule in builtin_rules()}
+    without = set()
+    for schema in onnx.defs.get_all_schemas():
+        if schema.domain == "" and not schema.deprecated and len(schema.inputs) == len(schema.outputs) == 1:
+            same = schema.inputs[0].type_str == schema.outputs[0].type_str and not schema.attributes
+            if same and schema.name not in rules:
+                without.add(schema.name)
+    assert without <= {"Det", "NonZero", "OptionalGetElement", *NOT_RUN}
