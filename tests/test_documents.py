@@ -83,9 +83,11 @@ def test_the_python_of_the_readme_runs(walked: Path) -> None:
         check=True,
         timeout=120,
     )
-    _, counts, shape = done.stdout.splitlines()
+    _, counts, shape, *streamed = done.stdout.splitlines()
     assert len(set(counts.split())) == 1
     assert shape == "(1, 10)"
+    assert len(streamed) == 10
+    assert len(set(streamed)) == 1  # the same image each time
 
 
 def test_the_plugin_of_the_readme_works(walked: Path) -> None:
