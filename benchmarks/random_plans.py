@@ -1,0 +1,66 @@
+"""Random networks under random plans, as in tests/test_random_plans.py, but many: `random_plans.py [COUNT] [FIRST]`.
+
+Prints every pair that is not bit-equal, or that sends other bytes than predicted, and how many were tried.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from random import Random
+
+import numpy as np
+import onnx
+from generators import integers, random_model, random_plan
+from layer_graphs import rules
+
+from dicompiler.compilation import Compilation
+from dicompiler.cutting import cut, sent_bytes
+from dicompiler.errors import DicompilerError
+from dicompiler.executor import Executor, run_model
+from dicompiler.model import Model
+from dicompiler_passes.form_layers import form_layers
+from dicompiler_passes.partition import Partition
+
+
+def fault(seed: int) -> str:
+    """What is wrong with the pair of this seed; '' where nothing is."""
+    rng = Random(seed)
+    model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
+    layers = form_layers(model, rules())
+    plan = random_plan(rng, layers)
+    placed = Partition().run(Compilation(model=model, layers=layers, plan=plan))
+    placed.model.check("partition")
+    inputs = integers(rng, model.proto)
+    reference = run_model(model, inputs)
+    program = cut(placed.model, plan.devices)
+    execution = Executor(program).run(inputs)
+    for device, outputs in execution.delivered.items():
+        for name, value in outputs.items():
+            if not np.array_equal(reference[name], value):
+                return f"output {name} on {device} differs"
+    assert placed.routing is not None
+    if not sum(execution.sent) == sent_bytes(program.transfers) == placed.routing.total_bytes:
+        return "other bytes were sent than predicted"
+    return ""
+
+
+def main(count: int, first: int) -> int:
+    """Tries `count` pairs from seed `first` on; the number of faults."""
+    logging.disable(logging.WARNING)  # parts that nobody reads are what random plans are full of
+    faults = 0
+    for seed in range(first, first + count):
+        try:
+            found = fault(seed)
+        except DicompilerError as error:
+            found = str(error)
+        if found:
+            faults += 1
+            print(f"seed {seed}: {found}")
+    print(f"{count} pairs, {faults} faults")
+    return faults
+
+
+if __name__ == "__main__":
+    given = [int(word) for word in sys.argv[1:]]
+    sys.exit(main(*given, *(10_000, 0)[len(given) :]) > 0)
