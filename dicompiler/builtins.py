@@ -25,10 +25,12 @@ def dicompiler_operators() -> Iterable[OperatorRule]:
 
 @hookimpl
 def dicompiler_cost_models() -> Iterable[type[CostModel]]:
-    """The analytic cost model."""
+    """The analytic cost model, the roofline, the fit for each layer kind, and what was measured."""
     from dicompiler.costs import Analytic
+    from dicompiler.costs_models import Linear, Roofline
+    from dicompiler.costs_profile import Measured
 
-    return [Analytic]
+    return [Analytic, Roofline, Linear, Measured]
 
 
 @hookimpl

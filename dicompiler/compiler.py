@@ -6,46 +6,44 @@ model ──prepare──► layers ──strategy──► plan ──partition
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dicompiler import plan as plans
 from dicompiler.compilation import Compilation
-from dicompiler.costs import Analytic, CostModel, weight_regions
-from dicompiler.cutting import cut
+from dicompiler.costs import Analytic, CostModel
 from dicompiler.errors import DicompilerError, UsageError
+from dicompiler.limits import check, check_program
+from dicompiler.lowering import split
 from dicompiler.metrics import Metrics
 from dicompiler.model import Model
+from dicompiler.outputs import check_place, moved_in_whole
 from dicompiler.passes import Instrument, PassManager
 from dicompiler.plan import Plan
 from dicompiler.platform import Platform, to_toml
 from dicompiler.plugins import registry
-from dicompiler.problem import Problem, Strategy
+from dicompiler.problem import Problem, Strategy, evaluate
 from dicompiler.program import Program
-from dicompiler.routing import route
 from dicompiler.schema import load_json, validate
-from dicompiler.target import RunOptions, RunResult, Target
+from dicompiler.target import Installed, RunOptions, RunResult, Target
 from dicompiler.tiling import whole_plan
-from dicompiler.units import format_bytes
 
 if TYPE_CHECKING:
     import onnx
     from numpy.typing import NDArray
 
-    from dicompiler.verify import Verification
+    from dicompiler.verify import Check, Verification
 
 log = logging.getLogger("dicompiler")
 
-DEFAULT_STRATEGY = "modnn"
+DEFAULT_STRATEGY = "auto"
 DEFAULT_TARGET = "sockets"
 DEFAULT_COST = "analytic"
 PREPARE = ("normalise", "infer-shapes", "form-layers")
 MANIFEST, PLAN, PLATFORM, REFERENCE = "artifact.json", "plan.json", "platform.toml", "reference/model.onnx"
+KIND = "artifact"
 TIMEOUT_S = 600.0
 
 
@@ -75,12 +73,15 @@ def compile(
         chosen = DEFAULT_STRATEGY if strategy is None else strategy
         decider = registry().make("strategies", chosen) if isinstance(chosen, str) else chosen
     if output is not None:
-        _check_place(Path(output))  # before the work, and in the end once more
+        check_place(Path(output), MANIFEST, KIND)  # before the work, and in the end once more
     compilation = prepare(Model.load(model), shape, instruments)
     compilation = replace(compilation, platform=_platform(platform, decider))
     costs: CostModel = registry().make("cost_models", cost) if isinstance(cost, str) else cost
-    compilation = decide(compilation, decider, plan, objective, costs)
-    compilation = split(compilation, instruments)
+    problem = pose(compilation, objective, costs)
+    compilation = split(replace(compilation, plan=decide(problem, decider, plan)), instruments)
+    if output is not None:
+        check_program(compilation, emitter)
+    compilation = weigh(compilation, problem)
     return compilation if output is None else emit(compilation, emitter, Path(output))
 
 
@@ -93,6 +94,19 @@ def prepare(model: Model, shape: Sequence[str] = (), instruments: Sequence[Instr
     return PassManager(passes, instruments).run(Compilation(model=model))
 
 
+def load_problem(
+    model: str | Path | Model,
+    platform: str | Path | Platform | None,
+    shape: Sequence[str] = (),
+    objective: str = "latency",
+    cost: str | CostModel = DEFAULT_COST,
+) -> Problem:
+    """The problem of splitting `model` over `platform`, for those who call strategies themselves; see `compile`."""
+    compilation = prepare(Model.load(model), shape)
+    costs: CostModel = registry().make("cost_models", cost) if isinstance(cost, str) else cost
+    return pose(replace(compilation, platform=_platform(platform, None)), objective, costs)
+
+
 def _platform(given: str | Path | Platform | None, strategy: Strategy | None) -> Platform:
     families = [provided.value for provided in registry().platforms.values()]
     own = strategy.own_platform() if strategy is not None and given is None else None
@@ -101,34 +115,40 @@ def _platform(given: str | Path | Platform | None, strategy: Strategy | None) ->
     return own if own is not None else Platform.load(given, families)  # type: ignore[arg-type]
 
 
-def decide(
-    compilation: Compilation,
-    strategy: Strategy | None,
-    plan: str | Path | Plan | None,
-    objective: str = "latency",
-    cost: CostModel | None = None,
-) -> Compilation:
-    """Adds the plan (the strategy's where there is one), its metrics, and those of the best single device beside it.
+def pose(compilation: Compilation, objective: str = "latency", cost: CostModel | None = None) -> Problem:
+    """The problem that a prepared compilation on a platform is. UsageError for an unknown objective."""
+    layers, platform = compilation.layers, compilation.platform
+    assert layers is not None and platform is not None
+    return Problem(layers, platform, cost or Analytic(), objective, model=compilation.model)
+
+
+def decide(problem: Problem, strategy: Strategy | None, plan: str | Path | Plan | None) -> Plan:
+    """The plan: the strategy's where there is one, else the one given.
 
     Raises DicompilerError for a plan of another network, with parts on a device without compute, or over a host's
     memory.
     """
-    layers, platform = compilation.layers, compilation.platform
-    assert layers is not None and platform is not None
-    problem = Problem(layers, platform, cost or Analytic(), objective)
-    digest = compilation.model.digest()
+    assert problem.model is not None
+    digest = problem.model.digest()
     if strategy is not None:
         chosen = replace(strategy.plan(problem), network=digest)
+        if problem.cost.measured and not chosen.note:
+            chosen = replace(chosen, note=f"it rests on the measurements of cost model {problem.cost.name!r}")
     else:
         chosen = plan if isinstance(plan, Plan) else plans.load(plan or "")
         if chosen.network and chosen.network != digest:
             raise DicompilerError(
                 "plan: it was made for another network (its structure differs): make it anew with 'dicompiler plan'"
             )
-    _check_compute(platform, chosen)
-    metrics = problem.evaluate(chosen)
-    _check_memory(problem, chosen, metrics)
-    single = single_device(problem)
+    check(problem, chosen)
+    return chosen
+
+
+def weigh(compilation: Compilation, problem: Problem) -> Compilation:
+    """Adds the metrics of the program, by simulation, and those of the best single device beside them; warns where that
+    one would be better."""
+    metrics, single = evaluate(compilation, problem.cost), single_device(problem)
+    objective = problem.objective
     if metrics.value(objective) > single.value(objective):
         log.warning(
             "this plan's predicted %s is worse than that of one device alone (%.3g against %.3g; --strategy single)",
@@ -136,97 +156,26 @@ def decide(
             metrics.value(objective),
             single.value(objective),
         )
-    return replace(compilation, plan=chosen, metrics=metrics, single=single)
+    return replace(compilation, metrics=metrics, single=single)
 
 
 def single_device(problem: Problem) -> Metrics:
-    """The metrics of the whole network on the fastest device: the candidate that every plan is reported beside."""
+    """The metrics of the whole network on the fastest device, the candidate that every plan is reported beside. Nothing
+    overlaps there: the estimate is what the simulator gives."""
     whole = whole_plan(problem.layers, problem.platform.fastest.name)
-    return problem.evaluate(problem.plan(whole.layers))
-
-
-def _check_compute(platform: Platform, plan: Plan) -> None:
-    """A compute-less device may hold inputs and want outputs, and that is all."""
-    for name, parts in plan.layers.items():
-        for i, part in enumerate(parts):
-            if not platform.device(part.device).computes:
-                raise DicompilerError(
-                    f"plan: layers.{name}[{i}]: device {part.device!r} has no compute: give the part to another"
-                )
-
-
-def _check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
-    """Memory is a hard limit: weights and live activations of a host's devices. The error names the layer whose
-    weights take most of it."""
-    layers, platform = problem.layers, problem.platform
-    for host in platform.hosts:
-        used = sum(d.memory for d in metrics.devices if platform.host_of[d.device] == host.name)
-        if used > host.memory:
-            weights: dict[str, int] = {}
-            for task in route(layers, plan, platform.host_of).tasks:
-                if platform.host_of[task.device] == host.name:
-                    held = sum(weight_regions(layers, task).values())
-                    weights[task.layer] = weights.get(task.layer, 0) + held
-            largest = max(weights, key=lambda name: weights[name], default=None)
-            remedy = (
-                "it only holds inputs or outputs: make another device the source or the sink"
-                if largest is None
-                else f"give it less of the network, above all of layer {largest!r} ({format_bytes(weights[largest])} "
-                "of weights)"
-            )
-            raise DicompilerError(
-                f"plan: host {host.name} needs {format_bytes(used)} for weights and activations and has "
-                f"{format_bytes(host.memory)}: {remedy}"
-            )
-
-
-def split(compilation: Compilation, instruments: Sequence[Instrument] = ()) -> Compilation:
-    """Adds routing, placed model and program to a compilation with a plan."""
-    assert compilation.plan is not None and compilation.platform is not None
-    for name in compilation.plan.devices:
-        compilation.platform.device(name)
-    placed = PassManager([registry().make("passes", "partition")], instruments).run(compilation)
-    devices = [d.name for d in compilation.platform.devices if d.name in compilation.plan.devices]
-    program = cut(placed.model, devices, compilation.platform.host_of)
-    return replace(placed, program=program, reference=compilation.model)
+    return problem.estimate(problem.plan(whole.layers))
 
 
 def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
     """Writes the artifact: the target's files, the plan, the platform, and the model to verify against."""
     assert compilation.plan is not None and compilation.platform is not None and compilation.reference is not None
-    with _moved_in_whole(output) as stage:
+    with moved_in_whole(output, MANIFEST, KIND) as stage:
         target.emit(compilation, stage)
         (stage / PLAN).write_text(plans.dumps(compilation.plan), encoding="utf-8")
         (stage / PLATFORM).write_text(to_toml(compilation.platform), encoding="utf-8")
         (stage / REFERENCE).parent.mkdir()
         compilation.reference.save(stage / REFERENCE, external=True)
     return replace(compilation, artifacts=output)
-
-
-def _check_place(output: Path) -> None:
-    """An earlier artifact is replaced, anything else that is there is refused (an empty directory is nothing)."""
-    if output.exists() and not (output / MANIFEST).is_file() and (not output.is_dir() or any(output.iterdir())):
-        raise DicompilerError(f"{output}: it exists and is no artifact of ours: choose another place or remove it")
-    if not output.absolute().parent.is_dir():
-        raise DicompilerError(f"{output}: its parent is no directory: create it first")
-
-
-@contextmanager
-def _moved_in_whole(output: Path) -> Iterator[Path]:
-    """A fresh directory beside `output` that takes its place in the end; see `_check_place`."""
-    _check_place(output)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.absolute().parent))
-    try:
-        stage = scratch / "new"
-        stage.mkdir()
-        yield stage
-        if output.exists():
-            output.rename(scratch / "old")
-        stage.rename(output)
-    except OSError as error:
-        raise DicompilerError(f"{output}: it cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _open(directory: str | Path) -> tuple[Path, Target, Model]:
@@ -258,11 +207,18 @@ def run(
     return target.run(path, [given] * frames, timeout, options or RunOptions())
 
 
+def install(directory: str | Path, options: RunOptions, timeout: float = TIMEOUT_S) -> tuple[Installed, ...]:
+    """Copies an artifact to `options.hosts`, as far as they lack it, and checks that it can be run there; `run` with
+    the same options then starts it there. RunError names the device, its host and the cause."""
+    path, target, _ = _open(directory)
+    return target.install(path, options, timeout)
+
+
 def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
     """Verifies an artifact on both levels: exact check models in this process, then its real programs, run as
     processes on this host and compared with onnxruntime; and that each transfer carried the bytes predicted."""
-    from dicompiler.executor import check_inputs, run_model
-    from dicompiler.verify import Verification, compare, exact, graph_inputs, random_inputs, transfers
+    from dicompiler.executor import check_inputs
+    from dicompiler.verify import Verification, exact, graph_inputs, random_inputs, transfers
 
     path, target, model = _open(directory)
     plan, platform = plans.load(path / PLAN), Platform.load(path / PLATFORM)
@@ -277,11 +233,33 @@ def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = No
 
     checks = [exact(model, program)]
     result = target.run(path, [given], TIMEOUT_S)
-    reference = run_model(model, given)
-    for device, outputs in (result.delivered or ({"": result.outputs[0]},))[0].items():
-        checks += [
-            compare(f"{name} on {device}" if device else name, reference[name], outputs[name]) for name in outputs
-        ]
+    checks += _compared(model, given, result)
     sent = {index: count for report in result.reports for index, count in report.sent.items()}
     checks.append(transfers(program(model).transfers, sent, 1))
     return Verification(tuple(checks))
+
+
+def compare_run(
+    directory: str | Path, result: RunResult, inputs: Mapping[str, NDArray[Any]] | None = None
+) -> Verification:
+    """Verifies the first frame of what `run` gave for these inputs: its outputs against those of onnxruntime."""
+    from dicompiler.executor import check_inputs
+    from dicompiler.verify import Verification, graph_inputs, random_inputs
+
+    _, _, model = _open(directory)
+    values = graph_inputs(model)
+    given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
+    return Verification(tuple(_compared(model, given, result)))
+
+
+def _compared(model: Model, given: Mapping[str, NDArray[Any]], result: RunResult) -> list[Check]:
+    """A check for each output that a device delivered of the first frame."""
+    from dicompiler.executor import run_model
+    from dicompiler.verify import compare
+
+    reference = run_model(model, given)
+    return [
+        compare(f"{name} on {device}" if device else name, reference[name], outputs[name])
+        for device, outputs in (result.delivered or ({"": result.outputs[0]},))[0].items()
+        for name in outputs
+    ]

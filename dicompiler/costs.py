@@ -1,6 +1,7 @@
 """Cost models: how long a piece of a layer takes on a device. And the counting of operations that they rest on.
 
-LayerGraph + Layer + region → multiplications, FLOPs;   … + Device → seconds.   No model, no weights, no clock.
+LayerGraph + Layer + region → multiplications, FLOPs, bytes;   … + Device → seconds.   No model, no weights, no clock.
+Here are the base of all models and the analytic one; costs_models.py and costs_profile.py hold the others.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from functools import lru_cache
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dicompiler.layers import Layer, LayerGraph
 from dicompiler.operators.rule import Operation
@@ -28,11 +33,23 @@ _POOLS = frozenset(("MaxPool", "AveragePool", "LpPool"))
 _GLOBAL_POOLS = frozenset(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"))
 
 
+class Share(NamedTuple):
+    """A part of a layer without its device: `region`, `reduce` and `merge` as `CostModel.seconds` takes them."""
+
+    region: Region | None = None
+    reduce: Interval | None = None
+    merge: int = 0
+
+
 @dataclass(frozen=True)
 class CostModel(ABC):
-    """The base of all cost models. A subclass is a frozen dataclass too: its fields are its options."""
+    """The base of all cost models. A subclass is a frozen dataclass too: its fields are its options.
+
+    measured: whether what it says rests on measurements, so that it may differ the next time.
+    """
 
     name: ClassVar[str]
+    measured: ClassVar[bool] = False
 
     @abstractmethod
     def seconds(
@@ -49,6 +66,13 @@ class CostModel(ABC):
         region: of the layer's output (None: all of it); reduce: the range of input channels of a partial sum;
         merge: how many partial sums the part adds up (0: it adds none). Endless on a compute-less device.
         """
+
+    def fill(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
+    ) -> NDArray[np.float64]:
+        """`seconds` of every share on every device: an array (shares, devices). A model may have a quicker way."""
+        rows = [[self.seconds(layers, layer, *share[:2], d, share[2]) for d in devices] for share in shares]
+        return np.array(rows, np.float64).reshape(len(shares), len(devices))
 
 
 @dataclass(frozen=True)
@@ -76,6 +100,21 @@ class Analytic(CostModel):
             return math.inf
         return flops(layers, layer, region, reduce, merge, pools=self.pools, elementwise=self.elementwise) / device.rate
 
+    def fill(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
+    ) -> NDArray[np.float64]:
+        """As `CostModel.fill`: the operations of each share are counted once."""
+        own = [flops(layers, layer, *share, pools=self.pools, elementwise=self.elementwise) for share in shares]
+        return by_rate(own, devices)
+
+
+def by_rate(operations: Sequence[int], devices: Sequence[Device]) -> NDArray[np.float64]:
+    """Seconds (operations, devices) of numbers of FLOP at the devices' rates; endless without compute."""
+    counts = np.array(operations, np.float64).reshape(-1, 1)
+    rates = np.array([[device.rate for device in devices]], np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(rates > 0, counts / rates, np.inf)
+
 
 def macs(layers: LayerGraph, layer: Layer, region: Region | None = None, reduce: Interval | None = None) -> int:
     """Multiplications (each with its addition) of a part of `layer`: Conv, ConvTranspose, Gemm and MatMul have some.
@@ -98,10 +137,51 @@ def flops(
 ) -> int:
     """Floating-point operations of a part of `layer`, counted as `Analytic` says; the arguments are those of
     `CostModel.seconds`."""
+    counted = count(layers, layer, region, reduce, merge)
+    return counted.multiply + counted.add + pools * counted.pool + elementwise * counted.other
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a part of a layer comes to. In FLOP: `multiply` of multiplications, `pool` of pools and reductions, `other`
+    of all else, `add` of adding up partial sums. moved: bytes that it reads (weights too) and writes, where what its
+    nodes hand to each other stays in caches."""
+
+    multiply: int
+    pool: int
+    other: int
+    add: int
+    moved: int
+
+    @property
+    def flops(self) -> int:
+        return self.multiply + self.pool + self.other + self.add
+
+
+@lru_cache(maxsize=1 << 16)
+def count(
+    layers: LayerGraph,
+    layer: Layer,
+    region: Region | None = None,
+    reduce: Interval | None = None,
+    merge: int = 0,
+) -> Count:
+    """The operations and bytes of a part of `layer`; the arguments are those of `CostModel.seconds`."""
     task = _task(layers, layer, region, reduce, merge)
-    total = sum(_work_flops(layers, work, pools, elementwise) for work in task.works)
-    (made, *_) = task.outputs.values()
-    return total + (merge - 1) * volume(made) if merge and made is not None else total
+    found = {"multiply": 0, "pool": 0, "other": 0}
+    for work in task.works:
+        kind, number = _work_flops(layers, work)
+        found[kind] += number
+    ((key, made), *_) = task.outputs.items()
+    size = 0 if made is None else volume(made)
+    moved = sum(weight_regions(layers, task).values())
+    moved += sum(_nbytes(layers, key.tensor, need) for key, need in (*task.needs.items(), *task.outputs.items()))
+    moved += merge * _nbytes(layers, key.tensor, made)
+    return Count(**found, add=(merge - 1) * size if merge else 0, moved=moved)
+
+
+def _nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> int:
+    return 0 if region is None else raw_nbytes(layers.tensors[tensor].dtype, shape_of(region))
 
 
 def task_macs(layers: LayerGraph, task: Task) -> int:
@@ -149,19 +229,18 @@ def _macs(operation: Operation, out: Region | None, needs: Sequence[Region | Non
     return volume(out) * shape_of(left)[axis]
 
 
-def _work_flops(layers: LayerGraph, work: Work, pools: bool, elementwise: bool) -> int:
+def _work_flops(layers: LayerGraph, work: Work) -> tuple[str, int]:
+    """(what kind of operations, as a field of Count; how many FLOP) of one node."""
     operation = layers.operation(work.node)
     out, needs = _regions(layers, work)
     multiplications = _macs(operation, out, needs)
     op = operation.node.op
     if multiplications or out is None or op in _MOVING:
-        return 2 * multiplications
+        return "multiply", 2 * multiplications
     if op in _POOLS:
-        return volume(out) * math.prod(operation.attribute("kernel_shape", ())) if pools else 0
+        return "pool", volume(out) * math.prod(operation.attribute("kernel_shape", ()))
     if op in _GLOBAL_POOLS or op.startswith("Reduce"):
-        return volume(needs[0]) if pools and needs[0] is not None else 0
-    if not elementwise:
-        return 0
+        return "pool", volume(needs[0]) if needs[0] is not None else 0
     if op == "LRN":
-        return volume(out) * int(operation.attribute("size", 1))
-    return volume(out)
+        return "other", volume(out) * int(operation.attribute("size", 1))
+    return "other", volume(out)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from dicompiler.operators.rule import Node, Operation, OperatorRule, Tensor, whole
 
@@ -66,6 +67,15 @@ class LayerGraph:
                 found.setdefault(tensor, []).append(layer)
         return {tensor: tuple(layers) for tensor, layers in found.items()}
 
+    @cached_property
+    def shares(self) -> dict[Any, Any]:
+        """What parts of layers come to, as far as somebody has asked: a memory of `tasks.make_task`."""
+        return {}
+
+    @cached_property
+    def _operations(self) -> dict[int, Operation]:
+        return {}
+
     def rule(self, node: Node) -> OperatorRule:
         """The node's rule; one that computes it whole where none is registered."""
         return self.rules.get((node.domain, node.op)) or OperatorRule(node.op, whole, node.domain)
@@ -76,9 +86,12 @@ class LayerGraph:
 
     def operation(self, node: Node) -> Operation:
         """The node with its tensors, as its rule wants it."""
-        return Operation(
-            node,
-            tuple(self.tensors[name] if name else None for name in node.inputs),
-            tuple(self.tensors[name] if name else None for name in node.outputs),
-            self.rule(node).output,
-        )
+        found = self._operations.get(id(node))
+        if found is None or found.node is not node:
+            found = self._operations[id(node)] = Operation(
+                node,
+                tuple(self.tensors[name] if name else None for name in node.inputs),
+                tuple(self.tensors[name] if name else None for name in node.outputs),
+                self.rule(node).output,
+            )
+        return found

@@ -1,20 +1,26 @@
-"""What a plan comes to before anything is compiled or run: operations, bytes, memory, and a first estimate of time.
+"""What a plan comes to before anything is compiled or run: operations, bytes, memory, energy and times.
 
-LayerGraph + Platform + CostModel + Plan → Metrics.   Bytes are exact; times rest on the barrier model, see `measure`.
+LayerGraph + Platform + CostModel + Plan → Metrics.   Bytes are exact; times are an estimate (`measure`, which supposes
+barriers between layers) or the simulator's (`simulated`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from dicompiler.costs import CostModel, flops, weight_regions
 from dicompiler.layers import LayerGraph
 from dicompiler.plan import Plan
-from dicompiler.platform import Network, Platform
+from dicompiler.platform import Platform
 from dicompiler.regions import Region
 from dicompiler.routing import Box, Routing, leaves, route
 from dicompiler.tasks import Task, task_id
+from dicompiler.workload import merged, task_seconds
+
+if TYPE_CHECKING:
+    from dicompiler.simulator import Simulation
 
 OBJECTIVES = ("latency", "throughput", "energy", "memory", "communication")
 Step = tuple[str, bool]  # (layer, or "" for the network's inputs; whether it is the layer's partial sums)
@@ -25,7 +31,9 @@ class DeviceMetrics:
     """One device's share of one frame. flops: operations; compute_s: seconds; all others in bytes.
 
     weights: the constants that it holds; activations: the most that it holds at once of computed and received tensors;
-    sent, received: what travels between it and other devices (of its own host as well).
+    sent, received: what travels between it and other devices (of its own host as well). line_s: seconds in which its
+    messages occupy a line; waits: seconds in which it had nothing that it could do, by the device whose message it
+    waited for ("": for a frame). An estimate knows neither.
     """
 
     device: str
@@ -35,6 +43,13 @@ class DeviceMetrics:
     activations: int
     sent: int
     received: int
+    line_s: float = 0.0
+    waits: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds of all waits."""
+        return sum(self.waits.values())
 
     @property
     def memory(self) -> int:
@@ -48,7 +63,8 @@ class Metrics:
 
     latency_s: seconds from the inputs on the sources to the outputs on the sinks; period_s: seconds between frames
     where many follow each other, set by the busiest device or line; energy_j: Joule of all devices over the latency;
-    memory: bytes on the fullest host; total_bytes: what travels between devices.
+    memory: bytes on the fullest host; total_bytes: what travels between devices. method: whether times come from the
+    simulator or are an estimate that supposes barriers between layers.
     """
 
     devices: tuple[DeviceMetrics, ...]
@@ -57,6 +73,16 @@ class Metrics:
     energy_j: float
     memory: int
     total_bytes: int
+    method: Literal["estimate", "simulation"] = "estimate"
+
+    def device(self, name: str) -> DeviceMetrics | None:
+        """What a device does, None where the plan does not name it."""
+        return next((entry for entry in self.devices if entry.device == name), None)
+
+    @property
+    def busiest(self) -> DeviceMetrics:
+        """The device that computes longest."""
+        return max(self.devices, key=lambda entry: entry.compute_s)
 
     def value(self, objective: str) -> float:
         """The number that `objective` (one of OBJECTIVES) wants small."""
@@ -80,53 +106,53 @@ class _Sent:
 
 
 def measure(layers: LayerGraph, platform: Platform, cost: CostModel, plan: Plan) -> Metrics:
-    """The metrics of `plan`. Raises DicompilerError where it does not fit the layers or names an unknown device.
+    """An estimate of what `plan` comes to. Raises DicompilerError where it does not fit the layers or names an unknown
+    device.
 
-    Assumed of times (there is no simulation here): layers run one after another with a barrier between them; a layer
-    takes as long as its slowest device; then all that it made is sent, one box after another on a shared medium or
-    a gateway (which counts each byte once), or all lines at once on a switch; nothing overlaps. An event simulation
-    gives lower times, by 6 to 54 % for VGG16, and can turn a ranking round. Bytes follow from the routing and are
-    exact. Memory counts what is read or sent later; the copies that joins make, and what a target adds, come on top.
+    Assumed of times: layers run one after another with a barrier between them; a layer takes as long as its slowest
+    device; then all that it made is sent, one box after another on a shared medium or a gateway (which counts each byte
+    once), or all lines at once on a switch; nothing overlaps. The simulator gives lower times, by 6 to 54 % for VGG16,
+    and can turn a ranking round. Bytes follow from the routing and are exact. Memory counts what is read or sent later;
+    the copies that joins make, and what a target adds, come on top.
     """
     for name in plan.devices:
         platform.device(name)
     routing = route(layers, plan, platform.host_of)
-    seconds = {task_id(task): _seconds(routing, platform, cost, task) for task in routing.tasks}
+    seconds = {task_id(task): task_seconds(routing, platform, cost, task) for task in routing.tasks}
     sent = _sent(routing)
-    latency = _latency(routing, platform, seconds, sent)
     devices = _devices(routing, platform, plan, seconds, sent)
+    return _metrics(devices, platform, _latency(routing, platform, seconds, sent), _busy(platform, sent))
+
+
+def simulated(simulation: Simulation, routing: Routing, platform: Platform, cost: CostModel, plan: Plan) -> Metrics:
+    """What `plan` comes to, given its routing and the simulation of one frame of its program. The time between frames
+    is the load of the busiest device or line: what a stream comes to with enough frames on their way at once."""
+    seconds = {task_id(task): task_seconds(routing, platform, cost, task) for task in routing.tasks}
+    sent = _sent(routing)
+    devices = tuple(
+        replace(
+            entry,
+            line_s=simulation.seconds("message", entry.device) + simulation.seconds("message", entry.device, peer=True),
+            waits=simulation.waits.get(entry.device, {}),
+        )
+        for entry in _devices(routing, platform, plan, seconds, sent)
+    )
+    found = _metrics(devices, platform, simulation.latency_s, _busy(platform, sent, latency=False))
+    return replace(found, method="simulation")
+
+
+def _metrics(devices: tuple[DeviceMetrics, ...], platform: Platform, latency: float, lines: float) -> Metrics:
+    """lines: seconds of the busiest line in a frame."""
     on_host: dict[str, int] = {}
-    for entry in devices:
-        host = platform.host_of[entry.device]
-        on_host[host] = on_host.get(host, 0) + entry.memory
     energy = 0.0
     for entry in devices:
         device = platform.device(entry.device)
+        on_host[device.host] = on_host.get(device.host, 0) + entry.memory
         idle = max(0.0, latency - entry.compute_s)
-        energy += device.power_active * entry.compute_s + device.power_idle * idle
+        energy += device.power_active * entry.compute_s + device.power_idle * idle + device.power_network * entry.line_s
     busiest = max((entry.compute_s for entry in devices), default=0.0)
-    return Metrics(
-        devices,
-        latency,
-        max(busiest, _busy(platform.network, platform.host_of, sent)),
-        energy,
-        max(on_host.values(), default=0),
-        routing.total_bytes,
-    )
-
-
-def _merged(routing: Routing, task: Task) -> int:
-    """How many partial sums a task adds up; 0 where it is no merger."""
-    return sum(key.reduce is not None for key in routing.reads.get(task_id(task), ()))
-
-
-def _seconds(routing: Routing, platform: Platform, cost: CostModel, task: Task) -> float:
-    layer = routing.layers.by_name[task.layer]
-    (key, region), *_ = task.outputs.items()
-    device = platform.device(task.device)
-    return cost.seconds(
-        routing.layers, layer, None if layer.reason else region, key.reduce, device, _merged(routing, task)
-    )
+    total = sum(entry.sent for entry in devices)
+    return Metrics(devices, latency, max(busiest, lines), energy, max(on_host.values(), default=0), total)
 
 
 def _step(task: Task) -> Step:
@@ -156,26 +182,25 @@ def _latency(
     for box in sent:
         made.setdefault(box.step, []).append(box)
     return sum(
-        max(devices.values(), default=0.0) + _busy(platform.network, platform.host_of, made.get(step, ()))
-        for step, devices in compute.items()
+        max(devices.values(), default=0.0) + _busy(platform, made.get(step, ())) for step, devices in compute.items()
     )
 
 
-def _busy(network: Network, host_of: Mapping[str, str], boxes: Iterable[_Sent]) -> float:
-    """Seconds until the network has carried `boxes`, all of them ready at the start. The latency is waited for once."""
+def _busy(platform: Platform, boxes: Iterable[_Sent], latency: bool = True) -> float:
+    """Seconds until the network has carried `boxes`, all of them ready at the start; the links' latency is waited for
+    once, or (`latency` false) not at all."""
     lines: dict[tuple[str, str], float] = {}
-    latency = 0.0
+    longest = 0.0
     for box in boxes:
-        sender, receiver = host_of[box.sender], host_of[box.receiver]
-        link = network.link(sender, receiver)
+        link = platform.link(box.sender, box.receiver)
         if link is None:
             continue
-        latency = max(latency, link.latency)
-        time = 8 * box.count / link.bandwidth
-        ends = (("out", sender), ("in", receiver)) if network.kind == "switch" else (("all", ""),)
-        for end in ends:
+        longest = max(longest, link.latency)
+        time = platform.network.message + 8 * box.count / link.bandwidth
+        ends = (("out", platform.host_of[box.sender]), ("in", platform.host_of[box.receiver]))
+        for end in ends if platform.network.kind == "switch" else (("all", ""),):
             lines[end] = lines.get(end, 0.0) + time
-    return max(lines.values(), default=0.0) + latency
+    return max(lines.values(), default=0.0) + (longest if latency else 0.0)
 
 
 def _devices(
@@ -212,7 +237,7 @@ def _devices(
 def _flops(routing: Routing, task: Task) -> int:
     layer = routing.layers.by_name[task.layer]
     (key, region), *_ = task.outputs.items()
-    return flops(routing.layers, layer, None if layer.reason else region, key.reduce, _merged(routing, task))
+    return flops(routing.layers, layer, None if layer.reason else region, key.reduce, merged(routing, task))
 
 
 def _activations(routing: Routing) -> dict[str, int]:

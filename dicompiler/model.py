@@ -68,8 +68,10 @@ class Model:
             return
         data = path.with_name(path.name + ".data")
         head, buffers = modelfile.write_external(self.proto, self.weights, data.name)
-        _write(data, buffers)
-        _write(path, [head])
+        with _moved_in_whole(path) as own, _moved_in_whole(data) as beside:
+            own.write_bytes(head)
+            with beside.open("wb") as file:
+                file.writelines(buffers)
 
     def _nbytes(self) -> int:
         return int(self.proto.ByteSize()) + sum(weight.nbytes + 16 for weight in self.weights.values())

@@ -108,12 +108,21 @@ def _run_one(step: Pass, compilation: Compilation) -> Compilation:
             raise TypeError(f"run() returned {type(result).__name__} instead of a Compilation")
         # The check costs milliseconds, yet most passes only annotate.
         if result.model is not compilation.model:
-            result.model.check(f"after pass {step.name!r}")
+            _check(step, compilation, result)
     except DicompilerError:
         raise
     except Exception as error:
         raise PassFailure(f"pass {step.name!r} {_origin(step)}: {type(error).__name__}: {error}") from error
     return result
+
+
+def _check(step: Pass, given: Compilation, result: Compilation) -> None:
+    """DicompilerError where the model is not legal any more, or never was: then the pass is not to blame."""
+    try:
+        result.model.check(f"after pass {step.name!r}")
+    except DicompilerError:
+        given.model.check("the model")
+        raise
 
 
 # What no pass makes, because it is an input.

@@ -101,6 +101,20 @@ def load(path: str | Path) -> Plan:
     return from_json(load_json(path), str(path))
 
 
+def load_given(path: str | Path) -> Plan:
+    """Reads a plan that somebody gives: as `load`, and no part may stand twice, which is harmless and never meant."""
+    from dicompiler.errors import DicompilerError
+    from dicompiler.schema import key_path
+
+    plan = load(path)
+    for name, parts in plan.layers.items():
+        for i, part in enumerate(parts):
+            if part in parts[:i]:
+                place = key_path(("layers", name, i))
+                raise DicompilerError(f"{path}: {place}: the same part stands there twice: remove one")
+    return plan
+
+
 def dumps(plan: Plan) -> str:
     """The plan file's text: one line for each part, so that two plans can be compared by eye and by diff."""
     document = to_json(plan)

@@ -9,7 +9,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,10 +24,14 @@ NetworkKind = Literal["switch", "shared", "gateway"]
 
 @dataclass(frozen=True)
 class Host:
-    """A machine. `memory`: bytes that its devices may use together."""
+    """A machine. `memory`: bytes that its devices may use together.
+
+    bandwidth: bit/s of its own connection, in each direction, where that is less than the network's (None: no limit).
+    """
 
     name: str
     memory: int
+    bandwidth: float | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Device:
 
     rate: FLOP/s sustained, a multiplication and its addition being two; 0: compute-less (a camera, a gateway).
     power_active, power_idle: W while it computes and while it waits; a host draws the sum over its devices.
+    power_network: W that come on top while it sends or receives. memory_bandwidth: byte/s between its cores and its
+    memory (0: not known).
     """
 
     name: str
@@ -45,6 +51,8 @@ class Device:
     power_active: float = 0.0
     power_idle: float = 0.0
     gpu: bool = False
+    power_network: float = 0.0
+    memory_bandwidth: float = 0.0
 
     @property
     def computes(self) -> bool:
@@ -68,6 +76,8 @@ class Link:
 class Network:
     """What joins the hosts: `bandwidth` in bit/s, `latency` in seconds, `links` that differ from these.
 
+    message: seconds that each transfer occupies its line beside the time of its bytes (headers, system calls).
+
     switch: every host has a full-duplex line of its own; shared: all hosts share one medium; gateway: everything
     passes one gateway whose bandwidth all share. The devices of one host talk through its memory.
     """
@@ -76,6 +86,7 @@ class Network:
     bandwidth: float
     latency: float = 0.0
     links: tuple[Link, ...] = ()
+    message: float = 0.0
 
     @cached_property
     def _overrides(self) -> Mapping[frozenset[str], Link]:
@@ -134,8 +145,11 @@ class Platform:
         raise DicompilerError(f"{self.name}: unknown host {name!r}{nearest(name, [host.name for host in self.hosts])}")
 
     def link(self, a: str, b: str) -> Link | None:
-        """The link between devices `a` and `b`; None where they share a host."""
-        return self.network.link(self.device(a).host, self.device(b).host)
+        """The link between devices `a` and `b`, as wide as their hosts' own connections allow; None on one host."""
+        ends = self.host(self.device(a).host), self.host(self.device(b).host)
+        link = self.network.link(ends[0].name, ends[1].name)
+        widths = [host.bandwidth for host in ends if host.bandwidth is not None]
+        return link if link is None or not widths else replace(link, bandwidth=min(link.bandwidth, *widths))
 
     @staticmethod
     def load(source: str | Path | Platform, known: Iterable[PlatformFamily] | None = None) -> Platform:
@@ -197,12 +211,13 @@ def families() -> tuple[PlatformFamily, ...]:
 
 def _load_file(path: Path, known: Sequence[PlatformFamily]) -> Platform:
     try:
-        text = path.read_text(encoding="utf-8")
+        # Some editors open UTF-8 text with a byte order mark.
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         names = ", ".join(family.name for family in known)
         raise DicompilerError(f"{path}: no such platform file (files apart, there are {names})") from None
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text: save it as such"
         raise DicompilerError(f"{path}: cannot be read: {reason}") from None
     return from_toml(text, str(path))
 
@@ -212,7 +227,9 @@ def from_toml(text: str, place: str = "platform") -> Platform:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise DicompilerError(f"{place}: not TOML: {error}") from None
+        # Python's words for it do not tell what stands twice.
+        hint = ": a key stands twice, or [x] where [[x]] is meant" if "overwrite" in str(error) else ""
+        raise DicompilerError(f"{place}: not TOML: {error}{hint}") from None
     validate(document, "platform", place)
     network = _network(document["network"], document.get("link", []), place)
     devices = []
@@ -227,10 +244,16 @@ def from_toml(text: str, place: str = "platform") -> Platform:
                 parse(entry.get("power_active", "0 W"), POWER, f"{key}.power_active"),
                 parse(entry.get("power_idle", "0 W"), POWER, f"{key}.power_idle"),
                 entry.get("gpu", False),
+                parse(entry.get("power_network", "0 W"), POWER, f"{key}.power_network"),
+                _bytes_per_second(entry.get("memory_bandwidth"), f"{key}.memory_bandwidth") or 0.0,
             )
         )
     hosts = tuple(
-        Host(entry["name"], parse_bytes(entry["memory"], f"{place}: host[{index}].memory"))
+        Host(
+            entry["name"],
+            parse_bytes(entry["memory"], f"{place}: host[{index}].memory"),
+            parse(entry["bandwidth"], BANDWIDTH, f"{place}: host[{index}].bandwidth") if "bandwidth" in entry else None,
+        )
         for index, entry in enumerate(document["host"])
     )
     _check_names(place, hosts, devices, network)
@@ -241,6 +264,7 @@ def from_toml(text: str, place: str = "platform") -> Platform:
 def _network(entry: Mapping[str, Any], links: Sequence[Mapping[str, Any]], place: str) -> Network:
     bandwidth = parse(entry["bandwidth"], BANDWIDTH, f"{place}: network.bandwidth")
     latency = parse(entry.get("latency", "0 s"), TIME, f"{place}: network.latency")
+    message = parse(entry.get("message", "0 s"), TIME, f"{place}: network.message")
     overrides = []
     for index, link in enumerate(links):
         key = f"{place}: link[{index}]"
@@ -251,7 +275,11 @@ def _network(entry: Mapping[str, Any], links: Sequence[Mapping[str, Any]], place
                 parse(link["latency"], TIME, f"{key}.latency") if "latency" in link else latency,
             )
         )
-    return Network(entry["kind"], bandwidth, latency, tuple(overrides))
+    return Network(entry["kind"], bandwidth, latency, tuple(overrides), message)
+
+
+def _bytes_per_second(text: str | None, place: str) -> float | None:
+    return None if text is None else parse(text, BANDWIDTH, place) / 8
 
 
 def _check(platform: Platform) -> None:
@@ -291,8 +319,12 @@ def to_toml(platform: Platform) -> str:
     network = platform.network
     lines += ["", "[network]", f'kind = "{network.kind}"', f'bandwidth = "{write(network.bandwidth, BANDWIDTH)}"']
     lines.append(f'latency = "{write(network.latency, TIME)}"')
+    if network.message:
+        lines.append(f'message = "{write(network.message, TIME)}"')
     for host in platform.hosts:
         lines += ["", "[[host]]", f"name = {_text(host.name)}", f'memory = "{write(host.memory, MEMORY)}"']
+        if host.bandwidth is not None:
+            lines.append(f'bandwidth = "{write(host.bandwidth, BANDWIDTH)}"')
     for device in platform.devices:
         lines += ["", "[[device]]", f"name = {_text(device.name)}", f"host = {_text(device.host)}"]
         lines += [f'rate = "{write(device.rate, RATE)}"', f"cores = {device.cores}"]
@@ -300,6 +332,10 @@ def to_toml(platform: Platform) -> str:
         lines.append(f'power_idle = "{write(device.power_idle, POWER)}"')
         if device.gpu:
             lines.append("gpu = true")
+        if device.power_network:
+            lines.append(f'power_network = "{write(device.power_network, POWER)}"')
+        if device.memory_bandwidth:
+            lines.append(f'memory_bandwidth = "{write(8 * device.memory_bandwidth, BANDWIDTH)}"')
     for link in network.links:
         lines += ["", "[[link]]", f"hosts = [{', '.join(map(_text, link.hosts))}]"]
         lines += [f'bandwidth = "{write(link.bandwidth, BANDWIDTH)}"', f'latency = "{write(link.latency, TIME)}"']

@@ -8,14 +8,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dicompiler.costs import Analytic, CostModel
-from dicompiler.errors import UsageError, nearest
+from dicompiler.errors import DicompilerError, UsageError, nearest
 from dicompiler.layers import LayerGraph
-from dicompiler.metrics import OBJECTIVES, Metrics, measure
+from dicompiler.metrics import OBJECTIVES, Metrics, measure, simulated
 from dicompiler.plan import Part, Plan
 from dicompiler.platform import Platform
+from dicompiler.simulator import Simulation, simulate
+from dicompiler.workload import workload
+
+if TYPE_CHECKING:
+    from dicompiler.compilation import Compilation
+    from dicompiler.fronts import Front, Tell
+    from dicompiler.model import Model
 
 __all__ = ["OBJECTIVES", "Metrics", "Problem", "Strategy"]
 
@@ -25,7 +32,8 @@ class Problem:
     """Layers to place, the platform to place them on, what a piece costs there, and what is to be made small.
 
     source, sink: the devices that hold the inputs and want the outputs; the platform's first device by default (it
-    may be compute-less). Raises UsageError for an unknown objective, DicompilerError for an unknown device.
+    may be compute-less). model: what the layers were formed of; `evaluate` and `simulate` need it. Raises UsageError
+    for an unknown objective, DicompilerError for an unknown device.
     """
 
     layers: LayerGraph = field(repr=False)
@@ -34,6 +42,7 @@ class Problem:
     objective: str = "latency"
     source: tuple[str, ...] = ()
     sink: tuple[str, ...] = ()
+    model: Model | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -47,10 +56,43 @@ class Problem:
         ordered = {layer.name: tuple(parts[layer.name]) for layer in self.layers.layers}
         return Plan(ordered, self.source or first, self.sink or first)
 
-    def evaluate(self, plan: Plan) -> Metrics:
-        """What `plan` comes to on this platform, see `metrics.measure`. Raises DicompilerError where it does not fit
-        the layers or names an unknown device."""
+    def estimate(self, plan: Plan) -> Metrics:
+        """What `plan` comes to by an estimate of milliseconds, see `metrics.measure`: exact bytes and operations, but
+        times that suppose barriers between layers. Raises DicompilerError where the plan does not fit the layers or
+        names an unknown device."""
         return measure(self.layers, self.platform, self.cost, plan)
+
+    def evaluate(self, plan: Plan) -> Metrics:
+        """What `plan` comes to when its program is played by the simulator: the referee between plans. Takes as long
+        as splitting does (0.05 to 0.5 s). Raises as `estimate`."""
+        return evaluate(self.sketch(plan), self.cost)
+
+    def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> Simulation:
+        """Plays the plan's program for a stream of frames, see `simulator.simulate`. Raises as `estimate`."""
+        return play(self.sketch(plan), self.cost, frames, in_flight)
+
+    def sketch(self, plan: Plan) -> Compilation:
+        """The plan's routing and program. DicompilerError where the problem has no model."""
+        from dicompiler.compilation import Compilation
+        from dicompiler.lowering import sketch
+
+        if self.model is None:
+            raise DicompilerError("problem: it was made without a model: give one, or use `estimate`")
+        return sketch(Compilation(model=self.model, layers=self.layers, platform=self.platform, plan=plan))
+
+
+def play(compilation: Compilation, cost: CostModel, frames: int = 1, in_flight: int = 1) -> Simulation:
+    """Simulates a compilation that has a program."""
+    program, routing, platform = compilation.program, compilation.routing, compilation.platform
+    assert program is not None and routing is not None and platform is not None
+    return simulate(workload(program, routing, platform, cost), platform, frames, in_flight)
+
+
+def evaluate(compilation: Compilation, cost: CostModel) -> Metrics:
+    """The metrics of a compilation that has a program, by simulation of one frame."""
+    routing, platform, plan = compilation.routing, compilation.platform, compilation.plan
+    assert routing is not None and platform is not None and plan is not None
+    return simulated(play(compilation, cost), routing, platform, cost, plan)
 
 
 @dataclass(frozen=True)
@@ -65,6 +107,15 @@ class Strategy(ABC):
     @abstractmethod
     def plan(self, problem: Problem) -> Plan:
         """A plan for every layer of the problem. DicompilerError where there is none."""
+
+    def front(self, problem: Problem, tell: Tell | None = None) -> Front:
+        """Plans of which none is better than another in every objective; of a strategy that makes one plan, that one.
+        `tell` is told what is being done."""
+        from dicompiler.fronts import single_point
+
+        if tell is not None:
+            tell(self.name)
+        return single_point(problem, self.plan(problem))
 
     def own_platform(self) -> Platform | None:
         """The platform that the strategy's own input describes, where it does; used if none is given."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
-
-import onnx
+from typing import TYPE_CHECKING, Literal
 
 from dicompiler.regions import Shape
 from dicompiler.weights import Weight, raw_nbytes
 
+if TYPE_CHECKING:
+    import onnx
+
 # Metadata of nodes in a placed model, and of the model itself.
 DEVICE, LANE, REGION, ORIGIN = "dicompiler.device", "dicompiler.lane", "dicompiler.region", "dicompiler.origin"
+PART = "dicompiler.part"  # layer/index of the part that a node belongs to
 SOURCE, SINKS = "dicompiler.source", "dicompiler.sinks"
 
 

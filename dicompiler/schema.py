@@ -24,6 +24,8 @@ _TYPES = {
     "boolean": "true or false",
     "null": "null",
 }
+_DIGITS = 100
+"""So many characters at most may a whole number have; Python's own limit speaks of Python's settings."""
 # Of several errors the first of these kinds is shown: a misspelt key is also a missing one, and the first says more.
 _ORDER = ("const", "additionalProperties", "required", "type", "enum")
 
@@ -31,14 +33,20 @@ _ORDER = ("const", "additionalProperties", "required", "type", "enum")
 def load_json(path: str | Path) -> Any:
     """The document in a JSON file (UTF-8). Errors: no such file, not JSON (with line and column), a key given twice."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        # Some editors open UTF-8 text with a byte order mark.
+        text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise DicompilerError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text: byte {error.start} is not valid"
         raise DicompilerError(f"{path}: cannot be read: {reason}") from None
     try:
-        return json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, path), parse_constant=_no_constant)
+        return json.loads(
+            text,
+            object_pairs_hook=lambda pairs: _unique(pairs, path),
+            parse_constant=_no_constant,
+            parse_int=_int,
+        )
     except json.JSONDecodeError as error:
         raise DicompilerError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
     except ValueError as error:
@@ -61,6 +69,12 @@ def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is not a JSON number")
 
 
+def _int(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"a number of {len(text)} digits is too long")
+    return int(text)
+
+
 @cache
 def schema(name: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of format `name`: "plan", "platform", "manifest"."""
@@ -72,8 +86,11 @@ def schema(name: str) -> dict[str, Any]:
 @cache
 def _validator(name: str) -> Any:
     from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
 
-    return Draft202012Validator(schema(name))
+    # JSON Schema takes 12.0 for a whole number; what counts elements must be one in Python too.
+    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    return extend(Draft202012Validator, type_checker=types)(schema(name))
 
 
 def validate(document: Any, name: str, place: str) -> None:

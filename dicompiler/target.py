@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from dicompiler.errors import UsageError
 from dicompiler.specs import Spec, spec_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.compilation import Compilation
+    from dicompiler.hosts import Hosts
+    from dicompiler.program import Program
 
 Optimization = Literal["none", "basic", "extended", "all"]
 """onnxruntime's graph optimisation levels. Up to "extended" all of them give the same bits; "all" does not."""
@@ -63,18 +66,36 @@ class RunOptions:
     receives is that many times what the plan sends it for one. keep: the outputs of how many frames to keep (None:
     all). heartbeat_s: seconds between two signs of life; who misses three of them is lost. keys: the directory that
     `dicompiler keys` made: connections are in TLS. listen: address at which the devices reach this process (port 0:
-    any). insecure: allow other addresses than this host's own without keys. elsewhere: devices that someone else
-    starts. pin: each process keeps to its share of this host's processors.
+    any; by default loopback, and with `hosts` the address by which the first of them is reached). insecure: allow
+    other addresses than this host's own without keys. elsewhere: devices that someone else starts. pin: each process
+    keeps to its share of this host's processors. hosts: where devices are started over ssh, after `Target.install`;
+    logs: where what they write is kept then, by default beside the artifact and only where a run fails.
     """
 
     in_flight: int = 1
     keep: int | None = None
     heartbeat_s: float = 2.0
     keys: Path | None = None
-    listen: str = "127.0.0.1:0"
+    listen: str = ""
     insecure: bool = False
     elsewhere: tuple[str, ...] = ()
     pin: bool = False
+    hosts: Hosts | None = None
+    logs: Path | None = None
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What `Target.install` did for a device. host: what ssh connected to. directory: the device's on that host.
+
+    copied: bytes; 0 where all was there already. versions: of the programs that it needs there, by their name.
+    """
+
+    device: str
+    host: str
+    directory: str
+    copied: int
+    versions: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -106,6 +127,23 @@ class Target(ABC):
         Each frame holds the graph's inputs by name. RunError names the device that failed and the cause; nothing of
         the run is left behind then, and no outputs are returned. UsageError for options that the target cannot take.
         """
+
+    def install(self, directory: Path, options: RunOptions, timeout: float) -> tuple[Installed, ...]:  # noqa: ARG002
+        """Copies an emitted artifact to `options.hosts` and checks that it can be run there as `options` say; `run`
+        with the same options then starts it there. `timeout` in seconds bounds all of it.
+
+        What is there already is not copied again. RunError names the device, its host and the cause; UsageError for
+        options that the target cannot take, and for a target that cannot do this at all, as by default.
+        """
+        raise UsageError(f"deploy: target {self.name!r} cannot be started on other hosts from here")
+
+    def memory(self, program: Program) -> Mapping[str, int]:
+        """Device → bytes that running the program takes beyond its weights, activations and buffers (see
+        memory.program_memory) at the worst moment: the process itself, sessions, what loading needs for a while.
+
+        0 unless the target knows better. Memory limits count it.
+        """
+        return {device.device: 0 for device in program.devices}
 
     @property
     def spec(self) -> Spec:

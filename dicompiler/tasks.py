@@ -107,27 +107,41 @@ def cuttable(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
 
 def make_task(layers: LayerGraph, layer: Layer, index: int, part: Part, kind: Kind) -> Task:
     """The task that `part` comes to. The plan must have been checked (see routing.check)."""
-    if layer.reason:
-        works: tuple[Work, ...] = tuple(Work(node, None) for node in layer.nodes)
-        shapes = {name: layers.tensors[name].shape for name in (*layer.outputs, *layer.inputs)}
-        regions = {name: None if shape is None else full(shape) for name, shape in shapes.items()}
-        outputs: dict[Key, Region | None] = {Key(name): regions[name] for name in layer.outputs}
-        needs = {Key(name): region for name in layer.inputs if (region := regions[name]) is not None}
-        return Task(layer.name, index, part.device, part.lane, kind, works, outputs, needs)
-    region = align(layers, layer, part.region if part.region is not None else full(output_shape(layers, layer)))
+    key = (layer.name, part.region, part.reduce, kind)
+    share = layers.shares.get(key)
+    if share is None:
+        share = _whole(layers, layer) if layer.reason else _cut(layers, layer, part.region, part.reduce, kind)
+        layers.shares[key] = share
+    works, outputs, needs = share
+    return Task(layer.name, index, part.device, part.lane, kind, works, outputs, needs)
+
+
+_Share = tuple[tuple[Work, ...], Mapping[Key, Region | None], Mapping[Key, Region]]  # works, outputs, needs of a task
+
+
+def _whole(layers: LayerGraph, layer: Layer) -> _Share:
+    works = tuple(Work(node, None) for node in layer.nodes)
+    shapes = {name: layers.tensors[name].shape for name in (*layer.outputs, *layer.inputs)}
+    regions = {name: None if shape is None else full(shape) for name, shape in shapes.items()}
+    outputs = {Key(name): regions[name] for name in layer.outputs}
+    needs = {Key(name): region for name in layer.inputs if (region := regions[name]) is not None}
+    return works, outputs, needs
+
+
+def _cut(layers: LayerGraph, layer: Layer, region: Region | None, reduce: Interval | None, kind: Kind) -> _Share:
+    region = align(layers, layer, region if region is not None else full(output_shape(layers, layer)))
     anchor = layer.nodes[layer.anchor]
     nodes: tuple[Node, ...] = layer.nodes
     target, key = layer.output, Key(layer.output)
     if kind == "partial":
         nodes, target = (anchor,), layers.cut_output(anchor)
-        key = Key(target, part.reduce)
+        key = Key(target, reduce)
     elif kind == "merger":
         nodes = tuple(node for node in nodes if node is not anchor)
-    works, demands = _walk(layers, nodes, target, region, part.reduce)
+    works, demands = _walk(layers, nodes, target, region, reduce)
     if kind == "merger":
         del demands[layers.cut_output(anchor)]  # routing reads it range by range
-    needs = {Key(name): demand for name, demand in demands.items()}
-    return Task(layer.name, index, part.device, part.lane, kind, works, {key: region}, needs)
+    return works, {key: region}, {Key(name): demand for name, demand in demands.items()}
 
 
 def _walk(

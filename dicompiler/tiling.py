@@ -96,14 +96,20 @@ def axis_of(layers: LayerGraph, layer: Layer, label: Label) -> int:
 def cut_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[float]) -> tuple[Interval, ...]:
     """The axis in shares proportional to `weights`; boundaries move to where the rule needs no more than is asked for
     (whole groups, whole channels behind a Flatten). A share can come out empty."""
+    extent = output_shape(layers, layer)[axis]
+    return settled(layers, layer, axis, [end for _, end in shares(extent, weights)])
+
+
+def settled(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) -> tuple[Interval, ...]:
+    """The axis cut at `ends`, each moved to the nearest place where the rule needs no more than is asked for."""
     whole = full(output_shape(layers, layer))
-    ends = []
-    for _, end in shares(whole[axis][1], weights):
+    moved = []
+    for end in ends:
         if 0 < end < whole[axis][1]:
             low, high = align(layers, layer, replace(whole, axis, (end, end + 1)))[axis]
             end = low if end - low <= high - end else high
-        ends.append(end)
-    return tuple(zip((0, *ends), ends, strict=False))
+        moved.append(end)
+    return tuple(zip((0, *moved), moved, strict=False))
 
 
 def tile(

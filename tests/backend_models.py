@@ -17,10 +17,11 @@ from generators import random_plan
 from numpy.typing import NDArray
 
 from dicompiler.compilation import Compilation
-from dicompiler.compiler import prepare, split
+from dicompiler.compiler import prepare
 from dicompiler.errors import DicompilerError
 from dicompiler.executor import Executor, run_model
 from dicompiler.layers import Layer, LayerGraph
+from dicompiler.lowering import split
 from dicompiler.model import Model
 from dicompiler.plan import Part, Plan
 from dicompiler.platform import nameless

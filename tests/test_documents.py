@@ -15,6 +15,7 @@ import pytest
 
 from dicompiler import networks
 from dicompiler.compiler import compile
+from dicompiler.hosts import from_toml as hosts_from_toml
 from dicompiler.plan import from_json
 from dicompiler.plan import load as load_plan
 from dicompiler.platform import from_toml
@@ -24,7 +25,7 @@ README = console.DOCUMENT.read_text(encoding="utf-8")
 FORMATS = formats.DOCUMENT.read_text(encoding="utf-8")
 COMMANDS = console.shown(README)
 # What these print is measured in part.
-MEASURED = ("demo", "run", "verify")
+MEASURED = ("compare", "demo", "run", "verify")
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -115,22 +116,28 @@ def test_the_plugin_of_the_readme_works(walked: Path) -> None:
 
 
 def test_the_readme_says_how_much_slower_mobilenet_is_predicted_to_be() -> None:
-    result = compile(networks.build("mobilenet_v2"), platform="rpi4x4")
+    result = compile(networks.build("mobilenet_v2"), platform="rpi4x4", strategy="modnn")
     assert result.metrics is not None and result.single is not None
-    both = f"it predicts {1000 * result.metrics.latency_s:.0f} ms, and {1000 * result.single.latency_s:.0f} ms for a"
-    assert both in README
+    split, alone = 1000 * result.metrics.latency_s, 1000 * result.single.latency_s
+    assert f"it predicts {split:.0f} ms with `modnn`, and {alone:.0f} ms" in README
+    auto = compile(networks.build("mobilenet_v2"), platform="rpi4x4", strategy="auto{tries=2}")
+    assert auto.metrics is not None and auto.metrics.latency_s == pytest.approx(result.single.latency_s)
 
 
 def test_the_tables_of_the_formats_are_those_of_the_schemas() -> None:
     assert formats.written(FORMATS) == FORMATS, "run `python tests/formats.py`"
-    assert len(formats.TABLE.findall(FORMATS)) == 4
+    assert len(formats.TABLE.findall(FORMATS)) == 6
 
 
 def test_the_examples_of_the_formats_load() -> None:
-    plan, artifact, manifest = map(json.loads, blocks(FORMATS, "json"))
-    (platform,) = map(from_toml, blocks(FORMATS, "toml"))
+    plan, artifact, manifest, profile = map(json.loads, blocks(FORMATS, "json"))
+    cluster, hosts = blocks(FORMATS, "toml")
+    platform = from_toml(cluster)
+    places = [hosts_from_toml(hosts).place(device.name, device.host, "net") for device in platform.devices]
+    assert [place.ssh for place in places] == ["pi@192.168.1.10", "pi@192.168.1.11", "jetson", "jetson"]
     assert [device.computes for device in platform.devices] == [False, True, True, True]
     validate(artifact, "artifact", "docs/formats.md")
     validate(manifest, "manifest", "docs/formats.md")
+    validate(profile, "profile", "docs/formats.md")
     result = compile(networks.build("lenet"), platform="rpi4x2", plan=from_json(plan))
     assert result.metrics is not None and result.metrics.total_bytes > 0

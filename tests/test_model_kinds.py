@@ -19,9 +19,10 @@ from generators import random_plan
 from numpy.typing import NDArray
 
 from dicompiler.compilation import Compilation
-from dicompiler.compiler import compile, prepare, split
+from dicompiler.compiler import compile, prepare
 from dicompiler.executor import Executor, run_model
 from dicompiler.importing import accepts
+from dicompiler.lowering import split
 from dicompiler.model import Model
 from dicompiler.plan import Part, Plan
 from dicompiler.platform import nameless
@@ -113,7 +114,7 @@ class TestExporters:
 
     def test_what_no_integers_can_prove_is_verified_with_its_real_weights(self, tmp_path: Path) -> None:
         model = FIXTURES / "recurrent.script.onnx"
-        checks = compile(model, platform="rpi4x3", output=tmp_path / "out").verify().checks
+        checks = compile(model, platform="rpi4x3", strategy="modnn", output=tmp_path / "out").verify().checks
         assert [(check.name, check.passed, check.applies) for check in checks[:1]] == [("exact", True, False)]
         assert "LSTM" in checks[0].detail
         assert len(checks) >= 3 and all(check.passed and check.applies for check in checks[1:])

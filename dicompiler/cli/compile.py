@@ -50,6 +50,7 @@ def command(
     """
     from dicompiler.cli.results import show_compiled
     from dicompiler.compiler import compile
+    from dicompiler.plan import load_given
 
     if strategy is not None and plan is not None:
         raise UsageError("compile: --strategy and --plan exclude each other: a plan needs no strategy")
@@ -57,7 +58,7 @@ def command(
     given: dict[str, Any] = {
         "platform": platform,
         "strategy": strategy,
-        "plan": plan,
+        "plan": None if plan is None else load_given(plan),
         "objective": objective,
         "cost": cost,
         "target": target,

@@ -73,6 +73,8 @@ def _usage(error: click.ClickException) -> str:
         message = f"unknown option {error.option_name!r}{nearest(error.option_name, known)}"
     else:
         message = _one_line(error.format_message()).rstrip(".")
+        for theirs, ours in (("valid integer range", "whole number"), ("valid float range", "number")):
+            message = message.replace(theirs, ours)
         message = f"{message[:1].lower()}{message[1:]}; see '{path} --help'"
     return f"{place}: {message}" if place else message
 

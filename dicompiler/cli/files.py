@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 def whole(path: Path) -> Iterator[Path]:
     """A path to write instead of `path`, in a hidden directory beside it; moved in when the block ends well.
 
-    Nothing is left behind by a block that fails.
+    Nothing is left behind by a block that fails. DicompilerError where it cannot be written.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".dicompiler-") as temporary:
-        stage = Path(temporary, path.name)
-        yield stage
-        os.replace(stage, path)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".dicompiler-") as temporary:
+            stage = Path(temporary, path.name)
+            yield stage
+            os.replace(stage, path)
+    except OSError as error:
+        raise DicompilerError(f"{path}: it cannot be written: {error.strerror or error}") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -49,6 +52,15 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
                 np.lib.format.write_array(member, _storable(array, f"{path}: {name!r}"), allow_pickle=False)
 
 
+def _array(found: Any, place: str) -> NDArray[Any]:
+    """What an archive holds under a name; bytes where that is no array."""
+    import numpy as np
+
+    if not isinstance(found, np.ndarray):
+        raise DicompilerError(f"{place} is no array: write the file with numpy.savez")
+    return found
+
+
 def _storable(array: Any, place: str) -> NDArray[Any]:
     """The array, texts with a fixed length. DicompilerError for what is no tensor."""
     import numpy as np
@@ -69,6 +81,12 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         if isinstance(archive, np.ndarray):
             raise DicompilerError(f"{path}: holds a single array; expected an npz file (numpy.savez)")
         with archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DicompilerError(f"{path}: not an npz file of plain arrays: {' '.join(str(error).split())}") from error
+            return {name: _array(archive[name], f"{path}: {name!r}") for name in archive.files}
+    except OSError as error:
+        raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
+        # Of a file that is no zip archive numpy says that it may be a pickle.
+        cause = "it is another kind of file" if "pickle" in str(error) else " ".join(str(error).split())
+        if "Object arrays" in str(error):
+            cause = "it holds Python objects"
+        raise DicompilerError(f"{path}: not an npz file of plain arrays: {cause}: write it with numpy.savez") from error

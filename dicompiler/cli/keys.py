@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from dicompiler.cli.options import PATH, directory_argument
+from dicompiler.errors import DicompilerError
 
 
 @click.command("keys")
@@ -23,6 +24,8 @@ def command(directory: Path, output: Path | None, days: int, renew: bool) -> Non
     from dicompiler.keys import make
     from dicompiler.schema import load_json, validate
 
+    if not (directory / "artifact.json").is_file():
+        raise DicompilerError(f"{directory}: no artifact of dicompiler: compile a model into it first")
     document = load_json(directory / "artifact.json")
     validate(document, "artifact", str(directory / "artifact.json"))
     place = output if output is not None else directory.absolute().with_name(f"{directory.absolute().name}.keys")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dicompiler.cli.options import PATH, check_parent, model_argument, platform_option, shape_option
-from dicompiler.errors import UsageError
+from dicompiler.cli.options import PATH, check_file, model_argument, platform_option, shape_option
+from dicompiler.errors import DicompilerError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,8 +61,13 @@ def command(
     from dicompiler.diagnostics import Reproducer, Statistics, VerifyEach
     from dicompiler.instruments import Dump, PrintAfter, Timing
 
-    check_parent(output)
-    check_parent(save_plan)
+    check_file(output)
+    check_file(save_plan)
+    if save_plan is not None and save_plan.absolute() == output.absolute():
+        raise UsageError(f"opt: --output and --save-plan are both {output}: give the plan a file of its own")
+    for directory in (dump_after_all, reproducer):
+        if directory is not None and directory.exists() and not directory.is_dir():
+            raise DicompilerError(f"{directory}: it is a file: give the name of a directory")
     passes = _passes(pipeline, shape)
     compilation = _load(model, platform, plan)
     times, counts = Timing(), Statistics()
@@ -114,14 +119,14 @@ def _with_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
 def _load(model: Path, platform: str | None, plan: Path | None) -> Compilation:
     from dicompiler.compilation import Compilation
     from dicompiler.model import Model
-    from dicompiler.plan import load
+    from dicompiler.plan import load_given
     from dicompiler.platform import Platform
     from dicompiler.plugins import registry
 
     families = [provided.value for provided in registry().platforms.values()]
     return Compilation(
         platform=None if platform is None else Platform.load(platform, families),
-        plan=None if plan is None else load(plan),
+        plan=None if plan is None else load_given(plan),
         model=Model.load(model),
     )
 

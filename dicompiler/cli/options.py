@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
-from dicompiler.errors import DicompilerError
+from dicompiler.errors import DicompilerError, UsageError
 
 PATH = click.Path(path_type=Path)
 
@@ -16,10 +20,14 @@ platform_option = click.option(
     "--platform", metavar="P", help="The cluster: a TOML file or a built-in one (rpi4x4, …)."
 )
 shape_option = click.option(
-    "--shape", metavar="NAME=DIMS", multiple=True, help="Fixes a dynamic input: input=1x3x224x224. Can be repeated."
+    "--shape",
+    metavar="NAME=DIMS",
+    multiple=True,
+    callback=lambda _context, _option, given: _check_shapes(given),
+    help="Fixes a dynamic input: input=1x3x224x224. Can be repeated.",
 )
 strategy_option = click.option(
-    "--strategy", metavar="'NAME{…}'", help="Who decides: see 'dicompiler list strategies'. Default: modnn."
+    "--strategy", metavar="'NAME{…}'", help="Who decides: see 'dicompiler list strategies'. Default: auto."
 )
 objective_option = click.option(
     "--objective",
@@ -35,7 +43,44 @@ inputs_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
+class Seconds(click.FloatRange):
+    """A time of 0.1 s to four months: what clocks and timers take."""
+
+    def __init__(self) -> None:
+        super().__init__(0.1, 1e7)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; click's own range lets NaN through."""
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no time", param, ctx)
+        return seconds
+
+
 def check_parent(path: Path | None) -> None:
-    """DicompilerError where `path` cannot be written for want of its directory: said before the work, not after."""
-    if path is not None and not path.parent.is_dir():
+    """DicompilerError where nothing can be written at `path`: said before the work, not after."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
         raise DicompilerError(f"{path}: there is no directory {str(path.parent)!r}")
+    try:
+        path.is_symlink()  # a name can be too long
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=".dicompiler-").cleanup()
+    except OSError as error:
+        raise DicompilerError(f"{path}: it cannot be written: {error.strerror}: choose another place") from None
+
+
+def check_file(path: Path | None) -> None:
+    """DicompilerError where no file can be written at `path`: as `check_parent`, and where a directory is there."""
+    check_parent(path)
+    if path is not None and path.is_dir():
+        raise DicompilerError(f"{path}: it is a directory: give the name of a file")
+
+
+def _check_shapes(given: tuple[str, ...]) -> tuple[str, ...]:
+    """UsageError for a dimension that no tensor can have; what else can be wrong is found where shapes are inferred."""
+    for text in given:
+        for digits in re.findall(r"[0-9]+", text.rpartition("=")[2]):
+            if len(digits) > 18:
+                raise UsageError(f"shape {text!r}: {digits} is too large for a dimension")
+    return given

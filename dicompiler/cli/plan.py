@@ -9,7 +9,7 @@ import click
 
 from dicompiler.cli.options import (
     PATH,
-    check_parent,
+    check_file,
     cost_option,
     json_option,
     model_argument,
@@ -48,7 +48,7 @@ def command(
     from dicompiler.compiler import compile
     from dicompiler.plan import dumps
 
-    check_parent(output)
+    check_file(output)
     given: dict[str, Any] = {
         "platform": platform,
         "strategy": strategy,

@@ -12,9 +12,11 @@ from dicompiler.cli.tables import show, show_json
 from dicompiler.errors import DicompilerError
 
 if TYPE_CHECKING:
+    from dicompiler.comparing import Comparison, Row
     from dicompiler.compilation import Compilation
     from dicompiler.metrics import Metrics
     from dicompiler.program import Program
+    from dicompiler.simulator import Simulation
     from dicompiler.target import RunResult
     from dicompiler.verify import Check, Verification
 
@@ -86,6 +88,121 @@ def _numbers(metrics: Metrics) -> dict[str, str]:
         "memory of the fullest host": f"{metrics.memory / 2**20:.4g} MiB",
         "sent between devices": f"{metrics.total_bytes} bytes",
     }
+
+
+def show_simulation(result: Compilation, simulation: Simulation, as_json: bool) -> None:
+    """Prints for each device what it does in a frame of its own, and the times of the stream that was played."""
+    metrics = result.metrics
+    assert metrics is not None
+    frames = len(simulation.frames)
+    if as_json:
+        stream = {"frames": simulation.frames, "period_s": simulation.period_s, "latency_s": metrics.latency_s}
+        links = [{"from": a, "to": b, "bytes": count} for (a, b), count in _links(result).items()]
+        show_json({**_predicted(result), "stream": stream, "links": links})
+        return
+    show_shares(metrics)
+    click.echo(f"\none frame: {1000 * metrics.latency_s:.4g} ms, {metrics.energy_j:.4g} J")
+    if frames > 1:
+        click.echo(
+            f"a stream of {frames}: {1000 * simulation.period_s:.4g} ms between frames, "
+            f"{1 / simulation.period_s:.4g} frames per second"
+        )
+    busiest = sorted(_links(result).items(), key=lambda entry: -entry[1])[:5]
+    for (sender, receiver), count in busiest:
+        click.echo(f"{sender} → {receiver}: {count} bytes a frame")
+
+
+def show_comparison(comparison: Comparison, as_json: bool) -> None:
+    """Prints a row for each strategy, the bound, and for the best one what each device does and what holds it back."""
+    if as_json:
+        rows = [
+            {
+                "strategy": row.strategy,
+                "search_s": row.seconds,
+                "error": row.error or None,
+                "metrics": None if row.metrics is None else dataclasses.asdict(row.metrics),
+            }
+            for row in comparison.rows
+        ]
+        best = comparison.best
+        show_json(
+            {
+                "objective": comparison.problem.objective,
+                "rows": rows,
+                "best": None if best is None else best.strategy,
+                "bound": comparison.bound,
+                "single": dataclasses.asdict(comparison.single),
+            }
+        )
+        return
+    headers = ("strategy", "latency ms", "frames/s", "energy J", "memory MiB", "MB sent", "faster than one", "search s")
+    lines = [_compared(row, comparison) for row in comparison.rows]
+    show(headers, lines, right=range(1, len(headers)))
+    for row in comparison.rows:
+        if row.error:
+            click.echo(f"{row.strategy}: {row.error}")
+    _show_best(comparison)
+
+
+def _compared(row: Row, comparison: Comparison) -> tuple[str, ...]:
+    metrics = row.metrics
+    if metrics is None:
+        return (row.strategy, *["-"] * 6, f"{row.seconds:.1f}")
+    return (
+        row.strategy,
+        f"{1000 * metrics.latency_s:.1f}",
+        f"{1 / metrics.period_s:.3g}",
+        f"{metrics.energy_j:.3g}",
+        f"{metrics.memory / 2**20:.1f}",
+        f"{metrics.total_bytes / 1e6:.2f}",
+        f"{comparison.single.latency_s / metrics.latency_s:.2f}×",
+        f"{row.seconds:.1f}",
+    )
+
+
+def _show_best(comparison: Comparison) -> None:
+    best, objective = comparison.best, comparison.problem.objective
+    if best is None or best.metrics is None:
+        raise DicompilerError("compare: no strategy has a plan that can be carried out")
+    if comparison.bound is not None:
+        click.echo(
+            f"\nno plan's {'latency' if objective == 'latency' else 'time between frames'} is below "
+            f"{1000 * comparison.bound:.1f} ms (critical path and compute load, cost model "
+            f"{comparison.problem.cost.name}): the best is {comparison.value(best) / comparison.bound:.2f} times that"
+        )
+    click.echo(f"\nthe best by {objective}, {best.strategy}: {comparison.binding}\n")
+    show_shares(best.metrics)
+    if len(best.metrics.devices) == 1:
+        click.echo("one device alone is best here")
+
+
+def show_shares(metrics: Metrics) -> None:
+    """Prints for each device what it computes, sends, receives and waits for in a frame."""
+    headers = ("device", "computing ms", "on the line ms", "waiting ms", "mostly for", "memory MiB", "bytes sent")
+    rows = []
+    for device in metrics.devices:
+        cause = max(device.waits, key=lambda peer: device.waits[peer], default="")
+        rows.append(
+            (
+                device.device,
+                f"{1000 * device.compute_s:.1f}",
+                f"{1000 * device.line_s:.1f}",
+                f"{1000 * device.wait_s:.1f}",
+                cause or "-",
+                f"{device.memory / 2**20:.1f}",
+                str(device.sent),
+            )
+        )
+    show(headers, rows, right=(1, 2, 3, 5, 6))
+
+
+def _links(result: Compilation) -> dict[tuple[str, str], int]:
+    """(sender, receiver) → bytes of a frame."""
+    found: dict[tuple[str, str], int] = {}
+    for transfer in result.program.transfers if result.program is not None else ():
+        key = (transfer.sender, transfer.receiver)
+        found[key] = found.get(key, 0) + transfer.value.nbytes
+    return found
 
 
 def show_run(result: RunResult, as_json: bool) -> None:

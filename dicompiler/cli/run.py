@@ -6,21 +6,25 @@ from pathlib import Path
 
 import click
 
-from dicompiler.cli.options import PATH, check_parent, directory_argument, inputs_option, json_option
+from dicompiler.cli.options import PATH, Seconds, check_file, directory_argument, inputs_option, json_option
+
+MOST_FRAMES = 10_000_000
 
 
 @click.command("run")
 @directory_argument
 @inputs_option
 @click.option("--outputs", metavar="Y.npz", type=PATH, help="Where to write the outputs of the first frame.")
-@click.option("--frames", metavar="N", type=click.IntRange(min=1), default=1, help="How many times. Default: 1.")
+@click.option(
+    "--frames", metavar="N", type=click.IntRange(1, MOST_FRAMES), default=1, help="How many times. Default: 1."
+)
 @click.option(
     "--in-flight",
     metavar="N",
     type=click.IntRange(min=1, max=1024),
     help="Frames that are on their way at once. Default: twice the number of devices.",
 )
-@click.option("--timeout", metavar="S", type=click.FloatRange(min=0.1), help="Seconds for all of it. Default: 600.")
+@click.option("--timeout", metavar="S", type=Seconds(), help="Seconds for all of it. Default: 600.")
 @click.option("--pin", is_flag=True, help="Each process keeps to its share of the processors.")
 @click.option("--keys", metavar="KEYS", type=PATH, help="What 'dicompiler keys' made: connections are in TLS.")
 @click.option("--listen", metavar="HOST:PORT", help="Where devices reach this process. Default: 127.0.0.1, any port.")
@@ -54,7 +58,7 @@ def command(
     from dicompiler.compiler import TIMEOUT_S, run
     from dicompiler.target import RunOptions
 
-    check_parent(outputs)
+    check_file(outputs)
     options = RunOptions(
         in_flight=in_flight or 0,
         keep=1,

@@ -8,16 +8,16 @@ under DOMAIN, is the operator's own rule: each stand-in reads at least what the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import AttributeProto, FunctionProto, NodeProto, helper, numpy_helper
+from onnx import FunctionProto, NodeProto, helper
 
+from dicompiler.exact.calls import Body, Call, bounded, constant, total
 from dicompiler.exact.facts import FLOATS, Facts, attribute, set_attribute
+from dicompiler.exact.normalised import AXES, NORMALISED, WITH_AXIS
 from dicompiler.operators.rule import STAND_IN_DOMAIN
 
 DOMAIN = STAND_IN_DOMAIN
@@ -25,114 +25,49 @@ MIN_IR = 8
 """The first IR version with functions in a model."""
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What the calls of the operator `op` in a model have in common: the greatest number of inputs (`arity`), the type
-    of the first one, the opset; `given`: the attributes that are not 0 in some call.
-    """
-
-    op: str
-    opset: int
-    arity: int
-    dtype: int
-    given: frozenset[str]
-
-    @property
-    def attributes(self) -> list[str]:
-        """All that the operator may have: a piece of a node can have some that the whole leaves to their defaults."""
-        return sorted(onnx.defs.get_schema(self.op, self.opset, "").attributes)
-
-    @property
-    def inputs(self) -> list[str]:
-        return [f"X{index}" for index in range(self.arity)]
-
-    def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], **own: Any) -> NodeProto:
-        """A node of the body; the attributes that `op` shares with the called operator are those of the call, unless
-        they are its `own`."""
-        node = helper.make_node(op, inputs, outputs, **own)
-        for name, known in sorted(onnx.defs.get_schema(op, self.opset, "").attributes.items()):
-            if name in self.attributes and name not in own:
-                entry = node.attribute.add(name=name, ref_attr_name=name)
-                entry.type = AttributeProto.AttributeType.Value(str(known.type).rpartition(".")[2])
-        return node
-
-    def number(self, name: str, value: float) -> NodeProto:
-        """A constant of the first input's type."""
-        return _constant(name, np.array(value, helper.tensor_dtype_to_np_dtype(self.dtype)))
-
-
-Body = Callable[[_Call], list[NodeProto]]
-
-
-def _constant(name: str, value: NDArray[np.generic]) -> NodeProto:
-    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
-
-
 def _one(op: str) -> Body:
     """The body that is one node of another operator."""
     return lambda call: [call.node(op, call.inputs, ["Y"])]
 
 
-def _sign(call: _Call, target: str = "Y") -> NodeProto:
+def _sign(call: Call, target: str = "Y") -> NodeProto:
     """Sign, which came with opset 9; integers can be clipped instead."""
     if call.opset >= 9:
         return call.node("Sign", ["X0"], [target])
     return helper.make_node("Clip", ["X0"], [target], min=-1.0, max=1.0)
 
 
-def _bounded(call: _Call) -> list[NodeProto]:
-    """x modulo 16, at least 0: small numbers that still tell most of what is in x, to be summed up."""
-    return [
-        call.number("modulus", 16.0),
-        call.number("fraction", 1 / 16),
-        helper.make_node("Mul", ["X0", "fraction"], ["shares"]),
-        helper.make_node("Floor", ["shares"], ["floors"]),
-        helper.make_node("Mul", ["floors", "modulus"], ["multiples"]),
-        helper.make_node("Sub", ["X0", "multiples"], ["bounded"]),
-    ]
-
-
-def _window(call: _Call) -> list[NodeProto]:
+def _window(call: Call) -> list[NodeProto]:
     """The sum over the window of x modulo 16; the greatest of the window where there is no such sum: in types other
     than float32, and where a call has what LpPool got in opset 18."""
     later = call.given - onnx.defs.get_schema("LpPool", call.opset, "").attributes.keys() - {"count_include_pad"}
     if call.dtype != onnx.TensorProto.FLOAT or later:
         return [call.node("MaxPool", ["X0"], ["Y"])]
-    return [*_bounded(call), call.node("LpPool", ["bounded"], ["Y"], p=1)]
+    return [*bounded(call), call.node("LpPool", ["bounded"], ["Y"], p=1)]
 
 
-def _map(call: _Call) -> list[NodeProto]:
+def _map(call: Call) -> list[NodeProto]:
     """The sum over the map of x modulo 16; its greatest element in types where sums are soon too large."""
     if call.dtype not in _SUMMED:
         return [call.node("GlobalMaxPool", ["X0"], ["Y"])]
     return [
-        *_bounded(call),
+        *bounded(call),
         helper.make_node("Flatten", ["bounded"], ["rows"], axis=2),
-        *_sum(call, "rows", 1, "sum"),
+        *total(call, "rows", 1, "sum"),
         helper.make_node("GlobalMaxPool", ["X0"], ["greatest"]),
         helper.make_node("Shape", ["greatest"], ["shape"]),
         helper.make_node("Reshape", ["sum", "shape"], ["Y"]),
     ]
 
 
-def _sum(call: _Call, tensor: str, axis: int, target: str) -> list[NodeProto]:
-    """ReduceSum, whose axes became an input in opset 13."""
-    if call.opset < 13:
-        return [helper.make_node("ReduceSum", [tensor], [target], axes=[axis])]
-    return [
-        _constant("axes", np.array([axis], np.int64)),
-        helper.make_node("ReduceSum", [tensor, "axes"], [target]),
-    ]
-
-
-def _reduce(call: _Call) -> list[NodeProto]:
+def _reduce(call: Call) -> list[NodeProto]:
     """The sum over the axes of x modulo 16; the greatest element in types where sums are soon too large."""
     if call.dtype not in _SUMMED:
         return [call.node("ReduceMax", call.inputs, ["Y"])]
-    return [*_bounded(call), call.node("ReduceL1", ["bounded", *call.inputs[1:]], ["Y"])]
+    return [*bounded(call), call.node("ReduceL1", ["bounded", *call.inputs[1:]], ["Y"])]
 
 
-def _lrn(call: _Call) -> list[NodeProto]:
+def _lrn(call: Call) -> list[NodeProto]:
     """x + floor(32 sign(x) / (1 + n) + 1/2), n: how many channels of the window are not zero.
 
     LRN itself counts them: the call's alpha is its size, its beta and bias are 1 (see `prepare`). Its rounding is far
@@ -150,11 +85,11 @@ def _lrn(call: _Call) -> list[NodeProto]:
     ]
 
 
-def _softmax(call: _Call) -> list[NodeProto]:
+def _softmax(call: Call) -> list[NodeProto]:
     """x - max(x): Softmax's own first step. Before opset 13 over all axes from `axis` on, since then over that one."""
     if call.opset >= 13:
         return [
-            _constant("one", np.array([1], np.int64)),
+            constant("one", np.array([1], np.int64)),
             call.node("TopK", ["X0", "one"], ["max", "place"]),
             helper.make_node("Sub", ["X0", "max"], ["Y"]),
         ]
@@ -206,6 +141,7 @@ STAND_INS: Mapping[str, Body] = {
     **dict.fromkeys(_RECTIFIERS, _one("Relu")),
     **dict.fromkeys(_CURVES, _one("Neg")),
     **dict.fromkeys(_REDUCTIONS, _reduce),
+    **NORMALISED,
 }
 """Operator type → what computes in its place. What is bounded stays bounded (Sigmoid → Sign), what rectifies rectifies,
 an average becomes a sum over the same window of numbers that are bounded first: a maximum would hide most faults."""
@@ -215,7 +151,16 @@ def needs_stand_in(node: NodeProto, known: Facts) -> bool:
     """Whether `node` rounds, even where its inputs are small integers."""
     if node.domain not in ("", "ai.onnx") or node.op_type not in STAND_INS or not known.is_float(node.input[0]):
         return False
+    if node.op_type in NORMALISED and (len(node.output) > 1 or not _alike(node, known)):
+        return False
     return node.op_type != "AveragePool" or not averages_exactly(node)
+
+
+def _alike(node: NodeProto, known: Facts) -> bool:
+    """Whether all nodes of the operator have as many inputs as `node`: a function cannot tell which are there."""
+    return "" not in node.input and all(
+        len(other.input) == len(node.input) for other in known.nodes if other.op_type == node.op_type
+    )
 
 
 def averages_exactly(node: NodeProto) -> bool:
@@ -229,13 +174,18 @@ def averages_exactly(node: NodeProto) -> bool:
 def prepare(node: NodeProto, known: Facts) -> None:
     """Makes `node`, which is changed, exact: DOMAIN where it rounds, and attributes that are whole numbers.
 
-    Clip's bounds go out of the way (0 stays), LeakyRelu becomes |x|, Gemm's factors and LRN's exponent become 1.
+    Clip's bounds go out of the way (0 stays), LeakyRelu becomes |x|, Gemm's factors and LRN's exponent become 1; the
+    axes of what normalises are written out, as a body cannot know its operator's defaults.
     """
     if needs_stand_in(node, known):
         node.domain = DOMAIN
-    numbers: dict[str, float] = {}
+    numbers: dict[str, Any] = {}
     if node.op_type == "LRN":
         numbers = {"alpha": float(attribute(node, "size", 1)), "beta": 1.0, "bias": 1.0}
+    elif node.op_type in WITH_AXIS:
+        numbers = {"axis": attribute(node, "axis", -1)}
+    elif node.op_type == "MeanVarianceNormalization":
+        numbers = {"axes": list(attribute(node, "axes", AXES))}
     elif node.op_type == "LeakyRelu":
         numbers = {"alpha": -1.0}
     elif node.op_type == "Gemm":
@@ -276,6 +226,6 @@ def declare(proto: onnx.ModelProto, known: Facts) -> None:
 def _function(op: str, nodes: Sequence[NodeProto], known: Facts) -> FunctionProto:
     dtype = known.dtypes.get(nodes[0].input[0], onnx.TensorProto.FLOAT)
     given = frozenset(a.name for node in nodes for a in node.attribute if helper.get_attribute_value(a) != 0)
-    call = _Call(op, known.opset, max(len(node.input) for node in nodes), dtype, given)
+    call = Call(op, known.opset, max(len(node.input) for node in nodes), dtype, given)
     opsets = [helper.make_opsetid("", known.opset)]
     return helper.make_function(DOMAIN, op, call.inputs, ["Y"], STAND_INS[op](call), opsets, call.attributes)

@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.exact.facts import FLOATS, Facts, Use
+from dicompiler.exact.normalised import NORMALISED
 from dicompiler.exact.patterns import WEIGHTED, extent, sparse
 from dicompiler.exact.standins import wide
 from dicompiler.seeded import generator
@@ -173,12 +174,16 @@ def _other(known: Facts, index: int, seed: int, shifts: int, paired: Mapping[int
         makers |= dict.fromkeys((2, 3), lambda use: _shift(known, use, seed, shifts))
     elif node.op_type == "Mul":
         makers = dict.fromkeys((0, 1), lambda use: _factor(known, use, paired))
+    elif node.op_type in NORMALISED:
+        makers = {1: lambda use: _gain(known, use, seed), 2: lambda use: _shift(known, use, seed, shifts)}
     elif node.op_type == "PRelu":
         makers = {1: lambda use: _slope(known, use, seed)}
     elif node.op_type == "Clip":
         makers = {1: lambda use: _bound(known, use, "min"), 2: lambda use: _bound(known, use, "max")}
     elif node.op_type == "Pad":
         makers = {2: lambda use: np.rint(known.model.array(node.input[use[1]]))}
+    elif node.op_type == "Gather":  # the rows of an embedding
+        makers = {0: lambda use: _shift(known, use, seed, shifts)}
     elif node.op_type in _SHIFTED:
         makers = dict.fromkeys(places, lambda use: _shift(known, use, seed, shifts))
     return {(index, place): makers[place]((index, place)) for place in places if place in makers}
@@ -205,6 +210,15 @@ def _deviation(known: Facts, use: Use, seed: int) -> Array:
     size = int(np.prod(known.constants[known.nodes[use[0]].input[use[1]]][1]))
     random = generator(seed, f"{known.nodes[use[0]].name}/deviation")
     return _filled(known, use, 2 ** random.integers(3, size=size))
+
+
+def _gain(known: Facts, use: Use, seed: int) -> Array:
+    """-3 to 4 without 0; elements differ unless 7 divides their distance."""
+    random = generator(seed, f"{known.nodes[use[0]].name}/gain")
+    step, start = random.integers(1, 7), random.integers(7)
+    size = int(np.prod(known.constants[known.nodes[use[0]].input[use[1]]][1]))
+    values = (start + step * np.arange(size)) % 7 - 3
+    return _filled(known, use, values + (values >= 0))
 
 
 def _slope(known: Facts, use: Use, seed: int) -> Array:

@@ -53,8 +53,9 @@ def build(name: str, seed: int = 0, **options: Any) -> onnx.ModelProto:
     """A network with the weights of `seed` (at least 0).
 
     Options of all but the light ones: size (the image's side, or (height, width)), batch, classes, width (a factor for
-    the numbers of channels), opset (13 or later); yolov2 also: anchors, passthrough. Where the architecture pools to a
-    fixed size before its classifier (AlexNet, VGG), the classifier here takes what the image's size leaves.
+    the numbers of channels), opset (13 or later); alexnet also: columns; yolov2 also: anchors, passthrough. Where the
+    architecture pools to a fixed size before its classifier (AlexNet, VGG), the classifier here takes what the image's
+    size leaves.
     Errors: UsageError for an unknown name or option.
     """
     if seed < 0:

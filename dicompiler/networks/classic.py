@@ -34,17 +34,22 @@ def lenet(net: Builder, classes: int = 10, width: float = 1.0) -> str:
     return net.gemm(x, "fc5", classes)
 
 
-def alexnet(net: Builder, classes: int = 1000, width: float = 1.0) -> str:
-    """AlexNet in one column (Krizhevsky 2014, "One weird trick"), as torchvision has it: no LRN, no groups."""
-    layers = (
-        (64, 11, 4, 2, True),
-        (192, 5, 1, 2, True),
-        (384, 3, 1, 1, False),
-        (256, 3, 1, 1, False),
-        (256, 3, 1, 1, True),
-    )
+ALEXNETS = {
+    "one-column": ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False)),
+    "two-column": ((96, 11, 4, 0, True), (256, 5, 1, 2, True), (384, 3, 1, 1, False), (384, 3, 1, 1, False)),
+}
+
+
+def alexnet(net: Builder, classes: int = 1000, width: float = 1.0, columns: str = "one-column") -> str:
+    """AlexNet without LRN and without groups.
+
+    `columns`: "one-column" (Krizhevsky 2014, "One weird trick") as torchvision has it; "two-column" has the channels of
+    the original (Krizhevsky et al. 2012), which is for images of 227 x 227.
+    """
+    if columns not in ALEXNETS:
+        raise UsageError(f"alexnet: unknown columns {columns!r}{nearest(columns, ALEXNETS)}")
     x = "input"
-    for number, (channels, kernel, stride, pad, pooled) in enumerate(layers, 1):
+    for number, (channels, kernel, stride, pad, pooled) in enumerate((*ALEXNETS[columns], (256, 3, 1, 1, True)), 1):
         x = net.conv(x, f"conv{number}", scaled(channels, width), kernel, stride, pad)
         x = net.relu(x, f"relu{number}")
         if pooled:

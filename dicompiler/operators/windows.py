@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dicompiler.errors import DicompilerError
 from dicompiler.operators.rule import Operation, OperatorRule, Piece
 from dicompiler.regions import Interval, Region, full
 
@@ -125,6 +126,11 @@ def conv_core(operation: Operation, weight: int, region: Region, reduce: Interva
     """
     shape = operation.shape(weight)
     groups = operation.attribute("group", 1)
+    if groups < 1 or shape[0] % groups or operation.shape(0)[1] != groups * shape[1]:
+        raise DicompilerError(
+            f"{operation.node.op} {operation.node.name!r}: {groups} groups do not fit an input of "
+            f"{operation.shape(0)[1]} channels and weights {shape}: correct the model"
+        )
     out, need, attributes = spatial(operation, list(shape[2:]), region[2:])
     (first, last), filters = group_range(groups, shape[0], region[1])
     if last - first != groups:

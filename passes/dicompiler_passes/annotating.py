@@ -18,6 +18,8 @@ from dicompiler.regions import replace as replace_axis
 from dicompiler.tasks import output_shape
 from dicompiler.tiling import Label, axis_of, cut_axis, whole_plan
 
+MOST = 1 << 16  # parts of a layer
+
 
 @dataclass(frozen=True)
 class Annotation(Pass):
@@ -39,6 +41,8 @@ class Annotation(Pass):
             value = getattr(self, option.name)
             if option.name in ("parts", "rows", "columns") and value != option.default and value < 1:
                 raise ValueError(f"{option.name}: expected a number from 1 on, got {value}")
+        if self.count() > MOST:
+            raise ValueError(f"{self.count()} parts are too many (allowed: {MOST})")
 
     @property
     def named(self) -> tuple[str, ...]:

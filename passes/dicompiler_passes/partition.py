@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,6 +42,7 @@ class Partition(Pass):
     name: ClassVar[str] = "partition"
     requires: ClassVar[tuple[str, ...]] = ("layers",)
     provides: ClassVar[tuple[str, ...]] = ("routing",)
+    quiet: bool = field(default=False, metadata={"help": "do not warn of parts that nobody reads"})
 
     def run(self, compilation: Compilation) -> Compilation:
         layers = compilation.layers
@@ -52,7 +53,7 @@ class Partition(Pass):
             for name in plan.devices:
                 platform.device(name)
         routing = route(layers, plan, platform.host_of if platform is not None else None)
-        for layer, index in routing.dropped:
+        for layer, index in () if self.quiet else routing.dropped:
             log.warning("partition: part %d of layer %r is read by nobody and is left out", index, layer)
         return replace(compilation, plan=plan, routing=routing, model=_Rewriter(compilation.model, routing, plan).run())
 
@@ -76,7 +77,7 @@ class _Rewriter:
 
     def run(self) -> Model:
         for task in self.routing.tasks:
-            place = Place(task.device, task.lane, self._step(task))
+            place = Place(task.device, task.lane, self._step(task), f"{task.layer}/{task.index}")
             (self._whole if self.layers.by_name[task.layer].reason else self._task)(task, place)
         values, extra = self._deliver()
         marks = {SOURCE: json.dumps(self.plan.source), SINKS: json.dumps(extra, sort_keys=True)}

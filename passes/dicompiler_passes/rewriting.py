@@ -15,7 +15,7 @@ from onnx import helper
 
 from dicompiler.importing import unique
 from dicompiler.model import Model
-from dicompiler.program import DEVICE, LANE, ORIGIN, REGION
+from dicompiler.program import DEVICE, LANE, ORIGIN, PART, REGION
 from dicompiler.regions import Region, full, shape_of, shift
 from dicompiler.routing import show
 from dicompiler.structure import bodies, node_reads
@@ -35,11 +35,12 @@ class Held:
 
 @dataclass(frozen=True)
 class Place:
-    """Where and when nodes are put."""
+    """Where and when nodes are put, and the part (layer/index) that they belong to."""
 
     device: str
     lane: int
     step: Step
+    part: str = ""
 
 
 class Builder:
@@ -75,6 +76,8 @@ class Builder:
         marks = {DEVICE: place.device, ORIGIN: origin}
         if region is not None:
             marks[REGION] = show(region)
+        if place.part:
+            marks[PART] = place.part
         if place.lane:
             marks[LANE] = str(place.lane)
         for key, value in marks.items():

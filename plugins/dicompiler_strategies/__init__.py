@@ -16,13 +16,19 @@ dicompiler_api = API_VERSION
 
 @hookimpl
 def dicompiler_strategies() -> Iterable[type[Strategy]]:
-    """The strategies that need no search, and the plan by hand."""
+    """The strategies that search, those that need no search, and the plan by hand."""
+    from dicompiler_strategies.auto import Auto
+    from dicompiler_strategies.cpsat import CpSat
+    from dicompiler_strategies.dp import Dp
+    from dicompiler_strategies.genetic.strategy import Genetic
+    from dicompiler_strategies.gradient.strategy import Gradient
     from dicompiler_strategies.manual import Manual
     from dicompiler_strategies.modnn import Modnn
     from dicompiler_strategies.pipeline import Pipeline
     from dicompiler_strategies.single import Single
+    from dicompiler_strategies.stahl import Stahl
 
-    return [Manual, Modnn, Pipeline, Single]
+    return [Auto, CpSat, Dp, Genetic, Gradient, Manual, Modnn, Pipeline, Single, Stahl]
 
 
 @hookimpl

@@ -23,7 +23,10 @@ from dicompiler.cli.group import COMMANDS
 from dicompiler.metrics import OBJECTIVES
 from dicompiler.plan import load as load_plan
 
-HEAVY = {"jsonschema", "logging", "numpy", "onnx", "onnx_graphsurgeon", "onnxruntime", "ortools", "pluggy", "rich"}
+SPLIT = ("--platform", "rpi4x2", "--strategy", "modnn")
+HEAVY = set(
+    "jsonschema logging matplotlib numpy onnx onnx_graphsurgeon onnxruntime ortools pluggy pymoo rich scipy".split()
+)
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
     g (float[N, 3, 16, 16] x) => (float[N, 4, 16, 16] y) {
       h = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w1)
@@ -340,7 +343,7 @@ class TestWholeWay:
 
     def test_compile_run_verify(self, model: Path, tmp_path: Path) -> None:
         directory = tmp_path / "build"
-        done = command("compile", model, *SHAPE, "--platform", "rpi4x2", "-o", directory, "--json")
+        done = command("compile", model, *SHAPE, *SPLIT, "-o", directory, "--json")
         assert done.returncode == 0, done.stderr
         compiled = json.loads(done.stdout)
         assert [record["device"] for record in compiled["devices"]] == ["pi01", "pi02"]

@@ -86,7 +86,7 @@ def test_pipeline_gives_consecutive_runs_in_platform_order() -> None:
 
 def test_a_faster_device_gets_more() -> None:
     problem = Problem(vgg16(), platform(1, 3))
-    metrics = problem.evaluate(Pipeline().plan(problem))
+    metrics = problem.estimate(Pipeline().plan(problem))
     slow, fast = metrics.devices
     assert 3 < fast.flops / slow.flops < 5  # 25.2 and 5.7 GFLOP: the next cut would leave 9.4 to the slow one
 
@@ -144,23 +144,23 @@ def test_a_layer_with_fewer_rows_than_devices_uses_fewer() -> None:
 
 def test_modnn_on_one_device_is_the_single_plan() -> None:
     problem = Problem(alexnet(), platform(1))
-    assert problem.evaluate(Modnn().plan(problem)) == problem.evaluate(Single().plan(problem))
+    assert problem.estimate(Modnn().plan(problem)) == problem.estimate(Single().plan(problem))
 
 
 def test_modnn_on_vgg16_comes_near_the_figure_of_an_independent_recomputation() -> None:
     """0.907 s for 4 RPi4 on a shared medium of 100 Mbit/s, where a pool is cut with the convolution before it; here it
     is a layer of its own, so that its 7 rows meet other owners of the convolution's 14: 0.920 s."""
     problem = Problem(vgg16(), with_camera(Platform.load("rpi4x4")), FREE)
-    assert problem.evaluate(Modnn().plan(problem)).latency_s == pytest.approx(0.907, rel=0.02)
-    assert problem.evaluate(Single().plan(problem)).latency_s == pytest.approx(2.324, abs=1e-3)
+    assert problem.estimate(Modnn().plan(problem)).latency_s == pytest.approx(0.907, rel=0.02)
+    assert problem.estimate(Single().plan(problem)).latency_s == pytest.approx(2.324, abs=1e-3)
 
 
 @pytest.mark.parametrize("network", ["resnet50", "quirks", "lenet"])
 @pytest.mark.parametrize("strategy", [Single(), Pipeline(), Modnn()])
 def test_plans_of_real_networks_can_be_routed(network: str, strategy: Single | Pipeline | Modnn) -> None:
     problem = Problem(formed(build(network)), with_camera(Platform.load("rpi4x4")))
-    metrics = problem.evaluate(strategy.plan(problem))
-    alone = problem.evaluate(Single().plan(problem))
+    metrics = problem.estimate(strategy.plan(problem))
+    alone = problem.estimate(Single().plan(problem))
     assert metrics.total_bytes >= alone.total_bytes
     assert sum(entry.flops for entry in metrics.devices) >= alone.devices[1].flops
     assert max(entry.compute_s for entry in metrics.devices) <= alone.devices[1].compute_s

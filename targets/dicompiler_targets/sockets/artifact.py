@@ -43,6 +43,10 @@ class Artifact:
         try:
             manifests = [_load(directory / name / "manifest.json", "manifest", check) for name in document["devices"]]
             inputs, outputs = tuple(document["inputs"]), tuple(document["outputs"])
+            for manifest in manifests:
+                for peer in {t[end] for t in manifest["transfers"] for end in ("sender", "receiver")}:
+                    if peer not in document["devices"]:
+                        raise KeyError(f"{manifest['device']} needs {peer}, which is not there")
             return cls(directory, document["digest"], tuple(manifests), inputs, outputs)
         except (KeyError, TypeError) as error:
             raise DicompilerError(f"{directory}: no artifact of this version ({error}): compile it again") from None

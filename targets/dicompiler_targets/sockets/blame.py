@@ -70,9 +70,9 @@ def endings(processes: Iterable[Process]) -> list[Failure]:
     return [one for one in found if one is not None]
 
 
-def verdict(found: Sequence[Failure]) -> str:
+def verdict(found: Sequence[Failure], devices: Mapping[str, Process]) -> str:
     """The line for the failure that is behind all that were found."""
     # Of devices that blame each other in a row the last one, which blames nobody, holds the others up.
     blaming = {one.says for one in found if one.rank == RUMOUR}
     best = min(found, key=lambda one: (one.rank > CAUSE, one.device in blaming, one.rank))
-    return f"device {best.device!r}: {best.message}"
+    return f"{devices[best.device].title}: {best.message}"

@@ -13,4 +13,9 @@ def connect(directory: Path, options: RunOptions, timeout: float) -> Session:
     """Starts the artifact's devices: see dicompiler.client.connect."""
     artifact = Artifact.load(directory, check=False)
     check_elsewhere(options, artifact)
+    if options.hosts is not None:
+        from dicompiler_targets.sockets.deploy import Remote
+
+        remote = Remote(artifact, options)
+        return Session(artifact, remote.options, timeout, remote)
     return Session(artifact, options, timeout)

@@ -1,4 +1,4 @@
-"""Runs an artifact on this host for a number of frames: opens a session, streams them through it, closes it.
+"""Runs an artifact for a number of frames, on this host or others: opens a session, streams them through it, closes it.
 
 In: an artifact's directory, frames. Out: outputs, times, and what each device reported.
 """
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dicompiler.target import RunOptions, RunResult
 from dicompiler_targets.sockets.artifact import Artifact
+from dicompiler_targets.sockets.deploy import Remote
 from dicompiler_targets.sockets.processes import Start
 from dicompiler_targets.sockets.session import Session, check_elsewhere
 
@@ -25,9 +26,24 @@ def run(
     options: RunOptions,
     start: Start | None = None,
 ) -> RunResult:
-    """Runs the artifact in `directory` for `frames`: see Target.run. start: how its devices are started."""
+    """Runs the artifact in `directory` for `frames`: see Target.run. start: how its devices are started on
+    this host."""
     artifact = Artifact.load(directory, check=True)
     check_elsewhere(options, artifact)
+    if options.hosts is not None:
+        remote = Remote(artifact, options)
+        with remote.explained():
+            return _run(artifact, frames, timeout, remote.options, remote)
+    return _run(artifact, frames, timeout, options, start)
+
+
+def _run(
+    artifact: Artifact,
+    frames: Sequence[Mapping[str, NDArray[Any]]],
+    timeout: float,
+    options: RunOptions,
+    start: Start | None,
+) -> RunResult:
     for frame in frames[:1] if all(frame is frames[0] for frame in frames) else frames:
         artifact.arrays(frame)
     kept: list[dict[str, dict[str, Any]]] = []

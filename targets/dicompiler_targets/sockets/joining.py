@@ -28,6 +28,8 @@ from dicompiler_targets.sockets.runtime.line import (
 )
 from dicompiler_targets.sockets.runtime.wire import Channel
 
+LOOPBACK = "127.0.0.1:0"
+"""Where to listen for devices on this host: any port."""
 GREETING_S = 5.0
 """Seconds in which a connection must say who it is."""
 
@@ -98,7 +100,7 @@ class Door:
             channel.close()
             # Without keys anybody can say any name: a stranger must not end the run.
             if process is not None and isinstance(error, ProtocolError):
-                raise RunError(f"device {process.device!r}: {error}") from None
+                raise RunError(f"{process.title}: {error}") from None
             return None
         process.channel = channel
         return process

@@ -28,7 +28,8 @@ class Process:
     """A device's process, its connection and address once it has greeted, and what was heard of it.
 
     popen: None for one that someone else starts, else the process on this host (which may be one that reaches another
-    host, such as ssh); it must end with the device's exit code. log: what it writes.
+    host, such as ssh); it must end with the device's exit code. log: what it writes. where: what messages add to the
+    device's name.
     """
 
     manifest: Manifest
@@ -38,10 +39,16 @@ class Process:
     address: Any = None
     report: DeviceReport | None = None
     messages: int = 0
+    where: str = ""
 
     @property
     def device(self) -> str:
         return str(self.manifest["device"])
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return f"device {self.device!r}{self.where}"
 
     def connection(self) -> Channel:
         """The channel of a device that has greeted."""
@@ -63,11 +70,24 @@ class Process:
             return f"its process was ended by signal {-code} ({signal.Signals(-code).name}){self._last_words()}"
         return f"its process was ended by signal {-code}{self._last_words()}"
 
-    def _last_words(self) -> str:
+    def close(self) -> None:
+        """Lets go of what belongs to a process that has ended."""
+        if self.popen is not None and self.popen.stdin is not None:
+            self.popen.stdin.close()
+        if self.log is not None:
+            self.log.close()
+        if self.channel is not None:
+            self.channel.close()
+
+    def written(self) -> str:
+        """The end of what it has written."""
         if self.log is None:
             return ""
         self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - 4096))
-        lines = self.log.read().decode(errors="replace").strip().splitlines()
+        return self.log.read().decode(errors="replace").strip()
+
+    def _last_words(self) -> str:
+        lines = self.written().splitlines()
         return f": {lines[-1].strip()[:500]}" if lines else ""
 
 
@@ -133,12 +153,7 @@ def end(processes: Sequence[Process]) -> None:
     for process in processes:
         if process.popen is not None:
             process.popen.wait()
-            if process.popen.stdin is not None:
-                process.popen.stdin.close()
-        if process.log is not None:
-            process.log.close()
-        if process.channel is not None:
-            process.channel.close()
+        process.close()
 
 
 def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:

@@ -22,7 +22,7 @@ from dicompiler_targets.sockets import blame
 from dicompiler_targets.sockets.artifact import Artifact, from_payload, to_payload
 from dicompiler_targets.sockets.blame import Event
 from dicompiler_targets.sockets.feed import Feed
-from dicompiler_targets.sockets.joining import Door
+from dicompiler_targets.sockets.joining import LOOPBACK, Door
 from dicompiler_targets.sockets.processes import Process, Start, end, here, read_report
 from dicompiler_targets.sockets.runtime.frames import (
     IN_FLIGHT_LIMIT,
@@ -81,7 +81,7 @@ class Session:
         deadline: float | None = None,
     ) -> None:
         self.artifact, self.options, self.timeout, self.deadline = artifact, options, timeout, deadline
-        self.in_flight = _in_flight(options, len(artifact.devices))
+        self.in_flight = in_flight(options, len(artifact.devices))
         self.processes: dict[str, Process] = {}
         self.reports: tuple[DeviceReport, ...] = ()
         self._expected = {m["device"]: {v["index"]: v for v in m["outputs"]} for m in artifact.manifests}
@@ -91,7 +91,7 @@ class Session:
         self._ended: str | None = None
         count = len(artifact.devices) - len(options.elsewhere)
         self._start = start or here(artifact.directory, options.keys, options.pin, max(1, count))
-        door = Door(options.listen, options.keys, options.insecure, artifact.digest)
+        door = Door(options.listen or LOOPBACK, options.keys, options.insecure, artifact.digest)
         self._pulse = Pulse(options.heartbeat_s)
         with self._guarded(), contextlib.closing(door):
             self._join(door)
@@ -234,7 +234,7 @@ class Session:
                 if process.popen is not None:
                     process.popen.wait(left(deadline))
             except subprocess.TimeoutExpired:
-                raise RunError(f"device {process.device!r}: its process does not end") from None
+                raise RunError(f"{process.title}: its process does not end in time: allow more (--timeout)") from None
         self.reports = tuple(process.report for process in self.processes.values() if process.report is not None)
 
     # -- frames
@@ -294,7 +294,7 @@ class Session:
             try:
                 delivered[device] = {v["name"]: from_payload(payloads[i], v) for i, v in values.items()}
             except ValueError as error:
-                raise RunError(f"device {device!r}: it sent what it must not: {error}") from None
+                raise RunError(f"{self.processes[device].title}: it sent what it must not: {error}") from None
         return delivered
 
     # -- events
@@ -362,18 +362,18 @@ class Session:
             heard = (blame.failure(event, self.processes) for event in self._next())
             found += [failure for failure in heard if failure is not None]
             found += blame.endings(self.processes.values())
-        raise RunError(blame.verdict(found))
+        raise RunError(blame.verdict(found, self.processes))
 
     def _check_time(self, deadline: float, waiting: Sequence[str], more: str = "") -> None:
         if time.monotonic() > deadline + GRACE_S:
             others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
             raise RunError(
-                f"device {waiting[0]!r}: did not finish within {self.timeout:g} s{others}{more}: "
+                f"{self.processes[waiting[0]].title}: did not finish within {self.timeout:g} s{others}{more}: "
                 "allow more time (--timeout)"
             )
 
 
-def _in_flight(options: RunOptions, devices: int) -> int:
+def in_flight(options: RunOptions, devices: int) -> int:
     """How many frames may be on their way; UsageError for options that cannot be."""
     if not 0 <= options.in_flight <= IN_FLIGHT_LIMIT:
         raise UsageError(f"run: frames in flight must be 1 to {IN_FLIGHT_LIMIT}, or 0, not {options.in_flight}")

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.target import Optimization, RunOptions, RunResult, Target
+from dicompiler.target import Installed, Optimization, RunOptions, RunResult, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.compilation import Compilation
+    from dicompiler.program import Program
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,19 @@ class SocketsTarget(Target):
         timeout: float,
         options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
     ) -> RunResult:
-        """One process per device on this host, each with its share of the host's cores."""
+        """One process per device: on this host, each with its share of the host's cores, or on `options.hosts`."""
         from dicompiler_targets.sockets.coordinator import run
 
         return run(directory, frames, timeout, options)
+
+    def install(self, directory: Path, options: RunOptions, timeout: float) -> tuple[Installed, ...]:
+        """Each device's directory on its host, and its keys; there is a Python with numpy and onnxruntime."""
+        from dicompiler_targets.sockets.deploy import install
+
+        return install(directory, options, timeout)
+
+    def memory(self, program: Program) -> Mapping[str, int]:
+        """A Python process with onnxruntime, its sessions, and what making them takes for a while: see memory.py."""
+        from dicompiler_targets.sockets.memory import added
+
+        return added(program)

@@ -207,7 +207,9 @@ class Device:
 
     def _lost_control(self, error: Exception) -> None:
         if isinstance(error, ProtocolError):
-            self._fail_early(DeviceError(f"from the coordinator: {error}"))
+            # To tell the coordinator may fail, which must not hide the cause.
+            self.farewell = f"from the coordinator: {error}: copy this device's directory again"
+            self._fail_early(DeviceError(self.farewell))
             return
         # Nobody is left to report to, and the main thread may be deep in a segment.
         words = self.farewell or f"the coordinator is gone: {error}"

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from .heap import returning
+
 TYPES = {
     "FLOAT": (1, 4), "UINT8": (2, 1), "INT8": (3, 1), "UINT16": (4, 2), "INT16": (5, 2), "INT32": (6, 4),
     "INT64": (7, 8), "BOOL": (9, 1), "FLOAT16": (10, 2), "DOUBLE": (11, 8), "UINT32": (12, 4), "UINT64": (13, 8),
@@ -74,7 +76,8 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
     for segment in manifest["segments"]:
         try:
             path = str(directory / segment["file"])
-            sessions.append(ort.InferenceSession(path, options, ["CPUExecutionProvider"]))
+            with returning():
+                sessions.append(ort.InferenceSession(path, options, ["CPUExecutionProvider"]))
         except Exception as error:  # onnxruntime's errors share no other base
             raise ValueError(f"segment {segment['name']!r} cannot be loaded: {one_line(error)}") from error
     return sessions

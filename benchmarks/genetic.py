@@ -1,0 +1,86 @@
+"""The genetic search: plans per second of its fast model, and what its encoding and its stages are worth.
+
+`genetic.py [--network resnet101] [--platform jetson-nx4] [--generations 40] [--seeds 10]`; see README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+
+import numpy as np
+from layer_graphs import formed
+from pymoo.indicators.hv import HV
+
+from dicompiler.fronts import AUTODICE
+from dicompiler.networks import build
+from dicompiler.platform import Platform
+from dicompiler.problem import Problem
+from dicompiler_strategies.genetic.analytic import Model, model
+from dicompiler_strategies.genetic.exploring import Options, explore
+
+PLANS = 40_000
+LEAST = 20_000
+VARIANTS = {
+    "naive, one stage": {"encoding": "naive", "stages": 1},
+    "split points, one stage": {"encoding": "split", "stages": 1},
+    "split points, all stages": {"encoding": "split", "stages": 0},
+}
+
+
+def speed(tables: Model) -> float:
+    """Random pipelines of whole layers that the model evaluates in a second."""
+    layers, devices = tables.seconds.shape
+    rows = np.sort(np.random.default_rng(0).integers(0, devices, (PLANS, layers)), axis=1)
+    start = time.perf_counter()
+    tables.evaluate(rows)
+    return PLANS / (time.perf_counter() - start)
+
+
+def reference(tables: Model) -> list[float]:
+    """The fixed reference point: in each objective the worst of the plans on one device alone."""
+    layers, devices = tables.seconds.shape
+    alone = tables.evaluate(np.repeat(np.arange(devices)[:, None], layers, axis=1))
+    return [float(alone.objective(name).max()) for name in AUTODICE]
+
+
+def main() -> int:
+    """Prints the figures; 1 where one of them is not what it should be."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--network", default="resnet101")
+    parser.add_argument("--platform", default="jetson-nx4")
+    parser.add_argument("--population", type=int, default=100)
+    parser.add_argument("--generations", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=10)
+    given = parser.parse_args()
+    problem = Problem(formed(build(given.network)), Platform.load(given.platform))
+    tables = model(problem)
+    rate = speed(tables)
+    print(
+        f"{given.network} on {given.platform}: {len(problem.layers.layers)} layers, {rate:.0f} pipeline plans a second"
+    )
+    worst = np.array(reference(tables))
+    volumes: dict[str, list[float]] = {}
+    for name, variant in VARIANTS.items():
+        evaluations = []
+        for seed in range(given.seeds):
+            options = Options(
+                population=given.population, generations=given.generations, measured=0, paper=True, seed=seed, **variant
+            )
+            front = explore(problem, options)
+            points = np.array([[point.objectives[name] for name in AUTODICE] for point in front.points])
+            volumes.setdefault(name, []).append(float(HV(ref_point=np.ones(3))(points / worst)))
+            evaluations.append(front.evaluations)
+        own = sorted(volumes[name])
+        print(
+            f"{name:<26} hypervolume median {statistics.median(own):.4f}, {own[0]:.4f} to {own[-1]:.4f}; "
+            f"evaluations {statistics.median(evaluations):.0f}"
+        )
+    naive, one, many = (statistics.median(own) for own in volumes.values())
+    return 0 if rate >= LEAST and naive < one < many else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""How fast the joint problem is proven: VGG16, ResNet-50, MobileNetV2 and YOLOv2 on 2, 4 and 8 boards.
+
+In: nothing, or names of networks. Out: a table of optimum, bound, MoDNN's value, and seconds for tables and search, in
+the barrier model of dicompiler.tables (a Raspberry Pi 4 has 13.6 GFLOP/s; a shared medium of 100 Mbit/s; a gateway
+holds input and output; pools and activations free); exit code 1 where one is not proven, or takes more than LIMIT_S.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from dicompiler.compiler import prepare
+from dicompiler.costs import Analytic
+from dicompiler.layers import LayerGraph
+from dicompiler.model import Model
+from dicompiler.networks import build
+from dicompiler.platform import Device, Host, Network, Platform
+from dicompiler.problem import Problem
+from dicompiler.tables import tables
+from dicompiler_strategies.cpsat import CpSat
+from dicompiler_strategies.joint.search import fitting, solve
+from dicompiler_strategies.modnn import Modnn
+
+NETWORKS = ("vgg16", "resnet50", "mobilenet_v2", "yolov2")
+DEVICES = (2, 4, 8)
+RATE, BANDWIDTH = 13.6e9, 100e6
+LIMIT_S = 10.0  # of CPU time, tables and search together
+
+
+def boards(count: int) -> Platform:
+    """`count` boards behind a compute-less gateway."""
+    names = [f"pi{i}" for i in range(count)]
+    hosts = (Host("gateway", 2**40), *(Host(name, 2**40) for name in names))
+    devices = (Device("gateway", "gateway", 0.0), *(Device(name, name, RATE) for name in names))
+    return Platform("boards", hosts, devices, Network("shared", BANDWIDTH))
+
+
+def row(name: str, layers: LayerGraph, count: int) -> tuple[list[str], bool]:
+    """A row of the table, and whether it is proven in time."""
+    problem = Problem(layers, boards(count), Analytic(pools=False, elementwise=False))
+    start = time.process_time()
+    known = tables(problem, fitting(problem, CpSat().options()))
+    filled = time.process_time()
+    found = solve(problem, known=known, options=known.options)
+    end = time.process_time()
+    one, modnn = known.value([0] * len(layers.layers)), problem.estimate(Modnn().plan(problem)).latency_s
+    choices = f"{known.size / len(layers.layers):.0f}"
+    cells = [name, str(count), choices, f"{one:.4f}", f"{modnn:.4f}", f"{found.value:.4f}", f"{found.bound:.4f}"]
+    good = found.proven and end - start <= LIMIT_S
+    return [*cells, "yes" if found.proven else "no", f"{filled - start:.2f}", f"{end - filled:.2f}"], good
+
+
+def main(names: Sequence[str]) -> int:
+    """Prints the table; 1 where something is not proven in time."""
+    titles = "network devices choices one[s] MoDNN[s] best[s] bound[s] proven tables[s] search[s]"
+    table = Table(*titles.split())
+    good = True
+    for name in names or NETWORKS:
+        layers = prepare(Model.load(build(name))).layers
+        assert layers is not None
+        for count in DEVICES:
+            cells, passed = row(name, layers, count)
+            table.add_row(*cells)
+            good &= passed
+    Console(width=120).print(table)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

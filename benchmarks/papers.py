@@ -1,0 +1,107 @@
+"""The figures of CoopAI and of Stahl et al. beside what `dp` and `stahl` compute: published | recomputed.
+
+Nothing is run on devices. YOLOv2 of CoopAI is not reached; the other rows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from layer_graphs import alexnet, formed, stack, vgg16
+
+from dicompiler.layers import LayerGraph
+from dicompiler.networks import build
+from dicompiler_strategies.dp.coopai import Result, best_k, chain, mls
+from dicompiler_strategies.stahl import (
+    Scheme,
+    chained,
+    communication,
+    memory,
+    network_sizes,
+    solve,
+    table_2,
+    variant,
+)
+
+F, G = 13.6e9, 100e6  # Raspberry Pi 4, FLOP/s; gateway, bit/s
+COUNTS = range(1, 11)
+# Table II and section V-A: blocks for k = 1 … 10, best k of MLS and SLS, time saved (%) by MLS: to SLS, to one device.
+COOPAI = {
+    "AlexNet": ((1, 5, 4, 4, 4, 4, 4, 4, 4, 4), (2, 2), (4.91, 18.43)),
+    "VGG16": ((1, 8, 7, 6, 5, 4, 4, 4, 4, 4), (7, 3), (31.49, 60.46)),
+    "VGG19": ((1, 11, 9, 8, 5, 4, 5, 5, 4, 4), (7, 3), (28.53, 58.94)),
+    "YOLOv2": ((1, 12, 10, 9, 8, 7, 7, 7, 5, 5), (6, 4), (17.75, 55.91)),
+}
+# Table 2 (MB, six devices) and the last column of table 1 (MB per device).
+TABLE_2 = {"LOP": 78.1, "FUSE4": 82.2, "FUSE3": 75.5, "FUSE2": 68.1, "FUSE1": 68.1}
+MEMORY = {1: 204, 3: 68, 5: 41, 6: 34, 7: 29}
+MB = 1e6 / 4  # elements of 32 bit
+
+
+def vgg19() -> LayerGraph:
+    """VGG19 without activations."""
+    rows: list[tuple[object, ...]] = []
+    for channels, count in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
+        rows += [("conv", channels, 3, 1, 1, 1)] * count + [("pool", 2, 2, 0)]
+    return stack((1, 3, 224, 224), [*rows, ("flatten",), ("fc", 4096), ("fc", 4096), ("fc", 1000)])
+
+
+def line(name: str, published: Iterable[object], recomputed: Iterable[object]) -> str:
+    """A row: both columns, with = where they agree to the letter."""
+    both = " ".join(map(str, published)), " ".join(map(str, recomputed))
+    return f"{name:<34} {both[0]:<28} {both[1]:<28} {'=' if both[0] == both[1] else ''}"
+
+
+def coopai(name: str, graph: LayerGraph) -> None:
+    """One network's rows. YOLOv2 has a branch: its longest path stands for it."""
+    layers = chain(graph, strict=False)
+    many = [mls(layers, F, G, k) for k in COUNTS]
+    single = [mls(layers, F, G, k, single=True) for k in COUNTS]
+    blocks, counts, saved = COOPAI[name]
+    best, base = best_k(many), best_k(single)
+    print(line(f"{name}: blocks, k = 1…10", blocks, (len(result.blocks) for result in many)))
+    print(line(f"{name}: best k of MLS, SLS", counts, (best.k, base.k)))
+    found = (_saved(best, base), _saved(best, many[0]))
+    print(line(f"{name}: % saved to SLS, one device", saved, (f"{value:.2f}" for value in found)))
+    print(line(f"{name}: seconds, k = 1, 2, 4, 7", (), (f"{many[k - 1].seconds:.4f}" for k in (1, 2, 4, 7))))
+
+
+def _saved(ours: Result, other: Result) -> float:
+    return 100 * (1 - ours.seconds / other.seconds)
+
+
+def stahl(yolo: LayerGraph) -> None:
+    """The example, table 2 and the memory column."""
+    example = chained((4, 8, 16, 4, 4))
+    rows: Sequence[tuple[str, int, tuple[Scheme, ...]]] = (
+        ("LOP", 34, ("o", "o", "o", "o")),
+        ("LIP", 48, ("i", "i", "i", "i")),
+        ("two pairs fused", 40, ("f", "s", "f", "s")),
+        ("optimum, as printed", 22, solve(example, 2).schemes),
+    )
+    for name, published, schemes in rows:
+        print(line(f"example: {name}", (published,), (f"{communication(example, schemes, 2):.0f}",)))
+    print(line("example: optimum, reuse in FUSE", (22,), (f"{solve(example, 2, reuse=True).communication:.0f}",)))
+    print(line("example: memory, N = 1, 2", (240, 120), (f"{memory(example, count):.0f}" for count in (1, 2))))
+    for name, published_mb in TABLE_2.items():
+        found = communication(table_2(), variant(name), 6) / MB
+        print(line(f"table 2: {name}, MB", (published_mb,), (f"{found:.3f}",)))
+    for name, lip in (("optimum without LIP", False), ("optimum of the ILP", True)):
+        print(line(f"table 2: {name}, MB", (68.1,), (f"{solve(table_2(), 6, lip=lip).communication / MB:.3f}",)))
+    weights = network_sizes(yolo)
+    print(
+        line("table 1: MB of weights, each of N", MEMORY.values(), (f"{memory(weights, n) / MB:.1f}" for n in MEMORY))
+    )
+
+
+def main() -> None:
+    """Prints everything; some seconds, most of them for the weights of YOLOv2."""
+    yolo = formed(build("yolov2"))
+    print(line("", ("published",), ("recomputed",)))
+    for name, graph in (("AlexNet", alexnet(1)), ("VGG16", vgg16()), ("VGG19", vgg19()), ("YOLOv2", yolo)):
+        coopai(name, graph)
+    stahl(yolo)
+
+
+if __name__ == "__main__":
+    main()

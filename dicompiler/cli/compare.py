@@ -1,0 +1,59 @@
+"""`dicompiler compare`: all strategies in one table, under one cost model, weighed by the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dicompiler.cli.options import (
+    cost_option,
+    json_option,
+    model_argument,
+    objective_option,
+    platform_option,
+    shape_option,
+)
+
+# Those that need no file and no choice of the user's.
+DEFAULT = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
+
+
+@click.command("compare")
+@model_argument
+@platform_option
+@click.option("--strategies", metavar="A,B{…},C", help=f"Which, separated by commas. Default: {DEFAULT}.")
+@objective_option
+@cost_option
+@shape_option
+@json_option
+def command(
+    model: Path,
+    platform: str | None,
+    strategies: str | None,
+    objective: str | None,
+    cost: str | None,
+    shape: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Compare strategies: what their plans come to, how long they searched, what holds the best back.
+
+    Times are simulated, for the same cost model; below the table stands a bound that no plan can beat.
+    """
+    import sys
+
+    from dicompiler.cli.results import show_comparison
+    from dicompiler.comparing import compare
+    from dicompiler.compiler import DEFAULT_COST, load_problem
+    from dicompiler.plugins import registry
+    from dicompiler.specs import parse_pipeline
+
+    specs = parse_pipeline(strategies or DEFAULT)
+    chosen = {str(spec): registry().make("strategies", spec) for spec in specs}
+    problem = load_problem(model, platform, shape, objective or "latency", cost or DEFAULT_COST)
+
+    def tell(name: str) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"{name} …", err=True)
+
+    show_comparison(compare(problem, chosen, tell), as_json)

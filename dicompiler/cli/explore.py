@@ -1,0 +1,127 @@
+"""`dicompiler explore`: plans of which none is better than another in everything: their numbers, files, a picture."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dicompiler.cli.options import (
+    PATH,
+    check_parent,
+    cost_option,
+    json_option,
+    model_argument,
+    platform_option,
+    shape_option,
+)
+from dicompiler.errors import UsageError
+
+if TYPE_CHECKING:
+    from dicompiler.fronts import Front
+
+SHOWN = 20
+
+
+@click.command("explore")
+@model_argument
+@platform_option
+@click.option("--strategy", metavar="'NAME{…}'", default="genetic", show_default=True, help="Who searches.")
+@click.option(
+    "--objectives",
+    metavar="A,B,…",
+    help="What is made small: latency, throughput, energy, memory, communication, device-memory, device-energy. "
+    "Default: throughput,device-memory,device-energy.",
+)
+@click.option("--generations", metavar="N", type=int, help="How long the search is. Default: 150.")
+@click.option("--population", metavar="N", type=int, help="Plans of a generation. Default: 100.")
+@click.option("--seed", metavar="N", type=int, help="Of the random numbers: the same seed, the same front. Default: 0.")
+@cost_option
+@shape_option
+@json_option
+@click.option("-o", "--output", metavar="DIR", type=PATH, required=True, help="The directory to write.")
+def command(
+    model: Path,
+    platform: str | None,
+    strategy: str,
+    objectives: str | None,
+    generations: int | None,
+    population: int | None,
+    seed: int | None,
+    cost: str | None,
+    shape: tuple[str, ...],
+    as_json: bool,
+    output: Path,
+) -> None:
+    """Search for the plans of which none is better than another in everything.
+
+    Writes front.json, front.csv, a picture (front.svg) and each plan, which 'dicompiler compile --plan' takes. Ctrl-C
+    ends the search with the front so far.
+    """
+    from dicompiler.exploring import explore, spec
+
+    if platform is None:
+        raise UsageError("explore: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)")
+    check_parent(output)
+    numbers = {"generations": generations, "population": population, "seed": seed}
+    given: dict[str, str | tuple[str, ...]] = {name: str(n) for name, n in numbers.items() if n is not None}
+    if objectives is not None:
+        given["objectives"] = tuple(objectives.split(","))
+    with _progress() as tell:
+        front = explore(
+            model, platform, spec(strategy, given), **({} if cost is None else {"cost": cost}), output=output,
+            shape=shape, tell=tell,
+        )  # fmt: skip
+    _show(front, platform, output, as_json)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None] | None]:
+    """Where the search says how far it is: one line of a terminal on stderr that disappears; elsewhere nowhere."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("reading the model") as status:
+        yield status.update
+
+
+def _show(front: Front, platform: str, output: Path, as_json: bool) -> None:
+    """The points, or as JSON what front.json holds and where it is."""
+    from dicompiler.cli.tables import show, show_json
+    from dicompiler.schema import load_json
+
+    if front.interrupted:
+        click.echo("dicompiler: interrupted: this is the front so far", err=True)
+    document = load_json(output / "front.json")
+    if as_json:
+        show_json({**document, "front": str(output)})
+        return
+    units = document["objectives"]
+    rows = [
+        (str(i), str(point["devices"]), *(_number(point[name], unit) for name, unit in units.items()))
+        for i, point in enumerate(document["points"])
+    ]
+    headers = ("plan", "devices", *units)
+    show(headers, rows[:SHOWN], right=range(len(headers)))
+    if len(rows) > SHOWN:
+        click.echo(f"… and {len(rows) - SHOWN} more")
+    searched = f"{front.evaluations} plans looked at on {platform}, {len(rows)} kept; the numbers are {_level(front)}"
+    click.echo(f"\n{searched}\nwritten: {output}")
+
+
+def _level(front: Front) -> str:
+    return "each plan's own evaluation" if front.level == "measured" else "those of the search's fast model"
+
+
+def _number(value: float, unit: str) -> str:
+    if unit == "s":
+        return f"{1000 * value:.4g} ms"
+    if unit == "bytes":
+        return f"{value / 2**20:.4g} MiB"
+    return f"{value:.4g} {unit}"

@@ -1,0 +1,99 @@
+"""`dicompiler profile`: measures a network's layers on this device, or writes a package that does so on another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dicompiler.cli.options import PATH, check_parent, model_argument, shape_option
+from dicompiler.errors import UsageError
+
+if TYPE_CHECKING:
+    from dicompiler.profiles import Profile
+
+
+@click.command("profile")
+@model_argument
+@shape_option
+@click.option("-o", "--output", metavar="PROFILE.json", type=PATH, help="Where to write the profile.")
+@click.option("--package", metavar="DIR", type=PATH, help="Write a package that measures elsewhere, measure nothing.")
+@click.option("--tiles", default="1,2,4,8", show_default=True, help="Into how many pieces each layer is cut.")
+@click.option("--repeat", type=click.IntRange(1, 100_000), default=7, show_default=True, help="Timings of each piece.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Threads of a piece. Default: all processors.")
+@click.option(
+    "--device", metavar="NAME", help="The platform's devices that it holds for, * and ? allowed. Default: this host."
+)
+def command(
+    model: Path,
+    shape: tuple[str, ...],
+    output: Path | None,
+    package: Path | None,
+    tiles: str,
+    repeat: int,
+    threads: int | None,
+    device: str | None,
+) -> None:
+    """Measure the layers of a model, and pieces of them, on this device.
+
+    The profile is for --cost 'profile{file=PROFILE.json}' and --cost 'linear{file=PROFILE.json}'. With --package,
+    measure on a device that has only Python, numpy and onnxruntime: copy the directory there and run its
+    profile_run.py, which also measures the links between hosts.
+    """
+    import tempfile
+
+    from dicompiler import profiling
+    from dicompiler.cli.files import whole
+    from dicompiler.compiler import prepare
+    from dicompiler.model import Model
+    from dicompiler.profiles import load
+
+    if (output is None) == (package is None):
+        raise UsageError("profile: give either -o PROFILE.json or --package DIR")
+    numbers = _numbers(tiles)
+    check_parent(output or package)
+    if package is not None:
+        profiling.check_place(package)
+    compilation = prepare(Model.load(model), shape)
+    if package is not None:
+        with whole(package) as stage:
+            stage.mkdir()
+            profiling.write_package(compilation, stage, numbers, device or "")
+        click.echo(f"written: {package}; on the device: python3 {profiling.SCRIPT} -o PROFILE.json --device NAME")
+        return
+    assert output is not None
+    with tempfile.TemporaryDirectory(prefix="dicompiler-") as temporary, whole(output) as result:
+        profiling.write_package(compilation, Path(temporary), numbers, device or "")
+        profiling.run_package(Path(temporary), result, threads, repeat)
+        profile = load(result)
+    click.echo(_summary(profile))
+    click.echo(f"written: {output}")
+
+
+def _summary(profile: Profile) -> str:
+    """What was measured, in a line or two."""
+    layers = profile.layers.values()
+    number = sum(len(layer.names) for layer in layers)
+    pieces = sum(len(layer.measurements) for layer in layers)
+    total = sum(len(layer.names) * profile.whole(layer.signature) for layer in layers)
+    lines = [
+        f"{number} layers, {len(layers)} of them different, {pieces} pieces on {profile.threads} threads, for device "
+        f"{profile.device}: all layers one after another take {1000 * total:.4g} ms"
+    ]
+    if profile.unmeasured:
+        name, why = next(iter(profile.unmeasured.items()))
+        more = f" and {len(profile.unmeasured) - 1} more" if len(profile.unmeasured) > 1 else ""
+        lines.append(f"not measured: {name}{more}: {why}")
+    return "\n".join(lines)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """`1,2,4,8` → (1, 2, 4, 8). UsageError for anything else."""
+    try:
+        found = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(1 <= number <= 1024 for number in found):
+        raise UsageError(f"profile: --tiles are numbers from 1 to 1024 with commas between them, not {text!r}")
+    return found

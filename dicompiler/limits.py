@@ -1,0 +1,92 @@
+"""What a plan must keep to besides fitting the layers: parts where there is compute, and the memory of every host.
+
+Problem + Plan → nothing, or an error that names the host, the layer and the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dicompiler.compilation import Compilation
+from dicompiler.costs import weight_regions
+from dicompiler.errors import DicompilerError
+from dicompiler.memory import program_memory
+from dicompiler.metrics import Metrics
+from dicompiler.plan import Plan
+from dicompiler.platform import Host, Platform
+from dicompiler.problem import Problem
+from dicompiler.routing import Routing, route
+from dicompiler.target import Target
+from dicompiler.units import format_bytes
+
+
+def check(problem: Problem, plan: Plan, metrics: Metrics | None = None) -> None:
+    """DicompilerError where `plan` cannot be carried out. `metrics`: those of the plan, if they are known already."""
+    check_compute(problem.platform, plan)
+    check_memory(problem, plan, metrics if metrics is not None else problem.estimate(plan))
+
+
+def fits(problem: Problem, plan: Plan, metrics: Metrics) -> bool:
+    """Whether `check` finds nothing."""
+    try:
+        check(problem, plan, metrics)
+    except DicompilerError:
+        return False
+    return True
+
+
+def check_compute(platform: Platform, plan: Plan) -> None:
+    """A compute-less device may hold inputs and want outputs, and that is all."""
+    for name, parts in plan.layers.items():
+        for i, part in enumerate(parts):
+            if not platform.device(part.device).computes:
+                raise DicompilerError(
+                    f"plan: layers.{name}[{i}]: device {part.device!r} has no compute: give the part to another"
+                )
+
+
+def used(platform: Platform, metrics: Metrics) -> Mapping[str, int]:
+    """Host → bytes of weights and live activations of its devices."""
+    found = dict.fromkeys((host.name for host in platform.hosts), 0)
+    for entry in metrics.devices:
+        found[platform.host_of[entry.device]] += entry.memory
+    return found
+
+
+def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
+    """Memory is a hard limit: weights and live activations of a host's devices. The error names the layer whose
+    weights take most of it."""
+    for name, needed in used(problem.platform, metrics).items():
+        host = problem.platform.host(name)
+        if needed > host.memory:
+            routing = route(problem.layers, plan, problem.platform.host_of)
+            raise _over(routing, problem.platform, host, f"{format_bytes(needed)} for weights and activations")
+
+
+def check_program(compilation: Compilation, target: Target) -> None:
+    """The same of a program, for one frame: weights, activations, buffers, and what the target that runs it adds."""
+    program, platform, routing = compilation.program, compilation.platform, compilation.routing
+    assert program is not None and platform is not None and routing is not None
+    held, added = program_memory(program), target.memory(program)
+    for host in platform.hosts:
+        own = [device.device for device in program.devices if device.host == host.name]
+        needed, more = sum(held[name].total for name in own), sum(added[name] for name in own)
+        if needed + more > host.memory:
+            text = f"{format_bytes(needed + more)} to run, {format_bytes(more)} of it added by target {target.name!r},"
+            raise _over(routing, platform, host, text)
+
+
+def _over(routing: Routing, platform: Platform, host: Host, needed: str) -> DicompilerError:
+    """The error for a host that has too little memory."""
+    weights: dict[str, int] = {}
+    for task in routing.tasks:
+        if platform.host_of[task.device] == host.name:
+            weights[task.layer] = weights.get(task.layer, 0) + sum(weight_regions(routing.layers, task).values())
+    largest = max(weights, key=lambda name: weights[name], default=None)
+    remedy = (
+        "it only holds inputs or outputs: make another device the source or the sink"
+        if largest is None
+        else f"give it less of the network, above all of layer {largest!r} ({format_bytes(weights[largest])} of "
+        "weights)"
+    )
+    return DicompilerError(f"plan: host {host.name} needs {needed} and has {format_bytes(host.memory)}: {remedy}")

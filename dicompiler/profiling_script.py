@@ -1,0 +1,312 @@
+"""Times the pieces of a network's layers on this device, or the link to another host, and writes a profile.
+
+    python3 profile_run.py -o PROFILE.json                           times what is in pieces/, as tasks.json says
+    python3 profile_run.py --serve 7000                              on one host, then on another:
+    python3 profile_run.py -o PROFILE.json --connect HOST:7000       adds the link between both to PROFILE.json
+
+It needs Python, numpy and onnxruntime, nothing else (links: Python alone). Large weights are seeded random numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import socket
+import statistics
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+FORMAT = "dicompiler.profile/1"
+TASKS = "dicompiler.profile-tasks/1"
+OPTIMIZATION, LEVEL = "extended", "ORT_ENABLE_EXTENDED"
+SHORTEST_S = 0.002
+"""Seconds that one timing takes at least: short pieces run several times in it."""
+HEAD = struct.Struct("!cQ")
+"""A message between hosts: what it is, and the bytes that follow."""
+MAGIC = b"dicompiler links 1\n"
+LARGEST = 1 << 26
+"""Bytes of the largest message that is taken from another host."""
+TIMEOUT_S = 30.0
+
+
+class Failure(Exception):
+    """Why there is no profile, in one line."""
+
+
+def main() -> int:
+    """The command line. 0: the profile was written, or the other end was served."""
+    options = _options()
+    try:
+        if options.serve is not None:
+            serve(*address(options.serve), options.name)
+        elif options.connect is not None:
+            add_link(options)
+        else:
+            save(options.output, measure(options))
+    except (Failure, OSError, ValueError) as error:
+        print(f"profile_run.py: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure a network's layers on this device, or a link.")
+    add = parser.add_argument
+    add("-o", "--output", type=Path, default=Path("PROFILE.json"), help="the profile (default: PROFILE.json)")
+    add("--device", help="the platform's devices that it holds for (a name or a pattern; default: this host)")
+    add("--threads", type=int, default=processors(), help="threads of a piece (default: all processors)")
+    add("--repeat", type=int, default=7, help="how often each piece is timed (default: 7)")
+    add("--serve", metavar="[HOST:]PORT", help="answer one measurement of a link and end")
+    add("--connect", metavar="HOST:PORT", help="measure the link to the host that serves there")
+    add("--name", default=platform.node(), help="this host's name in links (default: its own)")
+    add("--megabytes", type=int, default=16, help="how much is sent at once to measure a link (default: 16)")
+    options = parser.parse_args()
+    for name, most in (("threads", 1024), ("repeat", 100000), ("megabytes", 64)):
+        if not 1 <= getattr(options, name) <= most:
+            parser.error(f"--{name} must be 1 to {most}")
+    return options
+
+
+def processors() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def tasks() -> dict[str, Any]:
+    """What to time: tasks.json beside this script."""
+    path = Path(__file__).resolve().parent / "tasks.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if found.get("format") != TASKS:
+        raise Failure(f"{path}: format {found.get('format')!r}, this script reads {TASKS!r}")
+    return found
+
+
+def empty(options: argparse.Namespace) -> dict[str, Any]:
+    """A profile without measurements."""
+    known = tasks()
+    return {
+        "format": FORMAT,
+        "network": known["network"],
+        "device": options.device or known["device"] or platform.node() or "*",
+        "host": {"system": platform.system(), "machine": platform.machine(), "processors": processors()},
+        "threads": options.threads,
+        "repeat": options.repeat,
+        "optimization": OPTIMIZATION,
+        "call_s": 0.0,
+        "layers": [],
+        "unmeasured": known["unmeasured"],
+        "links": [],
+    }
+
+
+def save(path: Path, profile: dict[str, Any]) -> None:
+    """Writes the profile, whole or not at all."""
+    stage = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        stage.write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
+        os.replace(stage, path)
+    finally:
+        if stage.exists():
+            stage.unlink()
+
+
+# -- layers
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The profile of all pieces; links that the file had are kept."""
+    import numpy
+    import onnxruntime
+
+    known, profile = tasks(), empty(options)
+    profile["host"] |= {"onnxruntime": onnxruntime.__version__, "numpy": numpy.__version__}
+    if options.output.exists():
+        profile["links"] = json.loads(options.output.read_text(encoding="utf-8")).get("links", [])
+    profile["call_s"] = seconds(known["call"], options)[0]
+    for number, layer in enumerate(known["layers"], 1):
+        if sys.stderr.isatty():
+            print(f"\r{number}/{len(known['layers'])} {layer['names'][0]:40.40}", end="", file=sys.stderr)
+        try:
+            measured = [_measurement(task, options) for task in layer["measurements"]]
+        except Exception as error:  # onnxruntime's errors share no other base
+            why = f"onnxruntime cannot run it alone: {' '.join(str(error).split())[:300]}"
+            profile["unmeasured"] += [{"name": name, "reason": why} for name in layer["names"]]
+            continue
+        profile["layers"].append({**layer, "measurements": measured})
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    return profile
+
+
+def _measurement(task: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    median, low, high = seconds(task, options)
+    kept = {key: task[key] for key in ("cut", "size", "flops", "moved")}
+    return {**kept, "seconds": median, "low": low, "high": high}
+
+
+def seconds(task: dict[str, Any], options: argparse.Namespace) -> tuple[float, float, float]:
+    """Median, shortest and longest seconds of a piece, after a run that does not count."""
+    session, feeds, outputs, kept = prepare(task, options.threads)
+    start = time.perf_counter()
+    for _ in range(2):
+        session.run_with_ort_values(outputs, feeds)
+    once = max(1e-7, (time.perf_counter() - start) / 2)
+    times = max(1, min(1000, round(SHORTEST_S / once)))
+    found = []
+    for _ in range(options.repeat):
+        start = time.perf_counter()
+        for _ in range(times):
+            session.run_with_ort_values(outputs, feeds)
+        found.append((time.perf_counter() - start) / times)
+    del kept
+    return statistics.median(found), min(found), max(found)
+
+
+def prepare(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any], list[str], Any]:
+    """A session, its inputs, the names of its outputs, and what must stay alive: it runs as on a device's runtime."""
+    import numpy
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 4
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVEL)
+    random = numpy.random.default_rng(0)
+    constants = {value["name"]: tensor(value, random) for value in task["constants"]}
+    if constants:
+        options.add_external_initializers(list(constants), list(constants.values()))
+    path = Path(__file__).resolve().parent / task["file"]
+    session = onnxruntime.InferenceSession(path.read_bytes(), options, ["CPUExecutionProvider"])
+    feeds = {value["name"]: tensor(value, random) for value in task["inputs"]}
+    return session, feeds, [value.name for value in session.get_outputs()], constants
+
+
+def tensor(value: dict[str, Any], random: Any) -> Any:
+    """Seeded numbers of the type and shape: floats about 0 (as weights are), bytes of all values, zeros for the rest
+    (indices, which must stay in range; types that numpy lacks)."""
+    import numpy
+    import onnxruntime
+
+    shape, name = value["shape"], value["dtype"]
+    kinds = {"FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16"}
+    if name in kinds:
+        array = (0.1 * random.standard_normal(shape, "float32")).astype(kinds[name])
+    elif name in ("INT8", "UINT8"):
+        array = random.integers(0, 256, shape, "uint8").view(name.lower())
+    elif name in ("BOOL", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64"):
+        array = numpy.zeros(shape, name.lower())
+    else:
+        array = numpy.zeros(shape, "uint16" if name == "BFLOAT16" else "uint8")
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, value["number"])
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+# -- links: plain TCP; "p" is answered at once, "b" brings bytes, "g" asks for bytes, "q" ends
+
+
+def address(text: str) -> tuple[str, int]:
+    """("", 7000) of "7000"; (host, port) of "host:7000" and "[::1]:7000"."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise Failure(f"{text!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def serve(host: str, port: int, name: str) -> None:
+    """Answers until one measurement has ended well; who does not speak this is sent away."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listener:
+        print(f"serving at port {listener.getsockname()[1]}", flush=True)
+        while True:
+            connection, peer = listener.accept()
+            try:
+                with connection:
+                    _answer(connection, name)
+                return
+            except (Failure, OSError) as error:
+                print(f"{peer[0]}: {error}", file=sys.stderr)
+
+
+def _answer(connection: socket.socket, name: str) -> None:
+    _tune(connection)
+    if receive(connection, len(MAGIC)) != MAGIC:
+        raise Failure("it does not measure links")
+    own = name.encode()[:255]
+    connection.sendall(MAGIC + bytes([len(own)]) + own)
+    while True:
+        kind, count = HEAD.unpack(receive(connection, HEAD.size))
+        if count > LARGEST or kind not in (b"p", b"b", b"g", b"q"):
+            raise Failure("it does not measure links as agreed")
+        if kind == b"q":
+            return
+        if kind == b"b":
+            receive(connection, count)
+        connection.sendall(bytes(count) if kind == b"g" else b"!")
+
+
+def add_link(options: argparse.Namespace) -> None:
+    """Measures the link and puts it into the profile, in place of an earlier one between the same hosts."""
+    link = measure_link(*address(options.connect), options.name, options.repeat, options.megabytes << 20)
+    profile = empty(options)
+    if options.output.exists():
+        profile = json.loads(options.output.read_text(encoding="utf-8"))
+        if profile.get("format") != FORMAT:
+            raise Failure(f"{options.output}: it is no profile")
+    others = [one for one in profile["links"] if sorted(one["hosts"]) != sorted(link["hosts"])]
+    save(options.output, {**profile, "links": [*others, link]})
+    print("[[link]]")
+    print(f"hosts = {json.dumps(link['hosts'])}")
+    print(f'bandwidth = "{link["bandwidth"] / 1e6:.1f} Mbit/s"')
+    print(f'latency = "{link["latency"] * 1e3:.3f} ms"')
+
+
+def measure_link(host: str, port: int, name: str, repeat: int, count: int) -> dict[str, Any]:
+    """Bandwidth in bit/s, the lower of both directions, and latency in seconds, half a round trip: medians."""
+    with socket.create_connection((host, port), TIMEOUT_S) as connection:
+        _tune(connection)
+        connection.sendall(MAGIC)
+        if receive(connection, len(MAGIC)) != MAGIC:
+            raise Failure(f"{host}:{port} does not measure links: start profile_run.py --serve there")
+        other = receive(connection, receive(connection, 1)[0]).decode(errors="replace")
+        trips = [_timed(connection, b"p", 0, 1) for _ in range(20 * repeat)]
+        trip = statistics.median(trips)
+        there = [_timed(connection, b"b", count, 1) for _ in range(repeat)]
+        back = [_timed(connection, b"g", count, count) for _ in range(repeat)]
+        connection.sendall(HEAD.pack(b"q", 0))
+    slower = max(statistics.median(there), statistics.median(back))
+    # Both take a round trip besides: the request there, the answer back.
+    return {"hosts": [name, other], "bandwidth": 8 * count / max(slower - trip, 1e-9), "latency": trip / 2}
+
+
+def _timed(connection: socket.socket, kind: bytes, count: int, answer: int) -> float:
+    payload = HEAD.pack(kind, count) + (bytes(count) if kind == b"b" else b"")
+    start = time.perf_counter()
+    connection.sendall(payload)
+    receive(connection, answer)
+    return time.perf_counter() - start
+
+
+def _tune(connection: socket.socket) -> None:
+    connection.settimeout(TIMEOUT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def receive(connection: socket.socket, count: int) -> bytearray:
+    """Exactly `count` bytes. Failure if the other end closes before."""
+    data = bytearray(count)
+    view, done = memoryview(data), 0
+    while done < count:
+        got = connection.recv_into(view[done:])
+        if got == 0:
+            raise Failure("the other end closed the connection")
+        done += got
+    return data
+
+
+if __name__ == "__main__":
+    sys.exit(main())

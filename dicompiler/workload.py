@@ -1,0 +1,130 @@
+"""A Program as the simulator plays it: per device the segments in order, with their seconds, and what passes between.
+
+Program + Routing + Platform + CostModel → Workload.   The steps are the Program's own; only the times are predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dicompiler.costs import CostModel
+from dicompiler.platform import Platform
+from dicompiler.program import ORIGIN, PART, DeviceProgram, Program
+from dicompiler.routing import Routing
+from dicompiler.tasks import Task, TaskId, task_id
+
+
+@dataclass(frozen=True)
+class Message:
+    """One transfer: device indices of sender and receiver, bytes, and the name of its tensor."""
+
+    sender: int
+    receiver: int
+    nbytes: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One segment: seconds of computing, the messages that it waits for and those that it sends once it is done.
+
+    outputs: how many of the network's outputs it delivers.
+    """
+
+    name: str
+    seconds: float
+    needs: tuple[int, ...]
+    sends: tuple[int, ...]
+    outputs: int
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """What a device does in a frame: `first` are the messages that it sends at once (inputs), then its jobs follow in
+    order."""
+
+    device: str
+    host: str
+    first: tuple[int, ...]
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one frame comes to on every device. `messages` are numbered as the program's transfers."""
+
+    devices: tuple[DeviceWork, ...]
+    messages: tuple[Message, ...]
+
+
+def workload(program: Program, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
+    """The program with predicted seconds. What a task takes is counted in the segment that holds its layer's anchor."""
+    seconds = _segment_seconds(program, routing, platform, cost)
+    place = {device.device: i for i, device in enumerate(program.devices)}
+    messages = tuple(
+        Message(place[t.sender], place[t.receiver], t.value.nbytes, t.value.name) for t in program.transfers
+    )
+    return Workload(tuple(_device(program, device, seconds) for device in program.devices), messages)
+
+
+def _device(program: Program, device: DeviceProgram, seconds: Mapping[str, float]) -> DeviceWork:
+    """The device's steps, sorted by the segment that they follow."""
+    sends: dict[int, list[int]] = {}
+    received: dict[str, int] = {}
+    latest = -1
+    for step in device.steps:
+        if step.kind == "run":
+            latest = step.index
+        elif step.kind == "send":
+            sends.setdefault(latest, []).append(step.index)
+        else:
+            received[program.transfers[step.index].value.name] = step.index
+    made = {name: i for i, segment in enumerate(device.segments) for name in segment.outputs}
+    delivering = [made[name] for name in device.sinks]
+    jobs = tuple(
+        Job(
+            segment.name,
+            seconds.get(segment.name, 0.0),
+            tuple(received[name] for name in segment.inputs if name in received),
+            tuple(sends.get(i, ())),
+            delivering.count(i),
+        )
+        for i, segment in enumerate(device.segments)
+    )
+    return DeviceWork(device.device, device.host, tuple(sends.get(-1, ())), jobs)
+
+
+def _segment_seconds(program: Program, routing: Routing, platform: Platform, cost: CostModel) -> dict[str, float]:
+    """Segment name → seconds of the tasks whose anchors it holds."""
+    tasks = {task_id(task): task for task in routing.tasks}
+    home: dict[TaskId, str] = {}
+    for device in program.devices:
+        for segment in device.segments:
+            for node in segment.model.graph.node:
+                marks = {entry.key: entry.value for entry in node.metadata_props}
+                if PART in marks:
+                    layer, _, index = marks[PART].rpartition("/")
+                    key = (layer, int(index))
+                    nodes = routing.layers.by_name[layer].nodes
+                    anchor = nodes[routing.layers.by_name[layer].anchor].name
+                    # A merger has no anchor: then its last node counts.
+                    if marks.get(ORIGIN) == anchor or tasks[key].kind == "merger" or key not in home:
+                        home[key] = segment.name
+    found: dict[str, float] = {}
+    for key, name in home.items():
+        found[name] = found.get(name, 0.0) + task_seconds(routing, platform, cost, tasks[key])
+    return found
+
+
+def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Task) -> float:
+    """Seconds that a task computes on its device."""
+    layer = routing.layers.by_name[task.layer]
+    (key, region), *_ = task.outputs.items()
+    device, region = platform.device(task.device), None if layer.reason else region
+    return cost.seconds(routing.layers, layer, region, key.reduce, device, merged(routing, task))
+
+
+def merged(routing: Routing, task: Task) -> int:
+    """How many partial sums a task adds up; 0 where it is no merger."""
+    return sum(key.reduce is not None for key in routing.reads.get(task_id(task), ()))

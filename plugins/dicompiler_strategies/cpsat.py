@@ -1,0 +1,91 @@
+"""The joint problem over the whole layer graph, solved exactly where it can be: elimination, Lagrange, CP-SAT."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from dicompiler.choices import BASES, FINISHES, KINDS, SHARES, ChoiceSet
+from dicompiler.errors import UsageError
+from dicompiler.plan import Plan
+from dicompiler.problem import Problem, Strategy
+from dicompiler.tables import Tables, tables
+from dicompiler_strategies.candidates import best, family, weigh
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dicompiler_strategies.joint.search import Solution
+
+log = logging.getLogger("dicompiler")
+
+
+@dataclass(frozen=True)
+class CpSat(Strategy):
+    """One choice for each layer, all at once, with a proven bound: tiles, grids, LOP, LIP and fusing on m devices.
+
+    Problem → Plan, and a line on the log with its value, the bound, and what the bound holds for: the barrier model
+    (see dicompiler.tables) over this choice set. Memory of the hosts is a hard limit. Equal options give equal plans.
+    """
+
+    name: ClassVar[str] = "cpsat"
+    time: float = field(default=10.0, metadata={"help": "how long CP-SAT works, in its deterministic seconds"})
+    workers: int = field(default=2, metadata={"help": "search workers of CP-SAT"})
+    seed: int = field(default=0, metadata={"help": "random seed of CP-SAT"})
+    kinds: tuple[str, ...] = field(default=KINDS, metadata={"help": "kinds of splits"})
+    counts: tuple[int, ...] = field(default=(), metadata={"help": "numbers of devices; by default 2 and up"})
+    extra: int = field(default=4, metadata={"help": "most extra rows that a tile computes on each side"})
+    shares: tuple[str, ...] = field(default=SHARES, metadata={"help": "equal shares, by rate, by memory"})
+    bases: tuple[str, ...] = field(default=BASES, metadata={"help": "where rows are cut"})
+    finishes: tuple[str, ...] = field(default=FINISHES, metadata={"help": "how partial sums are merged"})
+    rank: bool = field(default=True, metadata={"help": "let the simulator choose among optima, see candidates.py"})
+
+    def __post_init__(self) -> None:
+        if not self.time > 0:
+            raise UsageError(f"cpsat: time is {self.time:g}: give it more than 0 deterministic seconds")
+        if self.workers < 1:
+            raise UsageError(f"cpsat: workers is {self.workers}: give it at least 1")
+        if not 0 <= self.seed < 2**31:
+            raise UsageError(f"cpsat: seed is {self.seed}: give it 0 to 2147483647")
+        self.options()
+
+    def options(self) -> ChoiceSet:
+        """The choice set that is asked for."""
+        return ChoiceSet(self.kinds, self.counts, self.extra, self.shares, self.bases, self.finishes)
+
+    def plan(self, problem: Problem) -> Plan:
+        """The best plan found. Raises DicompilerError where none fits into memory.
+
+        With `rank`, for latency: of the proven optimum and those with cheaper sending, the one that the simulator, in
+        which sending goes on beside computing, finds best.
+        """
+        made = self._tables(problem)
+        found = self.solve(problem, known=made)
+        if not self.rank or problem.objective != "latency" or problem.model is None:
+            return found.plan
+        others = (made.plan(selection) for selection in family(made) if selection != found.selection)
+        chosen = best(problem, (weigh(problem, plan, self.name) for plan in (found.plan, *others)))
+        return found.plan if chosen is None else chosen.plan
+
+    def solve(
+        self, problem: Problem, hint: Plan | Sequence[int] | None = None, known: Tables | None = None
+    ) -> Solution:
+        """The best plan found with its bound. hint: a plan, or a selection of the choice set, to begin with. known:
+        the tables where they are there already."""
+        from dicompiler_strategies.joint.search import solve
+        from dicompiler_strategies.joint.solving import Effort
+
+        made = known or self._tables(problem)
+        found = solve(problem, made.options, hint, Effort(self.time, self.workers, self.seed), made)
+        log.info("cpsat: %s", found.text())
+        return found
+
+    def _tables(self, problem: Problem) -> Tables:
+        from dicompiler_strategies.joint.search import fitting
+
+        options = self.options()
+        if problem.objective not in ("latency", "communication"):
+            # Extra rows save messages, not work: there are no more than needed, for the solver's sake.
+            options = replace(options, extra=min(self.extra, 1), bases=self.bases[:2][-1:])
+        return tables(problem, fitting(problem, options))

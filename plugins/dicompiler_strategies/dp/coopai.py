@@ -1,0 +1,331 @@
+"""CoopAI (Yang et al., 2020) as printed: MLS, its blocks and modes, and its baseline SLS, on a chain of layers.
+
+LayerGraph → Chain;   Chain + F + G + k → Result: the blocks of T_L^k.   Identical devices behind one gateway.
+The paper's letters and equation numbers; what it leaves to its technical report is fixed as its figures need it:
+
+- two FLOPs for a multiplication with its addition, 32 bit for an element; pools cost nothing and belong to the
+  convolution before them;
+- a grid is a run of rows of a block's last map; the first H mod k grids get one row more. The FLOPs of a fully
+  connected layer are in equal shares;
+- only missing rows travel, and each is uploaded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.costs import macs
+from dicompiler.errors import DicompilerError
+from dicompiler.layers import Layer, LayerGraph
+from dicompiler.regions import shares
+from dicompiler.tasks import output_shape, reduction
+from dicompiler.tiling import axes
+from dicompiler_strategies.dp.rows import RowMap, Rows, lengths, row_maps
+
+BITS = 32
+Ints = NDArray[np.int64]
+Mode = Literal["grids", "grids+data", "model", "data", "hybrid", "device"]
+State = Literal["gateway", "rows", "outputs", "sums"]  # what the devices hold between two rounds, see `_Rounds`
+
+
+@dataclass(frozen=True, eq=False)
+class CL:
+    """A convolutional layer with the pools behind it. `names` of its layers; `maps`: theirs, the convolution's first.
+
+    row_flops: FLOPs of one row of the convolution; rows_in, rows_out: H of the input and of the (pooled) output;
+    row_in, row_out: elements of a row of either (channels · width).
+    """
+
+    names: tuple[str, ...]
+    inputs: tuple[str, ...]
+    maps: tuple[RowMap, ...]
+    row_flops: int
+    rows_in: int
+    rows_out: int
+    row_in: int
+    row_out: int
+
+    def computes(self, rows: Rows) -> Rows:
+        """Rows of the convolution for rows of the output."""
+        for name, row_map in zip(reversed(self.inputs[1:]), reversed(self.maps[1:]), strict=True):
+            need = row_map.need(name, rows)
+            assert need is not None
+            rows = need
+        return rows
+
+    def reads(self, rows: Rows) -> Rows:
+        """Rows of the input for rows of the convolution."""
+        need = self.maps[0].need(self.inputs[0], rows)
+        assert need is not None
+        return need
+
+
+@dataclass(frozen=True)
+class FL:
+    """A fully connected layer: Ni inputs, No outputs."""
+
+    names: tuple[str, ...]
+    Ni: int
+    No: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """b_{i,j}^k: layers i to j (from 0, j included) of the chain, computed in one round in `mode`."""
+
+    i: int
+    j: int
+    mode: Mode
+
+
+@dataclass(frozen=True)
+class Result:
+    """T_L^k in seconds with the blocks that give it."""
+
+    k: int
+    seconds: float
+    blocks: tuple[Block, ...]
+
+
+Chain = tuple[CL | FL, ...]
+
+
+def chain(layers: LayerGraph, strict: bool = True) -> Chain:
+    """The network as CoopAI sees it: its convolutions with their pools, and its fully connected layers, in a row.
+
+    Layers that are neither (Flatten, LRN, Softmax) count nothing. Raises DicompilerError for a network with branches;
+    with `strict` off the longest path stands for it, each layer with all of its input channels.
+    """
+    path = _longest_path(layers)
+    if strict:
+        for layer in layers.layers:
+            if layer not in path or len(layer.inputs) != 1:
+                raise DicompilerError(
+                    f"dp: CoopAI is for a chain of layers, and layer {layer.name!r} is on a branch: "
+                    "leave paper=true out"
+                )
+    maps, found = row_maps(layers), axes(layers)
+    result: list[CL | FL] = []
+    for layer in path:
+        if layer.reason or not macs(layers, layer):
+            last = result[-1] if result else None
+            if layer.name in maps and isinstance(last, CL) and len(layer.inputs) == 1 and _behind(layers, last, layer):
+                result[-1] = _with_pool(layers, last, layer, maps[layer.name])
+        elif layer.name in maps:
+            result.append(_cl(layers, layer, maps[layer.name], found[layer.inputs[0]]["height"]))
+        elif (length := reduction(layers, layer)) is not None:
+            result.append(FL((layer.name,), length, int(np.prod(output_shape(layers, layer)))))
+        else:
+            raise DicompilerError(
+                f"dp: CoopAI knows convolutional and fully connected layers, and layer {layer.name!r} "
+                f"({layer.nodes[layer.anchor].op}) is neither: leave paper=true out"
+            )
+    if not result:
+        raise DicompilerError("dp: CoopAI finds no convolutional or fully connected layer here: leave paper=true out")
+    return tuple(result)
+
+
+def _longest_path(layers: LayerGraph) -> list[Layer]:
+    """The path from an input to an output with the most layers that multiply; of equals the one that comes first."""
+    length: dict[str, int] = {}
+    before: dict[str, Layer | None] = {}
+    for layer in layers.layers:
+        producers = [layers.producer[name] for name in layer.inputs if name in layers.producer]
+        best = max(producers, key=lambda producer: length[producer.name], default=None)
+        before[layer.name] = best
+        own = 0 if layer.reason else int(macs(layers, layer) > 0)
+        length[layer.name] = own + (length[best.name] if best else 0)
+    ends = [layers.producer[name] for name in layers.outputs if name in layers.producer]
+    at: Layer | None = max(ends, key=lambda layer: length[layer.name], default=None)
+    path = []
+    while at is not None:
+        path.append(at)
+        at = before[at.name]
+    return path[::-1]
+
+
+def _behind(layers: LayerGraph, last: CL, layer: Layer) -> bool:
+    return layers.producer[layer.inputs[0]].name == last.names[-1]
+
+
+def _cl(layers: LayerGraph, layer: Layer, row_map: RowMap, height: int) -> CL:
+    shape = layers.tensors[layer.inputs[0]].shape
+    assert shape is not None
+    made = output_shape(layers, layer)
+    return CL(
+        (layer.name,),
+        (layer.inputs[0],),
+        (row_map,),
+        2 * macs(layers, layer) // row_map.height,
+        shape[height],
+        row_map.height,
+        int(np.prod(shape)) // shape[height],
+        int(np.prod(made)) // row_map.height,
+    )
+
+
+def _with_pool(layers: LayerGraph, cl: CL, layer: Layer, row_map: RowMap) -> CL:
+    made = output_shape(layers, layer)
+    return CL(
+        (*cl.names, layer.name),
+        (*cl.inputs, layer.inputs[0]),
+        (*cl.maps, row_map),
+        cl.row_flops,
+        cl.rows_in,
+        row_map.height,
+        cl.row_in,
+        int(np.prod(made)) // row_map.height,
+    )
+
+
+def grids(rows: int, k: int) -> Rows:
+    """The balanced rows of k devices."""
+    return shares(rows, (1.0,) * k)
+
+
+def _part(count: int, k: int) -> Ints:
+    """(k,): an equal share of `count` outputs or inputs for each device."""
+    return np.array(lengths(grids(count, k)), np.int64)
+
+
+def mls(layers: Chain, F: float, G: float, k: int, single: bool = False) -> Result:
+    """Eq. (2): T_i^k = min over r of T_r^k + e_{r+1,i}^k, and the blocks of T_L^k. F: FLOP/s of a device, G: bit/s.
+
+    e depends on what the devices hold when the round begins, so that T has one value for each State. `single`: SLS,
+    the baseline, with one layer in a block and fully connected ones in model form only.
+    """
+    if k == 1:
+        return Result(1, _one(layers, F, G), (Block(0, len(layers) - 1, "device"),))
+    rounds = _Rounds(layers, F, G, k, single)
+    best: list[dict[State, tuple[float, tuple[Block, ...]]]] = [{} for _ in range(len(layers) + 1)]
+    best[0]["gateway"] = (0.0, ())
+    for i in range(len(layers)):
+        for state, (seconds, blocks) in best[i].items():
+            for block, after, e in rounds.blocks(i, state):
+                known = best[block.j + 1].get(after)
+                if known is None or _rank(seconds + e, blocks) < _rank(known[0], known[1][:-1]):
+                    best[block.j + 1][after] = (seconds + e, (*blocks, block))
+    seconds, blocks = min(best[-1].values(), key=lambda entry: _rank(*entry))
+    return Result(k, seconds, blocks)
+
+
+def _rank(seconds: float, blocks: Sequence[Block]) -> tuple[float, int]:
+    """The order of solutions: the faster, and of equals (to a picosecond) the one of fewer blocks."""
+    return round(seconds, 12), len(blocks)
+
+
+def best_k(results: Sequence[Result]) -> Result:
+    """Eq. (1): T_L^* = min over k of T_L^k; of equals the fewest devices."""
+    return min(results, key=lambda result: (result.seconds, result.k))
+
+
+def _one(layers: Chain, F: float, G: float) -> float:
+    """T_L^1: the network's input travels to the device, its output back."""
+    first, last = layers[0], layers[-1]
+    inputs = first.Ni if isinstance(first, FL) else first.rows_in * first.row_in
+    outputs = last.No if isinstance(last, FL) else last.rows_out * last.row_out
+    flops = sum(2 * at.Ni * at.No if isinstance(at, FL) else at.row_flops * at.maps[0].height for at in layers)
+    return flops / F + (inputs + outputs) * BITS / G
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """The rounds that may follow each other, and e_{i,j}^k of each: eq. (3) to (5).
+
+    States between rounds: `gateway` nothing is on a device, `rows` each device holds its grid of the last map,
+    `outputs` its share of a fully connected layer's outputs, `sums` the partial sums were added up by the gateway.
+    """
+
+    layers: Chain
+    F: float
+    G: float
+    k: int
+    single: bool
+
+    def blocks(self, i: int, state: State) -> list[tuple[Block, State, float]]:
+        """The blocks that can begin with layer i, the state that each leaves, and e_{i,j}^k."""
+        return self._convolutional(i, state) if isinstance(self.layers[i], CL) else self._connected(i, state)
+
+    def _e(self, zeta: Ints, phi: Ints) -> float:
+        """Eq. (3): e_{i,j}^k = max over d of ζ(d) / F + φ(d) / (G / k), φ in elements here."""
+        return float(np.max(zeta / self.F + phi * BITS * self.k / self.G))
+
+    def _convolutional(self, i: int, state: State) -> list[tuple[Block, State, float]]:
+        """CLs i to j in grids; and the same closed by one FL in data form, whose inputs each device then holds."""
+        found: list[tuple[Block, State, float]] = []
+        for j in range(i, i + 1 if self.single else len(self.layers)):
+            last = self.layers[j]
+            if not isinstance(last, CL):
+                break
+            own = grids(last.rows_out, self.k)
+            zeta, needs = self._grids(i, j, own)
+            ti, tau = self._missing(i, needs, state)
+            after = self.layers[j + 1] if j + 1 < len(self.layers) else None
+            out = np.array(lengths(own), np.int64) * last.row_out
+            to = np.zeros_like(out) if isinstance(after, CL) else out
+            found.append((Block(i, j, "grids"), "rows", self._e(zeta, ti + tau + to)))
+            if isinstance(after, FL) and not self.single:
+                more = 2 * _part(after.Ni, self.k) * after.No
+                e = self._e(zeta + more, ti + tau + after.No)
+                found.append((Block(i, j + 1, "grids+data"), "sums", e))
+        return found
+
+    def _grids(self, i: int, j: int, rows: Rows) -> tuple[Ints, Rows]:
+        """Eq. (4): ζ(d) = Σ_{r ∈ [i,j]} p_r(d), and the rows of layer i's input that each device prefetches."""
+        zeta = np.zeros(self.k, np.int64)
+        for r in range(j, i - 1, -1):
+            layer = self.layers[r]
+            assert isinstance(layer, CL)
+            computed = layer.computes(rows)
+            zeta += np.array(lengths(computed), np.int64) * layer.row_flops
+            rows = layer.reads(computed)
+        return zeta, rows
+
+    def _missing(self, i: int, needs: Rows, state: State) -> tuple[Ints, Ints]:
+        """(ti, τo) of eq. (5) in elements: missing rows that come down, and own rows that others miss, each sent up
+        once."""
+        layer = self.layers[i]
+        assert isinstance(layer, CL)
+        if state != "rows":
+            return np.array(lengths(needs), np.int64) * layer.row_in, np.zeros(self.k, np.int64)
+        reads = np.zeros((self.k, layer.rows_in), np.bool_)
+        owns = np.zeros_like(reads)
+        for d, (need, own) in enumerate(zip(needs, grids(layer.rows_in, self.k), strict=True)):
+            reads[d, need[0] : need[1]] = True
+            owns[d, own[0] : own[1]] = True
+        missing = reads & ~owns
+        up = owns & missing.any(axis=0)
+        return missing.sum(axis=1) * layer.row_in, up.sum(axis=1) * layer.row_in
+
+    def _connected(self, i: int, state: State) -> list[tuple[Block, State, float]]:
+        """FL i in model form (an output share each), in data form (an input share each, sums up); or i and i + 1 in
+        hybrid form: model, then data."""
+        layer = self.layers[i]
+        assert isinstance(layer, FL)
+        inputs, outputs = _part(layer.Ni, self.k), _part(layer.No, self.k)
+        missing = np.maximum(layer.Ni - self._held(i, state), 0)
+        model = 2 * layer.Ni * outputs
+        found: list[tuple[Block, State, float]] = [(Block(i, i, "model"), "outputs", self._e(model, missing + outputs))]
+        if self.single:
+            return found
+        ti = np.zeros_like(inputs) if state == "outputs" else inputs
+        found.append((Block(i, i, "data"), "sums", self._e(2 * inputs * layer.No, ti + layer.No)))
+        after = self.layers[i + 1] if i + 1 < len(self.layers) else None
+        if isinstance(after, FL):
+            e = self._e(model + 2 * outputs * after.No, missing + after.No)
+            found.append((Block(i, i + 1, "hybrid"), "sums", e))
+        return found
+
+    def _held(self, i: int, state: State) -> Ints:
+        """Elements of FL i's input that each device made itself."""
+        before = self.layers[i - 1] if i else None
+        if state == "rows" and isinstance(before, CL):
+            return _part(before.rows_out, self.k) * before.row_out
+        if state == "outputs" and isinstance(before, FL):
+            return _part(before.No, self.k)
+        return np.zeros(self.k, np.int64)

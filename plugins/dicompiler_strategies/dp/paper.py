@@ -1,0 +1,98 @@
+"""CoopAI's own decision as a plan: the blocks that eq. (1) and (2) choose, with equal shares on k devices.
+
+Problem → coopai.Result → runs of layers → parts. What a gateway does in the paper, the leader does here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dicompiler.errors import DicompilerError
+from dicompiler.layers import Layer
+from dicompiler.plan import Part
+from dicompiler_strategies.dp.coopai import CL, Block, Chain, Result, best_k, chain, mls
+from dicompiler_strategies.dp.moves import Run, parts
+from dicompiler_strategies.dp.team import Form, Team
+
+
+def results(team: Team, counts: Sequence[int], single: bool) -> tuple[Chain, list[Result]]:
+    """T_L^k for each k of `counts`, by the rate of the team's first device and the network's bandwidth as G.
+
+    Raises DicompilerError where the network is no chain or the devices are not identical.
+    """
+    platform = team.problem.platform
+    rates = {platform.devices[i].rate for i in team.members}
+    if len(rates) > 1:
+        raise DicompilerError("dp: CoopAI is for identical devices, and these have several rates: leave paper=true out")
+    layers = chain(team.layers)
+    (rate,) = rates
+    return layers, [mls(layers, rate, platform.network.bandwidth, k, single) for k in counts]
+
+
+def choose(team: Team, counts: Sequence[int], single: bool) -> tuple[Chain, Result]:
+    """The chain and the best of its results."""
+    layers, found = results(team, counts, single)
+    return layers, best_k(found)
+
+
+def plan_parts(team: Team, layers: Chain, result: Result) -> dict[str, tuple[Part, ...]]:
+    """Layer name → parts. `team`: the k devices of the result, with equal weights."""
+    found: dict[str, tuple[Part, ...]] = {}
+    for run in _runs(team, layers, result.blocks):
+        found |= parts(team, run)
+    return found
+
+
+def _runs(team: Team, layers: Chain, blocks: Sequence[Block]) -> list[Run]:
+    """The blocks as runs of the network's layers; what lies between two layers of the chain goes with the first."""
+    graph = team.layers
+    starts = [0, *(graph.position[layer.names[0]] for layer in layers[1:]), len(graph.layers)]
+    runs: list[Run] = []
+    for block in blocks:
+        for r in range(block.i, block.j + 1):
+            modes = _forms(block, r)
+            if isinstance(layers[r], CL) and block.mode != "device":
+                if r == block.i:
+                    last = max(r for r in range(block.i, block.j + 1) if isinstance(layers[r], CL))
+                    runs.extend(_grids(team, starts[block.i], starts[last + 1], _reads(layers, blocks, last + 1)))
+                continue
+            at = graph.position[layers[r].names[0]]
+            runs.extend(Run(i, i + 1, "cut", "whole") for i in range(starts[r], at))
+            sums = block.mode != "device" and modes == "whole"
+            runs.append(Run(at, at + 1, "sums" if sums else "cut", _possible(team, graph.layers[at], modes)))
+            runs.extend(
+                Run(i, i + 1, "cut", _possible(team, graph.layers[i], modes)) for i in range(at + 1, starts[r + 1])
+            )
+    return runs
+
+
+def _forms(block: Block, r: int) -> Form:
+    """The form in which an FL leaves its outputs: shares in model form, the whole sum in data form."""
+    return "channels" if block.mode == "model" or (block.mode == "hybrid" and r == block.i) else "whole"
+
+
+def _reads(layers: Chain, blocks: Sequence[Block], r: int) -> Form:
+    """The form in which the layer behind a block of CLs wants its input."""
+    if r == len(layers):
+        return "whole"
+    block = next(block for block in blocks if block.i <= r <= block.j)
+    return "channels" if block.mode in ("data", "grids+data") else "everywhere"
+
+
+def _grids(team: Team, start: int, stop: int, wanted: Form) -> list[Run]:
+    """Fused rows as far as the layers have rows; behind that, single layers in the form that is wanted."""
+    graph = team.layers
+    end = start
+    while end < stop and graph.layers[end].name in team.maps:
+        end += 1
+    if end == start:
+        return [Run(i, i + 1, "cut", "whole") for i in range(start, stop)]
+    rest = [Run(i, i + 1, "cut", _possible(team, graph.layers[i], wanted)) for i in range(end, stop)]
+    return [Run(start, end, "rows", "rows"), *rest]
+
+
+def _possible(team: Team, layer: Layer, wanted: Form) -> Form:
+    """`wanted`, or where the layer cannot be cut so, all of it on each device, or where that is not legal, on one."""
+    if wanted == "channels" and team.axis(layer, "channels") is None:
+        wanted = "everywhere"
+    return "whole" if layer.reason else wanted

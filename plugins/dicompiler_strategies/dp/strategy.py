@@ -1,0 +1,186 @@
+"""The strategy `dp`: its options, which teams of devices it tries, and memory as a limit. Problem → Plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from dicompiler.errors import DicompilerError, UsageError
+from dicompiler.plan import Plan
+from dicompiler.problem import Problem, Strategy
+from dicompiler.regions import full, volume
+from dicompiler.units import format_bytes
+from dicompiler_strategies.dp.boxes import Floats
+from dicompiler_strategies.dp.moves import Rules, item_bytes, moves, parts
+from dicompiler_strategies.dp.paper import choose, plan_parts
+from dicompiler_strategies.dp.search import OBJECTIVES, Aim, Found, search
+from dicompiler_strategies.dp.team import Facts, Team
+
+log = logging.getLogger("dicompiler")
+
+# Where memory is short: the first price of all weights in units of the best plan's cost, how it grows, how often.
+_FIRST_PRICE, _DEARER, _ROUNDS = 0.1, 4.0, 12
+# A block has at most so many layers: between these two, about this number over all layers.
+_SPAN, _WORK = (6, 32), 6000
+_MANY_LAYERS = 300
+
+
+@dataclass(frozen=True)
+class Dp(Strategy):
+    """CoopAI's MLS: blocks of layers in fused height tiles, fully connected layers in shares, k devices.
+
+    conv1 conv2 | conv3 conv4 conv5 | fc6 fc7     blocks; in a block each device computes its rows and the halo that
+                                                  they need of every earlier layer, so that nothing travels inside
+
+    A dynamic programme chooses the blocks, the form of each layer outside of blocks (its channels in shares, partial
+    sums over shares of its input channels, on each device, on one device) and the number of devices. It is optimal over
+    these choices for a chain of layers and the barrier model (a block computes, then what is missing travels); with
+    branches, blocks are runs of the layer order, and the forms of all open branches are kept in mind, up to a limit.
+    With paper=true it decides as the paper has it: equations (1) to (5), a gateway, identical devices, a chain; memory
+    is not looked at.
+    """
+
+    name: ClassVar[str] = "dp"
+    method: Literal["mls", "sls"] = field(
+        default="mls", metadata={"help": "mls, or its baseline sls: one layer with weights in a block, no partial sums"}
+    )
+    devices: int = field(
+        default=0, metadata={"help": "cut layers for this many devices, the fastest; 0: the best number"}
+    )
+    shares: Literal["rate", "equal"] = field(
+        default="rate", metadata={"help": "a device's share: in proportion to how fast it computes, or equal"}
+    )
+    paper: bool = field(default=False, metadata={"help": "decide as CoopAI is printed"})
+    span: int = field(
+        default=0, metadata={"help": "the most layers in a block; 0: 32, fewer where a network has hundreds of layers"}
+    )
+    channels: bool = field(
+        default=False,
+        metadata={"help": "layers with rows may be cut by channels too (done anyhow where memory is short)"},
+    )
+
+    def __post_init__(self) -> None:
+        if self.devices < 0:
+            raise ValueError("devices must be 0 (the best number) or more")
+        if self.span < 0:
+            raise ValueError("span must be 0 (as many layers in a block as is good) or more")
+
+    def plan(self, problem: Problem) -> Plan:
+        """Raises UsageError for an objective that is no sum over layers, DicompilerError for more devices than there
+        are, a memory limit that no plan found keeps, and with paper=true for what CoopAI does not speak of."""
+        known = ("latency",) if self.paper else OBJECTIVES
+        if problem.objective not in known:
+            raise UsageError(f"dp: objective {problem.objective!r} is none that it knows (known: {', '.join(known)})")
+        facts = Facts(problem)
+        computing = [device.name for device in problem.platform.computing]
+        order = sorted(computing, key=lambda name: -facts.speeds[name])
+        if self.devices > len(order):
+            raise DicompilerError(
+                f"dp: devices={self.devices}, and the platform {problem.platform.name!r} has {len(order)} that "
+                f"compute: take 0 (the best number) to {len(order)}"
+            )
+        counts = (self.devices,) if self.devices else candidate_counts(len(order), len(problem.layers.layers))
+        if self.paper:
+            return self._as_printed(facts, order, counts)
+        found = [self._search(facts, order[:k]) for k in counts]
+        for entry in sorted(found, key=lambda entry: (entry.cost, len(entry.team.members))):
+            plan, over = _limited(problem, entry)
+            if not over.any():
+                log.debug("dp: %d devices, %.6g s by the barrier model", len(entry.team.members), entry.seconds)
+                return plan
+        return self._short_of_memory(facts, order, counts, min(found, key=lambda entry: entry.cost))
+
+    def _as_printed(self, facts: Facts, order: Sequence[str], counts: Sequence[int]) -> Plan:
+        everyone = self._team(facts, order[: max(counts)], equal=True)
+        layers, result = choose(everyone, counts, self.method == "sls")
+        team = self._team(facts, order[: result.k], equal=True)
+        log.debug("dp: %d devices, %d blocks, %.6g s", result.k, len(result.blocks), result.seconds)
+        return facts.problem.plan(plan_parts(team, layers, result))
+
+    def _team(self, facts: Facts, names: Sequence[str], equal: bool = False) -> Team:
+        return Team.of(facts, names, equal or self.shares == "equal")
+
+    def _rules(self, layers: int, channels: bool) -> Rules:
+        span = self.span or max(_SPAN[0], min(_SPAN[1], _WORK // max(layers, 1)))
+        return Rules(self.method == "mls", span, channels)
+
+    def _search(self, facts: Facts, names: Sequence[str]) -> Found:
+        team = self._team(facts, names)
+        return search(team, moves(team, self._rules(len(team.layers.layers), self.channels)), Aim(facts.problem))
+
+    def _short_of_memory(self, facts: Facts, order: Sequence[str], counts: Sequence[int], best: Found) -> Plan:
+        """Layers may be cut by channels now, which cuts their weights; teams of the devices with the most memory are
+        tried as well. Weights get a price on the hosts that lack most, a higher one from round to round."""
+        platform = facts.problem.platform
+        roomy = sorted(order, key=lambda name: -platform.host(platform.host_of[name]).memory)
+        unit = _FIRST_PRICE * (best.cost or best.seconds or 1.0) / max(1.0, float(sum(facts.weights.values())))
+        fitting: list[tuple[float, int, Plan]] = []
+        least = (np.inf, 0)
+        teams = dict.fromkeys(tuple(ranking[:k]) for k in counts for ranking in (order, roomy))
+        for number, chosen in enumerate(teams):
+            team = self._team(facts, chosen)
+            known = moves(team, self._rules(len(team.layers.layers), channels=True))
+            price: dict[str, float] = {}
+            for _ in range(_ROUNDS):
+                aim = Aim(facts.problem, dict(price))
+                found = search(team, known, aim)
+                plan, over = _limited(facts.problem, found)
+                if not over.any():
+                    fitting.append((found.cost - aim.weights_cost(team, found.weights), number, plan))
+                    break
+                least = min(least, (float(over.max()), int(over.argmax())))
+                worst = {host.name for host, lack in zip(platform.hosts, over, strict=True) if 2 * lack > over.max()}
+                dear = [name for name in team.names if platform.host_of[name] in worst]
+                if not dear:  # a source or a sink is too small for what it must hold
+                    break
+                price |= {name: max(price.get(name, 0.0) * _DEARER, unit) for name in dear}
+        if fitting:
+            return min(fitting)[2]
+        host = platform.hosts[least[1]]
+        largest = max(facts.weights, key=lambda layer: facts.weights[layer])
+        raise DicompilerError(
+            f"dp: no plan found fits the memory: host {host.name} has {format_bytes(host.memory)} and would need at "
+            f"least {format_bytes(host.memory + least[0])}: give it more memory or the platform more devices (layer "
+            f"{largest!r} has {format_bytes(facts.weights[largest])} of weights)"
+        )
+
+
+def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
+    """The numbers of devices that are tried: all up to 8, then about √2 times as many each; where there are hundreds
+    of layers, twice as many each from the first on."""
+    few = layers > _MANY_LAYERS
+    counts = [1] if few else list(range(1, min(most, 8) + 1))
+    while counts[-1] < most:
+        counts.append(min(most, round(counts[-1] * (2 if few else 2**0.5))))
+    return tuple(counts)
+
+
+def _limited(problem: Problem, found: Found) -> tuple[Plan, Floats]:
+    """The plan of a row of moves, and how many bytes each host would need beyond what it has (0: it fits).
+
+    Where the weights alone do not fit, or all activations do as well, nothing more exact is asked for.
+    """
+    hosts = [host.name for host in problem.platform.hosts]
+    limits = np.array([host.memory for host in problem.platform.hosts], np.float64)
+    used = np.zeros(len(hosts))
+    for device, weights in zip(found.team.problem.platform.devices, found.weights, strict=True):
+        used[hosts.index(device.host)] += weights
+    plan = problem.plan({name: own for move in found.moves for name, own in parts(found.team, move).items()})
+    if (
+        not (used > limits).any()
+        and (used + _activations(problem) * max(1, len(problem.platform.devices) // len(hosts)) > limits).any()
+    ):
+        used[:] = 0
+        for entry in (problem.evaluate(plan) if problem.model is not None else problem.estimate(plan)).devices:
+            used[hosts.index(problem.platform.host_of[entry.device])] += entry.memory
+    return plan, np.maximum(used - limits, 0.0)
+
+
+def _activations(problem: Problem) -> float:
+    """Bytes of all tensors that are not constants, twice: computed and received."""
+    tensors = [tensor for tensor in problem.layers.tensors.values() if not tensor.constant and tensor.shape is not None]
+    return 2 * sum(volume(full(tensor.shape or ())) * item_bytes(problem.layers, tensor.name) for tensor in tensors)

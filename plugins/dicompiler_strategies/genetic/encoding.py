@@ -1,0 +1,225 @@
+"""Chromosomes: integer genes that stand for plans, with crossover and mutation. numpy arrays in and out.
+
+A decoded plan is a row (L,) of integers: for each layer a device's place in the platform, or a choice's number.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Genes = NDArray[np.intp]
+"""(P, G): a chromosome in each row; or (P, L): a decoded plan in each row."""
+
+
+STEPS = 4
+"""A start moves by 1, 2, 4, … layers: by as many different steps."""
+
+
+@dataclass(frozen=True)
+class Encoding(ABC):
+    """What the search needs to know of a kind of chromosome. `layers`: L, the number of layers."""
+
+    layers: int
+
+    @abstractmethod
+    def sample(self, rng: np.random.Generator, count: int) -> Genes:
+        """`count` random chromosomes."""
+
+    @abstractmethod
+    def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
+        """Each chromosome with a gene or a few changed."""
+
+    @abstractmethod
+    def decode(self, genes: Genes) -> Genes:
+        """(P, L): the plans of the chromosomes."""
+
+    @abstractmethod
+    def encode(self, rows: Genes) -> Genes:
+        """Chromosomes of these plans (P, L); where the encoding has none, one that is near."""
+
+    def cross(self, rng: np.random.Generator, mothers: Genes, fathers: Genes) -> Genes:
+        """Children: from the father between two random places, the rest from the mother."""
+        inside = _between(rng, len(mothers), mothers.shape[1])
+        return np.where(inside, fathers, mothers)
+
+
+def _between(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
+    """(count, length): True in each row from one random place up to another."""
+    ends = np.sort(rng.integers(0, length + 1, (count, 2)), axis=1)
+    at = np.arange(length)
+    return (at >= ends[:, :1]) & (at < ends[:, 1:])
+
+
+def _some(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
+    """(count, length): True in each row at one random place, and anywhere else with probability 1 / length."""
+    chosen = rng.random((count, length)) < 1 / length
+    chosen[np.arange(count), rng.integers(0, length, count)] = True
+    return chosen
+
+
+@dataclass(frozen=True)
+class Naive(Encoding):
+    """AutoDiCE's naive encoding: the device of every layer.
+
+    1 1 2 2 3 4 4 4     eight layers on four devices
+    """
+
+    devices: tuple[int, ...]
+
+    def sample(self, rng: np.random.Generator, count: int) -> Genes:
+        """Every layer on any of the devices."""
+        return np.asarray(self.devices, np.intp)[rng.integers(0, len(self.devices), (count, self.layers))]
+
+    def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
+        """A layer or a few on any of the devices."""
+        return np.where(_some(rng, *genes.shape), self.sample(rng, len(genes)), genes)
+
+    def decode(self, genes: Genes) -> Genes:
+        """The genes are the plan."""
+        return genes
+
+    def encode(self, rows: Genes) -> Genes:
+        """The plans are the genes."""
+        return rows
+
+
+@dataclass(frozen=True)
+class SplitPoints(Encoding):
+    """AutoDiCE's split-point encoding: `groups` of consecutive layers, each with its first layer and its device.
+
+    starts 0 2 4 5 | devices 1 2 3 4   is   1 1 2 2 3 4 4 4
+
+    A group's device moves with its start, so that a new start takes the end of one group and leaves all others as they
+    are. Starts are sorted and the first is 0; a group that starts where the next one does is empty.
+    """
+
+    devices: tuple[int, ...]
+    groups: int
+
+    def sample(self, rng: np.random.Generator, count: int) -> Genes:
+        """Random starts; the devices in random order, as often as there are groups for them."""
+        starts = rng.integers(0, self.layers, (count, self.groups))
+        turns = -(-self.groups // len(self.devices))
+        devices = np.tile(np.asarray(self.devices, np.intp), (count, turns))
+        return self._sorted(starts, rng.permuted(devices, axis=1)[:, : self.groups])
+
+    def cross(self, rng: np.random.Generator, mothers: Genes, fathers: Genes) -> Genes:
+        """The father's runs between two random layers, the mother's elsewhere."""
+        inside = _between(rng, len(mothers), self.layers)
+        return self.encode(np.where(inside, self.decode(fathers), self.decode(mothers)))
+
+    def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
+        """Of a group or a few: the start a little earlier or later, or anywhere; another device; or the devices of two
+        groups change places."""
+        starts, devices = (array.copy() for array in self._split(genes))
+        count = len(genes)
+        chosen = _some(rng, count, self.groups)
+        kind = rng.integers(0, 4, (count, 1))
+        step = 2 ** rng.integers(0, STEPS, starts.shape) * rng.choice((-1, 1), starts.shape)
+        near = np.clip(starts + step, 0, self.layers - 1)
+        starts = np.where(chosen & (kind == 0), near, starts)
+        starts = np.where(chosen & (kind == 1), rng.integers(0, self.layers, starts.shape), starts)
+        others = np.asarray(self.devices, np.intp)[rng.integers(0, len(self.devices), devices.shape)]
+        devices = np.where(chosen & (kind == 2), others, devices)
+        row, pair = np.arange(count), rng.integers(0, self.groups, (2, count))
+        swapped = devices.copy()
+        swapped[row, pair[0]], swapped[row, pair[1]] = devices[row, pair[1]], devices[row, pair[0]]
+        return self._sorted(starts, np.where(kind == 3, swapped, devices))
+
+    def decode(self, genes: Genes) -> Genes:
+        """Each layer on the device of the last group that has started."""
+        starts, devices = self._split(genes)
+        group = (starts[:, :, None] <= np.arange(self.layers)).sum(axis=1) - 1
+        return np.take_along_axis(devices, group, axis=1)
+
+    def encode(self, rows: Genes) -> Genes:
+        """The runs of each plan; of more runs than groups the shortest join the run before. Groups that are not needed
+        stand empty before the first, with devices that have nothing yet: one mutation puts them to use."""
+        found = np.empty((len(rows), 2 * self.groups), np.intp)
+        for i, row in enumerate(rows):
+            starts = np.concatenate(([0], np.flatnonzero(np.diff(row)) + 1))
+            while len(starts) > self.groups:
+                lengths = np.diff(starts, append=self.layers)
+                starts = np.delete(starts, 1 + lengths[1:].argmin())
+            idle = self.groups - len(starts)
+            free = [device for device in self.devices if device not in row] or list(self.devices)
+            spare = np.resize(np.asarray(free, np.intp), idle)
+            found[i] = np.concatenate((np.zeros(idle, np.intp), starts, spare, row[starts]))
+        return found
+
+    def _split(self, genes: Genes) -> tuple[Genes, Genes]:
+        return genes[:, : self.groups], genes[:, self.groups :]
+
+    def _sorted(self, starts: Genes, devices: Genes) -> Genes:
+        order = np.argsort(starts, axis=1, kind="stable")
+        starts, devices = (np.take_along_axis(array, order, axis=1) for array in (starts, devices))
+        starts[:, 0] = 0
+        return np.concatenate((starts, devices), axis=1)
+
+
+@dataclass(frozen=True)
+class ChoicePerLayer(Encoding):
+    """Tiled plans: for every layer the number of one of its choices (see `dicompiler.choices`).
+
+    labels: of all choices by layer; allowed: the numbers that may be used, by layer. What layers in a row have in
+    common is what saves transfers, so that random plans and mutations give runs of layers choices of one label.
+    """
+
+    labels: tuple[tuple[str, ...], ...]
+    allowed: tuple[tuple[int, ...], ...]
+
+    def sample(self, rng: np.random.Generator, count: int) -> Genes:
+        """Up to four runs of layers, each of one label; layers that do not have it take their first choice."""
+        genes = np.tile(np.array([allowed[0] for allowed in self.allowed], np.intp), (count, 1))
+        for row in genes:
+            cuts = np.sort(rng.integers(0, self.layers, rng.integers(0, 4)))
+            for start, stop in zip((0, *cuts), (*cuts, self.layers), strict=True):
+                self._paint(rng, row, int(start), int(stop))
+        return genes
+
+    def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
+        """Half of them: one layer's choice; the others: a short run of layers takes one label."""
+        genes = genes.copy()
+        for row in genes:
+            start = int(rng.integers(0, self.layers))
+            length = 1 if rng.random() < 0.5 else 1 + int(rng.integers(1, max(2, self.layers // 4) + 1))
+            self._paint(rng, row, start, min(self.layers, start + length))
+        return genes
+
+    def decode(self, genes: Genes) -> Genes:
+        """The genes are the plan."""
+        return genes
+
+    def encode(self, rows: Genes) -> Genes:
+        """The plans are the genes."""
+        return rows
+
+    def uniform(self) -> Genes:
+        """(labels, L): for each label, in order of appearance, the plan in which every layer that has it takes it, and
+        the others their first choice."""
+        names = dict.fromkeys(
+            own[number] for own, allowed in zip(self.labels, self.allowed, strict=True) for number in allowed
+        )
+        pairs = list(zip(self.labels, self.allowed, strict=True))
+        rows = [[_find(own, allowed, name) for own, allowed in pairs] for name in names]
+        return np.array([[self.allowed[i][0] if n is None else n for i, n in enumerate(row)] for row in rows], np.intp)
+
+    def _paint(self, rng: np.random.Generator, row: Genes, start: int, stop: int) -> None:
+        """Gives layers start..stop choices of the label of a random choice of one of them."""
+        if start == stop:
+            return
+        model = int(rng.integers(start, stop))
+        label = self.labels[model][self.allowed[model][rng.integers(0, len(self.allowed[model]))]]
+        for layer in range(start, stop):
+            number = _find(self.labels[layer], self.allowed[layer], label)
+            if number is not None:
+                row[layer] = number
+
+
+def _find(labels: Sequence[str], allowed: Sequence[int], label: str) -> int | None:
+    return next((number for number in allowed if labels[number] == label), None)

@@ -1,0 +1,251 @@
+"""The two levels of the search as functions of plans: a batched model, and every plan measured by itself.
+
+Level one: rows of plans → objectives, thousands at once.   Level two: `measure(plan)` → Metrics → objectives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from dicompiler.errors import DicompilerError
+from dicompiler.fronts import values
+from dicompiler.metrics import Metrics
+from dicompiler.plan import Plan
+from dicompiler.platform import Platform
+from dicompiler.problem import Problem
+from dicompiler_strategies.genetic.analytic import Model, model
+from dicompiler_strategies.genetic.encoding import ChoicePerLayer, Encoding, Genes, Naive, SplitPoints
+from dicompiler_strategies.genetic.search import Array
+
+if TYPE_CHECKING:
+    from dicompiler.tables import Tables
+
+log = logging.getLogger("dicompiler")
+
+Measure = Callable[[Plan], Metrics]
+"""The hook of the second level: a plan goes in, what it comes to comes out; a `Measurement` where the energy of each
+device was measured too. `Problem.evaluate` is one, `Referee` (referee.py) one for an executor of processes, and
+`OnThisHost` (measuring.py) one that compiles and runs the plan. DicompilerError where a plan cannot be measured: it is
+then left out, with a warning."""
+
+CHUNK = 4
+"""Plans that are handed to an executor at once."""
+
+MIDDLE = (0.35, 0.65)
+"""Where a run of layers is cut for another device: at a random share of its load between these."""
+
+UNMEASURED = 1e30
+"""Every number of a plan that could not be measured: finite, because the search computes with it."""
+
+Record = tuple[list[float], float]
+
+
+class Level(Protocol):
+    """The first level of a search: its plans, its fast model, and the encoding of each stage."""
+
+    def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
+        """Plans (P, L) → (objectives (P, M), bytes over a host's memory relative to it (P,))."""
+
+    def plan(self, row: Genes) -> Plan:
+        """The plan of one row (L,)."""
+
+    def encoding(self, devices: int) -> Encoding:
+        """Chromosomes of plans on at most that many devices, the fastest."""
+
+    def grown(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
+        """`count` random plans that come from `rows` (P, L), plans of fewer devices, by use of up to `devices`."""
+
+    def seeds(self, devices: int) -> Genes:
+        """Plans (S, L) that are worth starting from: above all those on one device."""
+
+
+@dataclass(frozen=True)
+class WholeLayers:
+    """Plans of whole layers. Rows name the place in the platform of each layer's device."""
+
+    model: Model
+    naive: bool
+
+    @classmethod
+    def of(cls, problem: Problem, naive: bool) -> WholeLayers:
+        """The level with the tables of `problem`."""
+        return cls(model(problem), naive)
+
+    def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
+        """All numbers from the batched model, see `analytic.Model`."""
+        found = self.model.evaluate(rows)
+        limits = np.array([host.memory for host in self.model.problem.platform.hosts])
+        return (
+            np.stack([found.objective(name) for name in names], axis=1),
+            (found.host_memory / limits - 1).max(axis=1),
+        )
+
+    def plan(self, row: Genes) -> Plan:
+        """Every layer whole on its device."""
+        return self.model.plan(row)
+
+    def encoding(self, devices: int) -> Encoding:
+        """As many groups as devices."""
+        layers = len(self.model.problem.layers.layers)
+        chosen = self._fastest(devices)
+        return Naive(layers, chosen) if self.naive else SplitPoints(layers, chosen, len(chosen))
+
+    def grown(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
+        """Runs of layers cut in two, the second half for a device that has nothing yet; once or for several devices."""
+        return np.array([self._split(rng, rows[rng.integers(len(rows))], devices) for _ in range(count)], np.intp)
+
+    def _split(self, rng: np.random.Generator, row: Genes, devices: int) -> Genes:
+        """The heaviest run is cut about its middle, for one free device after the other; heavy in seconds or in bytes
+        of weights, which is as random as the place of the cut."""
+        row, by_time = row.copy(), rng.random() < 0.5
+        for device in rng.permutation([device for device in self._fastest(devices) if device not in row]):
+            ends = [0, *(int(i) + 1 for i in np.flatnonzero(np.diff(row))), len(row)]
+            loads = self.model.seconds[np.arange(len(row)), row] if by_time else self.model.weights
+            runs = [np.cumsum(loads[start:stop]) for start, stop in pairwise(ends)]
+            heaviest = int(np.argmax([run[-1] for run in runs]))
+            share = runs[heaviest][-1] * rng.uniform(*MIDDLE)
+            row[ends[heaviest] + int(np.searchsorted(runs[heaviest], share)) + 1 : ends[heaviest + 1]] = device
+        return row
+
+    def seeds(self, devices: int) -> Genes:
+        """All layers on one device, for each of them; and runs that take the same time, on the fastest, in order."""
+        from dicompiler_strategies.pipeline import balance
+
+        layers, chosen = len(self.model.problem.layers.layers), self._fastest(devices)
+        ends = balance(self.model.seconds[:, chosen].T.tolist())
+        balanced = np.repeat(chosen, np.diff((0, *ends)))
+        return np.array([*(np.full(layers, d) for d in chosen), balanced], np.intp)
+
+    def _fastest(self, count: int) -> tuple[int, ...]:
+        devices = self.model.problem.platform.devices
+        places = [i for i, device in enumerate(devices) if device.computes]
+        return tuple(sorted(places, key=lambda i: -devices[i].rate)[:count])
+
+
+@dataclass(frozen=True)
+class TiledLayers:
+    """Plans that take one of its choices for each layer. Rows are numbers of choices.
+
+    The fast model is that of `dicompiler.tables`: latency with a barrier between layers. The time between frames is
+    that of the busiest device or of all bytes on one line; memory counts weights alone, energy nothing of the network.
+    The second level sees the rest.
+    """
+
+    tables: Tables
+    devices: tuple[tuple[int, ...], ...]
+    """For each layer the number of devices of each of its choices."""
+
+    @classmethod
+    def of(cls, problem: Problem) -> TiledLayers:
+        """The level with the tables of `problem`."""
+        from dicompiler.tables import tables
+
+        made = tables(problem)
+        counts = tuple(tuple(len({p.device for p in c.parts}) for c in choices) for choices in made.choices)
+        return cls(made, counts)
+
+    def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
+        """The objectives from the sums of the tables."""
+        from dicompiler.tables import total
+
+        made, platform = self.tables, self.tables.problem.platform
+        latency = made.values(rows)
+        compute, weights = (
+            sum((own[column] for own, column in zip(table, rows.T, strict=True)), start=np.zeros(()))
+            for table in (made.compute, made.weights)
+        )
+        traffic = total(made.node_traffic, made.traffic, rows)
+        active, idle = (
+            np.array([getattr(d, f"power_{kind}") for d in platform.devices]) for kind in ("active", "idle")
+        )
+        used = compute > 0
+        period = np.maximum(compute.max(axis=1), 8 * traffic / platform.network.bandwidth)
+        frame = active * compute + idle * np.maximum(0.0, latency[:, None] - compute)
+        stream = active * compute + idle * np.maximum(0.0, period[:, None] - compute)
+        hosts = np.array([[d.host == host.name for d in platform.devices] for host in platform.hosts], float)
+        memory = weights @ hosts.T
+        found = {
+            "latency": latency,
+            "throughput": period,
+            "energy": (frame * used).sum(axis=1),
+            "memory": memory.max(axis=1),
+            "communication": traffic,
+            "device-memory": weights.max(axis=1),
+            "device-energy": (stream * used).max(axis=1),
+        }
+        over = (memory / np.array([host.memory for host in platform.hosts]) - 1).max(axis=1)
+        return np.stack([found[name] for name in names], axis=1), over
+
+    def plan(self, row: Genes) -> Plan:
+        """The parts of the chosen choices."""
+        return self.tables.plan([int(number) for number in row])
+
+    def encoding(self, devices: int) -> Encoding:
+        """The choices of at most `devices` devices; a layer that has none keeps its first."""
+        labels = tuple(tuple(choice.label for choice in choices) for choices in self.tables.choices)
+        allowed = tuple(
+            tuple(i for i, count in enumerate(counts) if count <= devices) or (0,) for counts in self.devices
+        )
+        return ChoicePerLayer(len(labels), labels, allowed)
+
+    def grown(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
+        """Plans of which a run of layers takes a choice of one label, which may be one of more devices."""
+        return self.encoding(devices).mutate(rng, rows[rng.integers(len(rows), size=count)])
+
+    def seeds(self, devices: int) -> Genes:
+        """For each label all layers that have it, the rest being whole; labels in order of appearance."""
+        encoding = self.encoding(devices)
+        assert isinstance(encoding, ChoicePerLayer)
+        return encoding.uniform()
+
+
+def measured(
+    problem: Problem, names: Sequence[str], plan: Callable[[Genes], Plan], measure: Measure, executor: Executor | None
+) -> Callable[[Genes], tuple[Array, Array]]:
+    """The second level: every plan by `measure`, spread over `executor` where there is one."""
+
+    def evaluate(rows: Genes) -> tuple[Array, Array]:
+        plans = [plan(row) for row in rows]
+        records = _spread(partial(_numbers, problem.platform, tuple(names), measure), plans, executor)
+        return np.array([numbers for numbers, _ in records]), np.array([over for _, over in records])
+
+    return evaluate
+
+
+def _spread(function: Callable[[Plan], Record], plans: Sequence[Plan], executor: Executor | None) -> list[Record]:
+    """The function of every plan, in order. Ctrl-C withdraws what has not begun."""
+    if executor is None:
+        return [function(plan) for plan in plans]
+    chunks = [plans[start : start + CHUNK] for start in range(0, len(plans), CHUNK)]
+    futures = [executor.submit(_each, function, chunk) for chunk in chunks]
+    try:
+        return [record for future in futures for record in future.result()]
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _each(function: Callable[[Plan], Record], plans: Sequence[Plan]) -> list[Record]:
+    return [function(plan) for plan in plans]
+
+
+def _numbers(platform: Platform, names: Sequence[str], measure: Measure, plan: Plan) -> Record:
+    """The objectives of one plan, and by how much it passes the memory of a host."""
+    try:
+        metrics = measure(plan)
+    except DicompilerError as error:
+        log.warning("a plan is left out: %s", error)
+        return [UNMEASURED] * len(names), UNMEASURED
+    found = values(platform, metrics, names)
+    used = {host.name: 0 for host in platform.hosts}
+    for entry in metrics.devices:
+        used[platform.host_of[entry.device]] += entry.memory
+    return [found[name] for name in names], max(used[host.name] / host.memory - 1 for host in platform.hosts)

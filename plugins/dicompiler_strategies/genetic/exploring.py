@@ -1,0 +1,227 @@
+"""The exploration: stages on ever more devices, each seeded by the front before; in a stage a fast and a slow level.
+
+Problem + Options → Front.   After Guo et al., "Automated Exploration and Implementation of Distributed CNN Inference at
+the Edge" (2022), section IV-B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Literal
+
+import numpy as np
+
+from dicompiler.errors import DicompilerError, UsageError
+from dicompiler.fronts import AUTODICE, Front, Point, Tell, check_objectives
+from dicompiler.plan import Plan
+from dicompiler.problem import Problem
+from dicompiler.units import format_bytes
+from dicompiler_strategies.genetic.encoding import Encoding, Genes
+from dicompiler_strategies.genetic.evaluators import UNMEASURED, Level, Measure, TiledLayers, WholeLayers, measured
+from dicompiler_strategies.genetic.referee import Referee
+from dicompiler_strategies.genetic.search import Array, Budget, Evaluate, Found, evolve, spread
+
+PAPER_GENERATIONS = 400
+GENERATIONS = 150
+SHARE = 1 / 4
+"""Of a population: at most so many plans of the front of the stage before. The others are grown from them."""
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an exploration is told. UsageError for an unknown objective and for numbers that cannot be."""
+
+    objectives: tuple[str, ...] = field(
+        default=AUTODICE,
+        metadata=_help("of latency, throughput, energy, memory, communication, device-memory, device-energy"),
+    )
+    encoding: Literal["split", "naive", "tiles"] = field(
+        default="split", metadata=_help("runs of layers; a device for each layer; for each layer a way to split it")
+    )
+    population: int = field(default=100, metadata=_help("plans of a generation"))
+    generations: int | None = field(
+        default=None, metadata=_help("of all stages together; by default 150, in the paper's form 400")
+    )
+    mutation: float = field(default=0.2, metadata=_help("probability that a new plan is mutated"))
+    crossover: float = field(default=0.5, metadata=_help("probability that a new plan has two parents"))
+    stages: int = field(default=0, metadata=_help("0: the logarithm to base 2 of the number of devices, rounded up"))
+    measured: int = field(
+        default=16, metadata=_help("plans of the front that are measured one by one (the second level); 0: none")
+    )
+    remeasured: int = field(default=0, metadata=_help("generations of the second level after these"))
+    paper: bool = field(
+        default=False, metadata=_help("400 generations, random first plans, the second level in every stage")
+    )
+    seed: int = field(default=0, metadata=_help("of the random numbers"))
+
+    def __post_init__(self) -> None:
+        check_objectives(self.objectives)
+        least = {"population": 2, "generations": 1, "stages": 0, "measured": 0, "remeasured": 0, "seed": 0}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise UsageError(f"genetic: {name} is {value}: take at least {low}")
+        for name in ("mutation", "crossover"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"genetic: {name} is {getattr(self, name)}: a probability lies between 0 and 1")
+
+    @property
+    def all_generations(self) -> int:
+        """Generations of all stages together."""
+        return self.generations or (PAPER_GENERATIONS if self.paper else GENERATIONS)
+
+
+def explore(
+    problem: Problem,
+    options: Options,
+    measure: Measure | None = None,
+    executor: Executor | None = None,
+    tell: Tell | None = None,
+) -> Front:
+    """The front of the plans of `problem` in `options.objectives`.
+
+    K = ⌈log2 N⌉ stages for N computing devices; stage k searches on the 2^k fastest of them and starts with the front
+    of stage k − 1. measure: the second level, `Problem.evaluate` by default; it must be picklable for an executor of
+    processes. Ctrl-C ends the search with the front so far, marked as interrupted. DicompilerError where no plan was
+    found that fits the hosts' memory.
+    """
+    naive = options.encoding == "naive"
+    level: Level = TiledLayers.of(problem) if options.encoding == "tiles" else WholeLayers.of(problem, naive)
+    search = _Search(problem, options, level, _second(problem, options, level, measure, executor), tell or _silent)
+    found, depth, evaluations = search.run()
+    return _front(problem, options, level, found, depth, evaluations)
+
+
+def _second(
+    problem: Problem, options: Options, level: Level, measure: Measure | None, executor: Executor | None
+) -> Evaluate | None:
+    if not options.measured:
+        return None
+    return measured(problem, options.objectives, level.plan, measure or Referee(problem), executor)
+
+
+def _silent(text: str) -> None:
+    """Tells nobody."""
+
+
+def stages(devices: int, count: int, generations: int) -> tuple[tuple[int, int], ...]:
+    """(devices, generations) of each stage: `count` of them (0: ⌈log2 devices⌉), each on half the devices of the next.
+
+    The generations are in proportion to the cube of the devices, because the plans on few devices are few and soon
+    known; stages that get none are left out.
+    """
+    count = count or max(1, (devices - 1).bit_length())
+    sizes = [max(1, -(-devices // 2**k)) for k in reversed(range(count))]
+    weights = list(accumulate(size**3 for size in sizes))
+    ends = [round(generations * weight / weights[-1]) for weight in weights]
+    pairs = zip(sizes, (end - start for start, end in pairwise((0, *ends))), strict=True)
+    return tuple((size, share) for size, share in pairs if share)
+
+
+@dataclass
+class _Search:
+    """The stages one after the other."""
+
+    problem: Problem
+    options: Options
+    level: Level
+    second: Evaluate | None
+    tell: Callable[[str], None]
+
+    def run(self) -> tuple[Found, str, int]:
+        """(the last front, the level that its numbers come from, plans evaluated on both levels)."""
+        options = self.options
+        plan = stages(len(self.problem.platform.computing), options.stages, options.all_generations)
+        found, depth, evaluations, spare = None, "analytic", 0, 0
+        for k, (devices, generations) in enumerate(plan):
+            name = f"stage {k + 1} of {len(plan)}"
+            encoding = self.level.encoding(devices)
+            seeds = np.empty((0, encoding.layers), np.intp) if found is None else self._seeds(found, devices, k)
+            if not options.paper:
+                seeds = np.concatenate((self.level.seeds(devices), seeds))
+            generations += spare // options.population
+            budget = Budget(options.population, generations, options.mutation, options.crossover)
+            try:
+                found = self._level(encoding, self._first, budget, seeds, (k, 1), name)
+            except KeyboardInterrupt:
+                if found is None:
+                    raise
+                return replace(found, interrupted=True), depth, evaluations
+            depth, evaluations = "analytic", evaluations + found.evaluations
+            spare = max(0, options.population * generations - found.evaluations)
+            last = k == len(plan) - 1
+            if self.second is not None and (last or options.paper) and not found.interrupted:
+                found, depth = self._measured(encoding, found, k, f"{name}, measuring")
+                evaluations += found.evaluations if depth == "measured" else 0
+            if found.interrupted:
+                break
+        assert found is not None
+        return found, depth, evaluations
+
+    def _seeds(self, found: Found, devices: int, stage: int) -> Genes:
+        """A population: the front before, of a large one a spread, and plans grown from it over more devices."""
+        rows = found.rows[spread(found.objectives, max(1, round(self.options.population * SHARE)))]
+        rng = np.random.default_rng([self.options.seed, stage, 0])
+        return np.concatenate((rows, self.level.grown(rng, rows, devices, self.options.population - len(rows))))
+
+    def _measured(self, encoding: Encoding, found: Found, stage: int, name: str) -> tuple[Found, str]:
+        """The second level: from a spread of the front on. Interrupted before its first generation it gives way to the
+        first level's front."""
+        assert self.second is not None
+        options = self.options
+        seeds = found.rows[spread(found.objectives, options.measured)]
+        budget = Budget(len(seeds), 1 + options.remeasured, options.mutation, options.crossover)
+        self.tell(f"{name}: {len(seeds)} plans")
+        try:
+            return self._level(encoding, self.second, budget, seeds, (stage, 2), name), "measured"
+        except KeyboardInterrupt:
+            return replace(found, interrupted=True), "analytic"
+
+    def _level(
+        self, encoding: Encoding, evaluate: Evaluate, budget: Budget, seeds: Genes, place: tuple[int, int], name: str
+    ) -> Found:
+        rng = np.random.default_rng([self.options.seed, *place])
+
+        def tell(generation: int, count: int) -> None:
+            self.tell(f"{name}: generation {generation} of {budget.generations}, {count} plans in the front")
+
+        return evolve(encoding, evaluate, budget, seeds, rng, tell)
+
+    def _first(self, rows: Genes) -> tuple[Array, Array]:
+        return self.level.evaluate(rows, self.options.objectives)
+
+
+def _front(problem: Problem, options: Options, level: Level, found: Found, depth: str, evaluations: int) -> Front:
+    fitting = [i for i in range(len(found.rows)) if found.violations[i] <= 0]
+    if not fitting and min(found.violations) >= UNMEASURED:
+        raise DicompilerError("genetic: none of the plans could be measured: the warnings say why")
+    if not fitting:
+        raise DicompilerError(_misfit(problem, level.plan(found.rows[0])))
+    note = "the search for it was interrupted" if found.interrupted else ""
+    points = [
+        Point(
+            replace(level.plan(found.rows[i]), note=note),
+            dict(zip(options.objectives, map(float, found.objectives[i]), strict=True)),
+        )
+        for i in fitting
+    ]
+    return Front(options.objectives, tuple(points), depth, evaluations, found.interrupted)
+
+
+def _misfit(problem: Problem, plan: Plan) -> str:
+    """Why there is no front: the host that the best plan fills most."""
+    used = {host.name: 0 for host in problem.platform.hosts}
+    for entry in problem.estimate(plan).devices:
+        used[problem.platform.host_of[entry.device]] += entry.memory
+    host = max(problem.platform.hosts, key=lambda host: used[host.name] / host.memory)
+    return (
+        f"genetic: no plan was found that fits the hosts' memory: the nearest needs {format_bytes(used[host.name])} on "
+        f"host {host.name}, which has {format_bytes(host.memory)}: give it more devices, or more generations"
+    )

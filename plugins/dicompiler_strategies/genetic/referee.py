@@ -1,0 +1,46 @@
+"""The second level by default: `Problem.evaluate`, in a form that can be sent to other processes.
+
+Plan → Metrics. Weights stay at home: what a plan comes to does not depend on their values, and there may be gigabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+from dicompiler.metrics import Metrics
+from dicompiler.model import Model
+from dicompiler.plan import Plan
+from dicompiler.problem import Problem
+from dicompiler.regions import Shape
+from dicompiler.weights import Weight, raw_nbytes
+
+
+@dataclass(frozen=True)
+class Referee:
+    """`Problem.evaluate`; of a problem without a model `Problem.estimate`."""
+
+    problem: Problem
+
+    def __call__(self, plan: Plan) -> Metrics:
+        """What `plan` comes to. Raises as `Problem.evaluate`."""
+        return self.problem.estimate(plan) if self.problem.model is None else self.problem.evaluate(plan)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        model = self.problem.model
+        if model is None:
+            return Referee, (self.problem,)
+        weights = {name: (weight.dtype, weight.shape) for name, weight in model.weights.items()}
+        return _restored, (replace(self.problem, model=None), model.proto.SerializeToString(), weights)
+
+
+def _restored(problem: Problem, proto: bytes, weights: Mapping[str, tuple[int, Shape]]) -> Referee:
+    """The referee in another process, with zeros for weights (which take no memory until somebody reads them)."""
+    hollow = {
+        name: Weight(dtype, shape, np.zeros(raw_nbytes(dtype, shape), np.uint8).data)
+        for name, (dtype, shape) in weights.items()
+    }
+    return Referee(replace(problem, model=Model(onnx.ModelProto.FromString(proto), hollow)))

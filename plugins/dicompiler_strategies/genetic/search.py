@@ -1,0 +1,173 @@
+"""NSGA-II over chromosomes: pymoo's selection and survival, this package's encodings and evaluators.
+
+Encoding + evaluate + Budget (+ seeds) → Found: the plans that no other dominates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler_strategies.genetic.encoding import Encoding, Genes
+
+Array = NDArray[np.float64]
+Evaluate = Callable[[Genes], tuple[Array, Array]]
+"""Plans (P, L) → (objectives (P, M), all made small; how far over a limit (P,), 0 or less being allowed)."""
+
+ROUNDS = 8
+"""How often mating is tried again where children are plans that are known already."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """population: plans of a generation; generations: how many, the first included. mutation, crossover: the
+    probabilities that a child is mutated, and that it has two parents."""
+
+    population: int
+    generations: int
+    mutation: float
+    crossover: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """rows (P, L) with objectives (P, M) and violations (P,): non-dominated, or, where no plan keeps the limits, the
+    one that is nearest to them. evaluations: plans that were evaluated."""
+
+    rows: Genes
+    objectives: Array
+    violations: Array
+    evaluations: int
+    interrupted: bool = False
+
+
+def evolve(
+    encoding: Encoding,
+    evaluate: Evaluate,
+    budget: Budget,
+    seeds: Genes,
+    rng: np.random.Generator,
+    tell: Callable[[int, int], None],
+) -> Found:
+    """Searches from the plans `seeds` (S, L) and random ones on. tell: called with (generation, plans in the front).
+
+    Ctrl-C ends the search with what the last whole generation had; in the first generation it is passed on.
+    """
+    from pymoo.algorithms.moo.nsga2 import NSGA2
+    from pymoo.core.evaluator import Evaluator
+    from pymoo.core.problem import Problem
+    from pymoo.problems.static import StaticProblem
+
+    first = _first(encoding, budget.population, seeds, rng)
+    objectives, limits = evaluate(encoding.decode(first))
+    problem = Problem(n_var=first.shape[1], n_obj=objectives.shape[1], n_ieq_constr=1)
+    algorithm = NSGA2(
+        pop_size=budget.population, sampling=first, mating=_Mating(encoding, budget, rng), eliminate_duplicates=False
+    )
+    algorithm.setup(problem, termination=("n_gen", budget.generations + 1), seed=int(rng.integers(2**31)))
+    evaluations, best = 0, Found(encoding.decode(first), objectives, limits, len(first))
+    try:
+        for generation in range(1, budget.generations + 1):
+            offspring = algorithm.ask()
+            if offspring is None or not len(offspring):  # every plan within reach is known
+                break
+            if generation > 1:
+                objectives, limits = evaluate(encoding.decode(offspring.get("X")))
+            Evaluator().eval(StaticProblem(problem, F=objectives, G=limits[:, None]), offspring)
+            evaluations += len(offspring)
+            fresh = _fresh(objectives, algorithm.pop.get("F") if generation > 1 else np.empty((0, objectives.shape[1])))
+            algorithm.tell(infills=offspring[fresh])
+            best = _best(encoding, algorithm.opt, evaluations)
+            tell(generation, len(best.rows))
+    except KeyboardInterrupt:
+        return Found(best.rows, best.objectives, best.violations, best.evaluations, True)
+    return best
+
+
+def _first(encoding: Encoding, count: int, seeds: Genes, rng: np.random.Generator) -> Genes:
+    """The first population: the seeds, then random chromosomes, each plan once."""
+    genes = encoding.sample(rng, count)
+    if len(seeds):
+        genes = np.concatenate((encoding.encode(seeds), genes))
+    return genes[_new(encoding.decode(genes), set())][:count]
+
+
+def _new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
+    """The places of the rows that are not known yet, which they are then."""
+    places = []
+    for i, row in enumerate(np.ascontiguousarray(rows)):
+        mark = row.tobytes()
+        if mark not in known:
+            known.add(mark)
+            places.append(i)
+    return places
+
+
+def _fresh(objectives: Array, known: Array) -> list[int]:
+    """The places of points (P, M) that are neither among the known ones nor equal to an earlier one: plans that differ
+    and come to the same would crowd out others."""
+    return _new(objectives + 0.0, {row.tobytes() for row in np.ascontiguousarray(known, float)})
+
+
+def _best(encoding: Encoding, optimum: Any, evaluations: int) -> Found:
+    """The population's best, plans with the same objectives once, in the order of the objectives."""
+    objectives, violations = np.asarray(optimum.get("F"), float), np.asarray(optimum.get("G"), float)[:, 0]
+    _, places = np.unique(objectives, axis=0, return_index=True)
+    rows = encoding.decode(np.asarray(optimum.get("X"), np.intp)[places])
+    return Found(rows, objectives[places], violations[places], evaluations)
+
+
+class _Mating:
+    """What pymoo calls for children: tournaments, crossover, mutation; no plan that has been looked at."""
+
+    def __init__(self, encoding: Encoding, budget: Budget, rng: np.random.Generator) -> None:
+        from pymoo.algorithms.moo.nsga2 import binary_tournament
+        from pymoo.operators.selection.tournament import TournamentSelection
+
+        self.encoding, self.budget, self.rng = encoding, budget, rng
+        self.known: set[bytes] = set()
+        self.selection = TournamentSelection(func_comp=binary_tournament)
+
+    def do(self, problem: Any, population: Any, count: int, **options: Any) -> Any:
+        """A pymoo population of up to `count` children; fewer, or none, where nothing new comes up."""
+        from pymoo.core.population import Population
+
+        genes = np.asarray(population.get("X"), np.intp)
+        _new(self.encoding.decode(genes), self.known)
+        children: list[Genes] = []
+        for _ in range(ROUNDS):
+            missing = count - sum(map(len, children))
+            if not missing:
+                break
+            parents = self.selection.do(problem, population, missing, n_parents=2, to_pop=False, **options)
+            made = self._children(genes[parents[:, 0]], genes[parents[:, 1]])
+            children.append(made[_new(self.encoding.decode(made), self.known)])
+        return Population.new(X=np.concatenate(children))
+
+    def _children(self, mothers: Genes, fathers: Genes) -> Genes:
+        """One of each pair. One that would be its mother again is mutated, because it would tell nothing new."""
+        crossed = self.rng.random(len(mothers)) < self.budget.crossover
+        children = np.where(crossed[:, None], self.encoding.cross(self.rng, mothers, fathers), mothers)
+        mutated = (self.rng.random(len(mothers)) < self.budget.mutation) | (children == mothers).all(axis=1)
+        if self.budget.mutation > 0:
+            children = np.where(mutated[:, None], self.encoding.mutate(self.rng, children), children)
+        return children
+
+
+def spread(objectives: Array, count: int) -> list[int]:
+    """`count` of the points (P, M), far apart: the best in each objective, then always the one that is farthest from
+    those chosen, distances being relative to the range of each objective. Places in ascending order."""
+    if len(objectives) <= count:
+        return list(range(len(objectives)))
+    low, high = objectives.min(axis=0), objectives.max(axis=0)
+    scaled = (objectives - low) / np.where(high > low, high - low, 1.0)
+    chosen = list(dict.fromkeys(int(i) for i in scaled.argmin(axis=0)))[:count]
+    distance = np.min([np.linalg.norm(scaled - scaled[i], axis=1) for i in chosen], axis=0)
+    while len(chosen) < count:
+        chosen.append(int(distance.argmax()))
+        distance = np.minimum(distance, np.linalg.norm(scaled - scaled[chosen[-1]], axis=1))
+    return sorted(chosen)

@@ -1,0 +1,33 @@
+"""The strategy `genetic`: the front that the exploration finds, and of it the best plan for the problem's objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from dicompiler.fronts import Front, Tell
+from dicompiler.plan import Plan
+from dicompiler.problem import Problem, Strategy
+from dicompiler_strategies.genetic.exploring import Options, explore
+
+
+@dataclass(frozen=True)
+class Genetic(Options, Strategy):
+    """AutoDiCE's exploration: NSGA-II over runs of whole layers, stage by stage on 2, 4, 8, … devices.
+
+    conv1 conv2 | conv3 | conv4 fc5     on pi03, pi01, pi02, for instance; with encoding=tiles every layer may be split
+
+    It searches for the front of throughput, memory per device and energy per device, or of other objectives; as a
+    strategy it gives the plan of the front that is best for the objective of the problem.
+    """
+
+    name: ClassVar[str] = "genetic"
+
+    def front(self, problem: Problem, tell: Tell | None = None) -> Front:
+        """The whole front in the objectives of this strategy."""
+        return explore(problem, self, tell=tell)
+
+    def plan(self, problem: Problem) -> Plan:
+        """The plan with the least of the problem's objective, which joins the others where it is not among them."""
+        names = (problem.objective, *(name for name in self.objectives if name != problem.objective))
+        return explore(problem, replace(self, objectives=names)).best(problem.objective).plan

@@ -1,0 +1,178 @@
+"""Landscapes: what is made small, as a sum of tables over the layers' choices, with the hosts' memory limits.
+
+Tables + objective → one Landscape (latency), or one for each set of devices that may be switched on (energy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.choices import ranked
+from dicompiler.errors import UsageError, nearest
+from dicompiler.platform import Platform
+from dicompiler.tables import Edge, Tables, total
+
+Floats = NDArray[np.float64]
+Selections = NDArray[np.intp]
+OBJECTIVES = ("latency", "energy")
+
+
+def check_objective(objective: str) -> None:
+    """UsageError where the objective is none of those that are known here."""
+    if objective not in OBJECTIVES:
+        known = " and ".join(OBJECTIVES)
+        close = nearest(objective, OBJECTIVES)
+        close = close if "did you mean" in close else ""
+        raise UsageError(f"gradient: objective {objective!r} is not one of {known}, which it knows{close}")
+
+
+@dataclass(frozen=True, eq=False)
+class Landscape:
+    """Σ node + Σ edge over the choices of L layers, to be made small under memory limits.
+
+    node: (choices,) of each layer; edge: (choices of i, choices of j) for layers (i, j); in s or J.
+    kept: for each layer the places of these choices among those of the tables.
+    weights: bytes (choices, hosts) of each layer, limits: bytes (hosts,), of the hosts whose memory could be passed.
+    families: (choices,) of each layer, numbers of the kinds of split ("grid 4x2", whatever the
+    extra rows and the shares).
+    """
+
+    node: tuple[Floats, ...]
+    edge: Mapping[Edge, Floats]
+    kept: tuple[Selections, ...]
+    weights: tuple[Floats, ...]
+    limits: Floats
+    families: tuple[Selections, ...]
+
+    def values(self, selections: Selections) -> Floats:
+        """Σ node + Σ edge (plans,) of selections (plans, layers)."""
+        return total(self.node, self.edge, selections)
+
+    def loads(self, selections: Selections) -> Floats:
+        """Bytes (plans, hosts) of weights."""
+        found = np.zeros((len(selections), len(self.limits)))
+        for own, column in zip(self.weights, selections.T, strict=True):
+            found += own[column]
+        return found
+
+    def excess(self, loads: Floats) -> Floats:
+        """By how much loads (…, hosts) pass the limits, as shares of these, summed: (…); 0 where all fit."""
+        over: Floats = (np.maximum(loads - self.limits, 0.0) / np.maximum(self.limits, 1.0)).sum(axis=-1)
+        return over
+
+    @cached_property
+    def price(self) -> float:
+        """What an excess of 1 costs: so much that no gain pays for a host's last byte."""
+        worst = sum(float(own.max()) for own in self.node) + sum(float(own.max()) for own in self.edge.values())
+        return 1e3 * worst * max(1.0, float(self.limits.max(initial=1.0)))
+
+    @cached_property
+    def scale(self) -> float:
+        """The mean over the layers of the cheapest choice's own cost: the unit of a loss that does not depend on how
+        large or how fast things are. Where that costs nothing, the mean of all costs."""
+        least = sum(float(own.min()) for own in self.node)
+        most = sum(float(own.mean()) for own in (*self.node, *self.edge.values()))
+        return (least or most or 1.0) / len(self.node)
+
+    def original(self, selection: Sequence[int]) -> tuple[int, ...]:
+        """A selection here as one of the tables."""
+        return tuple(int(own[chosen]) for own, chosen in zip(self.kept, selection, strict=True))
+
+    def place(self, selection: Sequence[int]) -> tuple[int, ...] | None:
+        """A selection of the tables as one here; None where one of its choices is not kept."""
+        found = [np.flatnonzero(own == chosen) for own, chosen in zip(self.kept, selection, strict=True)]
+        return None if any(not len(places) for places in found) else tuple(int(places[0]) for places in found)
+
+
+def landscapes(tables: Tables, objective: str, reserve: Mapping[str, int] | None = None) -> tuple[Landscape, ...]:
+    """The landscapes whose minima's minimum is that of the objective over the choices of `tables`.
+
+    latency: the tables as they are. energy: the devices that a plan names idle as long as a frame takes, so there is
+    a landscape for the 1, 2, … fastest devices and for each one alone: exact for plans that use all of the set, and
+    an upper bound for others. reserve: bytes by host that are kept free of weights. UsageError for other objectives.
+    """
+    check_objective(objective)
+    whole = _latency(tables, reserve or {})
+    if objective == "latency":
+        return (whole,)
+    return tuple(_energy(tables, whole, members) for members in _teams(tables))
+
+
+def _latency(tables: Tables, reserve: Mapping[str, int]) -> Landscape:
+    platform = tables.problem.platform
+    on_host = np.array([[device.host == host.name for host in platform.hosts] for device in platform.devices], float)
+    limits = np.array([float(host.memory - reserve.get(host.name, 0)) for host in platform.hosts])
+    weights = [own.astype(np.float64) @ on_host for own in tables.weights]
+    tight = sum((own.max(axis=0) for own in weights), np.zeros(len(limits))) > limits
+    names: dict[str, int] = {}
+    families = tuple(
+        np.array([names.setdefault(_family(choice.label), len(names)) for choice in own]) for own in tables.choices
+    )
+    kept = tuple(np.arange(len(own)) for own in tables.choices)
+    chosen = tuple(np.ascontiguousarray(own[:, tight]) for own in weights)
+    return Landscape(tables.node, tables.edge, kept, chosen, limits[tight], families)
+
+
+def _family(label: str) -> str:
+    """A choice's kind and on how many devices (or which): "height 4 +1 rate" ⇒ "height 4"."""
+    return " ".join(label.split()[:2])
+
+
+def _teams(tables: Tables) -> list[frozenset[str]]:
+    """The sets of devices of which energy knows a landscape: prefixes of the ranking that choices split over (the
+    whole of it as well), and each device alone."""
+    devices = [device.name for device in ranked(tables.problem)]
+    counts = tables.options.counts or range(2, len(devices) + 1)
+    sizes = sorted({1, len(devices), *(count for count in counts if count <= len(devices))})
+    found = [frozenset(devices[:size]) for size in sizes]
+    if tables.options.each:
+        found += [frozenset((name,)) for name in devices[1:]]
+    return found
+
+
+def _energy(tables: Tables, whole: Landscape, members: frozenset[str]) -> Landscape:
+    """Joule of the plans that name no device but `members`, sources and sinks: in a layer Σ over the devices of
+    (active − idle power) · its seconds; in all seconds the idle power of every member; and that of the network."""
+    problem = tables.problem
+    plan = problem.plan({layer.name: () for layer in problem.layers.layers})
+    platform = problem.platform
+    on = members | {*plan.source, *plan.sink}
+    idle = sum(device.power_idle for device in platform.devices if device.name in on)
+    above = np.array([d.power_active - d.power_idle if d.computes else 0.0 for d in platform.devices])
+    byte = joules_per_byte(platform)
+    keep = tuple(
+        np.flatnonzero([all(part.device in members for part in choice.parts) for choice in own])
+        for own in tables.choices
+    )
+    node = tuple(
+        (idle * seconds + np.where(np.isfinite(busy), busy, 0.0) @ above + byte * sent)[places]
+        for seconds, busy, sent, places in zip(tables.node, tables.compute, tables.node_traffic, keep, strict=True)
+    )
+    edge = {
+        (i, j): (idle * seconds + byte * tables.traffic[i, j])[np.ix_(keep[i], keep[j])]
+        for (i, j), seconds in tables.edge.items()
+    }
+    return replace(
+        whole,
+        node=node,
+        edge=edge,
+        kept=keep,
+        weights=tuple(own[places] for own, places in zip(whole.weights, keep, strict=True)),
+        families=tuple(own[places] for own, places in zip(whole.families, keep, strict=True)),
+    )
+
+
+def joules_per_byte(platform: Platform) -> float:
+    """What sender and receiver draw for a byte between two hosts, the mean over all pairs of devices."""
+    pairs = [(a, b) for a in platform.devices for b in platform.devices if a.host != b.host]
+    found = [
+        (a.power_network + b.power_network) * 8 / link.bandwidth
+        for a, b in pairs
+        if (link := platform.link(a.name, b.name)) is not None
+    ]
+    return sum(found) / len(found) if found else 0.0

@@ -1,0 +1,321 @@
+"""Partition opportunities (POs) as DIAPASON makes them: a layer whole, in a slice for each device, or in the slices
+that a later layer's slices need (fusion).
+
+Problem → Space: for every layer its POs, what their sublayers cost on each device, and how much passes between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.costs import Share
+from dicompiler.footprints import box, overlap
+from dicompiler.layers import Layer
+from dicompiler.plan import Part
+from dicompiler.platform import Device
+from dicompiler.problem import Problem
+from dicompiler.regions import Interval, Region, bounding, full, is_empty, replace
+from dicompiler.tables import Edge, common, edges
+from dicompiler.tasks import align, cuttable, make_task, output_shape
+from dicompiler.tiling import axes, cut_axis
+from dicompiler.weights import raw_nbytes
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+MILLI = 1e3  # costs are in ms and mJ: the unit decides what a learning rate means, and with these 0.8 does well
+
+
+@dataclass(frozen=True)
+class Opportunity:
+    """One p ∈ P of a layer. group: whose W_dev it has (a fusion PO its parent's). regions: the section of the layer's
+    output of each sublayer s ∈ S (None where it has nothing to do); shares: the same without overlaps. depth: 0, or
+    how many layers behind this one the parent is."""
+
+    group: int
+    regions: tuple[Region | None, ...]
+    shares: tuple[Region | None, ...]
+    depth: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Arrays of all POs: P of a layer, padded to S sublayers, on D devices; G sets of W_dev.
+
+    group: (P,) of each layer. real: (P, S), whether there is such a sublayer. cost: (P, S, D), L_dev of equation 3.
+    overlap: (i, j) → bytes (P, S, P', S'), of equation 9: what a sublayer of j needs of one of i. Each element is taken
+    once, from the sublayer of the same number where that has it, else from the one whose share it is: redundant rows of
+    fused slices are nothing that travels. inputs, outputs: layer → bytes (P, S), overlap_in, overlap_out of 12, 14.
+    B: (D, D), B_in, B_out: (D,), cost of a byte. Costs are ms or mJ. width: (G,), sublayers of each group.
+    """
+
+    problem: Problem
+    devices: tuple[Device, ...]
+    opportunities: tuple[tuple[Opportunity, ...], ...]
+    group: tuple[Ints, ...]
+    real: tuple[NDArray[np.bool_], ...]
+    cost: tuple[Floats, ...]
+    overlap: Mapping[Edge, Floats]
+    inputs: Mapping[int, Floats]
+    outputs: Mapping[int, Floats]
+    B: Floats
+    B_in: Floats
+    B_out: Floats
+    width: tuple[int, ...]
+
+    def parts(self, layer: int, chosen: int, places: Sequence[int]) -> tuple[Part, ...]:
+        """The parts of a layer with PO `chosen` and its sublayer s on device places[s]; equal ones once."""
+        found = [
+            Part(self.devices[place].name, region)
+            for region, place in zip(self.opportunities[layer][chosen].regions, places, strict=False)
+            if region is not None
+        ]
+        whole = self.problem.layers.layers[layer]
+        if whole.reason:
+            return (Part(self.devices[places[0]].name),)
+        return tuple(dict.fromkeys(found))
+
+
+def space(problem: Problem, kinds: Sequence[str], limit: int, energy: bool) -> Space:
+    """The POs of every layer: whole; slices of the height for each of `kinds` ("equal", "proportional" to the devices'
+    rates); the fusion POs of those, up to `limit` layers before their parent. energy: costs in mJ instead of ms."""
+    return _Builder(problem, tuple(kinds), limit, energy).build()
+
+
+class _Builder:
+    def __init__(self, problem: Problem, kinds: tuple[str, ...], limit: int, energy: bool) -> None:
+        self.problem, self.kinds, self.limit, self.energy = problem, kinds, limit, energy
+        self.layers = problem.layers
+        self.devices = problem.platform.computing
+        self.width: list[int] = []
+
+    def build(self) -> Space:
+        joined = edges(self.layers)
+        found = self._opportunities(joined)
+        count = len(self.devices)
+        real = tuple(np.array([_there(own, count) for own in pos]) for pos in found)
+        taken = problem_ends(self.problem)
+        moved = {edge: self._overlap(found, edge, slots) for edge, slots in joined.items()}
+        return Space(
+            self.problem,
+            self.devices,
+            found,
+            tuple(np.array([own.group for own in pos]) for pos in found),
+            real,
+            tuple(self._cost(i, pos) for i, pos in enumerate(found)),
+            moved,
+            {i: self._inputs(i, found[i]) for i in taken[0]},
+            {i: self._outputs(i, found[i]) for i in taken[1]},
+            *self._bandwidths(),
+            tuple(self.width),
+        )
+
+    def _opportunities(self, joined: Mapping[Edge, object]) -> tuple[tuple[Opportunity, ...], ...]:
+        """Last layer first: when a layer's turn comes, all that read it have handed their fusion POs to it."""
+        before: dict[int, list[int]] = {}
+        for i, j in joined:
+            before.setdefault(j, []).append(i)
+        found: list[dict[Opportunity, None]] = [{} for _ in self.layers.layers]
+        for at in range(len(found) - 1, -1, -1):
+            layer = self.layers.layers[at]
+            handed = list(found[at])
+            found[at] = dict.fromkeys((*self._basic(layer), *handed))
+            for parent in found[at]:
+                if parent.depth < self.limit and len(parent.regions) > 1:
+                    for i in before.get(at, ()):
+                        child = self._fusion(layer, parent, self.layers.layers[i])
+                        if child is not None:
+                            found[i].setdefault(child)
+        return tuple(map(tuple, found))
+
+    def _basic(self, layer: Layer) -> Iterator[Opportunity]:
+        """The whole layer, and its slices."""
+        whole = None if layer.reason else full(output_shape(self.layers, layer))
+        yield Opportunity(self._group(1), (whole,), (whole,))
+        axis = height(self.problem, layer)
+        if axis is None or whole is None or len(self.devices) < 2:
+            return
+        for kind in self.kinds:
+            weights = [device.rate if kind == "proportional" else 1.0 for device in self.devices]
+            cuts = cut_axis(self.layers, layer, axis, weights)
+            regions = tuple(replace(whole, axis, cut) if cut[0] < cut[1] else None for cut in cuts)
+            yield Opportunity(self._group(len(regions)), regions, regions)
+
+    def _group(self, width: int) -> int:
+        self.width.append(width)
+        return len(self.width) - 1
+
+    def _fusion(self, layer: Layer, parent: Opportunity, before: Layer) -> Opportunity | None:
+        """The slices of `before` that the slices of `parent` need; None where they cannot be cut so.
+
+        Slices are widened to where the next one begins where they leave rows to nobody (a stride can): any other PO of
+        `layer` must find all that it needs.
+        """
+        axis = height(self.problem, before)
+        if axis is None:
+            return None
+        whole = full(output_shape(self.layers, before))
+        allowed = cuttable(self.layers, before)
+        needs: list[Region | None] = []
+        for region in parent.regions:
+            need = None if region is None else self._needs(layer, region).get(before.output)
+            if need is not None:
+                need = tuple(n if a in allowed else w for a, (n, w) in enumerate(zip(need, whole, strict=True)))
+            needs.append(None if need is None or is_empty(need) else need)
+        if sum(need is not None for need in needs) < 2:
+            return None
+        cuts = covering([None if need is None else need[axis] for need in needs], whole[axis][1])
+        shares = tuple(None if cut is None else replace(whole, axis, cut) for cut in cuts)
+        regions = tuple(
+            None if need is None else bounding((need, share)) for need, share in zip(needs, shares, strict=True)
+        )
+        return Opportunity(parent.group, regions, shares, parent.depth + 1)
+
+    def _needs(self, layer: Layer, region: Region | None) -> dict[str, Region]:
+        task = make_task(self.layers, layer, 0, Part("", region), "plain")
+        return {key.tensor: need for key, need in task.needs.items()}
+
+    def _cost(self, at: int, pos: Sequence[Opportunity]) -> Floats:
+        """L_dev: (P, S, D)."""
+        layer, count = self.layers.layers[at], len(self.devices)
+        there = [
+            (p, s, region)
+            for p, own in enumerate(pos)
+            for s, region in enumerate(own.regions)
+            if region is not None or layer.reason
+        ]
+        shares = [Share(region) for _, _, region in there]
+        seconds = self.problem.cost.fill(self.layers, layer, shares, self.devices)
+        power = np.array([device.power_active if self.energy else 1.0 for device in self.devices])
+        found = np.zeros((len(pos), count, count))
+        for (p, s, _), row in zip(there, seconds, strict=True):
+            found[p, s] = MILLI * power * row
+        return found
+
+    def _item(self, tensor: str) -> int:
+        return raw_nbytes(self.layers.tensors[tensor].dtype, (1,))
+
+    def _made(self, at: int, pos: Sequence[Opportunity], slot: int, shares: bool) -> Ints | None:
+        """Boxes (P, S, axes + 1, 2) of output `slot`; None where it has no static shape."""
+        layer = self.layers.layers[at]
+        shape = self.layers.tensors[layer.outputs[slot]].shape
+        if shape is None:
+            return None
+        found = np.zeros((len(pos), len(self.devices), len(shape) + 1, 2), np.int64)
+        for p, own in enumerate(pos):
+            for s, region in enumerate(own.shares if shares else own.regions):
+                if layer.reason:
+                    found[p, s] = box(full(shape))
+                elif region is not None:  # a share may be empty
+                    found[p, s] = box(region if shares else align(self.layers, layer, region))
+        return found
+
+    def _wanted(self, at: int, pos: Sequence[Opportunity], tensor: str) -> Ints:
+        """Boxes (P, S, axes + 1, 2) that the sublayers need of `tensor`."""
+        layer = self.layers.layers[at]
+        rank = len(self.layers.tensors[tensor].shape or ())
+        found = np.zeros((len(pos), len(self.devices), rank + 1, 2), np.int64)
+        for p, own in enumerate(pos):
+            for s, region in enumerate(own.regions):
+                if region is not None or layer.reason:
+                    need = self._needs(layer, region).get(tensor)
+                    if need is not None:
+                        found[p, s] = box(need)
+        return found
+
+    def _overlap(self, found: Sequence[Sequence[Opportunity]], edge: Edge, slots: Sequence[tuple[int, int]]) -> Floats:
+        i, j = edge
+        count = len(self.devices)
+        total = np.zeros((len(found[i]), count, len(found[j]), count))
+        for out, slot in slots:
+            tensor = self.layers.layers[j].inputs[slot]
+            made, shares = self._made(i, found[i], out, False), self._made(i, found[i], out, True)
+            if made is not None and shares is not None:
+                total += self._item(tensor) * passed(made, shares, self._wanted(j, found[j], tensor))
+        return total
+
+    def _inputs(self, at: int, pos: Sequence[Opportunity]) -> Floats:
+        total = np.zeros((len(pos), len(self.devices)))
+        for tensor in self.layers.layers[at].inputs:
+            if tensor in self.layers.inputs and self.layers.tensors[tensor].shape is not None:
+                wanted = self._wanted(at, pos, tensor)
+                total += self._item(tensor) * common(wanted, wanted)
+        return total
+
+    def _outputs(self, at: int, pos: Sequence[Opportunity]) -> Floats:
+        total = np.zeros((len(pos), len(self.devices)))
+        for slot, tensor in enumerate(self.layers.layers[at].outputs):
+            shares = self._made(at, pos, slot, True)
+            if tensor in self.layers.outputs and shares is not None:
+                total += self._item(tensor) * common(shares, shares)
+        return total
+
+    def _bandwidths(self) -> tuple[Floats, Floats, Floats]:
+        """(B, B_in, B_out): inputs come from the first source unless the device is one; every sink gets the outputs."""
+        plan = self.problem.plan({layer.name: () for layer in self.layers.layers})
+        names = [device.name for device in self.devices]
+        between = np.array([[self._byte(a, b) for b in names] for a in names])
+        into = np.array([0.0 if name in plan.source else self._byte(plan.source[0], name) for name in names])
+        out = np.array([sum(self._byte(name, sink) for sink in plan.sink) for name in names])
+        return between, into, out
+
+    def _byte(self, a: str, b: str) -> float:
+        """The cost of a byte from device a to device b."""
+        platform = self.problem.platform
+        link = None if a == b else platform.link(a, b)
+        if link is None:
+            return 0.0
+        power = platform.device(a).power_network + platform.device(b).power_network if self.energy else 1.0
+        return MILLI * power * 8 / link.bandwidth
+
+
+def problem_ends(problem: Problem) -> tuple[list[int], list[int]]:
+    """The places of the layers that read graph inputs, and of those that make graph outputs."""
+    layers = problem.layers
+    reading = [i for i, layer in enumerate(layers.layers) if set(layer.inputs) & set(layers.inputs)]
+    making = [i for i, layer in enumerate(layers.layers) if set(layer.outputs) & set(layers.outputs)]
+    return reading, making
+
+
+def height(problem: Problem, layer: Layer) -> int | None:
+    """The axis of the layer's height, None where it cannot be cut."""
+    if layer.reason:
+        return None
+    axis = axes(problem.layers).get(layer.output, {}).get("height")
+    return axis if axis in cuttable(problem.layers, layer) else None
+
+
+def covering(intervals: Sequence[Interval | None], extent: int) -> list[Interval | None]:
+    """Disjoint shares of 0..extent, one for each interval that is there: borders amid what neighbours have in common,
+    or where the later one begins. covering([(0, 5), (3, 8)], 8) → [(0, 4), (4, 8)]."""
+    there = [k for k, interval in enumerate(intervals) if interval is not None]
+    found: list[Interval | None] = [None] * len(intervals)
+    start = 0
+    for k, after in zip(there, [*there[1:], None], strict=True):
+        stop = extent
+        if after is not None:
+            (_, end), (begin, _) = intervals[k] or (0, 0), intervals[after] or (0, 0)
+            stop = max(start, (begin + max(begin, end)) // 2)
+        found[k] = (start, stop)
+        start = stop
+    return found
+
+
+def passed(made: Ints, shares: Ints, wanted: Ints) -> Floats:
+    """overlap_{i,j} in elements (P, S, P', S'): what sublayer j wants of sublayer i, each element once."""
+    both = overlap(shares[:, :, None], made[:, None, :])  # what j has of i's share: (P, S, S', axes + 1, 2)
+    wide = wanted[None, None]
+    found = (common(shares[:, :, None, None], wide) - common(both[:, :, None], wide)).astype(np.float64)
+    for s in range(made.shape[1]):
+        found[:, s, :, s] = common(made[:, None, s], wanted[None, :, s])
+    return found
+
+
+def _there(own: Opportunity, count: int) -> list[bool]:
+    """Which of `count` sublayers there are; a layer that stays whole has no region and one sublayer."""
+    if own.regions == (None,):
+        return [True] + [False] * (count - 1)
+    return [s < len(own.regions) and own.regions[s] is not None for s in range(count)]

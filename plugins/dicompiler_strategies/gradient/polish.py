@@ -1,0 +1,164 @@
+"""The polish: selections go downhill in the exact values, a layer at a time and then a run of layers at a time.
+
+Landscape + selections (plans, layers) → selections that no change of one layer betters, nor of a run of some layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from dicompiler_strategies.gradient.landscape import Floats, Landscape, Selections
+
+_SWEEPS = 50
+_ROUNDS = 16  # of the dual ascent
+_RUN = 6  # layers of a run: a fused run changes its extra rows all at once
+_BLOCK = 1 << 22  # elements of the largest array that a step over pairs makes at once
+
+
+@dataclass(frozen=True, eq=False)
+class Polish:
+    """Coordinate descent on Σ node + Σ edge, and the price of what passes the memory limits."""
+
+    land: Landscape
+
+    @cached_property
+    def _around(self) -> tuple[tuple[tuple[int, Floats], ...], ...]:
+        """For each layer its neighbours b with a table (choices of b, own choices)."""
+        found: list[list[tuple[int, Floats]]] = [[] for _ in self.land.node]
+        for (i, j), table in self.land.edge.items():
+            found[i].append((j, np.ascontiguousarray(table.T)))
+            found[j].append((i, table))
+        return tuple(map(tuple, found))
+
+    def cost(self, selections: Selections) -> Floats:
+        """What is made small (plans,)."""
+        found = self.land.values(selections)
+        if len(self.land.limits):
+            found = found + self.land.price * self.land.excess(self.land.loads(selections))
+        return found
+
+    def run(self, selections: Selections, elite: int = 8) -> Selections:
+        """The polished selections, the best first; equal ones once. `elite`: how many of the best are polished by runs
+        as well."""
+        single = self.ranked(self.singles(selections))
+        best = single[:elite]
+        if len(self.land.limits):
+            best = self.ranked(self.singles(self.rationed(best)))
+        for _ in range(_SWEEPS):
+            after = self.singles(self.runs(best))
+            if (self.cost(after) >= self.cost(best) * (1 - 1e-12)).all():
+                break
+            best = self.ranked(after)
+        return self.ranked(np.concatenate((best, single[elite:])))
+
+    def rationed(self, selections: Selections) -> Selections:
+        """All the selections of a dual ascent: a byte on a host gets a price, which rises where the host is too full
+        and falls where it is not, and by these prices runs of layers take their best choices."""
+        land, found = self.land, [selections]
+        unit = land.scale / np.maximum(land.limits, 1.0)
+        prices = np.zeros((len(selections), len(land.limits)))
+        for step in range(_ROUNDS):
+            over = land.loads(found[-1]) / np.maximum(land.limits, 1.0) - 1.0
+            prices = np.maximum(prices + over / np.sqrt(1 + step / 4), 0.0)
+            found.append(self.runs(found[-1], prices * unit))
+        return np.unique(np.concatenate(found), axis=0)
+
+    def ranked(self, selections: Selections) -> Selections:
+        """The cheapest first, of equals the one with the lower choices; each once."""
+        once = np.unique(selections, axis=0)
+        return once[np.argsort(self.cost(once), kind="stable")]
+
+    def singles(self, selections: Selections) -> Selections:
+        """Each layer in turn, forwards and backwards, takes its best choice, until none changes."""
+        found = selections.copy()
+        layers = range(len(self.land.node))
+        for _ in range(_SWEEPS):
+            before = found.copy()
+            for a in (*layers, *reversed(layers)):
+                costs = self._around_cost(found, a)
+                if len(self.land.limits):
+                    rest = self.land.loads(found) - self.land.weights[a][found[:, a]]
+                    loads = rest[:, None, :] + self.land.weights[a][None]
+                    costs = costs + self.land.price * self.land.excess(loads)
+                found[:, a] = _better(costs, found[:, a])
+            if (found == before).all():
+                break
+        return found
+
+    @cached_property
+    def _paths(self) -> tuple[tuple[int, ...], ...]:
+        """From every layer on a run of at most _RUN layers, each read by the next and joined to no other of the run."""
+        readers: dict[int, list[int]] = {}
+        for i, j in self.land.edge:
+            readers.setdefault(i, []).append(j)
+        found = []
+        for layer in range(len(self.land.node)):
+            path = [layer]
+            while len(path) < _RUN:
+                beside = {b for a in path[:-1] for b, _ in self._around[a]}
+                after = [j for j in readers.get(path[-1], ()) if j not in beside]
+                if not after:
+                    break
+                path.append(after[0])
+            if len(path) > 1:
+                found.append(tuple(path))
+        return tuple(found)
+
+    def runs(self, selections: Selections, prices: Floats | None = None) -> Selections:
+        """Each run of layers in turn takes its best choices, all others as selected.
+
+        prices: of a byte on each host, (plans, hosts), instead of the limits; without them no step passes a limit that
+        it did not pass before.
+        """
+        found = selections.copy()
+        for path in self._paths:
+            step = max(1, _BLOCK // max(self.land.edge[pair].size for pair in pairwise(path)))
+            for start in range(0, len(found), step):
+                block = slice(start, start + step)
+                self._along(found[block], path, None if prices is None else prices[block])
+        return found
+
+    def _along(self, found: Selections, path: Sequence[int], prices: Floats | None) -> None:
+        """The best choices along a path, in place: the least cost up to each choice of each layer, and back again."""
+        costs = []
+        for k, layer in enumerate(path):
+            own = self._around_cost(found, layer, (*path[max(0, k - 1) : k], *path[k + 1 : k + 2]))
+            costs.append(own if prices is None else own + prices @ self.land.weights[layer].T)
+        least = costs[0]
+        came: list[Selections] = []
+        for (a, b), own in zip(pairwise(path), costs[1:], strict=True):
+            both = least[:, :, None] + self.land.edge[a, b][None]
+            came.append(both.argmin(axis=1))
+            least = both.min(axis=1) + own
+        rows, chosen = np.arange(len(found)), least.argmin(axis=1)
+        after = found.copy()
+        after[:, path[-1]] = chosen
+        for layer, origin in zip(reversed(path[:-1]), reversed(came), strict=True):
+            chosen = origin[rows, chosen]
+            after[:, layer] = chosen
+        if prices is None:
+            better = self.cost(after) < self.cost(found) * (1 - 1e-12)
+            found[better] = after[better]
+        else:
+            found[:] = after
+
+    def _around_cost(self, found: Selections, a: int, without: Collection[int] = ()) -> Floats:
+        """Costs (plans, choices of a) of layer a and of its edges but those to `without`, all else as selected."""
+        costs = np.repeat(self.land.node[a][None], len(found), axis=0)
+        for b, table in self._around[a]:
+            if b not in without:
+                costs += table[found[:, b]]
+        return costs
+
+
+def _better(costs: Floats, current: Selections) -> Selections:
+    """The cheapest column of each row, but the current one unless that is really dearer (so that descent ends)."""
+    rows = np.arange(len(costs))
+    best = costs.argmin(axis=1)
+    own = costs[rows, current]
+    return np.where(costs[rows, best] < own - 1e-12 * np.abs(own), best, current)

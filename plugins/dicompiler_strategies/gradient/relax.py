@@ -1,0 +1,160 @@
+"""The relaxation over tables: each layer's choice becomes a row of probabilities, and those go downhill.
+
+Landscape + Descent → selections (restarts, layers). Many restarts are one array: W (restarts, Σ choices).
+
+The loss is DIAPASON's equation 16 with one W_l for each layer, whose opportunities are the tables' choices: a choice
+names its devices, so that no W_dev is left (nor superposition to punish) and L_l and L_mov are exact:
+L = Σ_a p_a · node_a + Σ_(a,b) p_a · edge_ab · p_b with p = softmax(W).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dicompiler_strategies.gradient.landscape import Floats, Landscape, Selections
+
+WARM, COLD = 1.0, 0.2  # the softmax's temperature at the first and the last iteration
+_SERIAL = 1 << 18  # multiplications of a product that linear algebra libraries do not spread over threads
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How to go downhill. rate: of learning, in units of the normalised loss; bias: what a restart's own family of
+    choices has above the others at the start, noise: the most that is drawn on top; memory: what an excess of 1 over
+    a host's limit adds to the normalised loss of a layer."""
+
+    rate: float = 0.4
+    iterations: int = 60
+    restarts: int = 64
+    seed: int = 0
+    biased: bool = True
+    bias: float = 2.0
+    noise: float = 1.0
+    memory: float = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxed:
+    """A landscape whose choices are laid out in one row of n columns, a segment of it for each layer."""
+
+    land: Landscape
+
+    @cached_property
+    def starts(self) -> Selections:
+        """The first column of each layer (layers,)."""
+        return np.cumsum([0, *(len(own) for own in self.land.node)])[:-1].astype(np.intp)
+
+    @cached_property
+    def layer(self) -> Selections:
+        """The layer of each column (n,)."""
+        return np.repeat(np.arange(len(self.land.node)), [len(own) for own in self.land.node])
+
+    @cached_property
+    def spans(self) -> tuple[slice, ...]:
+        """The columns of each layer."""
+        return tuple(
+            slice(int(start), int(start) + len(own)) for start, own in zip(self.starts, self.land.node, strict=True)
+        )
+
+    @cached_property
+    def _node(self) -> Floats:
+        return np.concatenate(self.land.node)
+
+    @cached_property
+    def _weights(self) -> Floats:
+        return np.concatenate(self.land.weights)
+
+    def softmax(self, W: Floats, temperature: float = 1.0) -> Floats:
+        """p (restarts, n): W (restarts, n) as probabilities within each layer."""
+        Z = W / temperature
+        e: Floats = np.exp(Z - np.maximum.reduceat(Z, self.starts, axis=1)[:, self.layer])
+        e /= np.add.reduceat(e, self.starts, axis=1)[:, self.layer]
+        return e
+
+    def loss(self, p: Floats, memory: float = 0.0) -> Floats:
+        """L (restarts,) of probabilities, in the unit of the landscape; `memory` · the excess of the expected load."""
+        found: Floats = p @ self._node
+        for (a, b), table in self.land.edge.items():
+            found += (product(p[:, self.spans[a]], table) * p[:, self.spans[b]]).sum(axis=1)
+        if memory and len(self.land.limits):
+            found += memory * self.land.excess(p @ self._weights)
+        return found
+
+    def slope(self, p: Floats, memory: float = 0.0) -> Floats:
+        """∂L/∂p (restarts, n): node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za, and the weights of the hosts that are too
+        full."""
+        g = np.repeat(self._node[None], len(p), axis=0)
+        for (a, b), table in self.land.edge.items():
+            g[:, self.spans[a]] += product(p[:, self.spans[b]], table.T)
+            g[:, self.spans[b]] += product(p[:, self.spans[a]], table)
+        if memory and len(self.land.limits):
+            full = (product(p, self._weights) > self.land.limits) / np.maximum(self.land.limits, 1.0)
+            g += memory * product(full, self._weights.T)
+        return g
+
+    def centred(self, p: Floats, g: Floats) -> Floats:
+        """g less its mean under p in each layer: ∂L/∂W is p times this (at temperature 1)."""
+        centred: Floats = g - np.add.reduceat(p * g, self.starts, axis=1)[:, self.layer]
+        return centred
+
+    def gradient(self, W: Floats, memory: float = 0.0) -> Floats:
+        """∂L/∂W (restarts, n) in closed form, p = softmax(W): p · (g − Σ p g), g = ∂L/∂p."""
+        p = self.softmax(W)
+        return p * self.centred(p, self.slope(p, memory))
+
+    def decode(self, p: Floats) -> Selections:
+        """The likeliest choice of each layer, of equals the first: (restarts, layers)."""
+        return np.stack([p[:, span].argmax(axis=1) for span in self.spans], axis=1)
+
+
+def product(p: Floats, table: Floats) -> Floats:
+    """p @ table, some rows at a time: products of this size would be spread over threads, which costs many times what
+    it gains while other processes want the cores, and adds up in another order."""
+    step = max(1, _SERIAL // table.size)
+    return np.concatenate([p[start : start + step] @ table for start in range(0, len(p), step)])
+
+
+def descend(land: Landscape, how: Descent) -> Selections:
+    """Selections (restarts, layers), decoded from where the restarts came to.
+
+    The step is natural: ∂L/∂W without its factor p, which is the gradient in the softmax's own (Fisher) metric. With
+    the factor a choice that has become unlikely never comes back, which is what plain descent is stuck on.
+    """
+    relaxed = Relaxed(land)
+    W = initial(land, relaxed, how)
+    memory = how.memory * land.scale
+    for step in range(how.iterations):
+        temperature = WARM * (COLD / WARM) ** (step / max(1, how.iterations - 1))
+        p = relaxed.softmax(W, temperature)
+        W -= how.rate / land.scale * relaxed.centred(p, relaxed.slope(p, memory))
+    return relaxed.decode(relaxed.softmax(W))
+
+
+def initial(land: Landscape, relaxed: Relaxed, how: Descent) -> Floats:
+    """W (restarts, n) to begin with: noise, and a bias for one family of choices in each restart, the family that is
+    best alone first; after the last family the first again, with noise (there is none in the first round)."""
+    random = np.random.default_rng(how.seed)
+    W = random.uniform(0.0, how.noise, (how.restarts, len(relaxed.layer)))
+    if how.biased:
+        families = np.concatenate(land.families)
+        order = by_value(land)
+        own = np.resize(order, how.restarts)
+        W[: len(order)] = 0.0
+        W += how.bias * (families[None] == own[:, None])
+    return W
+
+
+def by_value(land: Landscape) -> Selections:
+    """The families in the order of the value of a selection that takes each of them wherever there is a choice of it
+    (without extra rows) and the cheapest choice elsewhere."""
+    numbers: Sequence[int] = sorted({int(number) for own in land.families for number in own})
+    columns = []
+    for node, own in zip(land.node, land.families, strict=True):
+        is_own = own[None] == np.array(numbers)[:, None]
+        columns.append(np.where(is_own.any(axis=1), is_own.argmax(axis=1), node.argmin()))
+    values = land.values(np.stack(columns, axis=1))
+    return np.array(numbers)[np.argsort(values, kind="stable")]

@@ -1,0 +1,226 @@
+"""The strategy `gradient`: options → a search on the tables (relax, polish), or DIAPASON's own (paper) → a Plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from dicompiler.choices import ChoiceSet
+from dicompiler.errors import DicompilerError, UsageError
+from dicompiler.metrics import Metrics
+from dicompiler.plan import Plan
+from dicompiler.problem import Problem, Strategy
+from dicompiler.tables import Tables, tables
+from dicompiler_strategies.gradient import paper
+from dicompiler_strategies.gradient.landscape import Landscape, check_objective, landscapes
+from dicompiler_strategies.gradient.opportunities import space
+from dicompiler_strategies.gradient.polish import Polish
+from dicompiler_strategies.gradient.relax import Descent, descend
+
+Partition = Literal["equal", "proportional", "all"]
+_SHARES: Mapping[Partition, tuple[str, ...]] = {
+    "equal": ("equal",),
+    "proportional": ("rate",),
+    "all": ("equal", "rate", "memory"),
+}
+_WORK, _LEAST = 6e9, 8  # multiplications that the default number of restarts may cost; restarts at least
+_OTHERS = 8  # selections that a repair begins with
+_REPAIRS = 8  # how often a plan whose tensors do not fit is searched anew with less room for weights
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best of a search. value: s or J of it by the tables; fits: whether its weights do; others: the next best."""
+
+    selection: tuple[int, ...]
+    value: float
+    fits: bool
+    others: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Gradient(Strategy):
+    """DIAPASON's relaxation: every layer's choice as probabilities, which go downhill; for latency or energy.
+
+    conv1: height 4 (0.3) | grid 2x2 (0.6) | …      ⇒  conv1: grid 2x2 +1
+
+    By itself the choices are those of the barrier model (see `dicompiler.tables`), the loss is normalised, steps are
+    natural, the softmax cools down, restarts begin near different kinds of split, and the decoded selections are
+    polished by the exact values. With paper=true it is the method as printed: whole layers, one slice for each device
+    and their fusion, W_l and W_dev, the superposition penalty, plain descent, argmax.
+    """
+
+    name: ClassVar[str] = "gradient"
+    paper: bool = field(default=False, metadata={"help": "the method as printed (DATE 2024)"})
+    partition: Partition | None = field(
+        default=None,
+        metadata={"help": "shares of the devices; by default all of them, of the paper's method equal ones"},
+    )
+    fusion_limit: int = field(
+        default=4, metadata={"help": "layers fused before their last, or extra rows that let them (0: no fusion)"}
+    )
+    initialisation: Literal["heuristics", "random"] = field(
+        default="heuristics", metadata={"help": "where to begin: each sublayer on another device, or anywhere"}
+    )
+    learning_rate: float | None = field(default=None, metadata={"help": "by default 0.4, of the paper's method 0.8"})
+    iterations: int | None = field(default=None, metadata={"help": "by default 60, of the paper's method 20"})
+    restarts: int | None = field(default=None, metadata={"help": "by default up to 64, of the paper's method 1"})
+    seed: int = field(default=0, metadata={"help": "of the random numbers"})
+    counts: tuple[int, ...] = field(
+        default=(), metadata={"help": "numbers of devices to split over; by default all up to 8, then fewer and fewer"}
+    )
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for numbers that make no sense."""
+        least = {"fusion_limit": 0, "iterations": 1, "restarts": 1, "seed": 0}
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise UsageError(f"gradient: option {name!r}: expected at least {bound}, got {value}")
+        rate = self.learning_rate
+        if rate is not None and not (rate > 0 and math.isfinite(rate)):
+            raise UsageError(f"gradient: option 'learning_rate': expected a number above 0, got {rate}")
+        if any(count < 2 for count in self.counts):
+            raise UsageError("gradient: option 'counts': expected numbers of at least 2 devices")
+        if self.paper and self.counts:
+            raise UsageError(
+                "gradient: option 'counts' has no meaning with paper=true: each layer is cut for all devices"
+            )
+
+    def plan(self, problem: Problem) -> Plan:
+        """The best plan found. UsageError for another objective than latency and energy, DicompilerError where none is
+        found that fits into the hosts' memory."""
+        check_objective(problem.objective)
+        if self.paper:
+            return self._as_printed(problem)
+        return self.plan_of(tables(problem, self.choices(problem)))
+
+    def choices(self, problem: Problem) -> ChoiceSet:
+        """The choices that the default method picks from: `fusion_limit` extra rows let as many 3×3 layers go without
+        an exchange."""
+        counts = self.counts or some_counts(len(problem.platform.computing))
+        return ChoiceSet(counts=counts, extra=self.fusion_limit, shares=_SHARES[self.partition or "all"])
+
+    def plan_of(self, found: Tables, hints: Sequence[Sequence[int]] = ()) -> Plan:
+        """The best plan over tables, its tensors within the hosts' memory. Raises as `plan`."""
+        problem = found.problem
+        best = self.search(found, hints)
+        reserve: dict[str, int] = {}
+        for _ in range(_REPAIRS):
+            plan = found.plan(best.selection)
+            short = missing_memory(problem, problem.estimate(plan))
+            if not short:
+                return plan
+            if not best.fits:
+                break
+            # Tables know no tensors: what these lack, and a quarter more, is taken from the room for weights.
+            reserve = {host: reserve.get(host, 0) + 5 * short.get(host, 0) // 4 for host in {*reserve, *short}}
+            before, best = best, self.search(found, (best.selection, *best.others), reserve, descent=False)
+            if before.selection == best.selection:  # it is not for weights that room is missing
+                break
+        raise _no_room(problem, short)
+
+    def search(
+        self,
+        found: Tables,
+        hints: Sequence[Sequence[int]] = (),
+        reserve: Mapping[str, int] | None = None,
+        descent: bool = True,
+    ) -> Found:
+        """The best selection over tables for their problem's objective.
+
+        hints: selections to polish beside the decoded ones. reserve: bytes by host that weights must leave free.
+        descent: without it only the hints are polished. UsageError for another objective than latency and energy.
+        """
+        best: Found | None = None
+        lands = landscapes(found, found.problem.objective, reserve)
+        how = self._descent(lands) if descent else None
+        for land in lands:
+            one = _search_one(land, how, hints)
+            if one is not None and (best is None or (not one.fits, one.value) < (not best.fits, best.value)):
+                best = one
+        assert best is not None
+        return best
+
+    def _descent(self, lands: Sequence[Landscape]) -> Descent:
+        """The options; fewer restarts than by default where tables are so large that these would take long, and dealt
+        out to the landscapes, where there are several."""
+        default = Descent()
+        work = 2 * default.iterations * sum(table.size for land in lands for table in land.edge.values()) / len(lands)
+        most = max(_LEAST, min(default.restarts, int(_WORK / max(work, 1.0))))
+        restarts = most if self.restarts is None else self.restarts
+        return Descent(
+            rate=default.rate if self.learning_rate is None else self.learning_rate,
+            iterations=default.iterations if self.iterations is None else self.iterations,
+            restarts=-(-restarts // len(lands)),
+            seed=self.seed,
+            biased=self.initialisation == "heuristics",
+        )
+
+    def _as_printed(self, problem: Problem) -> Plan:
+        """Of several restarts the one whose plan is best by estimate: relaxed losses say little about plans."""
+        energy = problem.objective == "energy"
+        kinds = ("equal", "proportional") if self.partition == "all" else (self.partition or "equal",)
+        made = space(problem, kinds, self.fusion_limit, energy)
+        restarts = 1 if self.restarts is None else self.restarts
+        W = paper.initial(made, restarts, self.seed, self.initialisation == "heuristics")
+        rate = 0.8 if self.learning_rate is None else self.learning_rate
+        W = paper.descend(made, W, rate, self.iterations or 20, penalty=not energy)
+        names = [layer.name for layer in problem.layers.layers]
+        decoded = dict.fromkeys(paper.decode(made, W, restart) for restart in range(restarts))
+        plans = [
+            problem.plan({name: made.parts(i, *pick) for i, (name, pick) in enumerate(zip(names, picks, strict=True))})
+            for picks in decoded
+        ]
+        rated = [(plan, problem.estimate(plan)) for plan in plans]
+        fitting = [entry for entry in rated if not missing_memory(problem, entry[1])]
+        if not fitting:
+            raise _no_room(problem, missing_memory(problem, rated[0][1]), "; the paper's method knows no limits")
+        return min(fitting, key=lambda entry: entry[1].value(problem.objective))[0]
+
+
+def _search_one(land: Landscape, how: Descent | None, hints: Sequence[Sequence[int]]) -> Found | None:
+    """The best of one landscape; None where there is nothing to polish."""
+    placed = [place for hint in hints if (place := land.place(hint)) is not None]
+    starts = np.array(placed, np.intp).reshape(-1, len(land.node))
+    if how is not None:
+        starts = np.concatenate((descend(land, how), starts))
+    if not len(starts):
+        return None
+    best = Polish(land).run(starts)[:_OTHERS]
+    fits = bool(land.excess(land.loads(best[:1]))[0] == 0)
+    first, *others = (land.original(selection) for selection in best.tolist())
+    return Found(first, float(land.values(best[:1])[0]), fits, tuple(others))
+
+
+def some_counts(devices: int) -> tuple[int, ...]:
+    """Numbers of devices to split over: all up to 8, then steps of a fifth to a third, and all: the tables of edges
+    grow with the square of the choices. some_counts(20) → (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)."""
+    found = list(range(2, min(devices, 8) + 1))
+    while found and found[-1] < devices:
+        found.append(min(devices, found[-1] + 2 * max(1, found[-1] // 6)))
+    return tuple(found)
+
+
+def missing_memory(problem: Problem, metrics: Metrics) -> dict[str, int]:
+    """Host → bytes that a plan (weights and tensors) needs beyond its memory, for hosts where there are some."""
+    platform = problem.platform
+    used: dict[str, int] = {}
+    for entry in metrics.devices:
+        host = platform.host_of[entry.device]
+        used[host] = used.get(host, 0) + entry.memory
+    return {host: count - room for host, count in used.items() if count > (room := platform.host(host).memory)}
+
+
+def _no_room(problem: Problem, short: Mapping[str, int], note: str = "") -> DicompilerError:
+    """The error where no plan is found; `short` of the nearest one."""
+    host = max(short, key=lambda name: (short[name], name))
+    needed = problem.platform.host(host).memory + short[host]
+    return DicompilerError(
+        f"gradient: no plan found that fits into memory: the nearest needs {needed} bytes on host {host!r}, "
+        f"which has {problem.platform.host(host).memory}: give it more, or add hosts{note}"
+    )

@@ -1,0 +1,180 @@
+"""Exact minimum of a sum of tables over a graph, by variable elimination (min-plus, min-fill order).
+
+Unary tables + edge tables → the minimum, a selection that has it, and the minimum for each choice held fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.tables import Edge
+
+Floats = NDArray[np.float64]
+LIMIT = 1 << 24
+"""Elements of the largest table that elimination may make (128 MiB); see `Graph.widest`."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Factor:
+    """A table over the variables of `scope`, one axis for each."""
+
+    scope: tuple[int, ...]
+    table: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """One step of the elimination: `variable` goes, `rest` are its neighbours by then."""
+
+    variable: int
+    rest: tuple[int, ...]
+
+    @property
+    def scope(self) -> tuple[int, ...]:
+        return self.variable, *self.rest
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """The shape of a problem and the order of its elimination; it does not depend on what the tables hold.
+
+    sizes: choices of each variable.
+    """
+
+    sizes: tuple[int, ...]
+    buckets: tuple[Bucket, ...]
+
+    @cached_property
+    def places(self) -> Mapping[int, int]:
+        """Variable → the number of its bucket."""
+        return {bucket.variable: k for k, bucket in enumerate(self.buckets)}
+
+    @property
+    def widest(self) -> int:
+        """Elements of the largest table on the way."""
+        return max((math.prod(self.sizes[v] for v in bucket.scope) for bucket in self.buckets), default=1)
+
+
+def graph(sizes: Sequence[int], edges: Sequence[Edge]) -> Graph:
+    """The elimination order: always a variable whose neighbours miss the fewest edges among them (min-fill), of equals
+    the one with the smallest table, then the first."""
+    around: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
+    for i, j in edges:
+        around[i].add(j)
+        around[j].add(i)
+
+    def price(v: int) -> tuple[int, int, int]:
+        near = around[v]
+        missing = sum(len(near - around[u]) - 1 for u in near) // 2
+        return missing, math.prod(sizes[u] for u in (v, *near)), v
+
+    prices = {v: price(v) for v in around}
+    buckets = []
+    while prices:
+        v = min(prices, key=lambda v: prices[v])
+        near = around.pop(v)
+        buckets.append(Bucket(v, tuple(sorted(near))))
+        del prices[v]
+        for u in near:
+            around[u] |= near - {u}
+            around[u].discard(v)
+        for u in near.union(*(around[w] for w in near)):
+            prices[u] = price(u)
+    return Graph(tuple(sizes), tuple(buckets))
+
+
+def minimise(plan: Graph, node: Sequence[Floats], edge: Mapping[Edge, Floats]) -> tuple[float, tuple[int, ...]]:
+    """(the least Σ node + Σ edge, a selection that has it; of equals the one with the lowest choices met first)."""
+    factors = _placed(plan, node, edge)
+    chosen: dict[int, NDArray[np.intp]] = {}
+    least = 0.0
+    for k, bucket in enumerate(plan.buckets):
+        table = _joined(plan, bucket.scope, factors[k])
+        chosen[k] = table.argmin(axis=0)
+        message = np.take_along_axis(table, chosen[k][None], axis=0)[0]
+        least += _send(plan, factors, k, message)
+    selection = [0] * len(plan.sizes)
+    for k in range(len(plan.buckets) - 1, -1, -1):
+        bucket = plan.buckets[k]
+        selection[bucket.variable] = int(chosen[k][tuple(selection[u] for u in bucket.rest)])
+    return least, tuple(selection)
+
+
+def min_marginals(plan: Graph, node: Sequence[Floats], edge: Mapping[Edge, Floats]) -> tuple[Floats, ...]:
+    """For each variable the least total (choices,) with each of its choices held fast.
+
+    Upwards as `minimise`; then downwards: what a bucket gets back from the one it sent to is that one's joint table,
+    minimised to the common variables, less what it had sent itself.
+    """
+    factors = _placed(plan, node, edge)
+    messages: list[Floats] = []
+    parents: list[int | None] = []
+    roots = []
+    for k, bucket in enumerate(plan.buckets):
+        message = _joined(plan, bucket.scope, factors[k]).min(axis=0)
+        messages.append(message)
+        parents.append(_parent(plan, bucket))
+        roots.append(_send(plan, factors, k, message))
+    constant = sum(roots)
+    found: list[Floats] = [np.zeros(0)] * len(plan.sizes)
+    back: list[_Factor | None] = [None] * len(plan.buckets)
+    children: dict[int, list[int]] = {}
+    for k, parent in enumerate(parents):
+        if parent is not None:
+            children.setdefault(parent, []).append(k)
+    for k in range(len(plan.buckets) - 1, -1, -1):
+        bucket, own = plan.buckets[k], back[k]
+        table = _joined(plan, bucket.scope, [*factors[k], own] if own is not None else factors[k])
+        least = table.min(axis=tuple(range(1, table.ndim)))
+        # A root's own minimum is part of the constant already: other components' minima come on top of its own.
+        found[bucket.variable] = least + (constant - least.min())
+        for child in children.get(k, ()):
+            rest = plan.buckets[child].rest
+            gone = tuple(axis for axis, v in enumerate(bucket.scope) if v not in rest)
+            kept = tuple(v for v in bucket.scope if v in rest)
+            down = table.min(axis=gone)
+            order = [kept.index(v) for v in rest]
+            back[child] = _Factor(rest, down.transpose(order) - messages[child])
+        factors[k] = []
+    return tuple(found)
+
+
+def _parent(plan: Graph, bucket: Bucket) -> int | None:
+    """The bucket that takes the message: the first of the neighbours to go."""
+    return min((plan.places[v] for v in bucket.rest), default=None)
+
+
+def _placed(plan: Graph, node: Sequence[Floats], edge: Mapping[Edge, Floats]) -> list[list[_Factor]]:
+    """Every table in the bucket of its first variable to go."""
+    factors: list[list[_Factor]] = [[] for _ in plan.buckets]
+    for v, own in enumerate(node):
+        factors[plan.places[v]].append(_Factor((v,), own))
+    for scope, table in edge.items():
+        factors[min(plan.places[v] for v in scope)].append(_Factor(scope, table))
+    return factors
+
+
+def _send(plan: Graph, factors: list[list[_Factor]], k: int, message: Floats) -> float:
+    """Puts a bucket's message where it belongs; without neighbours it is a number, which is returned."""
+    parent = _parent(plan, plan.buckets[k])
+    if parent is None:
+        return float(message)
+    factors[parent].append(_Factor(plan.buckets[k].rest, message))
+    return 0.0
+
+
+def _joined(plan: Graph, scope: tuple[int, ...], factors: Sequence[_Factor]) -> Floats:
+    """The sum of the factors as one table over `scope`; small ones are added up first."""
+    total: Floats = np.zeros((1,) * len(scope))
+    for factor in sorted(factors, key=lambda factor: factor.table.size):
+        order = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
+        inside = {factor.scope[axis] for axis in order}
+        shape = tuple(plan.sizes[v] if v in inside else 1 for v in scope)
+        total = total + factor.table.transpose(order).reshape(shape)
+    return np.ascontiguousarray(np.broadcast_to(total, tuple(plan.sizes[v] for v in scope)))

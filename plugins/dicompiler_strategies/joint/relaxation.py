@@ -1,0 +1,216 @@
+"""Lagrange: loads with limits are priced, elimination solves what is left exactly, and the prices are made fair.
+
+Model → a lower bound, the best selection met, and the Model without the choices that cannot be in a better one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler_strategies.joint.elimination import min_marginals, minimise
+from dicompiler_strategies.joint.model import Model
+
+log = logging.getLogger("dicompiler")
+Floats = NDArray[np.float64]
+SLACK = 1e-9
+"""Relative: values closer than this are taken as equal (sums of floats in different orders differ by less)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxed:
+    """bound: no selection that keeps the caps is below it. best: the best found, None where none keeps the caps; in
+    the numbers of the first choices, as everywhere outside. value: its value. left: the model with the choices that a
+    better one may still have. least: for each choice that is left a bound on the selections with it.
+    """
+
+    bound: float
+    best: tuple[int, ...] | None
+    value: float
+    left: Model
+    least: tuple[Floats, ...]
+
+    @property
+    def proven(self) -> bool:
+        return self.best is not None and self.value <= self.bound + SLACK * abs(self.value)
+
+
+def polish(model: Model, selection: Sequence[int], rounds: int = 20) -> tuple[int, ...]:
+    """Local search: layer by layer the best choice with all others held, until nothing gets better.
+
+    Loads above their caps count first, then the value.
+    """
+    chosen = list(selection)
+    around: dict[int, list[tuple[int, int]]] = {}
+    for i, j in model.edge:
+        around.setdefault(i, []).append((i, j))
+        around.setdefault(j, []).append((i, j))
+    for _ in range(rounds):
+        before = list(chosen)
+        loads = model.loads(chosen)
+        for v in range(len(chosen)):
+            cost, load = (
+                model.node[v].copy(),
+                model.load_node[v].copy() if model.load_node else np.zeros((len(model.node[v]), 0)),
+            )
+            for i, j in around.get(v, ()):
+                cost += model.edge[i, j][:, chosen[j]] if i == v else model.edge[i, j][chosen[i]]
+                if (i, j) in model.load_edge:
+                    table = model.load_edge[i, j]
+                    load[:, : table.shape[2]] += table[:, chosen[j]] if i == v else table[chosen[i]]
+            totals = loads - load[chosen[v]] + load
+            over = np.maximum(totals - model.caps, 0).sum(axis=1) if len(model.caps) else np.zeros(len(cost))
+            # Of equal maxima the smaller sum: else a load that is not the largest would never fall.
+            merit = totals.max(axis=1) + 1e-6 * totals.mean(axis=1) if model.minimax else cost
+            best = int(np.lexsort((merit, over))[0])
+            if (over[best], merit[best]) < (over[chosen[v]], merit[chosen[v]]):
+                loads = totals[best]
+                chosen[v] = best
+        if chosen == before:
+            break
+    return tuple(chosen)
+
+
+class _Search:
+    """The state of one relaxation: prices, the best bound and the best selection."""
+
+    def __init__(self, model: Model, start: Sequence[Sequence[int]]) -> None:
+        self.model = model
+        self.bound, self.best, self.value = -np.inf, None, np.inf
+        self.least: tuple[Floats, ...] = ()
+        self.scale = np.where(np.isfinite(model.caps) & (model.caps > 0), model.caps, 1.0)
+        for selection in start:
+            now = model.now(selection)
+            if now is not None:
+                self.offer(now)
+                self.offer(polish(model, now))
+
+    best: tuple[int, ...] | None
+
+    def offer(self, selection: tuple[int, ...]) -> None:
+        """Takes a selection (in the numbers of now) if it is the best so far."""
+        if self.model.fits(selection):
+            value = self.model.value(selection)
+            if value < self.value:
+                self.best, self.value = self.model.first(selection), value
+
+    def step(self, prices: Floats) -> tuple[int, ...]:
+        """The best selection at these prices; it gives a bound."""
+        node, edge = self.model.weighed(prices)
+        least, selection = minimise(self.model.graph, node, edge)
+        capped = np.isfinite(self.model.caps)
+        self.bound = max(self.bound, least - float(prices[capped] @ self.model.caps[capped]))
+        self.offer(selection)
+        return selection
+
+    def descend(self, prices: Floats) -> None:
+        """Looks for good selections that keep the caps: prices of what is over its cap are raised until none is, and
+        the way there is halved some times."""
+        capped = np.isfinite(self.model.caps)
+        if not capped.any():
+            return
+        unit = np.where(capped, max(abs(self.bound), 1e-12) / self.scale, 0.0)
+        raised, step = prices.copy(), 0.02
+        for _ in range(40):
+            node, edge = self.model.weighed(raised)
+            _, selection = minimise(self.model.graph, node, edge)
+            self.offer(polish(self.model, selection))
+            over = np.where(capped, self.model.loads(selection) - np.where(capped, self.model.caps, 0.0), 0.0)
+            if (over <= 0).all():
+                raised, step = raised - np.minimum(raised - prices, step * unit), step / 2
+            else:
+                raised, step = raised + step * unit * (over > 0), step * 1.2
+
+    def fix(self, prices: Floats) -> None:
+        """Drops every choice whose least total at these prices is above the best known value."""
+        node, edge = self.model.weighed(prices)
+        capped = np.isfinite(self.model.caps)
+        constant = float(prices[capped] @ self.model.caps[capped])
+        self.least = tuple(own - constant for own in min_marginals(self.model.graph, node, edge))
+        if self.best is None:
+            return
+        keep = [own <= self.value + SLACK * abs(self.value) for own in self.least]
+        if all(mask.any() for mask in keep):
+            self.model = self.model.kept(keep)
+            self.least = tuple(own[mask] for own, mask in zip(self.least, keep, strict=True))
+        else:  # nothing left can be better than the best known
+            self.bound = max(self.bound, self.value)
+
+
+def relax(model: Model, start: Sequence[Sequence[int]] = (), iterations: int = 60) -> Relaxed:
+    """Subgradient steps on the prices; `start`: selections to begin with.
+
+    Without loads one elimination is the proof. Prices of capped loads are at least 0; those of a minimax sum to 1 (the
+    largest load is at least any mean of them). Deterministic.
+    """
+    search = _Search(model, start)
+    if not len(model.caps):
+        search.step(np.zeros(0))
+        search.fix(np.zeros(0))
+        return Relaxed(search.bound, search.best, search.value, search.model, search.least)
+    free = np.isinf(model.caps)
+    prices = np.where(free, 1.0 / max(1, free.sum()), 0.0) if model.minimax else np.zeros(len(model.caps))
+    best_prices, factor, stale = prices, 1.0, 0
+    for number in range(iterations):
+        before = search.bound
+        selection = search.step(prices)
+        search.offer(polish(search.model, selection))
+        if search.bound > before + 1e-4 * abs(before) or number == 0:
+            best_prices, stale = prices, 0
+        else:
+            stale += 1
+        if stale >= 5:
+            factor, stale = factor / 2, 0
+        if search.best is not None and search.value <= search.bound + SLACK * abs(search.value):
+            break
+        prices = _moved(search, prices, selection, factor)
+        if number % 10 == 9:
+            search.descend(best_prices)
+            log.info("cpsat: relaxation %d: value %.6g, bound %.6g", number + 1, search.value, search.bound)
+            search.fix(best_prices)
+    search.descend(best_prices)
+    search.fix(best_prices)
+    return Relaxed(search.bound, search.best, search.value, search.model, search.least)
+
+
+def unrelaxed(model: Model, start: Sequence[Sequence[int]]) -> Relaxed:
+    """The same for a graph that is too wide to eliminate: every table's own minimum is the bound, local search finds
+    the best."""
+    search = _Search(model, start)
+    edge_least = {e: float(table.min()) for e, table in model.edge.items()}
+    rest = sum(float(own.min()) for own in model.node) + sum(edge_least.values())
+    least = [own + (rest - own.min()) for own in model.node]
+    for (i, j), table in model.edge.items():
+        least[i] = least[i] + table.min(axis=1) - edge_least[i, j]
+        least[j] = least[j] + table.min(axis=0) - edge_least[i, j]
+    return Relaxed(max(float(own.min()) for own in least), search.best, search.value, model, tuple(least))
+
+
+def _moved(search: _Search, prices: Floats, selection: Sequence[int], factor: float) -> Floats:
+    """A step along the subgradient: the loads above their caps, or above the price-weighted mean."""
+    model = search.model
+    loads, free = model.loads(selection), np.isinf(model.caps)
+    if model.minimax:
+        mean = float(prices[free] @ loads[free])
+        spread = float(np.abs(loads[free] - mean).max()) or 1.0
+        moved = prices.copy()
+        moved[free] = prices[free] * np.exp(factor * (loads[free] - mean) / spread)
+        moved[free] /= moved[free].sum()
+        return np.where(free, moved, np.maximum(0.0, prices + factor * _toward(search, loads, selection)))
+    return np.maximum(0.0, prices + factor * _toward(search, loads, selection))
+
+
+def _toward(search: _Search, loads: Floats, selection: Sequence[int]) -> Floats:
+    """Polyak's step for capped loads, in relative units; 0 for the others."""
+    capped = np.isfinite(search.model.caps)
+    over = np.where(capped, (loads - np.where(capped, search.model.caps, 0.0)) / search.scale, 0.0)
+    norm = float(over @ over)
+    if norm == 0:
+        return over
+    low = search.bound if np.isfinite(search.bound) else 0.0
+    target = search.value if np.isfinite(search.value) else 1.5 * max(low, search.model.value(selection))
+    return max(target - low, 1e-3 * abs(target)) * over / norm / search.scale

@@ -1,0 +1,295 @@
+"""The whole search: tables, relaxation, CP-SAT, and plans that fit into memory, with a bound and what it holds for.
+
+Problem + ChoiceSet → Solution.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.choices import ChoiceSet, choices, ranked
+from dicompiler.errors import DicompilerError
+from dicompiler.metrics import Metrics
+from dicompiler.plan import Plan
+from dicompiler.problem import Problem
+from dicompiler.tables import Tables, lines, tables
+from dicompiler.units import format_bytes
+from dicompiler.weights import raw_nbytes
+from dicompiler_strategies.joint.elimination import LIMIT
+from dicompiler_strategies.joint.model import Model, activations, model
+from dicompiler_strategies.joint.relaxation import Relaxed, relax, unrelaxed
+from dicompiler_strategies.joint.solving import Effort, Found
+from dicompiler_strategies.joint.solving import solve as finish
+
+log = logging.getLogger("dicompiler")
+PROOF = 1e-6
+"""Relative gap at which a value counts as proven: what rounding to whole numbers can come to."""
+AMPLE = 8  # copies of a tensor that a device may hold: received, joined, partial sums, buffers
+ROUNDS = 8  # of solving again with more room left for activations
+WORK = 1 << 23  # elements of the largest array of a table that the choice set may ask for
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The best plan found. value: its objective in the model named by `cost_model`; no plan of `choice_set` has less
+    than `bound` there. It is no bound for other choices, nor for a makespan without barriers.
+
+    interrupted: the search was stopped by hand.
+    """
+
+    plan: Plan
+    selection: tuple[int, ...]
+    value: float
+    bound: float
+    proven: bool
+    choice_set: str
+    cost_model: str
+    interrupted: bool = False
+
+    @property
+    def gap(self) -> float:
+        """(value - bound) / value; 0 where proven."""
+        return 0.0 if self.proven or not self.value else max(0.0, (self.value - self.bound) / abs(self.value))
+
+    def text(self) -> str:
+        """One line: value, bound, gap and what they hold for."""
+        how = "proven optimal" if self.proven else f"gap {100 * self.gap:.2f} %"
+        stopped = ", interrupted" if self.interrupted else ""
+        return (
+            f"value {self.value:.6g}, bound {self.bound:.6g} ({how}{stopped}) in {self.cost_model}, "
+            f"over: {self.choice_set}"
+        )
+
+
+def solve(
+    problem: Problem,
+    options: ChoiceSet = ChoiceSet(),  # noqa: B008
+    hint: Plan | Sequence[int] | None = None,
+    effort: Effort = Effort(),  # noqa: B008
+    known: Tables | None = None,
+) -> Solution:
+    """The best plan of `problem` over the choices of `options`, its hosts' memory being hard limits.
+
+    hint: a plan or selection to begin with (of a plan those layers whose parts are choices). known: the tables where
+    they are there already. Ctrl-C ends the search with the best so far. Raises DicompilerError where no plan fits into
+    memory, with the smallest limit that would do, and the layer that fits nowhere where there is one.
+    """
+    found = known or tables(problem, options)
+    return _Joint(found, effort, _start(found, hint)).solve()
+
+
+def fitting(problem: Problem, options: ChoiceSet) -> ChoiceSet:
+    """`options`, or where the tables would be too large (many devices, many layers) the richest of some smaller sets
+    that is not: fewer extra rows and bases first, then fewer numbers of devices."""
+    uniform = lines(problem.platform).uniform
+    pairs = len(problem.platform.devices) ** (1 if uniform else 2)
+    layers = problem.layers.layers
+    edges = sum(len(layer.inputs) for layer in layers)
+    sample = layers[:: max(1, len(layers) // 4)]
+    chosen = options
+    for chosen in _smaller(problem, options):
+        most = max(len(choices(problem, layer, chosen)) for layer in sample)
+        if most**2 * pairs <= WORK and most**2 * edges <= 4 * WORK and most**3 <= LIMIT:
+            break
+    return chosen
+
+
+def _smaller(problem: Problem, options: ChoiceSet) -> Iterator[ChoiceSet]:
+    yield options
+    fewer = replace(options, bases=options.bases[:2][-1:], extra=min(options.extra, 2))
+    yield fewer
+    least = replace(fewer, extra=min(options.extra, 1))
+    yield least
+    devices = len(problem.platform.computing)
+    counts = tuple(count for count in options.counts or range(2, devices + 1) if count <= devices)
+    for step in (1.3, 2.0, 4.0):
+        kept: list[int] = []
+        for count in counts:
+            if not kept or count >= step * kept[-1] or count == counts[-1]:
+                kept.append(count)
+        yield replace(least, counts=tuple(kept))
+        least = replace(least, each=False, shares=options.shares[:1]) if step > 1.3 else least
+    yield replace(least, counts=counts[-1:], extra=0, each=False, shares=options.shares[:1], finishes=("one",))
+
+
+def _start(found: Tables, hint: Plan | Sequence[int] | None) -> list[tuple[int, ...]]:
+    """Where to begin: everything on the fastest device, and the hint."""
+    start = [tuple(0 for _ in found.choices)]
+    if isinstance(hint, Plan):
+        chosen = []
+        for layer, own in zip(found.problem.layers.layers, found.choices, strict=True):
+            places = [i for i, choice in enumerate(own) if choice.parts == hint.layers.get(layer.name)]
+            chosen.append(places[0] if places else 0)
+        start.append(tuple(chosen))
+    elif hint is not None:
+        start.append(tuple(hint))
+    return start
+
+
+class _Joint:
+    def __init__(self, found: Tables, effort: Effort, start: list[tuple[int, ...]]) -> None:
+        self.tables, self.problem, self.effort, self.start = found, found.problem, effort, start
+        self.interrupted = False
+        self.on: set[str] | None = None  # the devices that are on, where that is part of the question
+        self.memory = {host.name: float(host.memory) for host in found.problem.platform.hosts}
+
+    def solve(self) -> Solution:
+        """Without limits first: where that plan fits, it is the best of all."""
+        keep = self._possible()
+        if self.problem.objective == "energy":
+            best, bound = self._powered(keep)
+        else:
+            best, bound = self._best(model(self.tables).kept(keep), self.start)
+        if best is not None and not self._over(best):
+            return self._solution(best, bound)
+        limits, limited_bound, self.on = dict(self.memory), None, None
+        for _ in range(ROUNDS):
+            start = self.start if best is None else [*self.start, best]
+            best, own_bound = self._best(model(self.tables, limits).kept(keep), start)
+            limited_bound = own_bound if limited_bound is None else limited_bound
+            if best is None:
+                break
+            over = self._over(best)
+            if not over:
+                return self._solution(best, max(bound, limited_bound))
+            for host, used in over.items():  # leave as much room as this plan's activations were too large
+                limits[host] -= max(used - self.memory[host], 1)
+        return self._smallest(bound if limited_bound is None else max(bound, limited_bound))
+
+    def _powered(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
+        """Energy: one model for each number of the fastest devices that are on; all that are on draw idle power."""
+        best, value, bound = None, np.inf, np.inf
+        plan = self.problem.plan({layer.name: () for layer in self.problem.layers.layers})
+        for count in range(1, len(ranked(self.problem)) + 1):
+            on = {*plan.source, *plan.sink, *(device.name for device in ranked(self.problem)[:count])}
+            inside = [
+                mask & np.array([all(part.device in on for part in choice.parts) for choice in own])
+                for mask, own in zip(keep, self.tables.choices, strict=True)
+            ]
+            if not all(mask.any() for mask in inside):
+                continue
+            powered = model(self.tables, on=on)
+            found, own_bound = self._best(powered.kept(inside), self.start)
+            bound = min(bound, own_bound)
+            if found is not None and powered.value(found) < value:
+                best, value, self.on = found, powered.value(found), on
+        return best, bound
+
+    def _best(self, limited: Model, start: Sequence[Sequence[int]]) -> tuple[tuple[int, ...] | None, float]:
+        """(the best selection, the bound) of a model."""
+        relaxed: Relaxed | None = None
+        try:
+            wide = limited.graph.widest > LIMIT
+            relaxed = unrelaxed(limited, start) if wide else relax(limited, start)
+            left = sum(len(own) for own in relaxed.left.node)
+            log.info("cpsat: value %.6g, bound %.6g, %d choices left", relaxed.value, relaxed.bound, left)
+            if relaxed.proven:
+                return relaxed.best, relaxed.bound
+            found: Found = finish(relaxed, self.effort)
+            self.interrupted |= found.interrupted
+            return found.best, found.bound
+        except KeyboardInterrupt:
+            self.interrupted = True
+            if relaxed is not None:
+                return relaxed.best, relaxed.bound
+            possible = [now for s in start if (now := limited.now(s)) is not None and limited.fits(now)]
+            best = min(possible, key=limited.value, default=None)
+            return (None if best is None else limited.first(best)), 0.0
+
+    def _possible(self) -> list[NDArray[np.bool_]]:
+        """For each layer the choices that can fit at all. Raises where a layer has none."""
+        hosts = self.problem.platform.hosts
+        caps = np.array([host.memory for host in hosts], np.float64)
+        place = np.array([[d.host == host.name for host in hosts] for d in self.problem.platform.devices], np.float64)
+        keep: list[NDArray[np.bool_]] = []
+        for i, (held, live) in enumerate(zip(self.tables.weights, activations(self.tables), strict=True)):
+            need = held @ place + live
+            fits: NDArray[np.bool_] = np.all(need <= caps, axis=1)
+            if not fits.any():
+                least = int(need.max(axis=1).min())
+                raise DicompilerError(
+                    f"cpsat: layer {self.problem.layers.layers[i].name!r} fits nowhere: its smallest split needs "
+                    f"{format_bytes(least)} on a host: give the hosts at least that much memory"
+                )
+            keep.append(fits)
+        return keep
+
+    def _over(self, selection: Sequence[int]) -> Mapping[str, float]:
+        """Host → bytes used, for the hosts that do not hold their share of the plan."""
+        if self._plenty():
+            return {}
+        used = self._used(self.tables.plan(selection))
+        return {host: bytes_ for host, bytes_ in used.items() if bytes_ > self.memory[host]}
+
+    def _plenty(self) -> bool:
+        """Whether every host could hold all weights and AMPLE times all tensors: no plan needs a closer look."""
+        layers = self.problem.layers
+        sizes = {False: 0, True: 0}
+        for tensor in layers.tensors.values():
+            if tensor.shape is not None:
+                sizes[tensor.constant] += raw_nbytes(tensor.dtype, tensor.shape)
+        devices = len(self.problem.platform.devices)  # those of one host may hold copies
+        return min(self.memory.values()) >= devices * (sizes[True] + AMPLE * sizes[False])
+
+    def _used(self, plan: Plan) -> dict[str, float]:
+        metrics: Metrics = (
+            self.problem.evaluate(plan) if self.problem.model is not None else self.problem.estimate(plan)
+        )
+        used = dict.fromkeys(self.memory, 0.0)
+        for entry in metrics.devices:
+            used[self.problem.platform.host_of[entry.device]] += entry.memory
+        return used
+
+    def _smallest(self, bound: float) -> Solution:
+        """The plan that needs the least memory, where it fits; else the error."""
+        least = replace(self.tables, problem=replace(self.problem, objective="memory"))
+        best, _ = self._best(model(least), self.start)
+        assert best is not None
+        plan = self.tables.plan(best)
+        used = self._used(plan)
+        if all(used[host] <= self.memory[host] for host in used):
+            return self._solution(best, bound)
+        need = max(used.values())
+        sizes = [float(held[c].max()) for held, c in zip(self.tables.weights, best, strict=True)]
+        layer = self.problem.layers.layers[int(np.argmax(sizes))].name
+        raise DicompilerError(
+            f"cpsat: no plan fits into memory: {format_bytes(int(need))} on each host would do; most of it is for "
+            f"layer {layer!r} ({format_bytes(int(max(sizes)))} of weights on one device): give hosts more, or add some"
+        )
+
+    def _solution(self, selection: tuple[int, ...], bound: float) -> Solution:
+        own = model(self.tables, on=self.on)
+        value = own.value(selection)
+        bound = min(bound, value)
+        proven = value - bound <= PROOF * abs(value)
+        plan = self.tables.plan(selection)
+        if self.interrupted:
+            log.warning("cpsat: interrupted: this is the best plan so far")
+            plan = replace(plan, note="the search was interrupted")
+        return Solution(
+            plan,
+            selection,
+            value,
+            bound,
+            proven,
+            self.tables.options.text(),
+            _model_name(self.problem),
+            self.interrupted,
+        )
+
+
+def _model_name(problem: Problem) -> str:
+    """What values and bounds are in."""
+    inside = {
+        "latency": "seconds with a barrier after each layer",
+        "energy": "joules with a barrier after each layer, the network's power left out, the fastest devices on",
+        "throughput": "seconds of the busiest device or line",
+        "memory": "bytes of weights on the fullest host",
+        "communication": "bytes, counted for each edge of the layer graph",
+    }[problem.objective]
+    return f"{inside}, cost model {problem.cost.name}, {problem.platform.network.kind} network"

@@ -1,0 +1,214 @@
+"""CP-SAT on what the relaxation has left: one Boolean for each choice, one for each pair of choices on an edge.
+
+Relaxed → a better selection, a better bound, or the proof that there is none.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python import cp_model
+
+from dicompiler_strategies.joint.model import Model
+from dicompiler_strategies.joint.relaxation import SLACK, Relaxed
+
+log = logging.getLogger("dicompiler")
+FEW, PAIRS = 15_000, 200_000
+"""Pairs of choices that a CP-SAT model may have, at first and then; beyond it the least promising choices are left out,
+and with them the proof."""
+UNITS = 1 << 40
+"""Costs become whole numbers, rounded down: the best known value is this many units, so that bounds stay valid."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long CP-SAT works: deterministic seconds (not the clock's), workers, seed. Equal ones give equal results."""
+
+    time: float = 10.0
+    workers: int = 2
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """best: a selection (numbers of the first choices), None where there is none. bound: none is below it."""
+
+    best: tuple[int, ...] | None
+    value: float
+    bound: float
+    interrupted: bool = False
+
+
+def solve(relaxed: Relaxed, effort: Effort) -> Found:
+    """Continues from `relaxed`: on the most promising choices first, whose best value then drops others."""
+    first = _attempt(relaxed, replace(effort, time=effort.time / 2), FEW)
+    if first.interrupted or first.best is None or first.value <= first.bound * (1 + 1e-6):
+        return first if first.interrupted or first.best is not None else _attempt(relaxed, effort, PAIRS)
+    keep = [own <= first.value * (1 + SLACK) for own in relaxed.least]
+    if not all(mask.any() for mask in keep):
+        return replace(first, bound=first.value)
+    least = tuple(own[mask] for own, mask in zip(relaxed.least, keep, strict=True))
+    rest = Relaxed(max(relaxed.bound, first.bound), first.best, first.value, relaxed.left.kept(keep), least)
+    return _attempt(rest, replace(effort, time=effort.time / 2), PAIRS)
+
+
+def _attempt(relaxed: Relaxed, effort: Effort, pairs: int) -> Found:
+    """One CP-SAT search over at most so many pairs."""
+    left, whole = _truncated(relaxed, pairs)
+    if any(not len(own) for own in left.node):
+        return Found(relaxed.best, relaxed.value, relaxed.bound)
+    scale = relaxed.value if math.isfinite(relaxed.value) and relaxed.value > 0 else max(1.0, _size(left))
+    builder = _Builder(left, scale / UNITS)
+    start = left.now(relaxed.best) if relaxed.best is not None else None
+    if start is not None:
+        builder.hint(start)
+    solver = cp_model.CpSolver()
+    parameters = solver.parameters
+    parameters.max_deterministic_time = effort.time
+    parameters.num_workers, parameters.random_seed = effort.workers, effort.seed
+    parameters.interleave_search = effort.workers > 1  # without it several workers do not repeat their results
+    parameters.catch_sigint_signal = False
+    status, interrupted = _run(solver, builder.model, _Watch(scale / UNITS, relaxed.bound))
+    best, value = relaxed.best, relaxed.value
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        chosen = tuple(next(c for c, x in enumerate(own) if solver.boolean_value(x)) for own in builder.chosen)
+        if left.fits(chosen) and left.value(chosen) < value:
+            best, value = left.first(chosen), left.value(chosen)
+    bound = relaxed.bound
+    if whole and status == cp_model.INFEASIBLE:
+        bound = value
+    elif whole and status != cp_model.MODEL_INVALID:
+        # What has been dropped is no better than the value known before.
+        bound = max(bound, min(solver.best_objective_bound * scale / UNITS, relaxed.value, value))
+        if status == cp_model.OPTIMAL:
+            bound = max(bound, value * (1 - builder.terms / UNITS))
+    return Found(best, value, bound, interrupted)
+
+
+def _run(solver: cp_model.CpSolver, posed: cp_model.CpModel, watch: _Watch) -> tuple[cp_model.CpSolverStatus, bool]:
+    """(the status, whether Ctrl-C ended it). The solver works in a thread of its own: while the main thread is inside
+    it, Python cannot see Ctrl-C."""
+    with ThreadPoolExecutor(1) as pool:
+        future, interrupted = pool.submit(solver.solve, posed, watch), False
+        while True:
+            try:
+                return future.result(timeout=0.2), interrupted  # awake now and then: Ctrl-C may wake another thread
+            except TimeoutError:
+                continue
+            except KeyboardInterrupt:
+                interrupted = True
+                solver.stop_search()
+
+
+def _size(model: Model) -> float:
+    return float(sum(np.abs(own).max() for own in (*model.node, *model.load_node)) + 1)
+
+
+def _truncated(relaxed: Relaxed, pairs: int) -> tuple[Model, bool]:
+    """(the model with at most so many pairs, whether it is all of it): the choices with the least bounds are kept."""
+    model, least = relaxed.left, relaxed.least
+    most = max((len(own) for own in model.node), default=0)
+    while sum(table.size for table in _paired([len(o) for o in model.node], model)) > pairs and most > 2:
+        most = most * 3 // 4
+        keep = []
+        for own in least:
+            mask = np.zeros(len(own), bool)
+            mask[np.argsort(own, kind="stable")[:most]] = True
+            keep.append(mask)
+        model = relaxed.left.kept(keep)
+    return model, model is relaxed.left
+
+
+def _paired(sizes: list[int], model: Model) -> list[NDArray[np.float64]]:
+    return [table for (i, j), table in model.edge.items() if sizes[i] > 1 and sizes[j] > 1]
+
+
+class _Builder:
+    """The CP-SAT model of a Model."""
+
+    def __init__(self, model: Model, unit: float) -> None:
+        self.unit, self.model = unit, cp_model.CpModel()
+        self.chosen = [[self.model.new_bool_var("") for _ in own] for own in model.node]
+        for own in self.chosen:
+            self.model.add_exactly_one(own)
+        loads: list[tuple[list[cp_model.IntVar], list[float]]] = [([], []) for _ in model.caps]
+        cost: tuple[list[cp_model.IntVar], list[float]] = ([], [])
+        for v, seconds in enumerate(model.node):
+            _extend(cost, self.chosen[v], seconds)
+            for r, terms in enumerate(loads):
+                _extend(terms, self.chosen[v], model.load_node[v][:, r])
+        for (i, j), table in model.edge.items():
+            on_loads = model.load_edge.get((i, j))
+            if not table.any() and (on_loads is None or not on_loads.any()):
+                continue
+            pairs = self._pairs(i, j, table.shape)
+            _extend(cost, pairs, table.ravel())
+            for r in range(0 if on_loads is None else on_loads.shape[2]):
+                assert on_loads is not None
+                _extend(loads[r], pairs, on_loads[:, :, r].ravel())
+        self.terms = len(cost[0]) + max((len(load[0]) for load in loads), default=0) + 1
+        self._objective(model, cost, loads)
+
+    def _pairs(self, i: int, j: int, shape: tuple[int, ...]) -> list[cp_model.IntVar]:
+        """A Boolean for each pair, row by row: their sums over a row and a column are the choices' own Booleans."""
+        if shape[0] == 1:
+            return list(self.chosen[j])
+        if shape[1] == 1:
+            return list(self.chosen[i])
+        pairs = [[self.model.new_bool_var("") for _ in range(shape[1])] for _ in range(shape[0])]
+        for a, row in enumerate(pairs):
+            self.model.add(sum(row) == self.chosen[i][a])
+        for b in range(shape[1]):
+            self.model.add(sum(row[b] for row in pairs) == self.chosen[j][b])
+        return [pair for row in pairs for pair in row]
+
+    def _objective(
+        self,
+        model: Model,
+        cost: tuple[list[cp_model.IntVar], list[float]],
+        loads: list[tuple[list[cp_model.IntVar], list[float]]],
+    ) -> None:
+        largest = self.model.new_int_var(0, 1 << 60, "")
+        for (variables, values), cap in zip(loads, model.caps, strict=True):
+            if math.isfinite(cap):  # bytes: whole numbers as they are
+                whole = [math.floor(value) for value in values]
+                self.model.add(cp_model.LinearExpr.weighted_sum(variables, whole) <= math.floor(cap))
+            else:
+                whole = [math.floor(value / self.unit) for value in values]
+                self.model.add(cp_model.LinearExpr.weighted_sum(variables, whole) <= largest)
+        if model.minimax:
+            self.model.minimize(largest)
+        else:
+            whole = [math.floor(value / self.unit) for value in cost[1]]
+            self.model.minimize(cp_model.LinearExpr.weighted_sum(cost[0], whole))
+
+    def hint(self, selection: tuple[int, ...]) -> None:
+        """A selection to begin with."""
+        for own, chosen in zip(self.chosen, selection, strict=True):
+            for c, variable in enumerate(own):
+                self.model.add_hint(variable, c == chosen)
+
+
+def _extend(terms: tuple[list[cp_model.IntVar], list[float]], variables: list[cp_model.IntVar], values: object) -> None:
+    for variable, value in zip(variables, np.asarray(values, np.float64).tolist(), strict=True):
+        if value:
+            terms[0].append(variable)
+            terms[1].append(value)
+
+
+class _Watch(cp_model.CpSolverSolutionCallback):
+    """Shows each better selection with the gap that is left."""
+
+    def __init__(self, unit: float, bound: float) -> None:
+        super().__init__()
+        self.unit, self.bound = unit, bound
+
+    def on_solution_callback(self) -> None:
+        value, bound = self.objective_value * self.unit, max(self.bound, self.best_objective_bound * self.unit)
+        gap = (value - bound) / abs(value) if value else 0.0
+        log.info("cpsat: value %.6g, bound %.6g, gap %.2f %%", value, bound, 100 * gap)

@@ -1,0 +1,316 @@
+"""Stahl et al. (SAMOS 2019): fully connected and convolution layers in LOP, LIP and FUSE, chosen by an ILP.
+
+Sizes + N → Solution (the ILP as printed, on communication);   Problem → sizes → Solution → Plan.   The paper's letters
+and equation numbers. Where the paper contradicts itself:
+
+- its example's optimum 22 needs the reuse of eq. (7) in eq. (9) too (`reuse`); as printed it is 26. Its table 2 is
+  without it, and "14.8 % reduction" there is LOP / FUSE − 1;
+- the optimum of table 2 is not the optimum of its ILP: a layer in LIP form that is not fused is better still.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from dicompiler.errors import DicompilerError, UsageError, nearest
+from dicompiler.layers import Layer, LayerGraph
+from dicompiler.plan import Part, Plan
+from dicompiler.problem import Problem, Strategy
+from dicompiler.regions import Interval, full, shares, volume
+from dicompiler.tasks import cuttable, output_shape, reduction
+from dicompiler.tiling import axes, cut_axis, read_within, tile
+
+Scheme = Literal["o", "i", "f", "s"]
+"""LOP, LIP, first and second layer of a pair that is fused: o_l, i_l, f_l, s_l of eq. (11)."""
+
+LIMIT = 60.0  # deterministic seconds of the solver; tens of layers take well below one
+
+
+@dataclass(frozen=True)
+class Size:
+    """Layer l: M inputs, K outputs, Q weights, in elements.
+
+    before: the place of layer l − 1 of eq. (7) and (12), whose outputs are its inputs; None: it has none. fusable:
+    whether the two can be fused. held: whether the inputs of a first layer lie on the devices in shares (o_0 = 1).
+    """
+
+    name: str
+    M: int
+    K: int
+    Q: int = 0
+    before: int | None = None
+    fusable: bool = True
+    held: bool = False
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A scheme for each layer; `communication` in elements, times N so that it is a whole number; `proven`: no other
+    solution of the ILP sends less."""
+
+    schemes: tuple[Scheme, ...]
+    scaled: int
+    N: int
+    proven: bool
+
+    @property
+    def communication(self) -> float:
+        """C of eq. (10), in elements."""
+        return self.scaled / self.N
+
+
+def chained(sizes: Sequence[int]) -> tuple[Size, ...]:
+    """Fully connected layers in a row: (4, 8, 16) → two layers, 4 × 8 and 8 × 16. Eq. (2): Q = K · M."""
+    return tuple(
+        Size(f"{at + 1}", M, K, M * K, at - 1 if at else None) for at, (M, K) in enumerate(itertools.pairwise(sizes))
+    )
+
+
+# Table 2: darknet's number of each convolution of YOLOv2 at 608 × 608 that counts: C, O (made), side of the map, U.
+_YOLO = {
+    **{16: (256, 512, 38, 3), 18: (512, 1024, 19, 3), 19: (1024, 512, 19, 1), 20: (512, 1024, 19, 3)},
+    **{21: (1024, 512, 19, 1), 22: (512, 1024, 19, 3), 23: (1024, 1024, 19, 3), 24: (1024, 1024, 19, 3)},
+    **{26: (512, 64, 38, 1), 29: (1280, 1024, 19, 3), 30: (1024, 425, 19, 1)},
+}
+_PAIRS = {
+    "LOP": (),
+    "FUSE4": ((19, 20), (21, 22), (23, 24), (29, 30)),
+    "FUSE3": ((18, 19), (21, 22), (23, 24), (29, 30)),
+    "FUSE2": ((18, 19), (20, 21), (23, 24), (29, 30)),
+    "FUSE1": ((18, 19), (20, 21), (22, 23), (29, 30)),
+}
+
+
+def table_2() -> tuple[Size, ...]:
+    """The layers of the paper's table 2. Pools, routes and reorg are not counted; layer 16's input is held in shares;
+    layer 26 reads layer 16. Eq. (5): Q = U · V · C · O."""
+    numbers = list(_YOLO)
+    return tuple(
+        Size(
+            f"{number}",
+            C * side * side,
+            made * side * side,
+            U * U * C * made,
+            None if number == 16 else 0 if number == 26 else at - 1,
+            number not in (18, 26, 29),
+            number == 16,
+        )
+        for at, (number, (C, made, side, U)) in enumerate(zip(numbers, _YOLO.values(), strict=True))
+    )
+
+
+def variant(name: str) -> tuple[Scheme, ...]:
+    """A row of table 2: LOP, FUSE4, FUSE3, FUSE2, FUSE1; layers that are not fused are in LOP form."""
+    if name not in _PAIRS:
+        raise UsageError(f"stahl: unknown variant {name!r}{nearest(name, _PAIRS)}")
+    roles: dict[int, Scheme] = {}
+    for first, second in _PAIRS[name]:
+        roles |= {first: "f", second: "s"}
+    return tuple(roles.get(number, "o") for number in _YOLO)
+
+
+def memory(layers: Sequence[Size], N: int) -> float:
+    """F_n of eq. (7), in elements: the weights in equal shares, whatever the schemes."""
+    return sum(layer.Q for layer in layers) / N
+
+
+def scaled_cost(layer: Size, scheme: Scheme, reused: bool, N: int) -> int:
+    """N · C_l. LOP, eq. (7): (M − o_{l−1} M / N)(N − 1) + K (N − 1) / N; LIP, eq. (8): M (N − 1) / N + K (N − 1);
+    eq. (9): FUSE1 M (N − 1), FUSE2 K (N − 1). `reused`: o_{l−1}, for LOP and, where reuse is counted there, FUSE1."""
+    M, K = layer.M, layer.K
+    inputs = (N * M - reused * M) * (N - 1)
+    return {
+        "o": inputs + K * (N - 1),
+        "i": M * (N - 1) + N * K * (N - 1),
+        "f": inputs,
+        "s": N * K * (N - 1),
+    }[scheme]
+
+
+def communication(layers: Sequence[Size], schemes: Sequence[Scheme], N: int, reuse: bool = False) -> float:
+    """C of eq. (10) for given schemes, in elements."""
+    total = 0
+    for layer, scheme in zip(layers, schemes, strict=True):
+        held = layer.held if layer.before is None else schemes[layer.before] == "o"
+        total += scaled_cost(layer, scheme, held and (scheme == "o" or (reuse and scheme == "f")), N)
+    return total / N
+
+
+def solve(layers: Sequence[Size], N: int, reuse: bool = False, lip: bool = True, fuse: bool = True) -> Solution:
+    """The ILP of eq. (10) to (13) by CP-SAT, in whole numbers: N · C. Repeats exactly (one worker, fixed seed).
+
+    reuse: count reuse in FUSE1 too; lip, fuse: allow LIP for layers that are not fused, and pairs.
+    """
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    x: list[dict[Scheme, Any]] = [
+        {scheme: model.new_bool_var(f"{scheme}{at}") for scheme in ("o", "i", "f", "s")} for at in range(len(layers))
+    ]
+    terms: list[Any] = []
+    seconds = {layer.before: at for at, layer in enumerate(layers) if layer.before is not None and layer.fusable}
+    for at, layer in enumerate(layers):
+        model.add_exactly_one(x[at].values())  # (11)
+        if not lip:
+            model.add(x[at]["i"] == 0)
+        if at in seconds and fuse:
+            model.add(x[seconds[at]]["s"] == x[at]["f"])  # (12)
+        else:
+            model.add(x[at]["f"] == 0)  # (13)
+        if at not in seconds.values() or not fuse:
+            model.add(x[at]["s"] == 0)
+        terms += [scaled_cost(layer, scheme, False, N) * variable for scheme, variable in x[at].items()]
+        for scheme in ("o", "f") if reuse else ("o",):
+            saved = scaled_cost(layer, scheme, False, N) - scaled_cost(layer, scheme, True, N)
+            if layer.before is not None:
+                both = model.new_bool_var(f"o{layer.before}{scheme}{at}")
+                model.add_implication(both, x[layer.before]["o"])
+                model.add_implication(both, x[at][scheme])
+                terms.append(-saved * both)
+            elif layer.held:
+                terms.append(-saved * x[at][scheme])
+    model.minimize(sum(terms))
+    return _solved(model, x, N)
+
+
+def _solved(model: Any, x: Sequence[Mapping[Scheme, Any]], N: int) -> Solution:
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = LIMIT
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise DicompilerError("stahl: the solver found nothing within its limit of work: take the strategy 'dp'")
+    schemes = tuple(next(s for s, variable in row.items() if solver.boolean_value(variable)) for row in x)
+    return Solution(schemes, round(solver.objective_value), N, status == cp_model.OPTIMAL)
+
+
+@dataclass(frozen=True)
+class Stahl(Strategy):
+    """Stahl et al.: each layer in LOP or LIP over all devices, or two fused, so that the least is sent.
+
+    conv5 LOP · conv6 LOP → conv7 LIP (FUSE) · fc8 LOP     weights in equal shares, whatever the devices' speeds
+
+    An ILP chooses, on the communication that the paper counts, whatever the problem's objective: every device hands its
+    outputs in and gets its inputs, so that a plan here, which sends what is missing, sends less. Layers that the paper
+    does not speak of follow: by channels where what they read is cut so, else whole on the fastest device.
+    """
+
+    name: ClassVar[str] = "stahl"
+    devices: int = field(default=0, metadata={"help": "the number of devices N, the fastest; 0: all that compute"})
+    reuse: bool = field(default=False, metadata={"help": "count reuse of outputs that are held in FUSE too"})
+    lip: bool = field(default=True, metadata={"help": "allow LIP for layers that are not fused"})
+    fuse: bool = field(default=True, metadata={"help": "allow fused pairs"})
+
+    def __post_init__(self) -> None:
+        if self.devices < 0:
+            raise ValueError("devices must be 0 (all that compute) or more")
+
+    def plan(self, problem: Problem) -> Plan:
+        """Raises DicompilerError for more devices than there are."""
+        computing = problem.platform.computing
+        if self.devices > len(computing):
+            raise DicompilerError(
+                f"stahl: devices={self.devices}, and the platform {problem.platform.name!r} has {len(computing)} that "
+                f"compute: take 0 (all of them) to {len(computing)}"
+            )
+        fastest = sorted(computing, key=lambda device: -device.rate)[: self.devices or len(computing)]
+        names = tuple(device.name for device in computing if device in fastest)
+        sizes = network_sizes(problem.layers)
+        schemes: tuple[Scheme, ...] = tuple("o" for _ in sizes)
+        if len(names) > 1 and sizes:
+            schemes = solve(sizes, len(names), self.reuse, self.lip, self.fuse).schemes
+        chosen = {size.name: scheme for size, scheme in zip(sizes, schemes, strict=True)}
+        return problem.plan(_parts(problem.layers, chosen, names, fastest[0].name))
+
+
+def network_sizes(layers: LayerGraph) -> tuple[Size, ...]:
+    """The layers that the ILP speaks of: those with weights whose output and input channels can both be cut.
+
+    Layer l − 1 is the one whose outputs the layer reads, perhaps through pools and the like, of several the first. The
+    two can be fused where nobody else reads on the way, and all that lies between them is computed by channels.
+    """
+    places: dict[str, int] = {}
+    sizes: list[Size] = []
+    for layer in layers.layers:
+        length = reduction(layers, layer)
+        if length is not None and _channel_axis(layers, layer) is not None:
+            before, fusable = _before(layers, layer, length, places)
+            held = layers.tensors[layer.inputs[0]].shape or ()
+            kernels = [layers.tensors[name] for name in layer.nodes[layer.anchor].inputs if name]
+            weights = max((volume(full(tensor.shape or ())) for tensor in kernels if tensor.constant), default=0)
+            outputs = volume(full(output_shape(layers, layer)))
+            places[layer.name] = len(sizes)
+            sizes.append(Size(layer.name, volume(full(held)), outputs, weights, before, fusable))
+    return tuple(sizes)
+
+
+def _channel_axis(layers: LayerGraph, layer: Layer) -> int | None:
+    axis = axes(layers).get(layer.output, {}).get("channel")
+    return axis if axis is not None and axis in cuttable(layers, layer) else None
+
+
+def _before(layers: LayerGraph, layer: Layer, length: int, places: Mapping[str, int]) -> tuple[int | None, bool]:
+    """(the place of layer l − 1, whether the two can be fused)."""
+    at = layers.producer.get(layer.inputs[0])
+    fusable = at is not None and _ranges_fit(layers, at, length)
+    name = layer.name
+    while at is not None:
+        fusable = fusable and read_within(layers, at, (name,)) and _channel_axis(layers, at) is not None
+        if at.name in places:
+            return places[at.name], fusable
+        fusable = fusable and len(at.inputs) == 1
+        name = at.name
+        at = layers.producer.get(at.inputs[0]) if at.inputs and not at.reason else None
+    return None, False
+
+
+def _ranges_fit(layers: LayerGraph, before: Layer, length: int) -> bool:
+    """Whether shares of the channels of what is read are ranges of the axis that is summed over."""
+    axis = _channel_axis(layers, before)
+    return axis is not None and output_shape(layers, before)[axis] == length
+
+
+def _parts(
+    layers: LayerGraph, schemes: Mapping[str, Scheme], names: Sequence[str], leader: str
+) -> dict[str, tuple[Part, ...]]:
+    """Layer name → parts; partial sums are added up on the leader."""
+    result: dict[str, tuple[Part, ...]] = {}
+    cut: set[str] = set()
+    equal = (1.0,) * len(names)
+    for layer in layers.layers:
+        scheme = schemes.get(layer.name)
+        if scheme in ("i", "s"):
+            merged = zip(names, _ranges(layers, layer, scheme == "s", equal), strict=True)
+            partial = [Part(name, None, reduce) for name, reduce in merged if reduce[0] < reduce[1]]
+            result[layer.name] = (*partial, Part(leader))
+        elif scheme is not None or _follows(layers, layer, cut):
+            result[layer.name] = tile(layers, layer, "channel", equal, names)
+            cut.add(layer.name)
+        else:
+            result[layer.name] = (Part(leader),)
+    return result
+
+
+def _follows(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool:
+    """Whether a layer outside of the ILP is cut by channels: a grouped convolution, and what reads such pieces."""
+    producers = [layers.producer[name].name for name in layer.inputs if name in layers.producer]
+    heavy = layer.nodes[layer.anchor].op in ("Conv", "ConvTranspose")
+    return _channel_axis(layers, layer) is not None and (heavy or any(name in cut for name in producers))
+
+
+def _ranges(layers: LayerGraph, layer: Layer, fused: bool, equal: Sequence[float]) -> Sequence[Interval]:
+    """Each device's range of the input channels: those that it made itself in a fused pair."""
+    length = reduction(layers, layer)
+    assert length is not None
+    if not fused:
+        return shares(length, equal)
+    before = layers.producer[layer.inputs[0]]
+    axis = _channel_axis(layers, before)
+    assert axis is not None
+    return cut_axis(layers, before, axis, equal)

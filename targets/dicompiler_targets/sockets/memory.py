@@ -1,0 +1,151 @@
+"""What a device's process holds beyond weights, activations and buffers: a model with constants that were measured.
+
+Program → bytes by device. The constants come from benchmarks/memory.py, on x86-64 Linux with glibc, Python 3.11, numpy
+2.4 and onnxruntime 1.31; other versions differ most in BASE.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx
+
+from dicompiler.memory import constant_sizes, program_memory, segment_values
+from dicompiler.program import DeviceProgram, Program, Segment
+
+MIB = 1 << 20
+BASE = 61 * MIB
+"""Python, numpy, onnxruntime and the runtime's threads."""
+SESSION, NODE = 96 << 10, 12 << 10
+"""Of each session, and of each of its nodes."""
+ACTIVATIONS = 0.1
+"""What onnxruntime's arena leaves unused between tensors, as a share of activations and buffers."""
+WORKSPACE, ELEMENT = MIB, 4
+"""The least that convolutions lay out anew while they run; bytes of one number of it."""
+SPARE = 2
+"""A convolution's weights are multiplied when the session is made (BatchNormalization). Copies of so many of them, at
+most as large as the largest, are there beside all results; and once more all that are multiplied twice."""
+FOLDING = ("BatchNormalization", "Mul")
+PACKED = ("Gemm", "MatMul")
+"""Their constant operand is packed when the session is made: it is there twice until it is packed."""
+ACTIVATING = ("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "Elu", "Softplus")
+"""A Gemm before one of them becomes one node with it, and such nodes are packed after all others."""
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What making a session of a segment does with its weights, in bytes: packed, in the order of packing; folded once
+    at least, and more than once; and the largest that is folded."""
+
+    packed: tuple[int, ...]
+    folded: int
+    refolded: int
+    largest: int = 0
+
+
+def added(program: Program) -> dict[str, int]:
+    """Device → bytes beyond what `program_memory` counts: at the worst moment of making the sessions or of a frame."""
+    held = program_memory(program)
+    return {
+        device.device: max(
+            _running(device, held[device.device].activations + held[device.device].buffers),
+            _loading(device) - held[device.device].total,
+        )
+        for device in program.devices
+    }
+
+
+def _process(device: DeviceProgram) -> int:
+    """The process with its sessions, without weights."""
+    nodes = sum(len(segment.model.graph.node) for segment in device.segments)
+    return BASE + SESSION * len(device.segments) + NODE * nodes
+
+
+def _running(device: DeviceProgram, tensors: int) -> int:
+    """While frames run, beside weights and tensors."""
+    scratch = max((workspace(segment) for segment in device.segments), default=0)
+    return _process(device) + int(ACTIVATIONS * tensors) + scratch
+
+
+def _loading(device: DeviceProgram) -> int:
+    """The most while sessions are made, one after another; weights that are neither packed nor folded are pages of
+    the mapped file that nobody has read yet."""
+    kept = most = 0
+    for segment in device.segments:
+        found = loading(segment)
+        most = max(most, kept + found.folded + found.refolded + SPARE * found.largest)
+        kept += found.folded
+        for size in found.packed:
+            most = max(most, kept + 2 * size)
+            kept += size
+    return _process(device) + max(most, kept)
+
+
+def workspace(segment: Segment) -> int:
+    """The most that one node of the segment takes for itself while it runs: LRN two copies of its tensor."""
+    sizes = segment_values(segment)
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in segment.model.graph.initializer}
+    found = 0
+    for node in segment.model.graph.node:
+        made = sizes.get(node.output[0], 0)
+        if node.op_type == "LRN":
+            found = max(found, 2 * made)
+        elif node.op_type == "Conv":
+            found = max(found, WORKSPACE, _unfolded(shapes.get(node.input[1], ()), made))
+    return found
+
+
+def _unfolded(weight: tuple[int, ...], made: int) -> int:
+    """Bytes of the patches that a convolution copies side by side, all of them where it has more filters than places.
+
+    weight: its shape (filters, channels, kernel …); made: bytes of its output.
+    """
+    if not weight or math.prod(weight[2:]) == 1:
+        return 0
+    places = made // ELEMENT // weight[0]
+    return ELEMENT * places * math.prod(weight[1:]) if weight[0] > places else 0
+
+
+def loading(segment: Segment) -> Loading:
+    """What onnxruntime does with the segment's weights at level extended."""
+    sizes = constant_sizes(segment)
+    nodes = segment.model.graph.node
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    early: list[int] = []
+    late: list[int] = []
+    once = twice = largest = 0
+    for node in nodes:
+        weight = sizes.get(node.input[1], 0) if len(node.input) > 1 else 0
+        following = [after.op_type for after in _line(node, readers)]
+        if node.op_type == "Conv" and weight:
+            folds = _folds(following)
+            once += weight * (folds > 0)
+            largest = max(largest, weight * (folds > 0))
+            twice += weight * (folds > 1)
+        elif node.op_type in PACKED and weight:
+            fused = node.op_type == "Gemm" and following[:1] and following[0] in ACTIVATING
+            (late if fused else early).append(weight)
+    return Loading((*early, *late), once, twice, largest)
+
+
+def _line(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> Iterator[onnx.NodeProto]:
+    """The nodes that follow one after another, as long as each is the only reader of the one before."""
+    while len(node.output) > 0 and len(after := readers.get(node.output[0], [])) == 1:
+        node = after[0]
+        yield node
+
+
+def _folds(following: list[str]) -> int:
+    """How many of the nodes behind a convolution multiply its weights; an Add in between changes only its bias."""
+    count = 0
+    for op in following:
+        if op in FOLDING:
+            count += 1
+        elif op != "Add":
+            break
+    return count

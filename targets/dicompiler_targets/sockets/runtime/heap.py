@@ -1,0 +1,32 @@
+"""How the system's allocator keeps memory while sessions are made: what is freed then must go back to the system.
+
+glibc learns from the first large block that is freed to keep such blocks; onnxruntime makes and frees a copy of many
+weights, and what it leaves behind would stay with the process: up to a quarter of its memory, another amount each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_SMALL, _LARGE = 128 << 10, 32 << 20
+"""What glibc begins with, and what it comes to by itself in time."""
+
+
+@contextlib.contextmanager
+def returning() -> Iterator[None]:
+    """Inside, each block of 128 KiB or more goes back to the system when it is freed. Elsewhere than on glibc nothing
+    changes."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        yield
+        return
+    mallopt(_MMAP_THRESHOLD, _SMALL)
+    try:
+        yield
+    finally:
+        # Frames come and go: their memory is better kept.
+        mallopt(_MMAP_THRESHOLD, _LARGE)
+        mallopt(_TRIM_THRESHOLD, 2 * _LARGE)

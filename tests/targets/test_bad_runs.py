@@ -1,0 +1,236 @@
+"""What goes wrong on the wire and in a run, seen from the command line: one line that names device and cause, exit code
+1, no output file, no process left. And what is no fault: NaN and infinity, in every kind of split."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from refusing import Refused, image, network
+from running import pids, wait_until
+
+from dicompiler.cli import main
+from dicompiler.executor import run_model
+from dicompiler.keys import make
+from dicompiler.model import Model
+
+
+def compiled(place: Path, seed: int = 7) -> Path:
+    """An artifact in `place` for pi01 and pi02, which both compute."""
+    place.mkdir(exist_ok=True)
+    onnx.save(network(seed), place / "model.onnx")
+    command = ["compile", str(place / "model.onnx"), "--platform", "rpi4x2", "--strategy", "modnn"]
+    assert main([*command, "-o", str(place / "artifact")]) == 0
+    return place / "artifact"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def artifact(made: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(made, tmp_path / "artifact"))
+
+
+class Failing:
+    """Runs an artifact that must fail."""
+
+    def __init__(self, place: Path, refused: Refused) -> None:
+        self.place, self.refused = place, refused
+
+    def __call__(self, artifact: Path, *options: object) -> str:
+        """The line; no process is left, and no output."""
+        line = self.refused(1, "run", artifact, "--outputs", self.place / "y.npz", "--timeout", "60", *options)
+        assert pids(artifact) == {}
+        return line
+
+
+@pytest.fixture
+def failing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Failing:
+    return Failing(tmp_path, Refused(tmp_path, capsys))
+
+
+def tamper(artifact: Path, file: str, old: str, new: str) -> None:
+    """Another runtime on pi02: `old` becomes `new` in one of its files."""
+    path = artifact / "pi02" / file
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    manifest = json.loads((artifact / "pi02" / "manifest.json").read_text())
+    manifest["files"][file]["bytes"] = path.stat().st_size
+    (artifact / "pi02" / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_busy_port(artifact: Path, failing: Failing) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        line = failing(artifact, "--listen", address)
+    assert line == f"{address}: the port is taken: choose another one, or 0 for any (--listen)"
+
+
+def expired(keys: Path) -> None:
+    shutil.rmtree(keys / "devices" / "pi02")
+    make(["pi02"], keys, days=-2)
+
+
+def foreign(keys: Path) -> None:
+    other = keys.with_name("other")
+    make(["pi02"], other)
+    shutil.rmtree(keys / "devices" / "pi02")
+    shutil.move(other / "devices" / "pi02", keys / "devices" / "pi02")
+    shutil.rmtree(other)
+
+
+def of_another(keys: Path) -> None:
+    shutil.rmtree(keys / "devices" / "pi02")
+    shutil.copytree(keys / "devices" / "pi01", keys / "devices" / "pi02")
+
+
+def absent(keys: Path) -> None:
+    shutil.rmtree(keys / "devices" / "pi02")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (expired, "which has expired: make new ones with 'dicompiler keys'"),
+        (foreign, "its certificate is not one of this cluster: make new ones"),
+        (of_another, "shows the certificate of 'dicompiler:device:pi01': give each device the keys of its own"),
+        (absent, "is missing: make keys with 'dicompiler keys'"),
+    ],
+)
+def test_a_certificate_that_is_wrong_expired_or_absent(
+    artifact: Path, tmp_path: Path, failing: Failing, change: Callable[[Path], None], words: str
+) -> None:
+    keys = tmp_path / "keys"
+    make(["pi01", "pi02"], keys)
+    change(keys)
+    line = failing(artifact, "--keys", keys)
+    assert line.startswith("device 'pi02': ") and words in line
+
+
+def test_keys_of_a_coordinator_that_are_not_there(artifact: Path, tmp_path: Path, failing: Failing) -> None:
+    line = failing.refused(2, "run", artifact, "--keys", tmp_path / "none", "--outputs", tmp_path / "y.npz")
+    assert line == f"run: keys: {tmp_path / 'none'}/coordinator/ca.pem is missing: make keys with 'dicompiler keys'"
+
+
+def test_a_peer_of_another_version(artifact: Path, failing: Failing) -> None:
+    tamper(artifact, "runtime/frames.py", 'b"DICO", 2', 'b"DICO", 3')
+    line = failing(artifact)
+    assert line.startswith("device 'pi02': ") and "version" in line and "protocol" in line
+
+
+def test_a_peer_with_other_weights(artifact: Path, tmp_path: Path, failing: Failing) -> None:
+    retrained = compiled(tmp_path / "retrained", seed=8)
+    shutil.rmtree(artifact / "pi02")
+    shutil.copytree(retrained / "pi02", artifact / "pi02")
+    line = failing(artifact)
+    assert line == "device 'pi02': its directory belongs to another artifact: copy it again from this one"
+
+
+WHOLE = "            small = len(payload) <= SMALL"
+CUT = """            if kind is Kind.TENSOR:
+                self._line.send_now([memoryview(pack(header)), memoryview(payload)[:9]])
+                return self._line.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "words"),
+    [
+        ("frames", "header.length)\n", "header.length + (header.kind == 6))\n", "the plan says"),
+        ("frames", "header.kind, 0, header", "header.kind, int(header.kind == 6), header", "flags 1 came"),
+        ("wire", WHOLE, CUT + WHOLE, "lost"),
+    ],
+    ids=["wrong length", "flipped bit", "truncated"],
+)
+def test_a_frame_that_is_corrupted_or_truncated(
+    artifact: Path, failing: Failing, file: str, old: str, new: str, words: str
+) -> None:
+    tamper(artifact, f"runtime/{file}.py", old, new)
+    line = failing(artifact)
+    assert line.startswith("device 'pi0") and "pi02" in line and words in line
+
+
+@pytest.mark.parametrize(
+    ("sign", "words"),
+    [
+        (signal.SIGKILL, "device 'pi02': its process was ended by signal 9 (SIGKILL)"),
+        (signal.SIGSTOP, "device 'pi02': nothing was heard of it for 0.9 s"),
+    ],
+    ids=["killed", "stopped"],
+)
+def test_a_process_that_is_killed_or_stopped(
+    artifact: Path, failing: Failing, sign: signal.Signals, words: str
+) -> None:
+    def strike() -> None:
+        pid = wait_until(lambda: pids(artifact).get("pi02"))
+        time.sleep(1.5)
+        os.kill(pid, sign)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    line = failing(artifact, "--frames", "1000000", "--heartbeat", "0.3")
+    thread.join()
+    assert line.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda device: shutil.rmtree(device), "pi02/manifest.json: no such file"),
+        (lambda device: (device / "manifest.json").write_text("{"), "pi02/manifest.json:1:2: not JSON"),
+        (lambda device: (device / "weights.bin").unlink(), "device 'pi02': file weights.bin is missing: copy the"),
+        (lambda device: (device / "weights.bin").write_bytes(b""), "device 'pi02': file weights.bin has 0 bytes"),
+        (lambda device: shutil.rmtree(device / "runtime"), "device 'pi02': its process ended with exit code 1"),
+    ],
+)
+def test_a_device_whose_directory_is_not_whole(
+    artifact: Path, failing: Failing, change: Callable[[Path], object], words: str
+) -> None:
+    change(artifact / "pi02")
+    assert words in failing(artifact)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        "tile-height{layers=h..z parts=2}",
+        "lop{layers=h..z parts=2}",
+        "lip{layers=h,y parts=2 merge=one}",
+        "lip{layers=h,y parts=2 merge=scatter}",
+    ],
+)
+def test_nan_and_infinity_come_out_where_onnxruntime_puts_them(split: str, tmp_path: Path) -> None:
+    model, plan, out = tmp_path / "model.onnx", tmp_path / "plan.json", tmp_path / "out"
+    onnx.save(network(), model)
+    passes = ["-p", f"infer-shapes,form-layers,{split}", "--save-plan", str(plan), "-o", str(tmp_path / "y.onnx")]
+    assert main(["opt", str(model), "--platform", "rpi4x2", *passes]) == 0
+    assert main(["compile", str(model), "--platform", "rpi4x2", "--plan", str(plan), "-o", str(out)]) == 0
+    x = image()
+    x[0, 0, 3, 4], x[0, 1, 8, 2], x[0, 2, 8, 3], x[0, 2, 10, 10] = np.nan, np.inf, -np.inf, -np.inf
+    np.savez(tmp_path / "x.npz", x=x)
+    files = ["--inputs", str(tmp_path / "x.npz"), "--outputs", str(tmp_path / "y.npz")]
+    assert main(["run", str(out), *files]) == 0
+    reference = run_model(Model.load(network()), {"x": x})
+    with np.load(tmp_path / "y.npz") as found:
+        assert set(found.files) == set(reference) == {"y", "z"}
+        for name, value in reference.items():
+            finite = np.isfinite(value)
+            assert np.isnan(value).any() and np.isinf(value).any() and finite.any()
+            np.testing.assert_array_equal(found[name][~finite], value[~finite])
+            np.testing.assert_allclose(found[name][finite], value[finite], rtol=1e-5, atol=1e-5)
+    assert main(["verify", str(out), "--inputs", str(tmp_path / "x.npz")]) == 0

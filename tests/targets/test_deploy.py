@@ -1,0 +1,401 @@
+"""`dicompiler deploy` over ssh, on boards that are network namespaces with an sshd each: copying, running, failing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from boards import NOWHERE, Cluster, call, cluster
+from running import LIMIT_S, pids, wait_until
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.cli.entry import main
+from dicompiler.compiler import install
+from dicompiler.errors import UsageError
+from dicompiler.hosts import Hosts
+from dicompiler.keys import make
+from dicompiler.target import RunOptions, Target
+from dicompiler_targets.sockets import SocketsTarget
+
+NAMES = ("pi01", "pi02")
+# Some failures are noticed by that a device is silent for three heartbeats.
+FOREVER = ("--insecure", "--frames", "10000000", "--heartbeat", "0.3")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    place = tmp_path_factory.mktemp("small")
+    call("mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place))
+    try:
+        yield place
+    finally:
+        call("umount", str(place))
+
+
+@pytest.fixture(scope="module")
+def boards(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Iterator[Cluster]:  # noqa: ARG001  (seen by sshd)
+    with cluster(tmp_path_factory.mktemp("boards"), NAMES) as made, made.inside():
+        yield made
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("compiled") / "net"
+    dicompiler.compile(networks.build("lenet"), platform="rpi4x2", strategy="modnn", output=directory)
+    return directory
+
+
+@pytest.fixture
+def net(compiled: Path, tmp_path: Path) -> Path:
+    """The artifact, in a directory that no other test deploys from."""
+    return Path(shutil.copytree(compiled, tmp_path / tmp_path.name))
+
+
+def there(boards: Cluster, name: str, net: Path) -> Path:
+    """Where the device's directory lies on its board by default."""
+    return boards.boards[name].home / ".cache" / "dicompiler" / net.name / name
+
+
+def copied(output: str) -> list[int]:
+    """The bytes copied, of each device, from what deploy prints."""
+    rows = [line.split() for line in output.splitlines() if re.match(r"\S+ +root@", line)]
+    return [int(row[3]) for row in rows]
+
+
+def test_a_network_runs_on_boards(
+    boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hosts, inputs, outputs = boards.hosts(tmp_path / "hosts.toml"), tmp_path / "x.npz", tmp_path / "y.npz"
+    np.savez(inputs, input=np.random.default_rng(1).standard_normal((1, 1, 32, 32)).astype(np.float32))
+    options = ["--inputs", str(inputs), "--outputs", str(outputs), "--frames", "3", "--logs", str(tmp_path / "logs")]
+    assert main(["deploy", str(net), "--hosts", str(hosts), "--insecure", "--verify", *options]) == 0
+    output = capfd.readouterr().out
+    assert min(copied(output)) > 50_000
+    assert "output on pi01  ok" in output and "frames per second" in output
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["pi01.log", "pi02.log"]
+    assert main(["run", str(net), "--inputs", str(inputs), "--outputs", str(tmp_path / "here.npz")]) == 0
+    with np.load(outputs) as got, np.load(tmp_path / "here.npz") as expected:
+        assert np.allclose(got["output"], expected["output"], rtol=1e-5, atol=1e-6)
+    assert not any(pids(there(boards, name, net).parent) for name in NAMES)
+
+
+def test_what_is_there_is_not_copied_again(boards: Cluster, net: Path, tmp_path: Path) -> None:
+    options = RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True)
+    assert all(one.copied > 50_000 for one in install(net, options))
+    places = [there(boards, name, net) for name in NAMES]
+    before = [(place.stat().st_ino, place.stat().st_mtime_ns) for place in places]
+    assert [one.copied for one in install(net, options)] == [0, 0]
+    assert [(place.stat().st_ino, place.stat().st_mtime_ns) for place in places] == before
+    (places[1] / "weights.bin").write_bytes(b"cut short")
+    assert [one.copied > 0 for one in install(net, options)] == [False, True]
+    assert (places[1] / "weights.bin").read_bytes() == (net / "pi02" / "weights.bin").read_bytes()
+    # Another network of the same name takes the place of this one: nothing of the old one is left.
+    (places[0] / "old").touch()
+    dicompiler.compile(networks.build("lenet"), platform="rpi4x2", strategy="pipeline", output=net)
+    assert all(one.copied for one in install(net, options))
+    assert not (places[0] / "old").exists()
+    assert [path.name for path in places[0].parent.iterdir()] == ["pi01"]
+
+
+def test_keys_are_copied_to_their_own_device_only(
+    boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hosts, keys = boards.hosts(tmp_path / "hosts.toml"), tmp_path / "keys"
+    make(NAMES, keys)
+    assert main(["deploy", str(net), "--hosts", str(hosts), "--keys", str(keys), "--verify", "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert [(one["device"], one["host"]) for one in document["installed"]] == [
+        ("pi01", "root@10.77.0.2"),
+        ("pi02", "root@10.77.0.3"),
+    ]
+    assert set(document["installed"][0]["versions"]) == {"Python", "numpy", "onnxruntime"}
+    assert [check["passed"] for check in document["checks"]] == [True]
+    for name in NAMES:
+        place = there(boards, name, net).parent / ".keys"
+        assert [path.name for path in place.iterdir()] == [name]
+        assert (place / name / "key.pem").read_bytes() == (keys / "devices" / name / "key.pem").read_bytes()
+        assert {path.stat().st_mode & 0o777 for path in (place / name).iterdir()} == {0o600}
+        assert (place / name).stat().st_mode & 0o777 == 0o700
+    shutil.rmtree(keys / "devices" / "pi02")
+    make(NAMES, keys)
+    copied_again = [one.copied for one in install(net, RunOptions(hosts=Hosts.load(hosts), keys=keys))]
+    assert copied_again[0] == 0 < copied_again[1] < 10_000
+
+
+def test_a_program_uses_boards_too(boards: Cluster, net: Path, tmp_path: Path) -> None:
+    extra = '[[host]]\nname = "extra"\nssh = "x"\n'
+    hosts = boards.hosts(tmp_path / "hosts.toml", extra)
+    text = hosts.read_text().replace('ssh = "root@10.77.0.3"', 'ssh = "10.77.0.3"\naddress = "10.77.0.3"\ncores = [0]')
+    hosts.write_text(text.replace("[defaults]", "[defaults]\nthreads = 1"))
+    options = RunOptions(hosts=Hosts.load(hosts), insecure=True, in_flight=2)
+    install(net, options)
+    with dicompiler.connect(net, options) as session:
+        words = Path(f"/proc/{pids(there(boards, 'pi02', net).parent)['pi02']}/cmdline").read_text()
+        assert "\0--listen\x0010.77.0.3:0\0--threads\x001\0--cores\x000\0" in words
+        image = {"input": np.ones((1, 1, 32, 32), np.float32)}
+        outputs = [found["output"] for found in session.stream([image] * 4)]
+    assert all(np.array_equal(one, outputs[0]) for one in outputs)
+
+
+@contextmanager
+def running(boards: Cluster, net: Path, *options: str) -> Iterator[Future[int]]:
+    """A deploy without end, once frames go through it."""
+    hosts = boards.hosts(net.parent / "hosts.toml")
+    command = ["deploy", str(net), "--hosts", str(hosts), "--outputs", str(net.parent / "y.npz"), *FOREVER, *options]
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(main, command)
+        wait_until(lambda: future.done() or all(pids(there(boards, name, net).parent) for name in NAMES))
+        before = received(boards, net)
+        wait_until(lambda: future.done() or received(boards, net) > before + 100_000)
+        assert not future.done()
+        yield future
+
+
+def received(boards: Cluster, net: Path) -> int:
+    """The bytes that came to the board pi02."""
+    pid = pids(there(boards, "pi02", net).parent)["pi02"]
+    return int(Path(f"/proc/{pid}/net/dev").read_text().split("net:")[1].split()[0])
+
+
+def kill_device(boards: Cluster, net: Path) -> None:
+    os.kill(pids(there(boards, "pi02", net).parent)["pi02"], signal.SIGKILL)
+
+
+def kill_sshd(boards: Cluster, net: Path) -> None:  # noqa: ARG001
+    boards.boards["pi02"].stop()
+
+
+def cut_cable(boards: Cluster, net: Path) -> None:  # noqa: ARG001
+    boards.boards["pi02"].link("down")
+
+
+@pytest.mark.parametrize(
+    ("harm", "expected"),
+    [
+        (kill_device, r"its process was ended by signal 9 \(SIGKILL\)"),
+        (kill_sshd, r"ssh has lost it: "),
+        (cut_cable, r"nothing was heard of it for 0.9 s: it has stopped, or the network to it is down"),
+    ],
+    ids=["device killed", "sshd killed", "cable cut"],
+)
+def test_a_failure_in_a_run_names_device_and_host(
+    harm: Callable[[Cluster, Path], None],
+    expected: str,
+    boards: Cluster,
+    net: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    try:
+        with running(boards, net) as future:
+            harm(boards, net)
+            since = time.monotonic()
+            assert future.result(10) == 1
+            assert time.monotonic() - since < 0.9 + LIMIT_S
+            wait_until(lambda: not any(pids(there(boards, name, net).parent) for name in NAMES), 3)
+    finally:
+        board = boards.boards["pi02"]
+        board.link("up")
+        if board.sshd is None:
+            board.start()
+            wait_until(board.answers)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert re.search(rf"error: device 'pi02' on root@10\.77\.0\.3: {expected}", line)
+    assert not (net.parent / "y.npz").exists()
+    logs = net.with_name(f"{net.name}.logs")
+    assert logs.is_dir() == line.endswith(f"; what the devices wrote: {logs}")
+
+
+def test_an_interrupt_ends_the_devices_which_may_be_on_one_board(boards: Cluster, net: Path) -> None:
+    here = there(boards, "pi01", net).parent
+    command = [sys.executable, "-m", "dicompiler.cli", *refused(boards, net, "root@10.77.0.3", "10.77.0.2", *FOREVER)]
+    paths = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, stderr=subprocess.PIPE) as deploy:
+        wait_until(lambda: sorted(pids(here)) == list(NAMES))
+        deploy.send_signal(signal.SIGINT)
+        _, errors = deploy.communicate(timeout=10)
+    assert deploy.returncode == 130
+    assert errors.decode().splitlines()[-1] == "dicompiler: interrupted"
+    wait_until(lambda: not pids(here), LIMIT_S)
+
+
+def wrapped(path: Path, text: str) -> str:
+    """A program for the place of Python: sh runs `text`, in which $PYTHON is ours."""
+    path.write_text(f"#!/bin/sh\nPYTHON={sys.executable}\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def refused(boards: Cluster, net: Path, old: str, new: str, *options: str) -> list[str]:
+    """The command of a deploy whose hosts.toml has `new` in place of `old`."""
+    hosts = boards.hosts(net.parent / "hosts.toml")
+    text = hosts.read_text()
+    assert old in text
+    hosts.write_text(text.replace(old, new))
+    return ["deploy", str(net), "--hosts", str(hosts), *(options or ("--copy-only",))]
+
+
+def said(command: list[str], capfd: pytest.CaptureFixture[str], code: int = 1) -> str:
+    """The line that a command fails with."""
+    capfd.readouterr()
+    assert main(command) == code
+    (line,) = capfd.readouterr().err.splitlines()
+    return line.removeprefix("dicompiler: error: ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "root@10.77.0.3",
+            f"root@{NOWHERE}",
+            rf"device 'pi02' on root@{NOWHERE}: .*(No route|unreachable).*: is it on, and does sshd run there\?",
+        ),
+        (
+            '.3"',
+            '.3"\nport = 2',
+            r"device 'pi02' on .*port 2: Connection refused: is it on, .*ssh, port in .*hosts",
+        ),
+        ("root@10.77.0.3", "root@no.such.board", r".*Could not resolve hostname no\.such\.board.*: check its ssh in"),
+        (
+            "root@10.77.0.3",
+            "nobody@10.77.0.3",
+            r"device 'pi02' on nobody@.*Permission denied \(.*\): let our key in \('ssh-copy-id nobody@",
+        ),
+        (
+            sys.executable,
+            "python9",
+            r"device 'pi0.' on root@10.77.0..: there is no Python 'python9' \(.*not found\): install it, or",
+        ),
+    ],
+)
+def test_a_host_that_cannot_be_used_is_named(
+    old: str, new: str, expected: str, boards: Cluster, net: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert re.match(expected, said(refused(boards, net, old, new), capfd))
+
+
+def test_a_host_whose_key_is_not_known_is_refused(
+    boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    boards.known(["10.77.0.2"])
+    try:
+        line = said(refused(boards, net, "root", "root"), capfd)
+        assert re.match(
+            r"device 'pi02' on root@10.77.0.3: Host key verification failed: .*by hand \('ssh root@10", line
+        )
+        call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other"))
+        with (boards.root / "known_hosts").open("a") as file:
+            file.write(f"10.77.0.3 {(tmp_path / 'other.pub').read_text()}")
+        line = said(refused(boards, net, "root", "root"), capfd)
+        assert re.match(r"device 'pi02' on .*: Host key verification failed: .*or another one than before", line)
+    finally:
+        boards.known([board.address for board in boards.boards.values()])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            'exec $PYTHON -S "$@"',
+            r"its Python has no numpy \(.*\): run '.*/own -m pip install numpy onnxruntime'",
+        ),
+        (
+            'shift; exec $PYTHON -c "import sys; sys.version_info = (3, 9, 2); exec(sys.stdin.read())" "$@"',
+            r"Python 3\.9\.2 is too old, 3\.11 or newer is needed: install it, or name another one \(python in",
+        ),
+        (
+            "shift; exec $PYTHON -c \"import sys, onnxruntime; onnxruntime.__version__ = '1.16.3'; "
+            'exec(sys.stdin.read())" "$@"',
+            r"onnxruntime 1\.16\.3 is too old, 1\.21 or newer is needed: run '.*/own -m pip install --upgrade onnx",
+        ),
+    ],
+    ids=["nothing installed", "old Python", "old onnxruntime"],
+)
+def test_a_python_that_will_not_do_is_refused(
+    text: str, expected: str, boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = wrapped(tmp_path / "own", text)
+    line = said(refused(boards, net, "root@10.77.0.2", f'root@10.77.0.2"\npython = "{own}'), capfd)
+    assert re.match(rf"device 'pi01' on root@10\.77\.0\.2: {expected}", line)
+    assert not any(there(boards, name, net).exists() for name in NAMES)  # nobody has been given anything
+
+
+def test_a_full_disk_leaves_nothing(boards: Cluster, net: Path, small: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    line = said(refused(boards, net, ".2", f'.2"\ndirectory = "{small}/full'), capfd)
+    assert re.match(
+        rf"device 'pi01' on root@10.77.0.2: cannot be copied to {small}/full/pi01: No space left on device there: make",
+        line,
+    )
+    assert list((small / "full").iterdir()) == []
+
+
+def test_a_directory_with_other_content_is_left_alone(
+    boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine" / "pi02").mkdir(parents=True)
+    (tmp_path / "mine" / "pi02" / "thesis.txt").write_text("42")
+    line = said(refused(boards, net, ".3", f'.3"\ndirectory = "{tmp_path}/mine'), capfd)
+    assert re.search(r"device 'pi02' on .*mine/pi02 holds something else: give another directory, or remove it", line)
+    assert (tmp_path / "mine" / "pi02" / "thesis.txt").read_text() == "42"
+
+
+def test_a_device_that_cannot_listen_where_it_is_told_to_is_named(
+    boards: Cluster, net: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = refused(boards, net, 'root@10.77.0.3"', 'root@10.77.0.3"\naddress = "10.77.0.9"', "--insecure")
+    assert re.match(r"device 'pi02' on root@10\.77\.0\.3: .*Cannot assign requested address", said(command, capfd))
+
+
+def test_what_can_be_known_before_is_said_before(
+    boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert re.search(r"10\.77\.0\.1 is not on this host, and there are no keys", said(refused(
+        boards, net, "root", "root", "--timeout", "60"
+    ), capfd, 2))  # fmt: skip
+    keyless = refused(boards, net, "root", "root", "--keys", str(tmp_path / "keys"))
+    assert re.search(r"keys/devices/pi01/ca\.pem: no such file: make it with 'dicompiler keys ", said(keyless, capfd))
+    missing = refused(boards, net, 'name = "pi02"', 'name = "pi2"')
+    assert re.search(
+        r"hosts\.toml: device 'pi02' cannot be reached: there is no host 'pi02' \(did you mean 'pi2'\?\): add \[\[host",
+        said(missing, capfd),
+    )
+    assert "there is no way to 'no.such.board'" in said(
+        refused(boards, net, "root@10.77.0.2", "no.such.board", "--insecure"), capfd
+    )
+    assert "--copy-only runs nothing" in said([*refused(boards, net, "root", "root"), "--verify"], capfd, 2)
+    assert "no artifact of dicompiler" in said(["deploy", str(tmp_path), *missing[2:]], capfd)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    line = said(refused(boards, net, "root", "root"), capfd)
+    assert line == "ssh is missing on this machine: install the package openssh-client"
+    assert not any(there(boards, name, net).exists() for name in NAMES)
+
+
+def test_options_that_make_no_sense_on_other_hosts_are_refused(compiled: Path, tmp_path: Path) -> None:
+    (tmp_path / "hosts.toml").write_text('[[host]]\nname = "pi01"\nssh = "pi01"\n')
+    with pytest.raises(UsageError, match="are not pinned from here: give their cores in the hosts file"):
+        install(compiled, RunOptions(hosts=Hosts.load(tmp_path / "hosts.toml"), pin=True))
+    with pytest.raises(UsageError, match="no hosts: say where the devices are reached"):
+        install(compiled, RunOptions())
+
+
+def test_a_target_that_says_nothing_of_other_hosts_refuses_them(tmp_path: Path) -> None:
+    class Local(SocketsTarget):
+        name = "local"
+        install = Target.install
+
+    with pytest.raises(UsageError, match="deploy: target 'local' cannot be started on other hosts from here"):
+        Local().install(tmp_path, RunOptions(), 1)
