@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,8 +33,9 @@ class Problem:
     """Layers to place, the platform to place them on, what a piece costs there, and what is to be made small.
 
     source, sink: the devices that hold the inputs and want the outputs; the platform's first device by default (it
-    may be compute-less). model: what the layers were formed of; `evaluate` and `simulate` need it. Raises UsageError
-    for an unknown objective, DicompilerError for an unknown device.
+    may be compute-less). model: what the layers were formed of; `evaluate` and `simulate` need it. executor: whom
+    `evaluate_all` gives its work; strategies ask it for what can be done at once. Raises UsageError for an unknown
+    objective, DicompilerError for an unknown device.
     """
 
     layers: LayerGraph = field(repr=False)
@@ -43,6 +45,7 @@ class Problem:
     source: tuple[str, ...] = ()
     sink: tuple[str, ...] = ()
     model: Model | None = field(default=None, repr=False)
+    executor: Executor | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -66,6 +69,14 @@ class Problem:
         """What `plan` comes to when its program is played by the simulator: the referee between plans. Takes as long
         as splitting does (0.05 to 0.5 s). Raises as `estimate`."""
         return evaluate(self.sketch(plan), self.cost)
+
+    def evaluate_all(self, plans: Sequence[Plan]) -> list[Metrics | DicompilerError]:
+        """`evaluate` of many plans, in their order and spread over `executor` where there is one (processes, or another
+        host's: plans and shapes travel there, weights do not). A plan that cannot be evaluated gives its error."""
+        from dicompiler.referee import Referee
+
+        attempt = Referee(self).attempt
+        return list(map(attempt, plans) if self.executor is None else self.executor.map(attempt, plans))
 
     def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> Simulation:
         """Plays the plan's program for a stream of frames, see `simulator.simulate`. Raises as `estimate`."""

@@ -39,8 +39,13 @@ def contains(outer: Region, inner: Region) -> bool:
 
 def intersect(a: Region, b: Region) -> Region | None:
     """The common part, or None where there is none."""
-    both = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
-    return None if is_empty(both) else both
+    both = []
+    for (low, high), (start, stop) in zip(a, b, strict=True):
+        low, high = low if low > start else start, high if high < stop else stop
+        if low >= high:  # most pairs have nothing in common: routing asks for very many
+            return None
+        both.append((low, high))
+    return tuple(both)
 
 
 def bounding(regions: Iterable[Region | None]) -> Region | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -20,6 +22,10 @@ from dicompiler_strategies.joint.search import fitting
 
 log = logging.getLogger("dicompiler")
 
+AT_ONCE = 4
+"""Plans around the best one that are weighed before going on."""
+SLOW = {"dp": 2_000, "gradient": 2_000}
+"""Strategies that are left out where layers times devices are more than that: they would take the whole budget."""
 STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat")
 
 
@@ -62,31 +68,31 @@ class Auto(Strategy):
             note = note or f"the search ended after its budget of {self.budget:g} s"
         if note:
             log.warning("auto: %s: this is the best plan so far", note)
-        log.info("auto: the best of %d simulated plans is of %s", search.count, search.best.origin)
+        log.info("auto: the best of %d plans is of %s", len(search.seen), search.best.origin)
         return replace(search.best.plan, note=note)
 
 
 class _Search:
-    """The best plan so far, and what is left to try."""
+    """The best plan so far, and what is left to try. Plans are weighed a few at a time, the same ones whether there is
+    somebody to weigh them at once or not."""
 
     def __init__(self, problem: Problem, options: Auto, deadline: float) -> None:
         self.problem, self.options, self.deadline = problem, options, deadline
         self.best: Weighed | None = None
         self.error: DicompilerError | None = None
         self.late = False
-        self.count = 0
         self.seen: list[Plan] = []
 
     def run(self) -> None:
         for name, strategy in [(name, registry().make("strategies", name)) for name in self.options.strategies]:
             if self._is_late() and self.best is not None:
                 return
+            if len(self.problem.layers.layers) * len(self.problem.platform.devices) > SLOW.get(name, math.inf):
+                continue
             self._strategy(name, strategy)
         made = tables(self.problem, fitting(self.problem, ChoiceSet()))
-        for selection in family(made):
-            if self._is_late():
-                return
-            self._weigh(made.plan(selection), "the tables' optimum")
+        if not self._is_late():
+            self._weigh((made.plan(selection), "the tables' optimum") for selection in family(made))
         self._polish(made)
 
     def _is_late(self) -> bool:
@@ -96,38 +102,32 @@ class _Search:
     def _strategy(self, name: str, strategy: Strategy) -> None:
         try:
             plan = strategy.plan(self.problem)
-            check(self.problem, plan)
+            if not self._weigh([(plan, name)]) and self.best is None:
+                check(self.problem, plan)
         except DicompilerError as error:
             self.error = self.error or error
             log.info("auto: %s has no plan: %s", name, error)
-            return
-        self._weigh(plan, name)
 
-    def _weigh(self, plan: Plan, origin: str) -> None:
-        if plan in self.seen:
-            return
-        self.seen.append(plan)
-        self.count += 1
+    def _weigh(self, plans: Iterable[tuple[Plan, str]]) -> bool:
+        """Whether one of the plans is better than the best so far, which it then is."""
+        new = []
+        for plan, origin in plans:
+            if plan not in self.seen:
+                self.seen.append(plan)
+                new.append((plan, origin))
         before = self.best
-        self.best = best(self.problem, (self.best, weigh(self.problem, plan, origin)))
-        if self.best is not None and self.best is not before:
-            log.info("auto: %s: %s %.4g", origin, self.problem.objective, self.best.value(self.problem))
+        self.best = best(self.problem, [*([before] if before is not None else []), *weigh(self.problem, new)])
+        if self.best is None or self.best is before:
+            return False
+        log.info("auto: %s: %s %.4g", self.best.origin, self.problem.objective, self.best.value(self.problem))
+        return True
 
     def _polish(self, made: Tables) -> None:
         """Tries plans around the best one, if it is one of the tables', and goes on from any that is better."""
-        if self.best is None:
-            return
-        current = made.selection(self.best.plan)
-        tried, moves = 0, self._moves(made, current, 0)
-        while tried < self.options.tries and current is not None and not self._is_late():
-            selection = next(moves, None)
-            if selection is None:
+        selection = None if self.best is None else made.selection(self.best.plan)
+        for step in range(0, self.options.tries, AT_ONCE):
+            if self.best is None or selection is None or self._is_late():
                 return
-            tried += 1
-            before = self.best
-            self._weigh(made.plan(selection), "local search")
-            if self.best is not before:
-                current, moves = selection, self._moves(made, selection, tried)
-
-    def _moves(self, made: Tables, selection: tuple[int, ...] | None, step: int) -> Iterator[tuple[int, ...]]:
-        return iter(()) if selection is None else neighbours(made, selection, self.options.seed + step)
+            moves = itertools.islice(neighbours(made, selection, self.options.seed + step), AT_ONCE)
+            if self._weigh((made.plan(move), "local search") for move in moves):
+                selection = made.selection(self.best.plan)

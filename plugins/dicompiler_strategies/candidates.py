@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dicompiler.errors import DicompilerError
 from dicompiler.limits import fits
 from dicompiler.metrics import Metrics
 from dicompiler.plan import Plan
@@ -24,7 +23,7 @@ from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
 LAMBDAS = (1.0, 0.7, 0.5, 0.3, 0.15, 0.05)
 """Of VGG16 and ResNet-50 on 4 and 8 devices no best plan lay outside these."""
 PARTS = 6_000
-"""Parts of all layers beyond which a plan takes too long to be simulated in a search."""
+"""Parts of all layers beyond which a plan takes too long to be simulated in a search: it is estimated then."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +39,27 @@ class Weighed:
         return self.metrics.value(problem.objective)
 
 
-def weigh(problem: Problem, plan: Plan, origin: str) -> Weighed | None:
-    """The plan with its simulated metrics; None where it fits no memory, does not fit the layers, or is too large."""
-    if sum(map(len, plan.layers.values())) > PARTS:
-        return None
-    try:
-        metrics = problem.evaluate(plan)
-    except DicompilerError:
-        return None
-    return Weighed(plan, metrics, origin) if fits(problem, plan, metrics) else None
+def weigh(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[Weighed]:
+    """The plans (each with its origin) with their simulated metrics, at once where the problem has an executor; without
+    those that fit no memory or do not fit the layers."""
+    given = list(plans)
+    small = [plan for plan, _ in given if _is_small(plan)]
+    simulated = iter(problem.evaluate_all(small))
+    found = []
+    for plan, origin in given:
+        metrics = next(simulated) if _is_small(plan) else problem.estimate(plan)
+        if isinstance(metrics, Metrics) and fits(problem, plan, metrics):
+            found.append(Weighed(plan, metrics, origin))
+    return found
 
 
-def best(problem: Problem, found: Iterable[Weighed | None]) -> Weighed | None:
+def _is_small(plan: Plan) -> bool:
+    return sum(map(len, plan.layers.values())) <= PARTS
+
+
+def best(problem: Problem, found: Iterable[Weighed]) -> Weighed | None:
     """The one with the least value, the first of equals; None where there is none."""
-    return min((one for one in found if one is not None), key=lambda one: one.value(problem), default=None)
+    return min(found, key=lambda one: one.value(problem), default=None)
 
 
 def family(tables: Tables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:

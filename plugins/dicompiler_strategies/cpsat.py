@@ -65,7 +65,7 @@ class CpSat(Strategy):
         if not self.rank or problem.objective != "latency" or problem.model is None:
             return found.plan
         others = (made.plan(selection) for selection in family(made) if selection != found.selection)
-        chosen = best(problem, (weigh(problem, plan, self.name) for plan in (found.plan, *others)))
+        chosen = best(problem, weigh(problem, ((plan, self.name) for plan in (found.plan, *others))))
         return found.plan if chosen is None else chosen.plan
 
     def solve(

@@ -24,7 +24,7 @@ from dicompiler.errors import DicompilerError
 from dicompiler.executor import run_model
 from dicompiler.model import Model
 
-COMPILE = ("--platform", "rpi4x2", "--strategy", "modnn", "-o")
+COMPILE = ("--platform", "rpi4x2", "-o")
 SINGLE = ("--platform", "rpi4x2", "--strategy", "single", "-o")
 
 
@@ -40,7 +40,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The network, compiled for two devices."""
     place = tmp_path_factory.mktemp("compiled")
     onnx.save(network(), place / "model.onnx")
-    assert main(["compile", str(place / "model.onnx"), *COMPILE, str(place / "out")]) == 0
+    assert main(["compile", str(place / "model.onnx"), "--strategy", "modnn", *COMPILE, str(place / "out")]) == 0
     return place / "out"
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import signal
-import threading
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -94,16 +97,29 @@ def test_an_interrupt_gives_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch
         Auto(strategies=("modnn",)).plan(problem("lenet"))
 
 
-def test_a_real_interrupt_ends_the_command_with_a_plan() -> None:
+SEARCH = """
+import logging, sys
+from dicompiler import networks
+from dicompiler.compiler import load_problem
+from dicompiler_strategies.auto import Auto
+logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
+posed = load_problem(networks.build("resnet18", 0), "rpi4x4")
+print(Auto(strategies=("single",), tries=10_000, budget=120).plan(posed).note)
+"""
+
+
+def test_a_real_interrupt_ends_the_search_with_a_plan() -> None:
     """Ctrl-C in the middle of a search: the plan so far, marked."""
-    posed = problem("resnet18")
-    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    try:
-        plan = Auto(strategies=QUICK, tries=10_000, budget=60).plan(posed)
-    finally:
-        timer.cancel()
-    assert plan.note == "the search was interrupted"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", SEARCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as search:
+        assert search.stdout is not None and search.stderr is not None
+        while "auto: single" not in search.stderr.readline():
+            assert search.poll() is None
+        search.send_signal(signal.SIGINT)
+        assert search.stdout.read() == "the search was interrupted\n"
+        assert search.wait(30) == 0
 
 
 def test_options_that_cannot_be() -> None:
@@ -159,3 +175,10 @@ def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_auto_compiles_and_verifies() -> None:
     result = compile(networks.build("lenet", 0), platform="rpi4x2", strategy=Auto(tries=2, strategies=QUICK))
     assert result.metrics is not None and result.metrics.method == "simulation"
+
+
+def test_the_same_plan_whoever_weighs_the_candidates() -> None:
+    posed = problem("lenet", "rpi4x3")
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        spread = Auto(tries=4, strategies=QUICK).plan(replace(posed, executor=pool))
+    assert spread == Auto(tries=4, strategies=QUICK).plan(posed)

@@ -18,10 +18,10 @@ from dicompiler.errors import DicompilerError, UsageError
 from dicompiler.fronts import AUTODICE, Front, Point, Tell, check_objectives
 from dicompiler.plan import Plan
 from dicompiler.problem import Problem
+from dicompiler.referee import Referee
 from dicompiler.units import format_bytes
 from dicompiler_strategies.genetic.encoding import Encoding, Genes
 from dicompiler_strategies.genetic.evaluators import UNMEASURED, Level, Measure, TiledLayers, WholeLayers, measured
-from dicompiler_strategies.genetic.referee import Referee
 from dicompiler_strategies.genetic.search import Array, Budget, Evaluate, Found, evolve, spread
 
 PAPER_GENERATIONS = 400

@@ -1,4 +1,4 @@
-"""The second level by default: `Problem.evaluate`, in a form that can be sent to other processes.
+"""`Problem.evaluate` in a form that can be sent to other processes.
 
 Plan → Metrics. Weights stay at home: what a plan comes to does not depend on their values, and there may be gigabytes.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
+from dicompiler.errors import DicompilerError
 from dicompiler.metrics import Metrics
 from dicompiler.model import Model
 from dicompiler.plan import Plan
@@ -29,12 +30,20 @@ class Referee:
         """What `plan` comes to. Raises as `Problem.evaluate`."""
         return self.problem.estimate(plan) if self.problem.model is None else self.problem.evaluate(plan)
 
+    def attempt(self, plan: Plan) -> Metrics | DicompilerError:
+        """The same, but what cannot be evaluated gives its error."""
+        try:
+            return self(plan)
+        except DicompilerError as error:
+            return error
+
     def __reduce__(self) -> tuple[object, ...]:
         model = self.problem.model
+        problem = replace(self.problem, executor=None)
         if model is None:
-            return Referee, (self.problem,)
+            return Referee, (problem,)
         weights = {name: (weight.dtype, weight.shape) for name, weight in model.weights.items()}
-        return _restored, (replace(self.problem, model=None), model.proto.SerializeToString(), weights)
+        return _restored, (replace(problem, model=None), model.proto.SerializeToString(), weights)
 
 
 def _restored(problem: Problem, proto: bytes, weights: Mapping[str, tuple[int, Shape]]) -> Referee:
