@@ -23,7 +23,8 @@ from dicompiler.platform import Device, Host, Network, Platform
 from dicompiler.problem import Problem
 from dicompiler.tables import tables
 from dicompiler_strategies.cpsat import CpSat
-from dicompiler_strategies.joint.search import fitting, solve
+from dicompiler_strategies.joint.fitting import fitting
+from dicompiler_strategies.joint.search import solve
 from dicompiler_strategies.modnn import Modnn
 
 NETWORKS = ("vgg16", "resnet50", "mobilenet_v2", "yolov2")

@@ -28,18 +28,21 @@ class LatencyBound:
 def latency_bound(problem: Problem) -> LatencyBound:
     """The bound on a frame's latency.
 
-    A layer's work can be shared out, so its devices take together at least 1 / Σ (1 / seconds of it alone on one). Rows
-    that a strided reader skips may be left out by fine cuts: such work counts by the share that is read.
+    Path: all devices together take for one layer at least 1 / Σ (1 / seconds of it alone on one). Load: for any weights
+    y of the devices that add up to 1, the busiest one takes at least Σ over layers of min over devices of y · seconds,
+    whatever share of each layer it has (duality); y is taken in proportion to the devices' speed. Rows that a strided
+    reader skips may be left out by fine cuts: such work counts by the share that is read.
     """
-    layers = problem.layers
+    layers, devices = problem.layers, problem.platform.computing
+    seconds = [
+        [problem.cost.seconds(layers, layer, None, None, device) * _read_share(problem, layer) for device in devices]
+        for layer in layers.layers
+    ]
+    speeds = [1 / total if (total := sum(column)) > 0 else 1.0 for column in zip(*seconds, strict=True)]
     load, ends = 0.0, dict.fromkeys(layers.inputs, 0.0)
-    for layer in layers.layers:
-        alone = [
-            problem.cost.seconds(layers, layer, None, None, device) * _read_share(problem, layer)
-            for device in problem.platform.computing
-        ]
-        shared = 1 / sum(1 / seconds for seconds in alone) if min(alone) > 0 else 0.0
-        load += shared
+    for layer, alone in zip(layers.layers, seconds, strict=True):
+        load += min(speed * own for speed, own in zip(speeds, alone, strict=True)) / sum(speeds)
+        shared = 1 / sum(1 / own for own in alone) if min(alone) > 0 else 0.0
         divisible = bool(cuttable(layers, layer)) or reduction(layers, layer) is not None
         start = max((ends.get(name, 0.0) for name in layer.inputs), default=0.0)
         for name in layer.outputs:

@@ -232,34 +232,42 @@ def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = No
         return result
 
     checks = [exact(model, program)]
-    result = target.run(path, [given], TIMEOUT_S)
-    checks += _compared(model, given, result)
-    sent = {index: count for report in result.reports for index, count in report.sent.items()}
-    checks.append(transfers(program(model).transfers, sent, 1))
+    count = len(plan.roles)  # a frame of each
+    result = target.run(path, [given] * count, TIMEOUT_S)
+    checks += _compared(model, given, result, count)
+    sent = {index: total for report in result.reports for index, total in report.sent.items()}
+    checks.append(transfers(program(model).all_transfers, sent, 1, count))
     return Verification(tuple(checks))
 
 
 def compare_run(
     directory: str | Path, result: RunResult, inputs: Mapping[str, NDArray[Any]] | None = None
 ) -> Verification:
-    """Verifies the first frame of what `run` gave for these inputs: its outputs against those of onnxruntime."""
+    """Verifies the first frame (of each replica) of what `run` gave for these inputs: its outputs against those of
+    onnxruntime."""
     from dicompiler.executor import check_inputs
     from dicompiler.verify import Verification, graph_inputs, random_inputs
 
-    _, _, model = _open(directory)
+    path, _, model = _open(directory)
     values = graph_inputs(model)
     given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
-    return Verification(tuple(_compared(model, given, result)))
+    return Verification(tuple(_compared(model, given, result, len(plans.load(path / PLAN).roles))))
 
 
-def _compared(model: Model, given: Mapping[str, NDArray[Any]], result: RunResult) -> list[Check]:
-    """A check for each output that a device delivered of the first frame."""
+def _compared(model: Model, given: Mapping[str, NDArray[Any]], result: RunResult, roles: int) -> list[Check]:
+    """A check for each output that a device delivered of the first frame of each role."""
     from dicompiler.executor import run_model
     from dicompiler.verify import compare
 
     reference = run_model(model, given)
+    frames = result.delivered or tuple({"": outputs} for outputs in result.outputs)
     return [
-        compare(f"{name} on {device}" if device else name, reference[name], outputs[name])
-        for device, outputs in (result.delivered or ({"": result.outputs[0]},))[0].items()
+        compare(
+            name + (f" on {device}" if device else "") + (f", replica {i}" if roles > 1 else ""),
+            reference[name],
+            outputs[name],
+        )
+        for i, delivered in enumerate(frames[:roles])
+        for device, outputs in delivered.items()
         for name in outputs
     ]

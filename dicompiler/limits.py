@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from dicompiler.compilation import Compilation
 from dicompiler.costs import weight_regions
-from dicompiler.errors import DicompilerError
+from dicompiler.errors import DicompilerError, nearest
 from dicompiler.memory import program_memory
 from dicompiler.metrics import Metrics
 from dicompiler.plan import Plan
@@ -37,11 +37,32 @@ def fits(problem: Problem, plan: Plan, metrics: Metrics) -> bool:
 
 def check_compute(platform: Platform, plan: Plan) -> None:
     """A compute-less device may hold inputs and want outputs, and that is all."""
+    if plan.replicas:
+        _check_replicas(platform, plan)
+        return
     for name, parts in plan.layers.items():
         for i, part in enumerate(parts):
             if not platform.device(part.device).computes:
                 raise DicompilerError(
                     f"plan: layers.{name}[{i}]: device {part.device!r} has no compute: give the part to another"
+                )
+
+
+def _check_replicas(platform: Platform, plan: Plan) -> None:
+    """The same of the devices that parts are renamed to."""
+    parts = dict.fromkeys(part.device for own in plan.layers.values() for part in own)
+    for i, renaming in enumerate(plan.replicas):
+        for name in (*renaming.values(), *(name for name in parts if name not in renaming)):
+            if name not in platform.host_of:
+                raise DicompilerError(
+                    f"plan: replicas[{i}]: {platform.name} has no device {name!r}{nearest(name, platform.host_of)}"
+                )
+        for name in parts:
+            place = renaming.get(name, name)
+            if not platform.device(place).computes:
+                raise DicompilerError(
+                    f"plan: replicas[{i}]: device {place!r}, which does the work of {name!r}, has no compute: rename "
+                    f"{name!r} to another"
                 )
 
 
@@ -64,7 +85,13 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
 
 
 def check_program(compilation: Compilation, target: Target) -> None:
-    """The same of a program, for one frame: weights, activations, buffers, and what the target that runs it adds."""
+    """The same of a program, for one frame: weights, activations, buffers, and what the target that runs it adds; and
+    that the target can deal out frames, if the plan does."""
+    if compilation.plan is not None and compilation.plan.replicas and not target.replicas:
+        raise DicompilerError(
+            f"plan: replicas: target {target.name!r} cannot deal out frames in turn: leave them away, or take target "
+            "'sockets'"
+        )
     program, platform, routing = compilation.program, compilation.platform, compilation.routing
     assert program is not None and platform is not None and routing is not None
     held, added = program_memory(program), target.memory(program)
@@ -79,7 +106,7 @@ def check_program(compilation: Compilation, target: Target) -> None:
 def _over(routing: Routing, platform: Platform, host: Host, needed: str) -> DicompilerError:
     """The error for a host that has too little memory."""
     weights: dict[str, int] = {}
-    for task in routing.tasks:
+    for task in (task for role in routing.roles for task in role.tasks):
         if platform.host_of[task.device] == host.name:
             weights[task.layer] = weights.get(task.layer, 0) + sum(weight_regions(routing.layers, task).values())
     largest = max(weights, key=lambda name: weights[name], default=None)

@@ -38,10 +38,14 @@ def program_memory(program: Program, frames: int = 1) -> dict[str, MemoryUse]:
 
     A buffer is held up to its last reader on the device, what a segment makes from its node to its last reader or send;
     what is delivered, to the end. One frame is inside a segment, the others are between two. Tensors without static
-    shape count nothing. Views (Reshape, Identity) count as copies.
+    shape count nothing. Views (Reshape, Identity) count as copies. With several roles, the weights of all of them are
+    there, and the frames in flight are dealt out over the roles that take most.
     """
-    sizes = _border_sizes(program)
-    return {device.device: _device(program, device, sizes, frames) for device in program.devices}
+    roles = [(role, _border_sizes(role)) for role in program.roles]
+    return {
+        device.device: _together([_device(role, role.devices[i], sizes) for role, sizes in roles], frames)
+        for i, device in enumerate(program.devices)
+    }
 
 
 def segment_values(segment: Segment) -> dict[str, int]:
@@ -101,7 +105,32 @@ def _border_sizes(program: Program) -> dict[str, int]:
     return {value.name: 0 if value.shape is None else value.nbytes for value in values}
 
 
-def _device(program: Program, device: DeviceProgram, border: Mapping[str, int], frames: int) -> MemoryUse:
+@dataclass(frozen=True)
+class _Role:
+    """What a device holds for one frame of a role: weights by name, buffers, and what is held beside those at most
+    (busy) and between two segments at most (resting)."""
+
+    weights: Mapping[str, int]
+    buffers: int
+    busy: int
+    resting: int
+
+
+def _together(roles: Sequence[_Role], frames: int) -> MemoryUse:
+    """Frames follow each other through the roles: of n roles each has frames / n at once, some one more. One frame is
+    inside a segment, the others rest."""
+    weights: dict[str, int] = {}
+    for role in roles:
+        weights |= role.weights
+    largest = sorted(roles, key=lambda role: -role.buffers - role.busy)
+    counts = [(frames + len(roles) - 1 - i) // len(roles) for i in range(len(roles))]
+    there = [(role, count) for role, count in zip(largest, counts, strict=True) if count]
+    busy = max(role.busy - role.resting for role, _ in there)
+    resting = sum(count * role.resting for role, count in there)
+    return MemoryUse(sum(weights.values()), busy + resting, sum(count * role.buffers for role, count in there))
+
+
+def _device(program: Program, device: DeviceProgram, border: Mapping[str, int]) -> _Role:
     """Time is counted in steps: step 2k + 1 is inside segment k, step 2k between the segments k - 1 and k."""
     weights: dict[str, int] = {}
     sizes = dict(border)
@@ -125,8 +154,7 @@ def _device(program: Program, device: DeviceProgram, border: Mapping[str, int], 
     buffers = sum(sizes[name] for name in given)
     busy = peak([*spans, *between, *made])
     resting = max((_held(spans, step) + _held(between, step) for step in range(0, end + 1, 2)), default=0)
-    more = (frames - 1) * max(0, resting - buffers)
-    return MemoryUse(sum(weights.values()), max(0, busy - buffers) + more, frames * buffers)
+    return _Role(weights, buffers, max(0, busy - buffers), max(0, resting - buffers))
 
 
 def _held(spans: Iterable[tuple[int, int, int]], step: int) -> int:

@@ -30,6 +30,7 @@ Step = tuple[str, bool]  # (layer, or "" for the network's inputs; whether it is
 class DeviceMetrics:
     """One device's share of one frame. flops: operations; compute_s: seconds; all others in bytes.
 
+    With replicas all but the memory are means over the roles (whole numbers rounded up); the memory is for all roles.
     weights: the constants that it holds; activations: the most that it holds at once of computed and received tensors;
     sent, received: what travels between it and other devices (of its own host as well). line_s: seconds in which its
     messages occupy a line; waits: seconds in which it had nothing that it could do, by the device whose message it
@@ -59,7 +60,8 @@ class DeviceMetrics:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What a plan comes to for one frame. `devices`: those that the plan names, in platform order.
+    """What a plan comes to for one frame, with replicas in the mean over the roles. `devices`: those that the plan
+    names, in platform order.
 
     latency_s: seconds from the inputs on the sources to the outputs on the sinks; period_s: seconds between frames
     where many follow each other, set by the busiest device or line; energy_j: Joule of all devices over the latency;
@@ -105,6 +107,22 @@ class _Sent:
     step: Step
 
 
+@dataclass(frozen=True)
+class _Role:
+    """The frames of one role: their routing, the seconds of each task, and what is sent."""
+
+    routing: Routing
+    seconds: Mapping[tuple[str, int], float]
+    sent: Sequence[_Sent]
+
+
+def _roles(routing: Routing, platform: Platform, cost: CostModel) -> tuple[_Role, ...]:
+    return tuple(
+        _Role(own, {task_id(task): task_seconds(own, platform, cost, task) for task in own.tasks}, _sent(own))
+        for own in routing.roles
+    )
+
+
 def measure(layers: LayerGraph, platform: Platform, cost: CostModel, plan: Plan) -> Metrics:
     """An estimate of what `plan` comes to. Raises DicompilerError where it does not fit the layers or names an unknown
     device.
@@ -117,31 +135,35 @@ def measure(layers: LayerGraph, platform: Platform, cost: CostModel, plan: Plan)
     """
     for name in plan.devices:
         platform.device(name)
-    routing = route(layers, plan, platform.host_of)
-    seconds = {task_id(task): task_seconds(routing, platform, cost, task) for task in routing.tasks}
-    sent = _sent(routing)
-    devices = _devices(routing, platform, plan, seconds, sent)
-    return _metrics(devices, platform, _latency(routing, platform, seconds, sent), _busy(platform, sent))
+    roles = _roles(route(layers, plan, platform.host_of), platform, cost)
+    latency = sum(_latency(role, platform) for role in roles) / len(roles)
+    return _metrics(roles, _devices(roles, platform, plan), platform, latency, _lines(roles, platform))
 
 
 def simulated(simulation: Simulation, routing: Routing, platform: Platform, cost: CostModel, plan: Plan) -> Metrics:
-    """What `plan` comes to, given its routing and the simulation of one frame of its program. The time between frames
-    is the load of the busiest device or line: what a stream comes to with enough frames on their way at once."""
-    seconds = {task_id(task): task_seconds(routing, platform, cost, task) for task in routing.tasks}
-    sent = _sent(routing)
+    """What `plan` comes to, given its routing and the simulation of one frame of each role, one after another. The time
+    between frames is the load of the busiest device or line, in the mean over the roles: what a stream comes to with
+    enough frames on their way at once."""
+    roles, frames = _roles(routing, platform, cost), len(simulation.frames)
     devices = tuple(
         replace(
             entry,
-            line_s=simulation.seconds("message", entry.device) + simulation.seconds("message", entry.device, peer=True),
-            waits=simulation.waits.get(entry.device, {}),
+            line_s=(
+                simulation.seconds("message", entry.device) + simulation.seconds("message", entry.device, peer=True)
+            )
+            / frames,
+            waits={peer: seconds / frames for peer, seconds in simulation.waits.get(entry.device, {}).items()},
         )
-        for entry in _devices(routing, platform, plan, seconds, sent)
+        for entry in _devices(roles, platform, plan)
     )
-    found = _metrics(devices, platform, simulation.latency_s, _busy(platform, sent, latency=False))
+    latency = sum(end - start for start, end in simulation.frames) / frames
+    found = _metrics(roles, devices, platform, latency, _lines(roles, platform, latency=False))
     return replace(found, method="simulation")
 
 
-def _metrics(devices: tuple[DeviceMetrics, ...], platform: Platform, latency: float, lines: float) -> Metrics:
+def _metrics(
+    roles: Sequence[_Role], devices: tuple[DeviceMetrics, ...], platform: Platform, latency: float, lines: float
+) -> Metrics:
     """lines: seconds of the busiest line in a frame."""
     on_host: dict[str, int] = {}
     energy = 0.0
@@ -151,7 +173,7 @@ def _metrics(devices: tuple[DeviceMetrics, ...], platform: Platform, latency: fl
         idle = max(0.0, latency - entry.compute_s)
         energy += device.power_active * entry.compute_s + device.power_idle * idle + device.power_network * entry.line_s
     busiest = max((entry.compute_s for entry in devices), default=0.0)
-    total = sum(entry.sent for entry in devices)
+    total = _mean(sum(box.count for role in roles for box in role.sent), roles)
     return Metrics(devices, latency, max(busiest, lines), energy, max(on_host.values(), default=0), total)
 
 
@@ -170,25 +192,29 @@ def _sent(routing: Routing) -> list[_Sent]:
     return found
 
 
-def _latency(
-    routing: Routing, platform: Platform, seconds: Mapping[tuple[str, int], float], sent: Sequence[_Sent]
-) -> float:
+def _latency(role: _Role, platform: Platform) -> float:
     """The barrier model: over the steps, the slowest device's compute time and the time of sending what was made."""
+    routing, seconds = role.routing, role.seconds
     compute: dict[Step, dict[str, float]] = {("", False): {}}
     for task in sorted(routing.tasks, key=lambda task: (routing.layers.position[task.layer], task.kind != "partial")):
         at = compute.setdefault(_step(task), {})
         at[task.device] = at.get(task.device, 0.0) + seconds[task_id(task)]
     made: dict[Step, list[_Sent]] = {}
-    for box in sent:
+    for box in role.sent:
         made.setdefault(box.step, []).append(box)
     return sum(
         max(devices.values(), default=0.0) + _busy(platform, made.get(step, ())) for step, devices in compute.items()
     )
 
 
-def _busy(platform: Platform, boxes: Iterable[_Sent], latency: bool = True) -> float:
-    """Seconds until the network has carried `boxes`, all of them ready at the start; the links' latency is waited for
-    once, or (`latency` false) not at all."""
+def _lines(roles: Sequence[_Role], platform: Platform, latency: bool = True) -> float:
+    """Seconds of the busiest line for a frame, in the mean over the roles."""
+    return _busy(platform, [box for role in roles for box in role.sent], latency, len(roles))
+
+
+def _busy(platform: Platform, boxes: Iterable[_Sent], latency: bool = True, frames: int = 1) -> float:
+    """Seconds until the network has carried `boxes`, all of them ready at the start, by the number of frames that they
+    belong to; the links' latency is waited for once, or (`latency` false) not at all."""
     lines: dict[tuple[str, str], float] = {}
     longest = 0.0
     for box in boxes:
@@ -200,38 +226,38 @@ def _busy(platform: Platform, boxes: Iterable[_Sent], latency: bool = True) -> f
         ends = (("out", platform.host_of[box.sender]), ("in", platform.host_of[box.receiver]))
         for end in ends if platform.network.kind == "switch" else (("all", ""),):
             lines[end] = lines.get(end, 0.0) + time
-    return max(lines.values(), default=0.0) + (longest if latency else 0.0)
+    return max(lines.values(), default=0.0) / frames + (longest if latency else 0.0)
 
 
-def _devices(
-    routing: Routing,
-    platform: Platform,
-    plan: Plan,
-    seconds: Mapping[tuple[str, int], float],
-    sent: Sequence[_Sent],
-) -> tuple[DeviceMetrics, ...]:
-    activations = _activations(routing)
+def _devices(roles: Sequence[_Role], platform: Platform, plan: Plan) -> tuple[DeviceMetrics, ...]:
+    activations = [_activations(role.routing) for role in roles]
+    sent = [box for role in roles for box in role.sent]
     named = set(plan.devices)
     found = []
     for device in platform.devices:
         if device.name not in named:
             continue
-        own = [task for task in routing.tasks if task.device == device.name]
+        own = [(role, task) for role in roles for task in role.routing.tasks if task.device == device.name]
         weights: dict[tuple[str, Region], int] = {}
-        for task in own:
-            weights.update(weight_regions(routing.layers, task))
+        for role, task in own:
+            weights.update(weight_regions(role.routing.layers, task))
         found.append(
             DeviceMetrics(
                 device.name,
-                sum(_flops(routing, task) for task in own),
-                sum(seconds[task_id(task)] for task in own),
+                _mean(sum(_flops(role.routing, task) for role, task in own), roles),
+                sum(role.seconds[task_id(task)] for role, task in own) / len(roles),
                 sum(weights.values()),
-                activations.get(device.name, 0),
-                sum(box.count for box in sent if box.sender == device.name),
-                sum(box.count for box in sent if box.receiver == device.name),
+                max(held.get(device.name, 0) for held in activations),
+                _mean(sum(box.count for box in sent if box.sender == device.name), roles),
+                _mean(sum(box.count for box in sent if box.receiver == device.name), roles),
             )
         )
     return tuple(found)
+
+
+def _mean(total: int, roles: Sequence[_Role]) -> int:
+    """Rounded up."""
+    return -(-total // len(roles))
 
 
 def _flops(routing: Routing, task: Task) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Plan:
     """`layers`: parts by layer name. `source`: devices that each hold every whole graph input. `sink`: devices that
     want every graph output. `network`: the structural digest of the network it was made for ('' in a hand-written one).
     `note`: why it cannot be reproduced by running again, where it rests on measured or time-limited results.
+    `replicas`: one-to-one renamings of the parts' devices (device → device; what is not named stays); frame i of a
+    stream uses renaming i mod n. Source and sink stay where they are. Empty: every frame goes by the plan as it is.
     """
 
     layers: Mapping[str, tuple[Part, ...]]
@@ -42,12 +44,28 @@ class Plan:
     sink: tuple[str, ...]
     network: str = ""
     note: str = ""
+    replicas: tuple[Mapping[str, str], ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Every device that the plan names, in order of first mention: source, layers, sink."""
-        named = [*self.source, *(p.device for parts in self.layers.values() for p in parts), *self.sink]
-        return tuple(dict.fromkeys(named))
+        """Every device that takes part in a role, in order of first mention: source, layers role by role, sink."""
+        parts = tuple(dict.fromkeys(p.device for parts in self.layers.values() for p in parts))
+        named = [renaming.get(name, name) for renaming in self.replicas or ({},) for name in parts]
+        return tuple(dict.fromkeys([*self.source, *named, *self.sink]))
+
+    @property
+    def roles(self) -> tuple[Plan, ...]:
+        """The plan of each renaming, itself without replicas: frame i goes by entry i mod n."""
+        if not self.replicas:
+            return (self,)
+        return tuple(replace(self, layers=_renamed(self.layers, own), replicas=()) for own in self.replicas)
+
+
+def _renamed(layers: Mapping[str, tuple[Part, ...]], renaming: Mapping[str, str]) -> dict[str, tuple[Part, ...]]:
+    return {
+        name: tuple(replace(part, device=renaming.get(part.device, part.device)) for part in parts)
+        for name, parts in layers.items()
+    }
 
 
 def _part_to_json(part: Part) -> dict[str, Any]:
@@ -76,6 +94,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
     for key in ("network", "note"):
         if getattr(plan, key):
             document[key] = getattr(plan, key)
+    if plan.replicas:
+        document["replicas"] = [dict(renaming) for renaming in plan.replicas]
     document["layers"] = {name: [_part_to_json(p) for p in parts] for name, parts in plan.layers.items()}
     return document
 
@@ -91,6 +111,7 @@ def from_json(document: Any, place: str = "plan") -> Plan:
         tuple(document["sink"]),
         document.get("network", ""),
         document.get("note", ""),
+        tuple(document.get("replicas", ())),
     )
 
 

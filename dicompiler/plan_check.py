@@ -16,6 +16,7 @@ def check(layers: LayerGraph, plan: Plan) -> None:
     what is read is found while routing."""
     if not plan.source or not plan.sink:
         raise DicompilerError("plan: source and sink must each name at least one device")
+    _check_replicas(plan)
     for name in plan.layers:
         if name not in layers.by_name:
             raise DicompilerError(
@@ -29,6 +30,27 @@ def check(layers: LayerGraph, plan: Plan) -> None:
         for i, part in enumerate(parts):
             _check_part(layers, layer, part, f"plan: layers.{layer.name}[{i}]")
         _check_merge(layers, layer, parts)
+
+
+def _check_replicas(plan: Plan) -> None:
+    """A renaming must speak of the plan's devices, and give no two of those that have parts the same place."""
+    parts = {part.device: None for own in plan.layers.values() for part in own}
+    known = [*plan.source, *parts, *plan.sink]
+    for i, renaming in enumerate(plan.replicas):
+        for name in renaming:
+            if name not in known:
+                raise DicompilerError(
+                    f"plan: replicas[{i}]: the plan uses no device {name!r}{nearest(name, known)}: rename those it uses"
+                )
+        taken: dict[str, str] = {}
+        for name in dict.fromkeys([*parts, *renaming]):
+            place = renaming.get(name, name)
+            if place in taken:
+                raise DicompilerError(
+                    f"plan: replicas[{i}]: {taken[place]!r} and {name!r} both become {place!r}: give each a device of "
+                    "its own"
+                )
+            taken[place] = name
 
 
 def _check_part(layers: LayerGraph, layer: Layer, part: Part, place: str) -> None:

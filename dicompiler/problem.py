@@ -100,10 +100,10 @@ def play(compilation: Compilation, cost: CostModel, frames: int = 1, in_flight: 
 
 
 def evaluate(compilation: Compilation, cost: CostModel) -> Metrics:
-    """The metrics of a compilation that has a program, by simulation of one frame."""
+    """The metrics of a compilation that has a program, by simulation of one frame of each role."""
     routing, platform, plan = compilation.routing, compilation.platform, compilation.plan
     assert routing is not None and platform is not None and plan is not None
-    return simulated(play(compilation, cost), routing, platform, cost, plan)
+    return simulated(play(compilation, cost, frames=len(plan.roles)), routing, platform, cost, plan)
 
 
 @dataclass(frozen=True)

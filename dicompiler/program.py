@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from dicompiler.regions import Shape
@@ -84,7 +84,11 @@ class DeviceProgram:
 
 @dataclass(frozen=True)
 class Program:
-    """`order`: (device index, segment index) of all segments, so that each comes after those it depends on."""
+    """`order`: (device index, segment index) of all segments, so that each comes after those it depends on.
+
+    `others`: of a plan with replicas the programs of its further roles, for the same devices in the same order;
+    everything else is the first role's.
+    """
 
     devices: tuple[DeviceProgram, ...]
     transfers: tuple[Transfer, ...]
@@ -92,3 +96,15 @@ class Program:
     outputs: tuple[Value, ...]
     weights: Mapping[str, Weight] = field(repr=False)
     order: tuple[tuple[int, int], ...]
+    others: tuple[Program, ...] = field(default=(), repr=False)
+
+    @property
+    def roles(self) -> tuple[Program, ...]:
+        """The program of each role: frame i is played by entry i mod n."""
+        return (replace(self, others=()), *self.others)
+
+    @property
+    def all_transfers(self) -> tuple[Transfer, ...]:
+        """The transfers of all roles one after another, numbered through: so artifacts and reports number them."""
+        every = [transfer for role in self.roles for transfer in role.transfers]
+        return tuple(replace(transfer, index=i) for i, transfer in enumerate(every))

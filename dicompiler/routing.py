@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as changed
 from functools import cached_property
 
 from dicompiler.errors import DicompilerError
@@ -70,6 +71,7 @@ class Routing:
 
     reads: task → what it reads → the tree that makes it. deliveries: the same for graph outputs. received: every box
     that travels. dropped: parts that nobody reads. runs: the number of each live task's run (see `lane_runs`).
+    others: of a plan with replicas the routings of its further roles; everything else is the first role's.
     """
 
     layers: LayerGraph = field(repr=False)
@@ -79,6 +81,12 @@ class Routing:
     received: tuple[Box, ...]
     dropped: tuple[TaskId, ...]
     runs: Mapping[TaskId, int] = field(repr=False)
+    others: tuple[Routing, ...] = field(default=(), repr=False)
+
+    @property
+    def roles(self) -> tuple[Routing, ...]:
+        """The routing of each role: frame i goes by entry i mod n."""
+        return (changed(self, others=()), *self.others)
 
     def nbytes(self, box: Box) -> int:
         """Raw bytes of a box."""
@@ -100,7 +108,8 @@ def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None
     from dicompiler.plan_check import check
 
     check(layers, plan)
-    return _Router(layers, plan, hosts or {}).run()
+    first, *others = (_Router(layers, role, hosts or {}).run() for role in plan.roles)
+    return changed(first, others=tuple(others))
 
 
 def _leaves(tree: Tree) -> Iterator[Take]:
@@ -198,11 +207,13 @@ class _Router:
                 "let the region of one of its parts cover it"
             )
         _, box, overlap = min(found, key=lambda candidate: candidate[0])
+        # What has nothing in common with the need has nothing in common with a part of it.
+        near = [one for _, one, _ in found if one.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
             if (low, high) != (start, stop):
                 cuts = [cut for cut in ((start, low), (low, high), (high, stop)) if cut[0] < cut[1]]
                 return Join(
-                    axis, tuple(self._assemble(replace(need, axis, cut), at, boxes, held, reader) for cut in cuts)
+                    axis, tuple(self._assemble(replace(need, axis, cut), at, near, held, reader) for cut in cuts)
                 )
         if box.origin is None:
             self._use(box)

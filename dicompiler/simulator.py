@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -78,9 +78,12 @@ class Simulation:
 
 @dataclass
 class _Frame:
-    """A frame on its way: for each device the next job, for each job how many messages it lacks."""
+    """A frame on its way: its role's number and workload, for each device the next job, for each job how many messages
+    it lacks."""
 
     number: int
+    role: int
+    work: Workload
     start: float
     position: list[int]
     lacks: list[list[int]]
@@ -97,18 +100,19 @@ def simulate(work: Workload, platform: Platform, frames: int = 1, in_flight: int
     gateway, one message travels at a time, in the order in which they were ready. A message takes its bytes over the
     narrowest bandwidth on its way and the network's time per message, and arrives the link's latency later. Devices of
     one host pass tensors at no cost. Slices and joins cost nothing beside what the cost model says of their layers.
+    Frames go through the workload's roles in turn.
     """
     return _Player(work, platform, frames, max(1, in_flight)).run()
 
 
 class _Player:
-    """The state of a simulation. Events are (time, order of entry, what to do)."""
+    """The state of a simulation. Events are (time, order of entry, what to do, with which device or message, frame)."""
 
     def __init__(self, work: Workload, platform: Platform, frames: int, in_flight: int) -> None:
-        self.work, self.count, self.in_flight = work, frames, in_flight
-        self.lines = _Lines(work, platform)
-        self.readers = [self._readers(i) for i in range(len(work.messages))]
-        self.outputs = sum(job.outputs for device in work.devices for job in device.jobs)
+        self.roles, self.count, self.in_flight = work.roles, frames, in_flight
+        self.names = [device.device for device in work.devices]
+        self.lines = _Lines(self.roles, platform)
+        self.readers = [[_readers(role, i) for i in range(len(role.messages))] for role in self.roles]
         self.busy = [False] * len(work.devices)
         self.started = [0.0] * len(work.devices)
         self.idle_since = [0.0] * len(work.devices)
@@ -116,41 +120,41 @@ class _Player:
         self.released = 0
         self.ended: dict[int, tuple[float, float]] = {}
         self.spans: list[Span] = []
-        self.events: list[tuple[float, int, str, tuple[int, ...], _Frame]] = []
+        self.events: list[tuple[float, int, str, int, _Frame]] = []
         self.order = 0
-
-    def _readers(self, message: int) -> list[int]:
-        jobs = self.work.devices[self.work.messages[message].receiver].jobs
-        return [i for i, job in enumerate(jobs) if message in job.needs]
 
     def run(self) -> Simulation:
         for _ in range(min(self.in_flight, self.count)):
             self._release(0.0)
         while self.events:
-            now, _, kind, arguments, frame = heapq.heappop(self.events)
+            now, _, kind, number, frame = heapq.heappop(self.events)
             if kind == "done":
-                self._done(now, frame, *arguments)
+                self._done(now, frame, number)
             elif kind == "sent":
-                self.lines.free(*arguments)
+                self.lines.free(number, frame)
                 self._travel(now)
             else:
-                self._arrived(now, frame, *arguments)
+                self._arrived(now, frame, number)
         frames = tuple(self.ended[i] for i in range(self.count))
         return Simulation(frames, tuple(sorted(self.spans, key=lambda span: (span.end, span.device, span.name))))
 
-    def _at(self, time: float, kind: str, frame: _Frame, *arguments: int) -> None:
+    def _at(self, time: float, kind: str, frame: _Frame, number: int) -> None:
         self.order += 1
-        heapq.heappush(self.events, (time, self.order, kind, arguments, frame))
+        heapq.heappush(self.events, (time, self.order, kind, number, frame))
 
     def _release(self, now: float) -> None:
         """One more frame's inputs are on their sources."""
-        devices = self.work.devices
+        role = self.released % len(self.roles)
+        work = self.roles[role]
+        devices = work.devices
         frame = _Frame(
             self.released,
+            role,
+            work,
             now,
             [0] * len(devices),
             [[len(job.needs) for job in device.jobs] for device in devices],
-            self.outputs,
+            sum(job.outputs for device in devices for job in device.jobs),
             [[-1] * len(device.jobs) for device in devices],
         )
         self.released += 1
@@ -168,9 +172,8 @@ class _Player:
         """Starts what the device can do next, if it does nothing."""
         if self.busy[d]:
             return
-        jobs = self.work.devices[d].jobs
         for frame in self.active:
-            at = frame.position[d]
+            jobs, at = frame.work.devices[d].jobs, frame.position[d]
             if at < len(jobs) and not frame.lacks[d][at]:
                 self._note_wait(now, d, frame, at)
                 self.busy[d], self.started[d] = True, now
@@ -181,13 +184,13 @@ class _Player:
         start = max(self.idle_since[d], 0.0)
         if now > start:
             message = frame.last[d][at]
-            devices = self.work.devices
-            peer = devices[self.work.messages[message].sender].device if message >= 0 else ""
-            name = self.work.messages[message].name if message >= 0 else "a frame"
-            self.spans.append(Span("wait", devices[d].device, name, frame.number, start, now, peer))
+            messages = frame.work.messages
+            peer = self.names[messages[message].sender] if message >= 0 else ""
+            name = messages[message].name if message >= 0 else "a frame"
+            self.spans.append(Span("wait", self.names[d], name, frame.number, start, now, peer))
 
     def _done(self, now: float, frame: _Frame, d: int) -> None:
-        device = self.work.devices[d]
+        device = frame.work.devices[d]
         job: Job = device.jobs[frame.position[d]]
         self.spans.append(Span("compute", device.device, job.name, frame.number, self.started[d], now))
         frame.position[d] += 1
@@ -213,42 +216,49 @@ class _Player:
     def _travel(self, now: float) -> None:
         """Starts every message whose lines are free."""
         for message, frame in self.lines.start():
-            seconds, latency = self.lines.times[message]
-            record = self.work.messages[message]
-            sender, receiver = (self.work.devices[i].device for i in (record.sender, record.receiver))
+            seconds, latency = self.lines.times[frame.role][message]
+            record = frame.work.messages[message]
+            sender, receiver = self.names[record.sender], self.names[record.receiver]
             self.spans.append(Span("message", sender, record.name, frame.number, now, now + seconds, receiver))
             self._at(now + seconds, "sent", frame, message)
             self._at(now + seconds + latency, "arrived", frame, message)
 
     def _arrived(self, now: float, frame: _Frame, message: int) -> None:
-        d = self.work.messages[message].receiver
-        for job in self.readers[message]:
+        d = frame.work.messages[message].receiver
+        for job in self.readers[frame.role][message]:
             frame.lacks[d][job] -= 1
             frame.last[d][job] = message
         self._advance(now, d)
 
 
+def _readers(work: Workload, message: int) -> list[int]:
+    """The jobs that wait for a message."""
+    jobs = work.devices[work.messages[message].receiver].jobs
+    return [i for i, job in enumerate(jobs) if message in job.needs]
+
+
 class _Lines:
     """The lines between hosts: which messages wait for them, and which are free. A shared medium is one line."""
 
-    def __init__(self, work: Workload, platform: Platform) -> None:
-        self.times: list[tuple[float, float]] = []
-        self.ends: list[tuple[Resource, Resource] | None] = []
+    def __init__(self, roles: Sequence[Workload], platform: Platform) -> None:
+        self.times: list[list[tuple[float, float]]] = [[] for _ in roles]
+        self.ends: list[list[tuple[Resource, Resource] | None]] = [[] for _ in roles]
         switch = platform.network.kind == "switch"
-        for message in work.messages:
-            sender, receiver = work.devices[message.sender], work.devices[message.receiver]
-            link = platform.link(sender.device, receiver.device)
-            seconds = 0.0 if link is None else platform.network.message + 8 * message.nbytes / link.bandwidth
-            self.times.append((seconds, 0.0 if link is None else link.latency))
-            ends: tuple[Resource, Resource] = (("out", sender.host), ("in", receiver.host))
-            self.ends.append(None if link is None else ends if switch else (("all", ""), ("all", "")))
+        for work, own_times, own_ends in zip(roles, self.times, self.ends, strict=True):
+            for message in work.messages:
+                sender, receiver = work.devices[message.sender], work.devices[message.receiver]
+                link = platform.link(sender.device, receiver.device)
+                seconds = 0.0 if link is None else platform.network.message + 8 * message.nbytes / link.bandwidth
+                own_times.append((seconds, 0.0 if link is None else link.latency))
+                ends: tuple[Resource, Resource] = (("out", sender.host), ("in", receiver.host))
+                own_ends.append(None if link is None else ends if switch else (("all", ""), ("all", "")))
         self.waiting: dict[tuple[Resource, Resource], deque[tuple[int, int, _Frame]]] = {}
         self.taken: set[Resource] = set()
         self.entered = 0
 
     def queue(self, message: int, frame: _Frame) -> bool:
         """The message is ready to go; False if it needs no line."""
-        ends = self.ends[message]
+        ends = self.ends[frame.role][message]
         if ends is None:
             return False
         self.waiting.setdefault(ends, deque()).append((self.entered, message, frame))
@@ -273,8 +283,8 @@ class _Lines:
             self.taken.update(ends)
             yield message, frame
 
-    def free(self, message: int) -> None:
+    def free(self, message: int, frame: _Frame) -> None:
         """The message has left its lines."""
-        ends = self.ends[message]
+        ends = self.ends[frame.role][message]
         assert ends is not None
         self.taken.difference_update(ends)

@@ -30,8 +30,8 @@ class DeviceReport:
     """What one device measured over all frames of a run.
 
     compute_s: seconds in segments; wait_s: seconds in which it had no segment whose inputs were there; send_s: seconds
-    of sending, beside the computing. sent: payload bytes by transfer index. segments: seconds of each segment.
-    memory_peak: largest resident memory of its process, in bytes.
+    of sending, beside the computing. sent: payload bytes by index in `Program.all_transfers`. segments: seconds of each
+    segment, role by role. memory_peak: largest resident memory of its process, in bytes.
     """
 
     device: str
@@ -106,6 +106,9 @@ class Target(ABC):
     """
 
     name: ClassVar[str]
+    replicas: ClassVar[bool] = False
+    """Whether it emits all roles of a plan with replicas (`Program.roles`); a compilation with such a plan is refused
+    otherwise."""
 
     @abstractmethod
     def emit(self, compilation: Compilation, directory: Path) -> None:

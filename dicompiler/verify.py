@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.exact import NotExact, check_model, coverage, seeds_needed
-from dicompiler.executor import Executor, run_model
+from dicompiler.executor import Execution, Executor, run_model
 from dicompiler.model import Model
 from dicompiler.program import Program, Transfer, Value
 
@@ -83,10 +83,11 @@ def exact(model: Model, split: Callable[[Model], Program], seeds: Sequence[int] 
 
     `split` compiles a model by the plan in question. By default as many seeds as it takes to read every tap and every
     input channel of every convolution. It does not apply where an operator rounds that has no stand-in, or where values
-    would leave the exact range.
+    would leave the exact range. Every role of a plan with replicas is checked.
     """
     chosen = range(seeds_needed(model)) if seeds is None else seeds
     tried = []
+    count = 1
     for seed in chosen:
         try:
             checked, inputs = check_model(model, seed)
@@ -94,17 +95,32 @@ def exact(model: Model, split: Callable[[Model], Program], seeds: Sequence[int] 
             return Check("exact", True, str(error).removeprefix("exact check: "), applies=False)
         tried.append(checked)
         reference = run_model(checked, inputs)
-        execution = Executor(split(checked)).run(inputs)
-        for device, outputs in execution.delivered.items():
-            for name, value in outputs.items():
-                check = compare(name, reference[name], value, exact=True)
-                if not check.passed:
-                    return Check("exact", False, f"seed {seed}: output {name!r} on {device}: {check.detail}")
-    return Check("exact", True, f"bit-equal for {len(tried)} check models ({coverage(tried)})")
+        roles = split(checked).roles
+        count = len(roles)
+        for number, role in enumerate(roles):
+            failed = _differing(reference, Executor(role).run(inputs))
+            if failed:
+                replica = f"replica {number}: " if count > 1 else ""
+                return Check("exact", False, f"seed {seed}: {replica}{failed}")
+    each = f", each in {count} replicas" if count > 1 else ""
+    return Check("exact", True, f"bit-equal for {len(tried)} check models ({coverage(tried)}){each}")
 
 
-def transfers(predicted: Sequence[Transfer], sent: Mapping[int, int], frames: int) -> Check:
-    """Whether every transfer carried just the bytes that were predicted."""
+def _differing(reference: Mapping[str, Any], execution: Execution) -> str:
+    """The first output that is not bit-equal, in words; '' where there is none."""
+    for device, outputs in execution.delivered.items():
+        for name, value in outputs.items():
+            check = compare(name, reference[name], value, exact=True)
+            if not check.passed:
+                return f"output {name!r} on {device}: {check.detail}"
+    return ""
+
+
+def transfers(predicted: Sequence[Transfer], sent: Mapping[int, int], frames: int, roles: int = 1) -> Check:
+    """Whether every transfer carried just the bytes that were predicted.
+
+    predicted: `Program.all_transfers`. sent: bytes by their index. frames: how many each role played.
+    """
     for transfer in predicted:
         expected, got = transfer.value.nbytes * frames, sent.get(transfer.index, 0)
         if expected != got:
@@ -113,7 +129,8 @@ def transfers(predicted: Sequence[Transfer], sent: Mapping[int, int], frames: in
             )
             return Check("bytes", False, detail)
     total = sum(transfer.value.nbytes for transfer in predicted)
-    return Check("bytes", True, f"{len(predicted)} transfers, {total} bytes a frame: as predicted")
+    each = "a frame" if roles == 1 else f"in a frame of each of {roles} replicas"
+    return Check("bytes", True, f"{len(predicted)} transfers, {total} bytes {each}: as predicted")
 
 
 def graph_inputs(model: Model) -> tuple[Value, ...]:

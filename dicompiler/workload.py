@@ -6,7 +6,7 @@ Program + Routing + Platform + CostModel → Workload.   The steps are the Progr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dicompiler.costs import CostModel
 from dicompiler.platform import Platform
@@ -52,14 +52,31 @@ class DeviceWork:
 
 @dataclass(frozen=True)
 class Workload:
-    """What one frame comes to on every device. `messages` are numbered as the program's transfers."""
+    """What one frame comes to on every device. `messages` are numbered as the program's transfers.
+
+    others: of a plan with replicas the workloads of its further roles, for the same devices in the same order.
+    """
 
     devices: tuple[DeviceWork, ...]
     messages: tuple[Message, ...]
+    others: tuple[Workload, ...] = ()
+
+    @property
+    def roles(self) -> tuple[Workload, ...]:
+        """The workload of each role: frame i is entry i mod n."""
+        return (replace(self, others=()), *self.others)
 
 
 def workload(program: Program, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
-    """The program with predicted seconds. What a task takes is counted in the segment that holds its layer's anchor."""
+    """The program with predicted seconds, role by role. What a task takes is counted in the segment that holds its
+    layer's anchor."""
+    first, *others = (
+        _role(role, routes, platform, cost) for role, routes in zip(program.roles, routing.roles, strict=True)
+    )
+    return replace(first, others=tuple(others))
+
+
+def _role(program: Program, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
     seconds = _segment_seconds(program, routing, platform, cost)
     place = {device.device: i for i, device in enumerate(program.devices)}
     messages = tuple(

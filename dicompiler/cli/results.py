@@ -45,18 +45,20 @@ def show_planned(result: Compilation, written: Path, as_json: bool) -> None:
 
 
 def _devices(program: Program) -> list[dict[str, Any]]:
-    """For each device: its name, how many segments, bytes of weights, how many transfers, bytes sent and received."""
+    """For each device: its name, how many segments, bytes of weights, how many transfers, bytes sent and received; with
+    replicas for a frame of each."""
     from dicompiler.program import Value
 
     records = []
-    for device in program.devices:
-        weights = {tensor.name: tensor for segment in device.segments for tensor in segment.model.graph.initializer}
-        sent = [transfer for transfer in program.transfers if transfer.sender == device.device]
-        received = [transfer for transfer in program.transfers if transfer.receiver == device.device]
+    for i, device in enumerate(program.devices):
+        segments = [segment for role in program.roles for segment in role.devices[i].segments]
+        weights = {tensor.name: tensor for segment in segments for tensor in segment.model.graph.initializer}
+        sent = [transfer for transfer in program.all_transfers if transfer.sender == device.device]
+        received = [transfer for transfer in program.all_transfers if transfer.receiver == device.device]
         records.append(
             {
                 "device": device.device,
-                "segments": len(device.segments),
+                "segments": len(segments),
                 "weights": sum(Value(n, t.data_type, tuple(t.dims)).nbytes for n, t in weights.items()),
                 "transfers": len(sent),
                 "sent": sum(transfer.value.nbytes for transfer in sent),
@@ -197,12 +199,14 @@ def show_shares(metrics: Metrics) -> None:
 
 
 def _links(result: Compilation) -> dict[tuple[str, str], int]:
-    """(sender, receiver) → bytes of a frame."""
+    """(sender, receiver) → bytes of a frame; with replicas in the mean, rounded up."""
+    assert result.program is not None
     found: dict[tuple[str, str], int] = {}
-    for transfer in result.program.transfers if result.program is not None else ():
+    for transfer in result.program.all_transfers:
         key = (transfer.sender, transfer.receiver)
         found[key] = found.get(key, 0) + transfer.value.nbytes
-    return found
+    count = len(result.program.roles)
+    return {key: -(-total // count) for key, total in found.items()}
 
 
 def show_run(result: RunResult, as_json: bool) -> None:

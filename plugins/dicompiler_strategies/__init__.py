@@ -25,10 +25,11 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:
     from dicompiler_strategies.manual import Manual
     from dicompiler_strategies.modnn import Modnn
     from dicompiler_strategies.pipeline import Pipeline
+    from dicompiler_strategies.replicate import Replicate
     from dicompiler_strategies.single import Single
     from dicompiler_strategies.stahl import Stahl
 
-    return [Auto, CpSat, Dp, Genetic, Gradient, Manual, Modnn, Pipeline, Single, Stahl]
+    return [Auto, CpSat, Dp, Genetic, Gradient, Manual, Modnn, Pipeline, Replicate, Single, Stahl]
 
 
 @hookimpl

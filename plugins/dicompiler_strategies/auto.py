@@ -18,15 +18,15 @@ from dicompiler.plugins import registry
 from dicompiler.problem import Problem, Strategy
 from dicompiler.tables import Tables, tables
 from dicompiler_strategies.candidates import Weighed, best, family, neighbours, weigh
-from dicompiler_strategies.joint.search import fitting
+from dicompiler_strategies.joint.fitting import fitting
 
 log = logging.getLogger("dicompiler")
 
 AT_ONCE = 4
 """Plans around the best one that are weighed before going on."""
-SLOW = {"dp": 2_000, "gradient": 2_000}
+SLOW = {"dp": 2_000, "gradient": 2_000, "modnn": 20_000}
 """Strategies that are left out where layers times devices are more than that: they would take the whole budget."""
-STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat")
+STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat", "replicate")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Auto(Strategy):
             raise ValueError(f"tries must not be below 0, and is {self.tries}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Raises what the first strategy raised where none has a plan that can be carried out. An interrupt gives the
+        """Raises what a strategy raised where none has a plan that can be carried out. An interrupt gives the
         best plan so far."""
         search = _Search(problem, self, time.monotonic() + self.budget)
         note = ""
@@ -63,7 +63,7 @@ class Auto(Strategy):
                 raise
             note = "the search was interrupted"
         if search.best is None:
-            raise search.error or DicompilerError("auto: no strategy has a plan: raise the budget")
+            raise search.error() or DicompilerError("auto: no strategy has a plan: raise the budget")
         if search.late:
             note = note or f"the search ended after its budget of {self.budget:g} s"
         if note:
@@ -79,7 +79,7 @@ class _Search:
     def __init__(self, problem: Problem, options: Auto, deadline: float) -> None:
         self.problem, self.options, self.deadline = problem, options, deadline
         self.best: Weighed | None = None
-        self.error: DicompilerError | None = None
+        self.errors: dict[str, DicompilerError] = {}
         self.late = False
         self.seen: list[Plan] = []
 
@@ -95,6 +95,10 @@ class _Search:
             self._weigh((made.plan(selection), "the tables' optimum") for selection in family(made))
         self._polish(made)
 
+    def error(self) -> DicompilerError | None:
+        """Why there is no plan: cpsat tells most, else the first who told."""
+        return self.errors.get("cpsat", next(iter(self.errors.values()), None))
+
     def _is_late(self) -> bool:
         self.late = self.late or time.monotonic() > self.deadline
         return self.late
@@ -105,7 +109,7 @@ class _Search:
             if not self._weigh([(plan, name)]) and self.best is None:
                 check(self.problem, plan)
         except DicompilerError as error:
-            self.error = self.error or error
+            self.errors[name] = error
             log.info("auto: %s has no plan: %s", name, error)
 
     def _weigh(self, plans: Iterable[tuple[Plan, str]]) -> bool:

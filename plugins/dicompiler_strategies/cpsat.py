@@ -82,7 +82,7 @@ class CpSat(Strategy):
         return found
 
     def _tables(self, problem: Problem) -> Tables:
-        from dicompiler_strategies.joint.search import fitting
+        from dicompiler_strategies.joint.fitting import fitting
 
         options = self.options()
         if problem.objective not in ("latency", "communication"):

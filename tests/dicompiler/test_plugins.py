@@ -395,3 +395,16 @@ class TestRegistry:
         with pytest.raises(UsageError, match=r"^unknown strategy 'dp' \(there are none\)$"):
             registry.make("strategies", "dp")
         assert registry.make("passes", "tile-height").name == "tile-height"
+
+
+def test_looking_for_plugins_imports_no_solver_engine_or_plots() -> None:
+    heavy = ("matplotlib", "onnxruntime", "ortools", "pandas", "pymoo", "scipy")
+    code = f"import sys; from dicompiler.plugins import registry; registry(); print({{*{heavy!r}}} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout == "set()\n"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import onnx
 import pytest
@@ -18,9 +19,12 @@ from dicompiler import networks
 from dicompiler.bounds import bound, latency_bound
 from dicompiler.compilation import Compilation
 from dicompiler.compiler import pose, prepare, single_device
+from dicompiler.costs import Analytic
 from dicompiler.errors import DicompilerError
+from dicompiler.layers import Layer, LayerGraph
 from dicompiler.lowering import sketch, split
 from dicompiler.model import Model
+from dicompiler.plan import Part
 from dicompiler.platform import Device, Host, Link, Network, NetworkKind, Platform, nameless
 from dicompiler.plugins import registry
 from dicompiler.problem import Problem
@@ -241,6 +245,25 @@ def test_no_plan_beats_the_bounds(name: str, strategy: str) -> None:
     period = bound(replace(problem, objective="throughput"))
     assert period is not None and period <= metrics.period_s * (1 + 1e-9)
     assert bound(replace(problem, objective="memory")) is None
+
+
+@dataclass(frozen=True)
+class Specialised(Analytic):
+    """d0 is four times as fast as d1 on the first half of the layers, and four times as slow on the others."""
+
+    def seconds(self, layers: LayerGraph, layer: Layer, *where: Any, **_: Any) -> float:  # type: ignore[override]
+        (device,) = [one for one in where if isinstance(one, Device)]
+        early = layers.position[layer.name] < len(layers.layers) // 2
+        return 1.0 if early == (device.name == "d0") else 4.0
+
+
+def test_the_bound_holds_for_devices_that_are_good_at_different_layers() -> None:
+    model = Model.load(networks.build("lenet", 0))
+    posed = pose(replace(prepare(model), platform=nameless(2)), "throughput", Specialised())
+    count = len(posed.layers.layers)
+    half = {layer.name: [Part("d0" if i < count // 2 else "d1")] for i, layer in enumerate(posed.layers.layers)}
+    period, least = posed.evaluate(posed.plan(half)).period_s, bound(posed)
+    assert least is not None and 0 < least <= period == pytest.approx(count // 2)
 
 
 def test_without_a_model_nothing_can_be_played() -> None:

@@ -28,9 +28,10 @@ from dicompiler.routing import route
 from dicompiler.tables import tables
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.joint.elimination import graph, min_marginals, minimise
+from dicompiler_strategies.joint.fitting import fitting
 from dicompiler_strategies.joint.model import model
 from dicompiler_strategies.joint.relaxation import Relaxed, polish, relax
-from dicompiler_strategies.joint.search import fitting, solve
+from dicompiler_strategies.joint.search import solve
 from dicompiler_strategies.joint.solving import Effort
 from dicompiler_strategies.joint.solving import solve as finish
 from dicompiler_strategies.modnn import Modnn

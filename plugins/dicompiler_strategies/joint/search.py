@@ -6,18 +6,18 @@ Problem + ChoiceSet → Solution.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.choices import ChoiceSet, choices, ranked
+from dicompiler.choices import ChoiceSet, ranked
 from dicompiler.errors import DicompilerError
 from dicompiler.metrics import Metrics
 from dicompiler.plan import Plan
 from dicompiler.problem import Problem
-from dicompiler.tables import Tables, lines, tables
+from dicompiler.tables import Tables, tables
 from dicompiler.units import format_bytes
 from dicompiler.weights import raw_nbytes
 from dicompiler_strategies.joint.elimination import LIMIT
@@ -31,7 +31,6 @@ PROOF = 1e-6
 """Relative gap at which a value counts as proven: what rounding to whole numbers can come to."""
 AMPLE = 8  # copies of a tensor that a device may hold: received, joined, partial sums, buffers
 ROUNDS = 8  # of solving again with more room left for activations
-WORK = 1 << 23  # elements of the largest array of a table that the choice set may ask for
 
 
 @dataclass(frozen=True)
@@ -81,40 +80,6 @@ def solve(
     """
     found = known or tables(problem, options)
     return _Joint(found, effort, _start(found, hint)).solve()
-
-
-def fitting(problem: Problem, options: ChoiceSet) -> ChoiceSet:
-    """`options`, or where the tables would be too large (many devices, many layers) the richest of some smaller sets
-    that is not: fewer extra rows and bases first, then fewer numbers of devices."""
-    uniform = lines(problem.platform).uniform
-    pairs = len(problem.platform.devices) ** (1 if uniform else 2)
-    layers = problem.layers.layers
-    edges = sum(len(layer.inputs) for layer in layers)
-    sample = layers[:: max(1, len(layers) // 4)]
-    chosen = options
-    for chosen in _smaller(problem, options):
-        most = max(len(choices(problem, layer, chosen)) for layer in sample)
-        if most**2 * pairs <= WORK and most**2 * edges <= 4 * WORK and most**3 <= LIMIT:
-            break
-    return chosen
-
-
-def _smaller(problem: Problem, options: ChoiceSet) -> Iterator[ChoiceSet]:
-    yield options
-    fewer = replace(options, bases=options.bases[:2][-1:], extra=min(options.extra, 2))
-    yield fewer
-    least = replace(fewer, extra=min(options.extra, 1))
-    yield least
-    devices = len(problem.platform.computing)
-    counts = tuple(count for count in options.counts or range(2, devices + 1) if count <= devices)
-    for step in (1.3, 2.0, 4.0):
-        kept: list[int] = []
-        for count in counts:
-            if not kept or count >= step * kept[-1] or count == counts[-1]:
-                kept.append(count)
-        yield replace(least, counts=tuple(kept))
-        least = replace(least, each=False, shares=options.shares[:1]) if step > 1.3 else least
-    yield replace(least, counts=counts[-1:], extra=0, each=False, shares=options.shares[:1], finishes=("one",))
 
 
 def _start(found: Tables, hint: Plan | Sequence[int] | None) -> list[tuple[int, ...]]:

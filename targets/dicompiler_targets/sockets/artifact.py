@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dicompiler.errors import DicompilerError, nearest
 from dicompiler.schema import load_json, validate
+from dicompiler_targets.sockets.runtime.roles import roles
 
 Manifest = Mapping[str, Any]
 
@@ -23,6 +24,14 @@ _NUMPY = {
     "FLOAT8E4M3FNUZ": "float8_e4m3fnuz", "FLOAT8E5M2": "float8_e5m2", "FLOAT8E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
 """numpy's names of the types where they are not ONNX's in small letters."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """By device what it is given in the frames of a role, and what it delivers, by index of the output."""
+
+    inputs: Mapping[str, Sequence[Mapping[str, Any]]]
+    outputs: Mapping[str, Mapping[int, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -44,16 +53,31 @@ class Artifact:
             manifests = [_load(directory / name / "manifest.json", "manifest", check) for name in document["devices"]]
             inputs, outputs = tuple(document["inputs"]), tuple(document["outputs"])
             for manifest in manifests:
-                for peer in {t[end] for t in manifest["transfers"] for end in ("sender", "receiver")}:
+                transfers = [transfer for role in roles(manifest) for transfer in role["transfers"]]
+                for peer in {t[end] for t in transfers for end in ("sender", "receiver")}:
                     if peer not in document["devices"]:
                         raise KeyError(f"{manifest['device']} needs {peer}, which is not there")
-            return cls(directory, document["digest"], tuple(manifests), inputs, outputs)
+            artifact = cls(directory, document["digest"], tuple(manifests), inputs, outputs)
+            if len({len(roles(manifest)) for manifest in manifests}) > 1:
+                raise KeyError("the devices have different numbers of roles")
+            return artifact
         except (KeyError, TypeError) as error:
             raise DicompilerError(f"{directory}: no artifact of this version ({error}): compile it again") from None
 
     @property
     def devices(self) -> tuple[str, ...]:
         return tuple(manifest["device"] for manifest in self.manifests)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Frame i goes by entry i mod n."""
+        return tuple(
+            Role(
+                {manifest["device"]: manifest["inputs"] for manifest in own},
+                {manifest["device"]: {v["index"]: v for v in manifest["outputs"]} for manifest in own},
+            )
+            for own in zip(*map(roles, self.manifests), strict=True)
+        )
 
     def arrays(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """The inputs as contiguous arrays. DicompilerError for a missing, unknown or unfitting one."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,9 @@ def write(program: Program, threads: Mapping[str, int], optimization: str, direc
         place = directory / device.device
         place.mkdir()
         head = {"index": index, "threads": threads[device.device], "optimization": optimization}
-        manifests.append(_manifest(program, device) | head | {"files": dict(sorted(_files(program, device, place)))})
+        contents = _Contents(program, index)
+        manifest = _manifest(program, index, contents.names)
+        manifests.append(manifest | head | {"files": dict(sorted(_files(contents, place)))})
     # The manifests name every file with its hash: what they hash to stands for the whole artifact.
     digest = hashlib.sha256("".join(map(_text, manifests)).encode()).hexdigest()
     for manifest in manifests:
@@ -53,7 +56,7 @@ def write(program: Program, threads: Mapping[str, int], optimization: str, direc
         "devices": [device.device for device in program.devices],
         "inputs": [_value(value) for value in program.inputs],
         "outputs": [_value(value) for value in program.outputs],
-        "transfers": [_transfer(transfer) for transfer in program.transfers],
+        "transfers": [_transfer(transfer) for transfer in program.all_transfers],
     }
     (directory / "artifact.json").write_bytes(_text(artifact).encode())
 
@@ -74,19 +77,37 @@ def _text(document: Json) -> str:
     return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
-def _manifest(program: Program, device: DeviceProgram) -> Json:
-    """What the device's runtime must know, without the files and what they depend on."""
-    mine = [t for t in program.transfers if device.device in (t.sender, t.receiver)]
-    peers = {name for t in mine for name in (t.sender, t.receiver)} - {device.device}
+def _manifest(program: Program, index: int, files: Sequence[Sequence[str]]) -> Json:
+    """What the device's runtime must know, without the files and what they depend on.
+
+    files: the segments' files, role by role.
+    """
+    device = program.devices[index]
+    ends = [(t.sender, t.receiver) for t in program.all_transfers]
+    peers = {name for pair in ends if device.device in pair for name in pair} - {device.device}
     order = {d.device: i for i, d in enumerate(program.devices)}
-    needed = {name for s in device.segments for name in s.inputs} | set(device.sinks)
-    needed |= {t.value.name for t in mine if t.sender == device.device}
-    tensor_of = {output: tensor for tensor, output in device.sinks.items()}
+    first = 0
+    roles = []
+    for role, own in zip(program.roles, files, strict=True):
+        roles.append(_role(role, role.devices[index], own, first))
+        first += len(role.transfers)
     return {
         "format": FORMAT,
         "device": device.device,
         "host": device.host,
         "peers": [{"device": name, "index": order[name]} for name in sorted(peers, key=order.__getitem__)],
+        **roles[0],
+        **({"others": roles[1:]} if len(roles) > 1 else {}),
+    }
+
+
+def _role(program: Program, device: DeviceProgram, files: Sequence[str], first: int) -> Json:
+    """What it does for the frames of one role, whose transfers are numbered from `first`."""
+    mine = [replace(t, index=first + t.index) for t in program.transfers if device.device in (t.sender, t.receiver)]
+    needed = {name for s in device.segments for name in s.inputs} | set(device.sinks)
+    needed |= {t.value.name for t in mine if t.sender == device.device}
+    tensor_of = {output: tensor for tensor, output in device.sinks.items()}
+    return {
         # A source that does not read an input need not be given it.
         "inputs": [
             _value(v) | {"index": i}
@@ -99,10 +120,10 @@ def _manifest(program: Program, device: DeviceProgram) -> Json:
             if v.name in tensor_of
         ],
         "segments": [
-            {"name": s.name, "file": _file(i), "inputs": list(s.inputs), "outputs": list(s.outputs)}
-            for i, s in enumerate(device.segments)
+            {"name": s.name, "file": file, "inputs": list(s.inputs), "outputs": list(s.outputs)}
+            for s, file in zip(device.segments, files, strict=True)
         ],
-        "steps": [[step.kind, step.index] for step in device.steps],
+        "steps": [[step.kind, step.index + (0 if step.kind == "run" else first)] for step in device.steps],
         "transfers": [_transfer(transfer) for transfer in mine],
     }
 
@@ -128,15 +149,38 @@ def _transfer(transfer: Transfer) -> Json:
     return ends | _value(transfer.value)
 
 
-def _files(program: Program, device: DeviceProgram, place: Path) -> Iterator[tuple[str, Json]]:
+class _Contents:
+    """What is in a device's files: the weights of all roles, each once (a name stands for the same cut in all of them),
+    and the segments by file, equal ones of several roles once. names: the files of each role's segments."""
+
+    def __init__(self, program: Program, index: int) -> None:
+        roles = [(role, role.devices[index].segments) for role in program.roles]
+        self.weights = {
+            tensor.name: role.weights[tensor.name]
+            for role, segments in roles
+            for segment in segments
+            for tensor in segment.model.graph.initializer
+            if is_hollow(tensor)
+        }
+        self.segments: dict[str, Segment] = {}
+        self.names: list[list[str]] = []
+        found: dict[bytes, str] = {}
+        for _, segments in roles:
+            self.names.append([])
+            for segment in segments:
+                key = segment.model.SerializeToString(deterministic=True) if program.others else segment.name.encode()
+                file = found.setdefault(key, _file(len(found)))
+                self.segments.setdefault(file, segment)
+                self.names[-1].append(file)
+
+
+def _files(contents: _Contents, place: Path) -> Iterator[tuple[str, Json]]:
     """Writes the device's files; gives the name, size and hash of each."""
-    hollows = [t.name for s in device.segments for t in s.model.graph.initializer if is_hollow(t)]
-    weights = {name: program.weights[name] for name in dict.fromkeys(hollows)}
-    offsets = _offsets(weights)
+    weights, offsets = contents.weights, _offsets(contents.weights)
     if weights:
         yield WEIGHTS, _write(place / WEIGHTS, _content(weights, offsets))
-    for index, segment in enumerate(device.segments):
-        yield _file(index), _write(place / _file(index), [_segment(segment, weights, offsets)])
+    for name, segment in contents.segments.items():
+        yield name, _write(place / name, [_segment(segment, weights, offsets)])
     (place / "runtime").mkdir()
     runtime = resources.files("dicompiler_targets.sockets").joinpath("runtime")
     for source in sorted(runtime.iterdir(), key=lambda entry: entry.name):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 
@@ -49,12 +49,31 @@ def added(program: Program) -> dict[str, int]:
     """Device → bytes beyond what `program_memory` counts: at the worst moment of making the sessions or of a frame."""
     held = program_memory(program)
     return {
-        device.device: max(
-            _running(device, held[device.device].activations + held[device.device].buffers),
-            _loading(device) - held[device.device].total,
+        name: max(
+            _running(device, held[name].activations + held[name].buffers) + copied,
+            _loading(device) - held[name].total,
         )
-        for device in program.devices
+        for name, (device, copied) in ((d.device, _all_roles(program, i)) for i, d in enumerate(program.devices))
     }
+
+
+def _all_roles(program: Program, index: int) -> tuple[DeviceProgram, int]:
+    """The device with the segments of all roles, equal ones once; and the bytes of weights that several roles' sessions
+    pack or fold, each for itself, beyond the first."""
+    found: dict[bytes, Segment] = {}
+    seen: dict[str, int] = {}
+    copied = 0
+    for role in program.roles:
+        known = set(found)
+        found |= {s.model.SerializeToString(deterministic=True): s for s in role.devices[index].segments}
+        own = [segment for key, segment in found.items() if key not in known]
+        for segment in own:
+            again = sum(size for name, size in constant_sizes(segment).items() if name in seen)
+            made = loading(segment) if again else Loading((), 0, 0)
+            copied += min(again, sum(made.packed) + made.folded)
+        for segment in own:
+            seen |= constant_sizes(segment)
+    return replace(program.devices[index], segments=tuple(found.values())), copied
 
 
 def _process(device: DeviceProgram) -> int:

@@ -84,7 +84,7 @@ class Session:
         self.in_flight = in_flight(options, len(artifact.devices))
         self.processes: dict[str, Process] = {}
         self.reports: tuple[DeviceReport, ...] = ()
-        self._expected = {m["device"]: {v["index"]: v for v in m["outputs"]} for m in artifact.manifests}
+        self._roles = artifact.roles
         self._events: queue.SimpleQueue[Event | Feed] = queue.SimpleQueue()
         self._window, self._flights = Window(None), dict[int, Flight]()
         self._ready: set[str] = set()
@@ -191,7 +191,9 @@ class Session:
         self._wait(lambda: deadline, lambda: [name for name in self.processes if name not in self._ready])
 
     def _listen_to(self, process: Process) -> None:
-        name, gate = process.device, Gate(self._expected[process.device], self._window)
+        name = process.device
+        expected, *others = (role.outputs[name] for role in self._roles)
+        gate = Gate(expected, self._window, others)
         process.connection().start(
             lambda header: self._admit(process, gate, header),
             lambda header, payload: self._deliver(name, header, payload),
@@ -259,14 +261,15 @@ class Session:
         while self._window_used() >= self.in_flight:
             self._round(self._oldest().deadline, self._unfinished())
         deadline, number = self._until(), self._window.open()
-        outputs: dict[str, dict[int, Any]] = {name: {} for name, own in self._expected.items() if own}
-        missing = sum(map(len, self._expected.values()))
+        role = self._roles[number % len(self._roles)]
+        outputs: dict[str, dict[int, Any]] = {name: {} for name, own in role.outputs.items() if own}
+        missing = sum(map(len, role.outputs.values()))
         flight = self._flights[number] = Flight(number, deadline, time.perf_counter(), outputs, missing)
         allowed = min(int(1000 * left(deadline)), 2**32 - 1)
         for process in self.processes.values():
             process.connection().send(Kind.RUN, index=allowed, frame=number)
         for process in self.processes.values():
-            for value in process.manifest["inputs"]:
+            for value in role.inputs[process.device]:
                 payload = to_payload(inputs[value["name"]], value)
                 process.connection().send(Kind.INPUT, payload, value["index"], number)
         return flight
@@ -290,7 +293,7 @@ class Session:
         self._wait(lambda: flight.deadline, lambda: self._unfinished() if flight.missing else [])
         delivered: dict[str, dict[str, Any]] = {}
         for device, payloads in flight.outputs.items():
-            values = self._expected[device]
+            values = self._roles[flight.number % len(self._roles)].outputs[device]
             try:
                 delivered[device] = {v["name"]: from_payload(payloads[i], v) for i, v in values.items()}
             except ValueError as error:

@@ -29,6 +29,7 @@ from .frames import (
 )
 from .line import COORDINATOR, DEVICE, Keys, check_identity, check_open, left, secured
 from .play import PATIENCE_S, DeviceError, Mailbox, Player
+from .roles import roles
 from .values import make_sessions, one_line
 from .wire import Channel, Pulse
 
@@ -61,8 +62,11 @@ class Device:
         self.window = Window(1)
         self.announced = 0
         self.departed: set[str] = set()
-        self.inputs = {value["index"]: value for value in manifest["inputs"]}
-        self.gate = Gate(self.inputs, self.window)
+        self.inputs, *self.other_inputs = (
+            {value["index"]: value for value in role["inputs"]} for role in roles(manifest)
+        )
+        self.names = {index: v["name"] for own in (self.inputs, *self.other_inputs) for index, v in own.items()}
+        self.gate = Gate(self.inputs, self.window, self.other_inputs)
 
     def run(self, control: socket.socket, threads: int) -> None:
         """The whole run. DeviceError, or what the system raised, when it cannot go on."""
@@ -79,7 +83,7 @@ class Device:
             sessions = make_sessions(self.directory, self.manifest, threads)
             peers = self.mailbox.take("peers", self.deadline + PATIENCE_S, "the list of devices")
             self.window = Window(max(1, min(IN_FLIGHT_LIMIT, int(peers["in_flight"]))))
-            self.gate = Gate(self.inputs, self.window)
+            self.gate = Gate(self.inputs, self.window, self.other_inputs)
             self._join(listener, peers["addresses"])
         player = Player(self.manifest, sessions, self.mailbox, self._send)
         self._to_control().send(Kind.READY)
@@ -193,7 +197,7 @@ class Device:
 
     def _deliver_control(self, header: Header, payload: Any) -> None:
         if header.kind is Kind.INPUT:
-            self.mailbox.put((header.frame, self.inputs[header.index]["name"]), payload)
+            self.mailbox.put((header.frame, self.names[header.index]), payload)
         elif header.kind is Kind.PEERS:
             self.mailbox.put("peers", decode(payload))
         elif header.kind is Kind.ERROR:
@@ -220,9 +224,13 @@ class Device:
         self, peer: str
     ) -> tuple[Callable[[Header], None], Callable[[Header, Any], None], Callable[[Exception], None]]:
         """What a peer's channel calls: see Channel.start."""
-        transfers = self.manifest["transfers"]
-        expected = {t["index"]: t for t in transfers if (t["sender"], t["receiver"]) == (peer, self.name)}
-        gate = Gate(expected, self.window)
+        ends = (peer, self.name)
+        expected, *others = (
+            {t["index"]: t for t in role["transfers"] if (t["sender"], t["receiver"]) == ends}
+            for role in roles(self.manifest)
+        )
+        gate = Gate(expected, self.window, others)
+        names = {index: t["name"] for own in (expected, *others) for index, t in own.items()}
 
         def admit(header: Header) -> None:
             if header.kind is Kind.TENSOR:
@@ -235,7 +243,7 @@ class Device:
                 self.departed.add(peer)
                 self.mailbox.put(("bye", peer), True)
             else:
-                self.mailbox.put((header.frame, expected[header.index]["name"]), payload)
+                self.mailbox.put((header.frame, names[header.index]), payload)
 
         def lost(error: Exception) -> None:
             if isinstance(error, ProtocolError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
@@ -167,16 +167,23 @@ class Window:
 class Gate:
     """Which tensors may come over one connection: `expected` (values by index), each once in each frame of the window.
 
-    So what is stored never exceeds the bytes of `expected` times the frames of the window.
+    others: what is expected instead in the frames of the other roles, in turn. So what is stored never exceeds the
+    bytes of what is expected in the frames of the window.
     """
 
-    def __init__(self, expected: Mapping[int, Mapping[str, Any]], window: Window) -> None:
-        self._expected, self._window = expected, window
+    def __init__(
+        self,
+        expected: Mapping[int, Mapping[str, Any]],
+        window: Window,
+        others: Sequence[Mapping[int, Mapping[str, Any]]] = (),
+    ) -> None:
+        self._roles, self._window = (expected, *others), window
+        self._most = max(map(len, self._roles))
         self._seen: set[tuple[int, int]] = set()
 
     def admit(self, header: Header) -> None:
         """ProtocolError, before memory is taken, for a tensor that must not come now or not in this length."""
-        value = self._expected.get(header.index)
+        value = self._roles[header.frame % len(self._roles)].get(header.index)
         if value is None:
             raise ProtocolError(f"{header.kind.name} {header.index} came, which the plan does not send there")
         place, wanted = f"{header.kind.name} {header.index} ({value['name']!r})", value["bytes"]
@@ -187,7 +194,7 @@ class Gate:
         self._window.check(header.frame, place)
         if (header.frame, header.index) in self._seen:
             raise ProtocolError(f"{place} came twice for frame {header.frame}")
-        if len(self._seen) > 2 * len(self._expected) * (self._window.end - self._window.oldest):
+        if len(self._seen) > 2 * self._most * (self._window.end - self._window.oldest):
             self._seen = {key for key in self._seen if key[0] >= self._window.oldest}
         self._seen.add((header.frame, header.index))
 

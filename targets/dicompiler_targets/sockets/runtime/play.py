@@ -13,6 +13,7 @@ from typing import Any
 
 from .frames import ProtocolError
 from .line import left
+from .roles import roles
 from .values import from_bytes, run_segment, to_bytes
 
 PATIENCE_S = 10.0
@@ -77,16 +78,6 @@ class Mailbox:
             return self._items.pop(key)
 
 
-@dataclass
-class Frame:
-    """A frame on its way: the step that is next, the tensors that are held, and until when it must be done."""
-
-    number: int
-    deadline: float
-    position: int = 0
-    values: dict[str, Any] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class _Step:
     """A step that does something: the tensors it needs, and those that are not needed any more after it."""
@@ -97,42 +88,69 @@ class _Step:
     unused: tuple[str, ...]
 
 
+class _Role:
+    """What the device does for a frame, as a manifest of one role says. `first`: the number of its first segment."""
+
+    def __init__(self, manifest: Mapping[str, Any], first: int) -> None:
+        self.manifest, self.first = manifest, first
+        self.transfers = {t["index"]: t for t in manifest["transfers"]}
+        self.received = {t["name"]: t for t in manifest["transfers"] if t["receiver"] == manifest["device"]}
+        self.received |= {value["name"]: value for value in manifest["inputs"]}
+        self.steps = self._all_steps()
+
+    def _all_steps(self) -> list[_Step]:
+        found, segments = [], self.manifest["segments"]
+        for (kind, index), unused in zip(self.manifest["steps"], unused_after(self.manifest), strict=True):
+            if kind == "run":
+                found.append(_Step(kind, index, tuple(segments[index]["inputs"]), tuple(unused)))
+            elif kind == "send":
+                found.append(_Step(kind, index, (self.transfers[index]["name"],), tuple(unused)))
+        outputs = self.manifest["outputs"]
+        return found + [_Step("output", i, (output["tensor"],), ()) for i, output in enumerate(outputs)]
+
+
+@dataclass
+class Frame:
+    """A frame on its way: its role, the step that is next, the tensors that are held, and until when it must be
+    done."""
+
+    number: int
+    deadline: float
+    role: _Role
+    position: int = 0
+    values: dict[str, Any] = field(default_factory=dict)
+
+
 Send = Callable[[Mapping[str, Any], int, Any, Any], None]
 """Sends a value of the manifest (a transfer or an output) of a frame: (value, frame, payload, what to keep)."""
 
 
 class Player:
-    """The frames on their way on this device. `wait_s`: seconds in which none of them could go on."""
+    """The frames on their way on this device, each in its role. `sessions`: of the segments of all roles in order.
+
+    `wait_s`: seconds in which no frame could go on. `segments_s`: seconds of each segment, in the order of `sessions`.
+    """
 
     def __init__(self, manifest: Mapping[str, Any], sessions: list[Any], mailbox: Mailbox, send: Send) -> None:
-        self._manifest, self._sessions, self._mailbox, self._send = manifest, sessions, mailbox, send
-        self._transfers = {t["index"]: t for t in manifest["transfers"]}
-        self._received = {t["name"]: t for t in manifest["transfers"] if t["receiver"] == manifest["device"]}
-        self._received |= {value["name"]: value for value in manifest["inputs"]}
-        self._steps = self._all_steps()
+        self._sessions, self._mailbox, self._send = sessions, mailbox, send
+        self._roles: list[_Role] = []
+        first = 0
+        for own in roles(manifest):
+            self._roles.append(_Role(own, first))
+            first += len(own["segments"])
         self.frames: list[Frame] = []
         self.wait_s = 0.0
-        self.segments_s = [0.0] * len(manifest["segments"])
-
-    def _all_steps(self) -> list[_Step]:
-        found, segments = [], self._manifest["segments"]
-        for (kind, index), unused in zip(self._manifest["steps"], unused_after(self._manifest), strict=True):
-            if kind == "run":
-                found.append(_Step(kind, index, tuple(segments[index]["inputs"]), tuple(unused)))
-            elif kind == "send":
-                found.append(_Step(kind, index, (self._transfers[index]["name"],), tuple(unused)))
-        outputs = self._manifest["outputs"]
-        return found + [_Step("output", i, (output["tensor"],), ()) for i, output in enumerate(outputs)]
+        self.segments_s = [0.0] * len(sessions)
 
     def begin(self, number: int, deadline: float) -> None:
         """One more frame is on its way."""
-        self.frames.append(Frame(number, deadline))
+        self.frames.append(Frame(number, deadline, self._roles[number % len(self._roles)]))
 
     def advance(self) -> bool:
         """Plays one step of the oldest frame that can go on; whether there was one."""
         for frame in self.frames:
-            if frame.position < len(self._steps):
-                step = self._steps[frame.position]
+            if frame.position < len(frame.role.steps):
+                step = frame.role.steps[frame.position]
                 if all(self._fetch(name, frame) for name in step.needed):
                     self._play(step, frame)
                     for name in step.unused:
@@ -143,9 +161,9 @@ class Player:
 
     def finished(self) -> list[int]:
         """The frames that are done, which are forgotten."""
-        done = [frame.number for frame in self.frames if frame.position == len(self._steps)]
+        done = [frame.number for frame in self.frames if frame.position == len(frame.role.steps)]
         if done:
-            self.frames = [frame for frame in self.frames if frame.position < len(self._steps)]
+            self.frames = [frame for frame in self.frames if frame.position < len(frame.role.steps)]
         return done
 
     def wait(self, seen: int) -> None:
@@ -155,8 +173,8 @@ class Player:
             self._mailbox.wait(seen, None)
             return
         frame = self.frames[0]
-        name = next(name for name in self._steps[frame.position].needed if name not in frame.values)
-        peer = self._received[name].get("sender")
+        name = next(name for name in frame.role.steps[frame.position].needed if name not in frame.values)
+        peer = frame.role.received[name].get("sender")
         deadline = frame.deadline if peer else frame.deadline + PATIENCE_S
         start = time.perf_counter()
         came = self._mailbox.wait(seen, left(deadline))
@@ -170,18 +188,19 @@ class Player:
             payload = self._mailbox.pop((frame.number, name))
             if payload is None:
                 return False
-            frame.values[name] = from_bytes(payload, self._received[name])
+            frame.values[name] = from_bytes(payload, frame.role.received[name])
         return True
 
     def _play(self, step: _Step, frame: Frame) -> None:
+        role = frame.role
         if step.kind == "run":
-            segment = self._manifest["segments"][step.index]
+            segment, number = role.manifest["segments"][step.index], role.first + step.index
             start = time.perf_counter()
-            made = run_segment(self._sessions[step.index], segment, frame.values)
-            self.segments_s[step.index] += time.perf_counter() - start
+            made = run_segment(self._sessions[number], segment, frame.values)
+            self.segments_s[number] += time.perf_counter() - start
             frame.values.update(zip(segment["outputs"], made, strict=True))
             return
-        value = self._transfers[step.index] if step.kind == "send" else self._manifest["outputs"][step.index]
+        value = role.transfers[step.index] if step.kind == "send" else role.manifest["outputs"][step.index]
         tensor = frame.values[step.needed[0]]
         self._send(value, frame.number, to_bytes(tensor, value), tensor)
 

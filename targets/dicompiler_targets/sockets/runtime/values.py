@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime as ort
 
 from .heap import returning
+from .roles import roles
 
 TYPES = {
     "FLOAT": (1, 4), "UINT8": (2, 1), "INT8": (3, 1), "UINT16": (4, 2), "INT16": (5, 2), "INT32": (6, 4),
@@ -61,7 +62,8 @@ def to_bytes(tensor: Any, value: Mapping[str, Any]) -> Any:
 
 
 def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) -> list[Any]:
-    """One session per segment. ValueError naming the segment that onnxruntime cannot load."""
+    """One session per segment, of all roles one after another; segments of one file share theirs. ValueError naming
+    the segment that onnxruntime cannot load."""
     # All sessions of this process take memory from one arena; else each would keep the most that it ever needed.
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(memory, None)
@@ -72,15 +74,18 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
     options.add_session_config_entry("session.use_env_allocators", "1")
     # Between two segments the processor belongs to the threads that send and receive.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    sessions = []
-    for segment in manifest["segments"]:
+    segments = [segment for role in roles(manifest) for segment in role["segments"]]
+    sessions: dict[str, Any] = {}
+    for segment in segments:
+        if segment["file"] in sessions:
+            continue
         try:
             path = str(directory / segment["file"])
             with returning():
-                sessions.append(ort.InferenceSession(path, options, ["CPUExecutionProvider"]))
+                sessions[segment["file"]] = ort.InferenceSession(path, options, ["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's errors share no other base
             raise ValueError(f"segment {segment['name']!r} cannot be loaded: {one_line(error)}") from error
-    return sessions
+    return [sessions[segment["file"]] for segment in segments]
 
 
 def run_segment(session: Any, segment: Mapping[str, Any], values: Mapping[str, Any]) -> Sequence[Any]:

@@ -1,0 +1,117 @@
+"""Whole frames dealt out in turn: to devices that each run the whole network, or to groups that each run a pipeline.
+
+Problem → Plan with replicas. Among all sizes of groups the one that leaves the least time between frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from dicompiler.errors import UsageError
+from dicompiler.limits import fits
+from dicompiler.metrics import Metrics
+from dicompiler.plan import Part, Plan
+from dicompiler.platform import Device
+from dicompiler.problem import Problem, Strategy
+from dicompiler_strategies.pipeline import balance
+
+MOST = 16
+"""Replicas: of more, compiling takes long and each is worth little."""
+
+
+@dataclass(frozen=True)
+class Replicate(Strategy):
+    """Frames dealt out in turn to groups of devices; a group of one runs the whole network, others a pipeline.
+
+    frame 0 → pi01 pi02 | frame 1 → pi03 pi04 | frame 2 → pi01 pi02 | …
+
+    Single devices are dealt frames by their rates; groups, made of like devices, in turn. For objective throughput.
+    """
+
+    name: ClassVar[str] = "replicate"
+    size: int = field(default=0, metadata={"help": "devices in a group; by default what gives the most frames"})
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise ValueError(f"size must be 0 or more, not {self.size}")
+
+    def plan(self, problem: Problem) -> Plan:
+        """Of plans that fit in memory the one with the least time between frames; of equals the one with the smallest
+        groups. UsageError for another objective than throughput, and for groups larger than the cluster."""
+        if problem.objective != "throughput":
+            raise UsageError(f"replicate: objective {problem.objective!r} is not throughput, which is all it knows")
+        count = len(problem.platform.computing)
+        if self.size > count:
+            raise UsageError(f"replicate: groups of {self.size}, but only {count} devices compute: make them smaller")
+        sizes = (self.size,) if self.size else dict.fromkeys(count // groups for groups in range(count, 0, -1))
+        found = [(plan, problem.estimate(plan)) for size in sizes for plan in candidates(problem, size)]
+        fitting = [entry for entry in found if fits(problem, *entry)]
+        plan, _ = min(fitting or found, key=_period)
+        return plan
+
+
+def _period(entry: tuple[Plan, Metrics]) -> float:
+    return entry[1].period_s
+
+
+def candidates(problem: Problem, size: int) -> Iterator[Plan]:
+    """The plans for groups of `size` devices; for single ones also by their rates, where that deals otherwise."""
+    seconds = _seconds(problem)
+    devices = sorted(problem.platform.computing, key=lambda device: sum(seconds[device.name]))
+    groups = min(MOST, len(devices) // size)
+    # Place i of every group is taken by devices that are as fast as each other as can be.
+    teams = [[devices[place * groups + group] for place in range(size)] for group in range(groups)]
+    yield _dealt(problem, teams, range(groups), seconds)
+    if size == 1 and groups > 1:
+        alone = [sum(seconds[team[0].name]) for team in teams]
+        order = deal(alone, MOST)
+        if len(order) != groups or set(order) != set(range(groups)):
+            yield _dealt(problem, teams, order, seconds)
+
+
+def _seconds(problem: Problem) -> dict[str, list[float]]:
+    """Device → seconds of each layer on it."""
+    layers = problem.layers
+    return {
+        device.name: [problem.cost.seconds(layers, layer, None, None, device) for layer in layers.layers]
+        for device in problem.platform.computing
+    }
+
+
+def _dealt(
+    problem: Problem, teams: Sequence[Sequence[Device]], order: Sequence[int], seconds: Mapping[str, Sequence[float]]
+) -> Plan:
+    """The first team's pipeline, cut for the slowest device at each place; the others by renaming, in this order."""
+    slowest = [
+        [max(own) for own in zip(*(seconds[d.name] for d in place), strict=True)] for place in zip(*teams, strict=True)
+    ]
+    ends = balance(slowest)
+    stage = [place for place, (start, end) in enumerate(zip((0, *ends), ends, strict=False)) for _ in range(start, end)]
+    first = teams[0]
+    plan = problem.plan({x.name: (Part(first[stage[i]].name),) for i, x in enumerate(problem.layers.layers)})
+    used = sorted(set(stage))
+    renamings = [
+        {first[place].name: team[place].name for place in used if team is not first}
+        for team in (teams[i] for i in order)
+    ]
+    return plan if renamings == [{}] else replace(plan, replicas=tuple(renamings))
+
+
+def deal(seconds: Sequence[float], most: int) -> tuple[int, ...]:
+    """Who takes which frame of a round of at most `most` frames, so that the time between frames is least.
+
+    seconds[d]: of a frame on device d. Each frame goes to whom it is done by first; of all lengths of the round the
+    one with the least max_d seconds[d] · frames of d / frames, the shortest of equals.
+    """
+    taken = [0] * len(seconds)
+    order: list[int] = []
+    best, length = float("inf"), 0
+    for _ in range(most):
+        order.append(min(range(len(seconds)), key=lambda d: (taken[d] + 1) * seconds[d]))
+        taken[order[-1]] += 1
+        period = max(t * own for t, own in zip(taken, seconds, strict=True)) / len(order)
+        if period < best * (1 - 1e-9):
+            best, length = period, len(order)
+    return tuple(order[:length])

@@ -1,0 +1,160 @@
+"""Replicas with real processes: every frame's outputs, every role's bytes, and the end of a run that loses a device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from dealing import dealt
+from generators import integers
+from killing import kill_once
+from running import LIMIT_S
+
+from dicompiler import networks
+from dicompiler.compiler import compile, load_problem
+from dicompiler.errors import DicompilerError, RunError
+from dicompiler.executor import run_model
+from dicompiler.model import Model
+from dicompiler.plan import Part, Plan
+from dicompiler.program import Program
+from dicompiler.schema import load_json, validate
+from dicompiler.target import RunOptions, RunResult
+from dicompiler.verify import compare, random_inputs
+from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.artifact import Artifact
+from dicompiler_targets.sockets.runtime.frames import Gate, Header, Kind, ProtocolError, Window
+
+SINGLES = ({"w0": "pi01"}, {"w0": "pi02"}, {"w0": "pi03"}, {"w0": "pi04"})
+PAIRS: tuple[dict[str, str], ...] = ({}, {"pi01": "pi03", "pi02": "pi04"})
+
+
+def plan(*devices: str, replicas: tuple[dict[str, str], ...]) -> Plan:
+    """LeNet's layers on these devices, one after another in turn of halves; inputs and outputs on pi01."""
+    names = [layer.name for layer in load_problem(networks.build("lenet", 0), "rpi4x4").layers.layers]
+    share = -(-len(names) // len(devices))
+    parts = {name: (Part(devices[i // share]),) for i, name in enumerate(names)}
+    return Plan(parts, ("pi01",), ("pi01",), replicas=replicas)
+
+
+def sent(result: RunResult) -> dict[int, int]:
+    return {index: count for report in result.reports for index, count in report.sent.items()}
+
+
+def predicted(program: Program, frames: int) -> dict[int, int]:
+    """Bytes by index of transfer: each role plays every n-th frame."""
+    counts = [len(range(i, frames, len(program.roles))) for i in range(len(program.roles))]
+    each = [count for role, count in zip(program.roles, counts, strict=True) for _ in role.transfers]
+    return {t.index: count * t.value.nbytes for t, count in zip(program.all_transfers, each, strict=True) if count}
+
+
+@pytest.fixture(scope="module")
+def lenet() -> Any:
+    return networks.build("lenet", 0)
+
+
+@pytest.mark.parametrize("in_flight", [1, 6])
+@pytest.mark.parametrize(
+    "dealt_plan", [plan("pi01", "pi02", replicas=PAIRS), plan("w0", replicas=SINGLES)], ids=["2 pairs", "4 singles"]
+)
+def test_every_frame_is_right_and_every_role_sends_what_was_predicted(
+    dealt_plan: Plan, in_flight: int, lenet: Any, tmp_path: Path
+) -> None:
+    made = compile(lenet, "rpi4x4", plan=dealt_plan, output=tmp_path / "a")
+    assert made.program is not None
+    frames = [random_inputs(made.program.inputs, seed) for seed in range(11)]
+    result = SocketsTarget().run(tmp_path / "a", frames, 60, RunOptions(in_flight=in_flight))
+    model = Model.load(lenet)
+    for given, outputs in zip(frames, result.outputs, strict=True):
+        checks = [compare(name, value, outputs[name]) for name, value in run_model(model, given).items()]
+        assert all(check.passed for check in checks), checks
+    assert sent(result) == predicted(made.program, 11)
+    # Everybody has worked: that is what replicas are for.
+    assert all(report.compute_s > 0 for report in result.reports)
+    for report, device in zip(result.reports, made.program.devices, strict=True):
+        count = sum(
+            len(own.segments) for role in made.program.roles for own in role.devices if own.device == device.device
+        )
+        assert len(report.segments) == count
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_plan_with_any_renamings_computes_the_same_bits(seed: int, tmp_path: Path) -> None:
+    compilation, model, _ = dealt(9100 + seed)
+    assert compilation.program is not None and compilation.plan is not None
+    SocketsTarget().emit(compilation, tmp_path)
+    frames = [integers(Random(frame), model.proto) for frame in range(5)]
+    result = SocketsTarget().run(tmp_path, frames, 60, RunOptions(in_flight=1 + seed % 3))
+    for inputs, delivered in zip(frames, result.delivered, strict=True):
+        assert set(delivered) == set(compilation.plan.sink)
+        for name, value in run_model(model, inputs).items():
+            assert all(np.array_equal(outputs[name], value) for outputs in delivered.values())
+    assert sent(result) == predicted(compilation.program, 5)
+
+
+def test_an_artifact_keeps_weights_once_and_equal_segments_once(lenet: Any, tmp_path: Path) -> None:
+    """pi02 does the same in roles 0 and 2, pi01 never more than pass on."""
+    every = tuple({"w0": name} for name in ("pi02", "pi03", "pi02"))
+    compile(lenet, "rpi4x4", plan=plan("w0", replicas=every), output=tmp_path / "a")
+    alone = compile(lenet, "rpi4x4", plan=plan("pi02", replicas=()), output=tmp_path / "b")
+    assert alone.program is not None
+    manifest = load_json(tmp_path / "a" / "pi02" / "manifest.json")
+    validate(manifest, "manifest", "pi02")
+    assert [name for name in manifest["files"] if name.endswith(".onnx")] == ["segment000.onnx"]
+    assert manifest["others"][1]["segments"] == manifest["segments"] and not manifest["others"][0]["segments"]
+    weights = [(tmp_path / name / "pi02" / "weights.bin").read_bytes() for name in "ab"]
+    assert weights[0] == weights[1]
+    # Without replicas an artifact says nothing of roles.
+    assert "others" not in load_json(tmp_path / "b" / "pi02" / "manifest.json")
+    artifact = load_json(tmp_path / "a" / "artifact.json")
+    validate(artifact, "artifact", "a")
+    assert [transfer["index"] for transfer in artifact["transfers"]] == list(range(6))
+
+
+def test_the_same_plan_gives_the_same_bytes(lenet: Any, tmp_path: Path) -> None:
+    for name in "ab":
+        compile(lenet, "rpi4x4", plan=plan("pi01", "pi02", replicas=PAIRS), output=tmp_path / name)
+    files = [
+        {path.relative_to(tmp_path / name): path.read_bytes() for path in sorted((tmp_path / name).rglob("*.*"))}
+        for name in "ab"
+        if not (tmp_path / name).is_file()
+    ]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("victim", ["pi02", "pi04"])
+def test_a_device_lost_in_one_role_ends_the_run_and_is_named(victim: str, lenet: Any, tmp_path: Path) -> None:
+    """pi02 works in the first role only, pi04 in the second only."""
+    compile(lenet, "rpi4x4", plan=plan("pi01", "pi02", replicas=PAIRS), output=tmp_path / "a")
+    assert kill_once(tmp_path / "a", victim, 1.5).wrong(LIMIT_S) == ""
+
+
+def test_a_segment_that_fails_in_one_role_is_named(lenet: Any, tmp_path: Path) -> None:
+    compile(lenet, "rpi4x4", plan=plan("w0", replicas=SINGLES), output=tmp_path / "a")
+    place = tmp_path / "a" / "pi03" / "segment000.onnx"
+    place.write_bytes(b"\0" * place.stat().st_size)
+    with pytest.raises(RunError, match=r"device 'pi03': segment .* cannot be loaded"):
+        SocketsTarget().run(tmp_path / "a", [{"input": np.zeros((1, 1, 32, 32), np.float32)}], 60)
+
+
+def test_devices_that_disagree_on_the_roles_are_refused(lenet: Any, tmp_path: Path) -> None:
+    compile(lenet, "rpi4x4", plan=plan("w0", replicas=SINGLES), output=tmp_path / "a")
+    path = tmp_path / "a" / "pi03" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["others"].pop()
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DicompilerError, match="different numbers of roles"):
+        Artifact.load(tmp_path / "a", check=True)
+
+
+def test_what_another_role_sends_is_not_let_in() -> None:
+    first, second = {3: {"name": "t", "bytes": 8}}, {4: {"name": "t", "bytes": 4}}
+    gate = Gate(first, Window(4), [second])
+    for header in (Header(Kind.TENSOR, 3, 0, 8), Header(Kind.TENSOR, 4, 1, 4), Header(Kind.TENSOR, 3, 2, 8)):
+        gate.admit(header)
+    for header in (Header(Kind.TENSOR, 4, 2, 4), Header(Kind.TENSOR, 3, 3, 8), Header(Kind.TENSOR, 4, 3, 8)):
+        with pytest.raises(ProtocolError):
+            gate.admit(header)
