@@ -16,6 +16,7 @@ dicompiler_api = API_VERSION
 @hookimpl
 def dicompiler_targets() -> Iterable[type[Target]]:
     """Programs for this host and for the boards of a cluster."""
+    from dicompiler_targets.mpi import MpiTarget
     from dicompiler_targets.sockets import SocketsTarget
 
-    return [SocketsTarget]
+    return [SocketsTarget, MpiTarget]

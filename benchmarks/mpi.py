@@ -1,0 +1,259 @@
+"""The MPI target beside what is underneath: onnxruntime in Python, one rank beside two, the copying of a file; and that
+it computes the same, for many networks and splits.
+
+In: which measurement, how often. Out: medians on stdout; the exit code is 1 where a goal was missed. Run it as
+README.md says, on a host that does nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import boards
+import click
+import onnxruntime as ort
+from compile_cost import DEVICES, PIECES, PLATFORM, make
+from splits import ALL, Case, splits
+
+import dicompiler
+from dicompiler import networks, plan
+from dicompiler.compilation import Compilation
+from dicompiler.compiler import decide, install, pose, prepare, run
+from dicompiler.exact import check_model
+from dicompiler.executor import run_model
+from dicompiler.hosts import Hosts
+from dicompiler.lowering import split
+from dicompiler.model import Model
+from dicompiler.networks import LIGHT_NAMES
+from dicompiler.plan import Plan
+from dicompiler.platform import Platform
+from dicompiler.plugins import registry
+from dicompiler.target import RunOptions
+from dicompiler.verify import compare, random_inputs, transfers
+from dicompiler_targets.mpi import MpiTarget
+
+TIMEOUT_S = 600.0
+OVERHEAD, SPEEDUP, COPIES, EXTRA_S = 1.05, 1.6, 1.5, 0.5
+"""What must be reached: time of a frame by that of Python; frames per second of two ranks by those of one; seconds of
+lowering by those of copying the model, and as many more."""
+
+
+@click.group(context_settings={"show_default": True})
+def main() -> None:
+    """Measure the MPI target."""
+    logging.getLogger("dicompiler").setLevel(logging.ERROR)
+
+
+def compiled(model: Any, strategy: str, platform: str, place: Path) -> Compilation:
+    """An artifact whose segments have one thread."""
+    return dicompiler.compile(
+        model, platform=platform, strategy=strategy, objective="throughput", target="mpi{threads=1}", output=place
+    )
+
+
+def in_python(model: Path, inputs: Any, frames: int) -> float:
+    """The median seconds of a frame in onnxruntime, on one thread and with the level of the target."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    session = ort.InferenceSession(str(model), options, ["CPUExecutionProvider"])
+    seconds = []
+    for _ in range(frames + 2):
+        start = time.perf_counter()
+        session.run(None, inputs)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[2:])
+
+
+@main.command()
+@click.option("--network", "names", multiple=True, default=("vgg16", "resnet50", "mobilenet_v2"))
+@click.option("--frames", default=20, help="Frames of each run.")
+@click.option("--rounds", default=5, help="Repetitions.")
+def single(names: Sequence[str], frames: int, rounds: int) -> None:
+    """One rank on one thread beside onnxruntime in Python: time per frame."""
+    reached = True
+    for name in names:
+        with tempfile.TemporaryDirectory() as place:
+            made = compiled(networks.build(name), "single", "rpi4x1", Path(place, "a"))
+            assert made.program is not None
+            inputs, ratios = random_inputs(made.program.inputs), []
+            model = Path(place, "a", "reference", "model.onnx")
+            for _ in range(rounds):
+                python = in_python(model, inputs, frames)
+                result = MpiTarget().run(
+                    Path(place, "a"), [inputs] * (frames + 2), TIMEOUT_S, RunOptions(in_flight=1, keep=1)
+                )
+                ratios.append(statistics.median(result.frames_s[2:]) / python)
+        ratio = statistics.median(ratios)
+        reached = reached and ratio <= OVERHEAD
+        click.echo(
+            f"{name}: {1000 * python:.2f} ms in Python, a rank takes {ratio:.3f} times that (at most {OVERHEAD})"
+        )
+    sys.exit(0 if reached else 1)
+
+
+@main.command()
+@click.option("--network", default="vgg16")
+@click.option("--frames", default=20, help="Frames of each run.")
+@click.option("--rounds", default=5, help="Repetitions.")
+def pipeline(network: str, frames: int, rounds: int) -> None:
+    """Two ranks in a pipeline with a core each beside one rank on one core: frames per second."""
+    cores, found = sorted(os.sched_getaffinity(0)), []
+    with tempfile.TemporaryDirectory() as place:
+        model = networks.build(network)
+        made = compiled(model, "pipeline", "rpi4x2", Path(place, "two"))
+        compiled(model, "single", "rpi4x1", Path(place, "one"))
+        assert made.program is not None
+        given = [random_inputs(made.program.inputs)] * frames
+        options = RunOptions(in_flight=0, pin=True, keep=1)
+        for _ in range(rounds):
+            two = MpiTarget().run(Path(place, "two"), given, TIMEOUT_S, options)
+            os.sched_setaffinity(0, cores[:1])
+            try:
+                one = MpiTarget().run(Path(place, "one"), given, TIMEOUT_S, options)
+            finally:
+                os.sched_setaffinity(0, cores)
+            found.append(one.total_s / two.total_s)
+            busy = ", ".join(f"{1000 * report.compute_s / frames:.1f} ms" for report in two.reports)
+            click.echo(
+                f"one rank {1000 * one.total_s / frames:.1f} ms a frame, two {1000 * two.total_s / frames:.1f} ms, of"
+                f" which they compute {busy}",
+                err=True,
+            )
+    speedup = statistics.median(found)
+    click.echo(f"{network}: two ranks have {speedup:.2f} times the frames per second of one (wanted: {SPEEDUP})")
+    sys.exit(0 if speedup >= SPEEDUP else 1)
+
+
+def fastest(work: Callable[[], object], times: int) -> float:
+    """The least seconds that it takes."""
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+@main.command()
+@click.option("--network", default="light/vgg19")
+@click.option("--rounds", default=3, help="Repetitions, of which the fastest counts.")
+def lowering(network: str, rounds: int) -> None:
+    """A plan of 24 sub-models on 8 devices: splitting and writing the packages, beside copying the model."""
+    with tempfile.TemporaryDirectory() as place:
+        scratch = Path(place)
+        path, planned = scratch / "model.onnx", scratch / "plan.json"
+        make(network, path, planned)
+        model, platform, chosen = Model.load(path), Platform.load(PLATFORM, _families()), plan.load(planned)
+
+        def lower() -> None:
+            out = scratch / "out"
+            shutil.rmtree(out, ignore_errors=True)
+            out.mkdir()
+            MpiTarget().emit(split(replace(prepare(model), plan=chosen, platform=platform)), out)
+
+        copy_s = fastest(lambda: shutil.copyfile(path, scratch / "copy.onnx"), rounds)
+        lower_s = fastest(lower, rounds)
+        size = path.stat().st_size
+    limit = COPIES * copy_s + EXTRA_S
+    click.echo(
+        f"{network}, {size >> 20} MiB in {PIECES} pieces on {DEVICES} devices: lowered in {lower_s:.2f} s, copied in"
+        f" {copy_s:.2f} s (allowed: {limit:.2f} s)"
+    )
+    sys.exit(0 if lower_s <= limit else 1)
+
+
+def differing(compilation: Compilation, plan_: Plan, model: Model, inputs: Any, exact_: bool, place: Path) -> str:
+    """What is wrong where the ranks run `model` under the plan: an output, or a transfer; empty where nothing is."""
+    made = split(replace(prepare(model), plan=plan_, platform=compilation.platform))
+    assert made.program is not None
+    place.mkdir()
+    MpiTarget(threads=1).emit(made, place)
+    result = MpiTarget().run(place, [inputs], TIMEOUT_S, RunOptions())
+    shutil.rmtree(place)
+    reference = run_model(model, inputs)
+    checks = [
+        compare(name, reference[name], value, exact=exact_)
+        for outputs in result.delivered[0].values()
+        for name, value in outputs.items()
+    ]
+    sent = {index: count for report in result.reports for index, count in report.sent.items()}
+    checks.append(transfers(made.program.transfers, sent, 1))
+    return next((f"{check.name}: {check.detail}" for check in checks if not check.passed), "")
+
+
+@main.command()
+@click.option("--network", "names", multiple=True, default=tuple(f"light/{name}" for name in LIGHT_NAMES))
+@click.option("--kind", "kinds", multiple=True, default=ALL)
+def matrix(names: Sequence[str], kinds: Sequence[str]) -> None:
+    """Networks by kinds of split: the check model bit-equal, real weights within tolerance, bytes as predicted.
+
+    Kinds of split are cut for four ranks; besides, the whole runs on one rank and pipelines run on 2 and 7."""
+    failed = 0
+    for name in names:
+        case = Case.of(networks.build(name))
+        plans = [(one.kind, case.compilation, case.plan(one)) for one in splits(case.layers, [*kinds], sets=1)]
+        for count in (1, 2, 7):
+            made = replace(case.compilation, platform=Platform.load(f"rpi4x{count}", _families()))
+            decider = registry().make("strategies", "single" if count == 1 else "pipeline")
+            plans.append((f"{decider.name} on {count}", made, decide(pose(made), decider, None)))
+        for kind, compilation, chosen in plans:
+            with tempfile.TemporaryDirectory() as scratch:
+                model, inputs = check_model(case.compilation.model, 0)
+                place = Path(scratch, "a")
+                wrong = differing(compilation, chosen, model, inputs, True, place)
+                wrong = wrong or differing(compilation, chosen, case.compilation.model, case.inputs, False, place)
+            failed += bool(wrong)
+            click.echo(f"{name:20} {kind:16} {wrong or 'ok'}")
+    sys.exit(1 if failed else 0)
+
+
+def _families() -> list[Any]:
+    return [provided.value for provided in registry().platforms.values()]
+
+
+@main.command()
+@click.option("--network", default="light/squeezenet")
+@click.option("--strategy", default="modnn")
+@click.option("--frames", default=10, help="Frames, one after another.")
+def cluster(network: str, strategy: str, frames: int) -> None:
+    """Four ranks on boards that are network namespaces, joined at 100 Mbit/s: their time beside the simulator's.
+
+    The rates of the devices are those that this host shows in the run itself. Needs root, tc, ip and sshd."""
+    names = [f"pi{index:02}" for index in range(1, 5)]
+    with tempfile.TemporaryDirectory() as place, boards.cluster(Path(place), names) as made, made.inside():
+        os.environ |= {"OMPI_MCA_btl": "self,tcp"}  # boards share this host's memory, which hosts do not
+        for board in made.boards.values():
+            shape = "qdisc add dev net root tbf rate 100mbit burst 32kbit latency 400ms"
+            boards.call("tc", "-n", board.space, *shape.split())
+            boards.call("tc", "-n", made.space, *shape.replace("dev net", f"dev {board.space}").split())
+        net, hosts = Path(place, "net"), Hosts.load(made.hosts(Path(place, "hosts.toml")))
+        compilation = compiled(networks.build(network), strategy, "rpi4x4", net)
+        assert compilation.program is not None and compilation.platform is not None
+        options = RunOptions(in_flight=1, keep=1, hosts=hosts, insecure=True)
+        install(net, options)
+        given = random_inputs(compilation.program.inputs)
+        result = run(net, {value: given[value] for value in given}, frames, TIMEOUT_S, options)
+    sent = {index: count for report in result.reports for index, count in report.sent.items()}
+    check = transfers(compilation.program.transfers, sent, frames)
+    click.echo(f"{network}, {strategy}: {check.detail}")
+    computing = max(report.compute_s for report in result.reports) / frames
+    assert compilation.metrics is not None
+    click.echo(f"a frame takes {1000 * statistics.median(result.frames_s):.1f} ms, of which a rank computes at most "
+               f"{1000 * computing:.1f} ms")  # fmt: skip
+    click.echo(f"predicted for boards of {compilation.platform.name}: {1000 * compilation.metrics.latency_s:.1f} ms")
+    sys.exit(0 if check.passed else 1)
+
+
+if __name__ == "__main__":
+    main()

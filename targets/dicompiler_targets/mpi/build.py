@@ -1,0 +1,116 @@
+"""Builds programs: an artifact's source goes in, an executable comes out. Built once, it is found by its content.
+
+What is the same for all programs is compiled once for each set of tools; a program of its own is then one short source
+file and a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from dicompiler.errors import DicompilerError
+from dicompiler_targets.mpi import tools
+from dicompiler_targets.mpi.tools import Tools
+
+KEPT = 64
+"""Executables that are kept for each set of tools; those used least recently go first."""
+MAIN, PROGRAM = "main.cc", "program"
+
+
+def build(package: Path, found: Tools, sanitize: bool = False) -> Path:
+    """The executable of a package's source. sanitize: with AddressSanitizer and UndefinedBehaviorSanitizer.
+
+    DicompilerError where it cannot be compiled, with the compiler's first error; nothing half-built is left.
+    """
+    source = _source(package)
+    main = source.pop(MAIN)
+    tree = tools.cache() / _key({**source, "tools": _about(found, sanitize).encode()})
+    programs = tree / "programs"
+    programs.mkdir(parents=True, exist_ok=True)
+    program = programs / hashlib.sha256(main).hexdigest()[:32]
+    with _locked(tree / "lock"):
+        if not program.is_file():
+            _compile(tree, source, main, found, sanitize)
+            with tempfile.TemporaryDirectory(dir=tree) as temporary:
+                copy = Path(shutil.copy2(tree / "build" / PROGRAM, Path(temporary, PROGRAM)))
+                os.replace(copy, program)
+        os.utime(program)
+        for old in sorted(programs.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+            old.unlink()
+    return program
+
+
+def _source(package: Path) -> dict[str, bytes]:
+    """The files of a package that are compiled, by path."""
+    paths = [package / MAIN, package / "CMakeLists.txt", *sorted((package / "runtime").glob("*"))]
+    try:
+        return {str(path.relative_to(package)): path.read_bytes() for path in paths}
+    except OSError as error:
+        raise DicompilerError(f"{error.filename}: {error.strerror}: compile the network again") from None
+
+
+def _about(found: Tools, sanitize: bool) -> str:
+    """What a build depends on beside the source."""
+    parts = []
+    for path in (found.mpicxx, found.cmake, found.compiler, found.library, found.include / tools.HEADER):
+        status = path.stat()
+        parts.append(f"{path} {path.resolve()} {status.st_size} {status.st_mtime_ns}")
+    return "\n".join([*parts, f"sanitize {sanitize}"])
+
+
+def _key(content: Mapping[str, bytes]) -> str:
+    lines = [f"{name} {hashlib.sha256(data).hexdigest()}\n" for name, data in sorted(content.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(tree: Path, source: Mapping[str, bytes], main: bytes, found: Tools, sanitize: bool) -> None:
+    place, made, log = tree / "source", tree / "build", tree / "log"
+    for name, data in {**source, MAIN: main}.items():
+        path = place / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file() or path.read_bytes() != data:
+            path.write_bytes(data)
+    if not (made / "configured").is_file():
+        shutil.rmtree(made, ignore_errors=True)
+        options = {
+            "CMAKE_CXX_COMPILER": found.compiler,
+            "MPI_CXX_COMPILER": found.mpicxx,
+            "ONNXRUNTIME_INCLUDE_DIR": found.include,
+            "ONNXRUNTIME_LIBRARY": found.library,
+            "DICOMPILER_SANITIZE": "ON" if sanitize else "OFF",
+        }
+        line = [str(found.cmake), "-G", "Unix Makefiles", "-S", str(place), "-B", str(made)]
+        log.unlink(missing_ok=True)
+        _call([*line, *(f"-D{name}={value}" for name, value in options.items())], log)
+        (made / "configured").touch()
+    _call([str(found.cmake), "--build", str(made), "--parallel", str(len(os.sched_getaffinity(0)))], log)
+
+
+def _call(line: Sequence[str], log: Path) -> None:
+    """Runs a command to its end. What it says is added to `log`."""
+    environment = os.environ | {"LC_ALL": "C", "PATH": tools.search_path()}
+    with log.open("a+", encoding="utf-8", errors="replace") as file:
+        start = file.tell()
+        done = subprocess.run(line, stdout=file, stderr=file, env=environment, stdin=subprocess.DEVNULL)
+        file.seek(start)
+        said = file.read().splitlines()
+    if done.returncode:
+        errors = [one for one in said if re.search(r"error:|fatal:", one, re.IGNORECASE)] or said[-1:] or ["it failed"]
+        raise DicompilerError(f"target mpi: the program cannot be built: {errors[0].strip()} (all of it: {log})")

@@ -1,0 +1,235 @@
+"""Packages on other hosts, over ssh: they are copied and built there; mpirun of this host then starts all ranks.
+
+In: an artifact, RunOptions with hosts. Out: what was copied; outputs, times, and what each rank reported. A host needs
+sshd, Open MPI of the version that is here, a C++ compiler, cmake and onnxruntime's library; its headers go along.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import posixpath
+import shlex
+import tarfile
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dicompiler import ssh
+from dicompiler.errors import RunError, UsageError
+from dicompiler.hosts import Place
+from dicompiler.schema import load_json
+from dicompiler.target import Installed, RunOptions, RunResult
+from dicompiler_targets.mpi import mpirun, tools
+from dicompiler_targets.mpi.artifact import Artifact, read_outputs, write_inputs
+from dicompiler_targets.mpi.emit import MANIFEST
+
+MARK = "dicompiler: "
+"""What our lines begin with in all that a login on the other host may print."""
+NEEDED = ("mpirun", "mpicxx", "cmake", "make", "g++")
+# Arguments: the package's place, the directory of its Python where that is no plain command.
+PROBE = f"""
+PATH=$2:$PATH; cd /; mkdir -p "$1" || exit 1;
+for tool in {" ".join(NEEDED)}; do echo "{MARK}$tool $(command -v $tool || echo -)"; done;
+echo "{MARK}version $(mpirun --version 2>/dev/null | head -n 1)"; cd "$1"; echo "{MARK}place $(pwd)";
+echo "{MARK}stamp $(cat {ssh.STAMP} 2>/dev/null)"; rmdir "$1" 2>/dev/null; exit 0
+"""
+BUILD = """
+PATH=$2:$PATH; cd "$1"; if [ -x build/program ]; then exit 0; fi;
+{ cmake -S . -B build && cmake --build build; } >build.log 2>&1 && exit 0;
+grep -m 1 -i -A 1 -E "error:|CMake Error|missing" build.log >&2 || tail -n 1 build.log >&2; rm -rf build; exit 1
+"""
+FETCH = 'cd "$1" && tar -cf - outputs | base64'
+
+
+@dataclass(frozen=True)
+class Site:
+    """A host of the platform: `place` is that of its first device, its directory that of the package. bin: where its
+    programs are beside PATH."""
+
+    host: str
+    place: Place
+    devices: tuple[str, ...]
+
+    @property
+    def package(self) -> str:
+        return posixpath.join(posixpath.dirname(self.place.directory), self.host)
+
+    @property
+    def scratch(self) -> str:
+        """Where the inputs and outputs of a run lie."""
+        return posixpath.join(posixpath.dirname(self.place.directory), f".{self.host}.run")
+
+    @property
+    def bin(self) -> str:
+        return posixpath.dirname(self.place.python) or "/usr/bin"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a host has: the absolute path of the package's place, its stamp ('': none), the version of mpirun."""
+
+    package: str
+    stamp: str
+    version: str
+
+
+def install(directory: Path, options: RunOptions, timeout: float) -> tuple[Installed, ...]:
+    """Copies what the hosts lack and builds it there: see Target.install."""
+    artifact = Artifact.load(directory)
+    mpirun.arguments(artifact, 1, timeout, options)
+    sites = _sites(artifact, options)
+    assert options.hosts is not None
+    calls = ssh.Calls(time.monotonic() + timeout, options.hosts.file)
+
+    def work(site: Site) -> list[Installed]:
+        found, copied = _probe(calls, site), 0
+        if found.stamp != artifact.document["digest"]:
+            files = _files(artifact.packages[site.devices[0]])
+            copied = calls.copy(site.place, site.package, files, artifact.document["digest"])
+        done = calls.run(site.place, BUILD, _words(site, site.package))
+        if done.code:
+            said = " ".join(done.errors.split()) or f"exit code {done.code}"
+            raise RunError(
+                f"{_title(site)}: the program cannot be built: {said} (all of it: build.log in {found.package})"
+            )
+        versions = {"Open MPI": found.version.rpartition(" ")[2]}
+        counts = [copied, *[0] * len(site.devices)]
+        return [
+            Installed(name, site.place.ssh, f"{found.package}/{name}", count, versions)
+            for name, count in zip(site.devices, counts, strict=False)
+        ]
+
+    installed = {one.device: one for group in calls.each(work, sites) for one in group}
+    return tuple(installed[device] for device in artifact.devices)
+
+
+def run_there(
+    directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], timeout: float, options: RunOptions
+) -> RunResult:
+    """Runs an installed artifact for `frames` on its hosts: see Target.run."""
+    artifact = Artifact.load(directory)
+    words = mpirun.arguments(artifact, len(frames), timeout, options)
+    sites = _sites(artifact, options)
+    own = tools.program("mpirun")
+    assert options.hosts is not None
+    calls = ssh.Calls(time.monotonic() + timeout, options.hosts.file)
+    with tempfile.TemporaryDirectory(prefix="dicompiler-mpi-") as temporary:
+        scratch = Path(temporary)
+        write_inputs(scratch / "inputs", frames)
+        places = dict(
+            zip([s.host for s in sites], calls.each(lambda s: _ready(calls, s, artifact, scratch), sites), strict=True)
+        )
+        agent = scratch / "agent"
+        agent.write_text(_agent(sites), encoding="utf-8")
+        agent.chmod(0o700)
+        # Not by its path: Open MPI would look for itself at that path on the other hosts.
+        line = ["mpirun", "--oversubscribe", "--bind-to", "none"]
+        for device, package in artifact.packages.items():
+            site = next(site for site in sites if device in site.devices)
+            line += [] if device == artifact.devices[0] else [":"]
+            line += ["-n", "1", "--host", site.host, "--wdir", "/", f"{places[site.host]}/build/program"]
+            line += [*_data(places[site.host], site), *words, *_threads(site, device, package, options)]
+        more = {name: str(agent) for name in ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")}
+        more |= {"PATH": f"{own.parent}:{tools.search_path()}"}
+        report = mpirun.call(artifact, line, scratch, timeout, more)
+        for site in sites:
+            _fetch(calls, site, scratch / "outputs")
+        delivered = read_outputs(artifact, scratch / "outputs", mpirun.kept(len(frames), options))
+    return mpirun.result(artifact, report, delivered)
+
+
+def _sites(artifact: Artifact, options: RunOptions) -> list[Site]:
+    """The hosts in the order of their first devices. UsageError for what this target cannot do on them."""
+    if options.hosts is None:
+        raise UsageError("deploy: no hosts: say where the devices are reached (--hosts)")
+    if options.pin or options.listen:
+        raise UsageError("deploy: target 'mpi' takes neither --pin nor --listen: Open MPI finds its own ways")
+    if not options.insecure:
+        raise UsageError("deploy: MPI encrypts nothing: allow connections in the clear (--insecure)")
+    name = artifact.directory.resolve().name or "root"
+    devices: dict[str, list[str]] = {}
+    for device, package in artifact.packages.items():
+        devices.setdefault(package.name, []).append(device)
+    return [Site(host, options.hosts.place(own[0], host, name), tuple(own)) for host, own in devices.items()]
+
+
+def _title(site: Site) -> str:
+    return f"host {site.host!r} ({site.place.ssh}), device {site.devices[0]!r}"
+
+
+def _words(site: Site, path: str) -> list[str]:
+    return [ssh.path_word(path), ssh.path_word(site.bin)]
+
+
+def _probe(calls: ssh.Calls, site: Site) -> Found:
+    """Looks at a host. RunError if it cannot be reached, or lacks what building and starting takes."""
+    done = calls.run(site.place, PROBE, _words(site, site.package))
+    found = {
+        name: value.strip()
+        for line in done.output.splitlines()
+        if line.startswith(MARK)
+        for name, _, value in [line[len(MARK) :].partition(" ")]
+    }
+    for name in NEEDED:
+        if found.get(name, "-") == "-":
+            said = f" ({done.errors.strip().splitlines()[-1]})" if done.errors.strip() else ""
+            raise RunError(f"{_title(site)}: {name} is missing there{said}: install it with {tools.INSTALL[name]}")
+    return Found(found["place"], found["stamp"], found["version"])
+
+
+def _files(package: Path) -> dict[str, Path]:
+    """The files of a package by their path in it, and onnxruntime's headers, which not every system has."""
+    files = {str(path.relative_to(package)): path for path in sorted(package.rglob("*")) if path.is_file()}
+    return files | {f"include/{path.name}": path for path in sorted(tools.include().glob("*.h"))}
+
+
+def _ready(calls: ssh.Calls, site: Site, artifact: Artifact, scratch: Path) -> str:
+    """Copies the inputs to where they are read, and takes away old outputs; the absolute path of the package."""
+    found = _probe(calls, site)
+    if found.stamp != artifact.document["digest"]:
+        raise RunError(f"{_title(site)}: it does not hold this artifact: copy it there with 'dicompiler deploy'")
+    ranks = load_json(artifact.packages[site.devices[0]] / MANIFEST)["ranks"]
+    given = any(rank["inputs"] for rank in ranks)
+    files = {f"inputs/{path.name}": path for path in sorted((scratch / "inputs").iterdir()) if given}
+    calls.copy(site.place, site.scratch, files, "run")
+    return found.package
+
+
+def _data(package: str, site: Site) -> list[str]:
+    place = posixpath.join(posixpath.dirname(package), f".{site.host}.run")
+    return ["--data", package, "--inputs", f"{place}/inputs", "--outputs", f"{place}/outputs"]
+
+
+def _threads(site: Site, device: str, package: Path, options: RunOptions) -> list[str]:
+    """The threads that the hosts file asks for."""
+    assert options.hosts is not None
+    place = options.hosts.place(device, site.host, package.parent.name)
+    return [] if place.threads is None else ["--threads", str(place.threads)]
+
+
+def _agent(sites: Sequence[Site]) -> str:
+    """A shell script that mpirun calls in place of ssh: a host's name of the platform, then the command for it."""
+    cases = []
+    for site in sites:
+        # All but the command, which mpirun gives.
+        line = ssh.command(site.place, "", ())[:-1]
+        cases.append(
+            f'{shlex.quote(site.host)}) exec {shlex.join(line)} "PATH={ssh.path_word(site.bin)}:\\$PATH; $*" ;;'
+        )
+    body = "\n".join(cases)
+    return f'#!/bin/sh\nname=$1; shift\ncase $name in\n{body}\nesac\necho "there is no host $name" >&2\nexit 1\n'
+
+
+def _fetch(calls: ssh.Calls, site: Site, target: Path) -> None:
+    """Copies the outputs that lie on a host to `target`."""
+    done = calls.run(site.place, FETCH, [ssh.path_word(site.scratch)])
+    if done.code:
+        return  # none were delivered there
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(done.output))) as archive:
+        archive.extractall(target.parent, filter="data")

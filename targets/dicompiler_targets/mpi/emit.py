@@ -1,0 +1,143 @@
+"""Writes a Program as an artifact of the MPI target: artifact.json, and a package for each host.
+
+A package holds the program's source, which is the same everywhere, and for each of the host's devices a directory with
+its own segments and weights. In: a Program. Out: files, the same bytes for the same program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+from dicompiler.errors import DicompilerError
+from dicompiler.program import Program
+from dicompiler_targets.files import Contents, Json, artifact_document, json_text, value_document, write_parts
+from dicompiler_targets.mpi import packages
+from dicompiler_targets.mpi.source import Place, Preprocessing, main_source, needed_inputs
+
+FORMAT = "dicompiler.mpi/1"
+MANIFEST, CONTENTS = "manifest.json", "contents.txt"
+OUTSIDE = ("artifact.json", "plan.json", "platform.toml", "reference")
+"""What stands beside the packages."""
+INSIDE = ("build", "runtime", "main.cc", "CMakeLists.txt", "run.sh", "rankfile", "hostfile", "sender.json",
+          "receiver.json", MANIFEST)  # fmt: skip
+"""What stands beside the devices' directories in a package."""
+MESSAGE = 2**31 - 1
+"""The most bytes of a transfer: MPI counts them in an int."""
+
+
+def write(
+    program: Program,
+    places: Sequence[Place],
+    optimization: str,
+    provider: str,
+    preprocessing: Preprocessing,
+    directory: Path,
+) -> None:
+    """Writes the artifact into `directory`. `places`: of each rank, in the order of the program's devices.
+
+    DicompilerError for names that cannot be directories, and for a tensor that cannot be sent.
+    """
+    _check(program, places)
+    artifact_document(program, "mpi", "")  # raises for tensors that cannot be exchanged, before anything is written
+    contents = [Contents(program, index) for index in range(len(program.devices))]
+    names = [one.names for one in contents]
+    common: dict[str, bytes] = {
+        "main.cc": main_source(program, places, names, optimization, provider, preprocessing).encode(),
+        "run.sh": packages.run_script(places).encode(),
+        "rankfile": packages.rankfile(places).encode(),
+        "hostfile": packages.hostfile(places).encode(),
+        "sender.json": packages.senders(program).encode(),
+        "receiver.json": packages.receivers(program).encode(),
+        **runtime(),
+    }
+    files = {}
+    for one, place in zip(contents, places, strict=True):
+        own = directory / place.host / place.device
+        own.mkdir(parents=True)
+        files[place.device] = dict(one.write(own))
+    digest = _digest(common, files)
+    for host in dict.fromkeys(place.host for place in places):
+        package = directory / host
+        for name, content in common.items():
+            (package / name).parent.mkdir(exist_ok=True)
+            write_parts(package / name, [content])
+        (package / "run.sh").chmod(0o755)
+        for name in (place.device for place in places if place.host == host):
+            (package / name / CONTENTS).write_text(_contents(digest, files[name]), encoding="utf-8")
+        manifest = _manifest(program, places, host, preprocessing) | {"digest": digest}
+        (package / MANIFEST).write_text(json_text(manifest), encoding="utf-8")
+    (directory / "artifact.json").write_text(json_text(artifact_document(program, "mpi", digest)), encoding="utf-8")
+
+
+def runtime() -> dict[str, bytes]:
+    """The part of the source that is the same for all programs, by path in a package."""
+    own = resources.files("dicompiler_targets.mpi")
+    sources = sorted(entry.name for entry in own.joinpath("runtime").iterdir() if entry.name.endswith((".cc", ".hpp")))
+    found = {f"runtime/{name}": own.joinpath("runtime", name).read_bytes() for name in sources}
+    return {"CMakeLists.txt": own.joinpath("CMakeLists.txt").read_bytes()} | found
+
+
+def _check(program: Program, places: Iterable[Place]) -> None:
+    for place in places:
+        for name, what, reserved in ((place.host, "host", OUTSIDE), (place.device, "device", INSIDE)):
+            if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) or name in reserved:
+                raise DicompilerError(f"{what} {name!r}: no name for the {what}'s directory: give it another one")
+    for transfer in program.all_transfers:
+        if transfer.value.shape is not None and transfer.value.nbytes > MESSAGE:
+            raise DicompilerError(
+                f"tensor {transfer.value.name!r}: {transfer.value.nbytes} bytes from {transfer.sender!r} to "
+                f"{transfer.receiver!r} are more than one MPI message can hold (2 GiB): cut it into more parts"
+            )
+
+
+def _digest(common: Mapping[str, bytes], files: Mapping[str, Mapping[str, Json]]) -> str:
+    """SHA-256 over the source and the hashes of all devices' files."""
+    digest = hashlib.sha256()
+    for name, content in sorted(common.items()):
+        digest.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
+    for device, own in files.items():
+        for name, record in sorted(own.items()):
+            digest.update(f"{device}/{name} {record['sha256']}\n".encode())
+    return digest.hexdigest()
+
+
+def _contents(digest: str, files: Mapping[str, Json]) -> str:
+    """contents.txt of a device: the artifact's digest, then the bytes and name of each file."""
+    return "".join([f"{digest}\n", *(f"{record['bytes']} {name}\n" for name, record in sorted(files.items()))])
+
+
+def _manifest(program: Program, places: Sequence[Place], host: str, preprocessing: Preprocessing) -> Json:
+    """What a package says of itself: its host's ranks, and how images become inputs."""
+    ranks = []
+    for rank, place in enumerate(places):
+        if place.host == host:
+            roles = [role.devices[rank] for role in program.roles]
+            given = [needed_inputs(role, role.devices[rank]) for role in program.roles]
+            ranks.append(
+                {
+                    "rank": rank,
+                    "device": place.device,
+                    "cores": list(place.cores),
+                    "threads": place.threads,
+                    "gpu": place.gpu,
+                    "inputs": sorted({value.name for values in given for _, value in values}),
+                    "outputs": sorted({name for device in roles for name in device.sinks.values()}),
+                    "segments": [len(device.segments) for device in roles],
+                }
+            )
+    return {
+        "format": FORMAT,
+        "host": host,
+        "ranks": ranks,
+        "inputs": [value_document(value) for value in program.inputs],
+        "preprocessing": {
+            "order": preprocessing.order,
+            "mean": list(preprocessing.mean),
+            "scale": list(preprocessing.scale),
+            "size": [list(value.shape[2:4]) for value in program.inputs if value.shape and len(value.shape) == 4],
+        },
+    }

@@ -1,0 +1,125 @@
+"""`python3 -m dicompiler_targets.mpi.headers`: fetches onnxruntime's C++ headers with apt, without installing them.
+
+For Debian before 13, which has no package of them: the package of Debian 13 is downloaded from the mirrors that this
+machine's apt uses, and unpacked where the target looks for headers. The library is that of the Python package.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from dicompiler.errors import DicompilerError
+from dicompiler_targets.mpi import tools
+
+PACKAGE, SUITE = "libonnxruntime-dev", "trixie"
+APT = Path("/etc/apt")
+
+
+def main() -> int:
+    """Fetches the headers unless they are there; prints their directory. The exit code."""
+    try:
+        print(fetch())
+    except DicompilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def fetch() -> Path:
+    """The directory of the headers, after they were fetched where none are. DicompilerError where apt cannot."""
+    try:
+        return tools.include()
+    except DicompilerError:
+        target = tools.cache() / "include" / "onnxruntime"
+    for name in ("apt-get", "dpkg"):
+        if shutil.which(name) is None:
+            raise DicompilerError(f"{name} is missing: fetch {tools.HEADER} and the headers beside it into {target}")
+    with tempfile.TemporaryDirectory(dir=tools.cache()) as temporary:
+        scratch = Path(temporary)
+        scratch.chmod(0o755)  # apt downloads as a user of its own
+        (scratch / "lists" / "partial").mkdir(parents=True)
+        (scratch / "own.list").write_text("".join(sources(APT, _codename())), encoding="utf-8")
+        options = {
+            "Dir::Etc::SourceList": scratch / "own.list",
+            "Dir::Etc::SourceParts": "/dev/null",
+            "Dir::State::Lists": scratch / "lists",
+            "Dir::Cache": scratch / "cache",
+            "Acquire::Languages": "none",
+        }
+        line = ["apt-get", "-q", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
+        _call([*line, "update"], scratch)
+        _call([*line, "download", PACKAGE], scratch)
+        _call(["dpkg", "-x", str(next(iter(scratch.glob("*.deb")))), str(scratch / "unpacked")], scratch)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
+        (scratch / "unpacked" / "usr" / "include" / "onnxruntime").rename(target)
+    return target
+
+
+def _codename() -> str:
+    """This system's name among Debian's releases."""
+    try:
+        text = Path("/etc/os-release").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"^VERSION_CODENAME=\"?(\w+)", text, re.MULTILINE)
+    if found is None:
+        raise DicompilerError(f"this is no Debian: fetch {tools.HEADER} and the headers beside it by another way")
+    return found[1]
+
+
+def sources(apt: Path, codename: str) -> list[str]:
+    """apt's own sources of the release `codename`, as lines of a sources.list, for SUITE instead of it.
+
+    apt: the directory of its configuration. DicompilerError where it names none.
+    """
+    lines: list[str] = []
+    for file in [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]:
+        if not file.is_file():
+            continue
+        text = file.read_text(encoding="utf-8", errors="replace")
+        lines += _stanzas(text, codename) if file.suffix == ".sources" else _lines(text, codename, file.suffix)
+    if not lines:
+        raise DicompilerError(
+            f"{apt}: there is no source of the release {codename}: add one, or fetch {PACKAGE} by hand"
+        )
+    return list(dict.fromkeys(lines))
+
+
+def _stanzas(text: str, codename: str) -> Iterable[str]:
+    for stanza in re.split(r"\n\s*\n", text):
+        fields = {
+            name.lower(): " ".join(value.split())
+            for name, value in re.findall(r"^([A-Za-z-]+):(.*(?:\n[ \t]+.*)*)", stanza, re.MULTILINE)
+        }
+        if codename in fields.get("suites", "").split() and fields.get("enabled", "yes") != "no":
+            signed = fields.get("signed-by", "")
+            option = f"[signed-by={signed}] " if signed.startswith("/") else ""
+            for uri in fields.get("uris", "").split():
+                yield f"deb {option}{uri} {SUITE} main\n"
+
+
+def _lines(text: str, codename: str, suffix: str) -> Iterable[str]:
+    if suffix == ".list":
+        for found in re.finditer(
+            r"^deb\s+((?:\[[^\]]*\]\s+)?\S+)\s+" + re.escape(codename) + r"\s", text, re.MULTILINE
+        ):
+            yield f"deb {found[1]} {SUITE} main\n"
+
+
+def _call(line: list[str], directory: Path) -> None:
+    done = subprocess.run(line, capture_output=True, text=True, cwd=directory, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        said = [one for one in done.stderr.splitlines() if one.strip()]
+        first = next((one for one in said if one.startswith("E:")), (said or ["it failed"])[-1])
+        raise DicompilerError(f"{' '.join([line[0], *line[-2:]])}: {first}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

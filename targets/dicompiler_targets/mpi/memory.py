@@ -1,0 +1,36 @@
+"""What a rank's process holds beyond weights, activations and buffers: the sessions are those of the sockets target.
+
+Program → bytes by device. BASE was measured on x86-64 Linux with glibc, Open MPI 5.0 and onnxruntime 1.31.
+"""
+
+from __future__ import annotations
+
+from dicompiler.memory import peak, segment_values
+from dicompiler.program import DeviceProgram, Program
+from dicompiler_targets.sockets import memory as sockets
+
+MIB = 1 << 20
+BASE = 40 * MIB
+"""MPI, onnxruntime and two threads."""
+
+
+def added(program: Program) -> dict[str, int]:
+    """Device → bytes beyond what `program_memory` counts: at the worst moment of making the sessions or of a frame."""
+    other = sockets.added(program)
+    return {d.device: other[d.device] - sockets.BASE + BASE + _kept(program, d) for d in program.devices}
+
+
+def _kept(program: Program, device: DeviceProgram) -> int:
+    """What a frame's buffers take more because all that is sent or delivered stays in them to its end."""
+    end = len(device.segments)
+    sizes = {name: size for segment in device.segments for name, size in segment_values(segment).items()}
+    made = {name: index for index, segment in enumerate(device.segments) for name in segment.outputs}
+    last = {name: index for index, segment in enumerate(device.segments) for name in segment.inputs}
+    kept = {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"} | set(
+        device.sinks
+    )
+    spans = [(made[name], max(made[name], last.get(name, 0)), sizes.get(name, 0)) for name in made]
+    longer = [
+        (made[name], end if name in kept else stop, size) for name, (_, stop, size) in zip(made, spans, strict=True)
+    ]
+    return peak(longer) - peak(spans)

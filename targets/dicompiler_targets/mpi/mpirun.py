@@ -1,0 +1,136 @@
+"""Starts mpirun and reads what it and the ranks say.
+
+In: a command line. Out: the ranks' reports; or one line that names the rank and device behind a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dicompiler.errors import RunError, UsageError
+from dicompiler.target import DeviceReport, RunOptions, RunResult
+from dicompiler_targets.mpi.artifact import Artifact, Delivered
+
+GRACE_S = 5.0
+"""Seconds beyond the time allowed in which the ranks themselves must have said who is late."""
+SAYS = "dicompiler: "
+IN_FLIGHT_LIMIT = 1024
+
+
+def arguments(artifact: Artifact, frames: int, timeout: float, options: RunOptions) -> list[str]:
+    """What a program is told of a run, wherever it runs. UsageError for options that this target cannot take."""
+    if options.keys is not None or options.elsewhere:
+        raise UsageError(
+            "run: target 'mpi' starts all ranks itself, and MPI has no keys: leave out --elsewhere and --keys"
+        )
+    if not 0 <= options.in_flight <= IN_FLIGHT_LIMIT:
+        raise UsageError(f"run: frames in flight must be 1 to {IN_FLIGHT_LIMIT}, or 0, not {options.in_flight}")
+    flight = options.in_flight or 2 * len(artifact.devices)
+    found = {"frames": frames, "keep": kept(frames, options), "timeout": f"{timeout:g}", "in-flight": flight}
+    return [word for name, value in found.items() for word in (f"--{name}", str(value))]
+
+
+def kept(frames: int, options: RunOptions) -> int:
+    """The outputs of how many frames are kept."""
+    return frames if options.keep is None else min(options.keep, frames)
+
+
+def call(
+    artifact: Artifact, line: Sequence[str], scratch: Path, timeout: float, more: Mapping[str, str]
+) -> dict[str, Any]:
+    """Runs mpirun to its end: what rank 0 printed. Nothing that it started is left behind. more: of the environment."""
+    with (scratch / "stdout").open("w+b") as output, (scratch / "stderr").open("w+b") as errors:
+        own, late = {**environment(), **more}, False
+        try:
+            # A session of its own: an interrupt from the terminal is for our process, which then ends the ranks.
+            popen = subprocess.Popen(
+                line, cwd=scratch, env=own, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise RunError(f"{line[0]}: cannot be started: {error.strerror or error}") from None
+        try:
+            code = popen.wait(timeout + GRACE_S)
+        except subprocess.TimeoutExpired:
+            code, late = 1, True
+        finally:
+            _end(popen)
+        output.seek(0)
+        errors.seek(0)
+        said, wrong = output.read().decode(errors="replace"), errors.read().decode(errors="replace")
+    if late and SAYS not in wrong:
+        raise RunError(f"the ranks did not finish within {timeout:g} s: allow more time (--timeout)")
+    if code:
+        raise RunError(cause(artifact, wrong, code))
+    start = said.find("{")
+    found: dict[str, Any] = json.loads(said[start:]) if start >= 0 else {}
+    if not found:
+        raise RunError("the ranks ended without a report: run them again, and look at what mpirun says")
+    return found
+
+
+def environment() -> dict[str, str]:
+    """Ours, with what lets root start ranks; without a transport that takes a second to find no hardware, and without
+    collective operations that hang where hosts bear the same name, as new boards do."""
+    root = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
+    own = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_coll": "^han"}
+    return own | os.environ | (root if os.geteuid() == 0 else {}) | {"LC_ALL": "C"}
+
+
+def _end(popen: subprocess.Popen[bytes]) -> None:
+    """Ends mpirun, which ends its ranks; they also end with it if that takes too long."""
+    if popen.poll() is None:
+        popen.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            popen.wait(GRACE_S)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(popen.pid, signal.SIGKILL)
+    popen.wait()
+
+
+def cause(artifact: Artifact, errors: str, code: int) -> str:
+    """The line that tells most of what mpirun and the ranks wrote to stderr."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    # Once one has ended all, others that had stopped wake up and complain in turn.
+    heard = next((i for i, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked")), len(lines))
+    every = [(i, line[len(SAYS) :]) for i, line in enumerate(lines) if line.startswith(SAYS)]
+    words = [word for i, word in every if i < heard] or [word for _, word in every]
+    ended = re.search(r"rank (\d+)\b.*?on signal (\d+)", " ".join(lines))
+    if not words and ended is not None:
+        number = int(ended[2])
+        known = {int(one): f" ({one.name})" for one in signal.Signals}
+        return f"{artifact.title(int(ended[1]))}: its process was ended by signal {number}{known.get(number, '')}"
+    if words:
+        # Of ranks that wait for each other in a row the last one, which waits for nobody, holds the others up.
+        speaking = {match[1] for word in words if (match := re.match(r"rank (\d+) ", word))}
+        blamed = [match[1] if (match := re.search(r"; the cause may be rank (\d+) ", word)) else "" for word in words]
+        return next((w for w, other in zip(words, blamed, strict=True) if other not in speaking), words[0])
+    return f"mpirun ended with exit code {code}: {lines[-1] if lines else 'it says nothing'}"
+
+
+def _device_report(report: Mapping[str, Any]) -> DeviceReport:
+    return DeviceReport(
+        report["device"],
+        report["compute_s"],
+        report["wait_s"],
+        report["send_s"],
+        {int(index): count for index, count in report["sent"].items()},
+        tuple(report["segments"]),
+        report["memory_peak"],
+    )
+
+
+def result(artifact: Artifact, report: Mapping[str, Any], delivered: Delivered) -> RunResult:
+    """What a run gave, of the report and the outputs of the frames that were kept."""
+    names = [value["name"] for value in artifact.document["outputs"]]
+    outputs = tuple({name: next(o[name] for o in frame.values() if name in o) for name in names} for frame in delivered)
+    reports = tuple(_device_report(one) for one in report["ranks"])
+    return RunResult(outputs, reports, delivered, tuple(report["frames_s"]), report["total_s"])

@@ -1,0 +1,23 @@
+// The arguments of a program.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace dicompiler {
+
+struct Options {
+    std::string data = ".", inputs, outputs;
+    std::size_t frames = 0, in_flight = 0, keep = static_cast<std::size_t>(-1);
+    int threads = 0;
+    double timeout = 1e9;
+    bool pin = false, help = false;
+};
+
+// Throws Error for arguments that cannot be.
+Options parse_options(int argc, char** argv);
+
+// What `--help` prints.
+extern const char* const USAGE;
+
+}  // namespace dicompiler

@@ -1,0 +1,172 @@
+#include "player.hpp"
+
+#include <algorithm>
+
+namespace dicompiler {
+
+double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+Player::Player(const std::vector<Rank>& roles, std::vector<std::unique_ptr<Slot>>& slots, Samples& samples,
+               Deliver deliver)
+    : roles_(roles), slots_(slots), samples_(samples), deliver_(std::move(deliver)), needs_(roles.size()) {
+    // Only segments read what is received.
+    for (std::size_t r = 0; r < roles.size(); ++r) {
+        const auto& rank = roles[r];
+        first_.push_back(times_.segments.size());
+        times_.segments.resize(times_.segments.size() + rank.runs.size());
+        for (const auto& step : rank.steps) {
+            std::vector<std::size_t> needed;
+            for (std::size_t i = 0; step.kind == Rank::Step::run && i < rank.receives.size(); ++i) {
+                const auto& read = rank.runs[step.index].inputs;
+                if (std::find(read.begin(), read.end(), rank.receives[i].tensor) != read.end()) needed.push_back(i);
+            }
+            needs_[r].push_back(needed);
+        }
+    }
+    thread_ = std::thread([this] { loop(); });
+}
+
+Player::~Player() {
+    if (thread_.joinable()) stop();
+}
+
+void Player::begin(std::size_t frame) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    frames_.push_back({frame, std::vector<bool>(role(frame).receives.size())});
+    changed_.notify_one();
+}
+
+void Player::arrived(std::size_t frame, std::size_t receive) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& one : frames_) {
+        if (one.number == frame) one.here[receive] = true;
+    }
+    changed_.notify_one();
+}
+
+News Player::take(std::chrono::microseconds patience) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto any = [this] { return failure_ || !told_.sends.empty() || !told_.played.empty(); };
+    if (!any() && patience.count() > 0) news_.wait_for(lock, patience, any);
+    if (failure_) std::rethrow_exception(failure_);
+    News found;
+    std::swap(found, told_);
+    return found;
+}
+
+bool Player::busy() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return busy_;
+}
+
+std::string Player::state(int& peer) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    peer = -1;
+    if (frames_.empty()) return "";
+    const auto& frame = frames_.front();
+    const auto where = " of frame " + std::to_string(frame.number);
+    const auto lacking = missing(frame);
+    const auto& rank = role(frame.number);
+    if (busy_ || lacking == rank.receives.size()) {
+        return "it still computes step " + std::to_string(frame.position) + where;
+    }
+    const auto& receive = rank.receives[lacking];
+    peer = receive.from;
+    return "tensor '" + rank.tensors[receive.tensor].name + "'" + where + " did not come in time";
+}
+
+Times Player::stop() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        stopping_ = true;
+        changed_.notify_one();
+    }
+    thread_.join();
+    return times_;
+}
+
+std::size_t Player::missing(const Frame& frame) const {
+    const auto& needs = needs_[frame.number % roles_.size()];
+    if (frame.position < needs.size()) {
+        for (const auto receive : needs[frame.position]) {
+            if (!frame.here[receive]) return receive;
+        }
+    }
+    return frame.here.size();
+}
+
+Player::Frame* Player::ready() {
+    // How far the last frame of each role has come.
+    std::vector<std::size_t> ahead;
+    for (const auto& rank : roles_) ahead.push_back(rank.steps.size() + 1);
+    for (auto& frame : frames_) {
+        auto& before = ahead[frame.number % roles_.size()];
+        if (frame.position < before && missing(frame) == frame.here.size()) return &frame;
+        before = frame.position;
+    }
+    return nullptr;
+}
+
+void Player::loop() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!stopping_) {
+        auto* frame = ready();
+        if (frame == nullptr) {
+            const auto start = Clock::now();
+            const bool waits = !frames_.empty();
+            changed_.wait(lock);
+            if (waits) times_.wait += since(start);
+            continue;
+        }
+        const auto number = frame->number;
+        const auto& rank = role(number);
+        if (frame->position == rank.steps.size()) {
+            told_.played.push_back(number);
+            const auto same = [&](const Frame& other) { return other.number == number; };
+            frames_.erase(std::find_if(frames_.begin(), frames_.end(), same));
+            news_.notify_one();
+            continue;
+        }
+        const auto& step = rank.steps[frame->position];
+        const bool first = frame->position == 0;
+        if (step.kind == Rank::Step::send && !first) {
+            told_.sends.push_back({number, step.index});
+            ++frame->position;
+            news_.notify_one();
+            continue;
+        }
+        busy_ = true;
+        lock.unlock();
+        try {
+            auto& tensors = slots_[number % slots_.size()]->tensors;
+            if (first && !rank.inputs.empty()) samples_.give(number, rank.inputs, tensors);
+            if (step.kind != Rank::Step::send) play(step, number);
+        } catch (...) {
+            lock.lock();
+            failure_ = std::current_exception();
+            news_.notify_one();
+            return;
+        }
+        lock.lock();
+        busy_ = false;
+        if (step.kind == Rank::Step::send) {
+            told_.sends.push_back({number, step.index});
+            news_.notify_one();
+        }
+        ++frame->position;  // deques keep their elements in place while others are added at the end
+    }
+}
+
+void Player::play(const Rank::Step& step, std::size_t frame) {
+    auto& slot = *slots_[frame % slots_.size()];
+    if (step.kind == Rank::Step::output) {
+        const auto& output = role(frame).outputs[step.index];
+        deliver_(frame, slot.tensors[output.tensor], output.file);
+        return;
+    }
+    const auto start = Clock::now();
+    slot.calls[step.index]->run();
+    times_.segments[first_[frame % roles_.size()] + step.index] += since(start);
+}
+
+}  // namespace dicompiler

@@ -1,0 +1,91 @@
+// Plays a rank's steps for the frames on their way, in a thread of its own: of the oldest frame that can go on, the
+// next step. No frame overtakes another of its role, so that what goes for a transfer goes in the order of frames.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "samples.hpp"
+#include "slots.hpp"
+
+namespace dicompiler {
+
+using Clock = std::chrono::steady_clock;
+
+// Seconds from `start` to now.
+double since(Clock::time_point start);
+
+// What the thread that speaks MPI is to do: sends (their place in Rank::sends) and frames whose last step was played.
+struct News {
+    struct Sending { std::size_t frame, send; };
+    std::vector<Sending> sends;
+    std::vector<std::size_t> played;
+};
+
+struct Times {
+    // Seconds of each segment, role by role, and those in which frames were on their way but none could go on.
+    std::vector<double> segments;
+    double wait = 0;
+};
+
+class Player {
+public:
+    // Writes an output of a frame.
+    using Deliver = std::function<void(std::size_t frame, const Tensor& tensor, const std::string& file)>;
+
+    Player(const std::vector<Rank>& roles, std::vector<std::unique_ptr<Slot>>& slots, Samples& samples,
+           Deliver deliver);
+    ~Player();
+
+    // The frame's receives were posted: it is on its way.
+    void begin(std::size_t frame);
+    // A frame's receive (its place in Rank::receives) is complete.
+    void arrived(std::size_t frame, std::size_t receive);
+    // What has come since the last call; waits for it, but not longer than that. Throws what ended the thread.
+    News take(std::chrono::microseconds patience);
+    // Whether it is inside a step, whatever that takes.
+    bool busy();
+    // What it is doing, or waits for, in words: for errors; empty without frames. `peer`: whom it waits for, or -1.
+    std::string state(int& peer);
+    // Ends the thread, after its step; the times of all that was played.
+    Times stop();
+
+private:
+    struct Frame {
+        std::size_t number;
+        std::vector<bool> here;
+        std::size_t position = 0;
+    };
+
+    void loop();
+    Frame* ready();
+    // The receive that the frame's next step lacks, or the number of receives.
+    std::size_t missing(const Frame& frame) const;
+    void play(const Rank::Step& step, std::size_t frame);
+
+    const Rank& role(std::size_t frame) const { return roles_[frame % roles_.size()]; }
+
+    const std::vector<Rank>& roles_;
+    std::vector<std::unique_ptr<Slot>>& slots_;
+    Samples& samples_;
+    Deliver deliver_;
+    // Of each role's steps: the receives (their place in Rank::receives) that must be complete.
+    std::vector<std::vector<std::vector<std::size_t>>> needs_;
+    // Where the segments of each role begin in Times::segments.
+    std::vector<std::size_t> first_;
+    std::mutex mutex_;
+    std::condition_variable changed_, news_;
+    std::deque<Frame> frames_;
+    News told_;
+    Times times_;
+    bool busy_ = false, stopping_ = false;
+    std::exception_ptr failure_;
+    std::thread thread_;
+};
+
+}  // namespace dicompiler

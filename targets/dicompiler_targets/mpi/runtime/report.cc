@@ -1,0 +1,80 @@
+#include "report.hpp"
+
+#include <mpi.h>
+
+#include <cstdio>
+#include <fstream>
+#include <numeric>
+
+namespace dicompiler {
+namespace {
+
+std::string json(double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.9g", value);
+    return text;
+}
+
+std::string json(const std::vector<double>& values) {
+    std::string text;
+    for (const auto value : values) text += (text.empty() ? "" : ", ") + json(value);
+    return "[" + text + "]";
+}
+
+// Rank 0 is given the text of every rank, in order.
+std::vector<std::string> gather(int rank, const std::string& own) {
+    int count = 0;
+    MPI_Comm_size(MPI_COMM_WORLD, &count);
+    const int length = static_cast<int>(own.size());
+    std::vector<int> lengths(static_cast<std::size_t>(count)), starts(lengths.size());
+    MPI_Gather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, 0, MPI_COMM_WORLD);
+    std::vector<std::string> found;
+    std::string all;
+    if (rank == 0) {
+        for (std::size_t i = 1; i < starts.size(); ++i) starts[i] = starts[i - 1] + lengths[i - 1];
+        all.resize(static_cast<std::size_t>(starts.back() + lengths.back()));
+    }
+    MPI_Gatherv(own.data(), length, MPI_CHAR, &all[0], lengths.data(), starts.data(), MPI_CHAR, 0, MPI_COMM_WORLD);
+    for (std::size_t i = 0; rank == 0 && i < starts.size(); ++i) {
+        found.push_back(all.substr(static_cast<std::size_t>(starts[i]), static_cast<std::size_t>(lengths[i])));
+    }
+    return found;
+}
+
+}  // namespace
+
+std::size_t memory_peak() {
+    std::ifstream file("/proc/self/status");
+    std::string word;
+    std::size_t kilobytes = 0;
+    while (file >> word) {
+        if (word == "VmHWM:" && file >> kilobytes) return 1024 * kilobytes;
+    }
+    return 0;
+}
+
+std::string report(int rank, const Device& device, int threads, const Measured& measured, const Times& times) {
+    std::string sent;
+    for (const auto& entry : measured.sent) {
+        sent += (sent.empty() ? "\"" : ", \"") + std::to_string(entry.first) + "\": " + std::to_string(entry.second);
+    }
+    const double compute = std::accumulate(times.segments.begin(), times.segments.end(), 0.0);
+    return "{\"rank\": " + std::to_string(rank) + ", \"device\": \"" + device.name + "\", \"host\": \"" + device.host +
+           "\", \"threads\": " + std::to_string(threads) + ", \"compute_s\": " + json(compute) +
+           ", \"wait_s\": " + json(times.wait) + ", \"send_s\": " + json(measured.send) +
+           ", \"memory_peak\": " + std::to_string(memory_peak()) + ", \"segments\": " + json(times.segments) +
+           ", \"sent\": {" + sent + "}}";
+}
+
+void print_reports(int rank, const std::string& own, const Measured& measured, int lead) {
+    const auto ranks = gather(rank, own);
+    const auto times = "\"frames_s\": " + json(measured.frames) + ", \"total_s\": " + json(measured.total);
+    const auto frames = gather(rank, times);
+    if (rank != 0) return;
+    std::string text;
+    for (const auto& one : ranks) text += (text.empty() ? "" : ",\n ") + one;
+    std::printf("{\"ranks\": [\n %s],\n%s}\n", text.c_str(), frames[static_cast<std::size_t>(lead)].c_str());
+    std::fflush(stdout);
+}
+
+}  // namespace dicompiler

@@ -1,0 +1,251 @@
+// A rank from its start to its end: checks, sessions, frames, report.
+#include <malloc.h>
+#include <mpi.h>
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+
+#include "exchange.hpp"
+#include "options.hpp"
+#include "outputs.hpp"
+#include "report.hpp"
+
+namespace dicompiler {
+namespace {
+
+std::atomic<bool> stopped{false};
+
+extern "C" void stop_by_signal(int) { stopped = true; }
+
+// What messages call a rank.
+std::string title(const Program& program, int rank) {
+    const auto& device = program.ranks[static_cast<std::size_t>(rank)];
+    return "rank " + std::to_string(rank) + " (device '" + device.name + "' on host '" + device.host + "')";
+}
+
+// Contents.txt of a device: the artifact's digest, then a line for each file with its bytes. Returns the digest.
+std::string check_files(const std::string& directory) {
+    std::ifstream list(directory + "/contents.txt");
+    std::string digest, line;
+    if (!std::getline(list, digest)) {
+        throw Error(directory + "/contents.txt is missing: copy the device's directory here");
+    }
+    while (std::getline(list, line)) {
+        std::istringstream words(line);
+        std::streamoff bytes = 0;
+        std::string name;
+        words >> bytes >> name;
+        std::ifstream file(directory + "/" + name, std::ios::binary | std::ios::ate);
+        if (!file) throw Error(directory + "/" + name + " is missing: copy the device's directory again");
+        if (static_cast<std::streamoff>(file.tellg()) != bytes) {
+            throw Error(directory + "/" + name + " has " + std::to_string(static_cast<std::streamoff>(file.tellg())) +
+                        " bytes instead of " + std::to_string(bytes) + ": copy the device's directory again");
+        }
+    }
+    return digest;
+}
+
+// All ranks must hold parts of the same artifact.
+void check_digests(const Program& program, const std::string& own) {
+    constexpr std::size_t SIZE = 64;
+    std::string all(SIZE * program.ranks.size(), ' ');
+    std::string padded = own;
+    padded.resize(SIZE, ' ');
+    MPI_Allgather(padded.data(), SIZE, MPI_CHAR, &all[0], SIZE, MPI_CHAR, MPI_COMM_WORLD);
+    for (std::size_t i = 1; i < program.ranks.size(); ++i) {
+        if (all.compare(i * SIZE, SIZE, all, 0, SIZE) != 0) {
+            throw Error("the files of " + title(program, static_cast<int>(i)) + " and of " + title(program, 0) +
+                        " are of different artifacts: copy the same one to both");
+        }
+    }
+}
+
+// Keeps to this rank's share of the processors that the ranks of this host may use.
+void pin() {
+    MPI_Comm here;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
+    int place = 0, count = 1;
+    MPI_Comm_rank(here, &place);
+    MPI_Comm_size(here, &count);
+    MPI_Comm_free(&here);
+    cpu_set_t allowed, own;
+    CPU_ZERO(&own);
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) throw Error("the system does not tell its processors");
+    std::vector<int> cores;
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+        if (CPU_ISSET(core, &allowed)) cores.push_back(core);
+    }
+    const int total = static_cast<int>(cores.size()), share = std::max(1, total / count);
+    for (int i = 0; i < share; ++i) CPU_SET(cores[static_cast<std::size_t>((place * share + i) % total)], &own);
+    if (sched_setaffinity(0, sizeof own, &own) != 0) throw Error("the system does not let this process be pinned");
+}
+
+// Loads the segments. Engines make and free copies of weights meanwhile: glibc would keep what is freed for good, once
+// it has seen large blocks come and go; so they are given back at once while this lasts, and kept from then on.
+// Roles share what they have in common.
+std::map<std::string, std::unique_ptr<Segment>> load(Engine& engine, const std::vector<Rank>& roles,
+                                                     const std::string& directory) {
+#ifdef __GLIBC__
+    constexpr int SMALL = 128 << 10, LARGE = 32 << 20;
+    mallopt(M_MMAP_THRESHOLD, SMALL);
+#endif
+    std::map<std::string, std::unique_ptr<Segment>> segments;
+    for (const auto& role : roles) {
+        for (const auto& run : role.runs) {
+            if (segments.count(run.file) == 0) segments[run.file] = engine.load(directory + "/" + run.file);
+        }
+    }
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, LARGE);
+    mallopt(M_TRIM_THRESHOLD, 2 * LARGE);
+#endif
+    return segments;
+}
+
+// Ranks that begin frames by themselves, and ranks that deliver outputs.
+Flow make_flow(const Program& program, const Options& options, std::size_t samples) {
+    Flow flow{{}, {}, options.frames, options.in_flight, options.timeout};
+    for (std::size_t i = 0; i < program.ranks.size(); ++i) {
+        bool starts = false, ends = false;
+        for (const auto& role : describe(program.ranks[i])) {
+            starts = starts || !role.inputs.empty() || (!role.steps.empty() && role.receives.empty());
+            ends = ends || !role.outputs.empty();
+        }
+        if (starts) flow.starters.push_back(static_cast<int>(i));
+        if (ends) flow.enders.push_back(static_cast<int>(i));
+    }
+    if (flow.in_flight == 0) flow.in_flight = 2 * program.ranks.size();
+    // Only ranks with inputs know how many there are.
+    unsigned long long known = samples, most = 0;
+    MPI_Allreduce(&known, &most, 1, MPI_UNSIGNED_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
+    if (flow.frames == 0) flow.frames = std::max<std::size_t>(1, static_cast<std::size_t>(most));
+    flow.in_flight = std::min(flow.in_flight, flow.frames);
+    return flow;
+}
+
+// What one rank is and is asked for.
+struct Task {
+    const Program& program;
+    const Options& options;
+    int self;
+    const Device& device;
+    std::vector<Rank> roles;
+    int threads;
+};
+
+// All frames; where that fails, says why and ends all ranks.
+Measured exchange_or_end(const Task& task, const Flow& flow, std::vector<std::unique_ptr<Slot>>& slots, Player& player,
+                         Outputs& outputs) {
+    try {
+        return exchange(task.roles, flow, slots, player, stopped);
+    } catch (const Stopped&) {
+        outputs.discard();
+        std::signal(SIGTERM, SIG_DFL);
+        std::raise(SIGTERM);
+    } catch (const Error& error) {
+        // The player's thread may be deep in a segment: nobody waits for it.
+        outputs.discard();
+        const auto more = error.peer < 0 ? "" : "; the cause may be " + title(task.program, error.peer);
+        const auto who = title(task.program, task.self);
+        std::fprintf(stderr, "dicompiler: %s: %s%s\n", who.c_str(), error.what(), more.c_str());
+        // Others that wait tell so as well before all are ended.
+        std::this_thread::sleep_for(std::chrono::milliseconds{1500});
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+    return {};
+}
+
+// Makes sessions and buffers, waits until all ranks have, and plays the frames.
+Times compute(const Task& task, const Flow& flow, Samples& samples, Outputs& outputs, Measured& measured) {
+    const auto directory = task.options.data + "/" + task.device.name;
+    const auto engine =
+        make_engine({task.threads, task.program.optimization, task.device.gpu ? task.program.provider : ""});
+    const auto loaded = load(*engine, task.roles, directory);
+    std::vector<std::vector<Segment*>> segments(task.roles.size());
+    for (std::size_t i = 0; i < task.roles.size(); ++i) {
+        for (const auto& run : task.roles[i].runs) segments[i].push_back(loaded.at(run.file).get());
+    }
+    auto slots = make_slots(task.roles, flow.in_flight, segments);
+    const auto deliver = [&](std::size_t frame, const Tensor& tensor, const std::string& file) {
+        outputs.write(frame, tensor, file);
+    };
+    Player player(task.roles, slots, samples, deliver);
+    barrier();
+    measured = exchange_or_end(task, flow, slots, player, outputs);
+    return player.stop();
+}
+
+void play(const Program& program, const Options& options, int self) {
+    const auto& device = program.ranks[static_cast<std::size_t>(self)];
+    const int threads = options.threads > 0 ? std::min(options.threads, device.threads) : device.threads;
+    const Task task{program, options, self, device, describe(device), threads};
+    bool works = false, given = false, delivers = false;
+    for (const auto& role : task.roles) {
+        works = works || !role.steps.empty();
+        given = given || !role.inputs.empty();
+        delivers = delivers || !role.outputs.empty();
+    }
+    check_digests(program, check_files(options.data + "/" + device.name));
+    if (given && options.inputs.empty()) throw Error("there are no inputs: give a file or directory (--inputs)");
+    Samples samples(program, given ? options.inputs : "");
+    const auto flow = make_flow(program, options, samples.size());
+    if (options.pin) pin();
+    Outputs outputs(delivers ? options.outputs : "", device.name, options.keep);
+    Measured measured;
+    Times times;
+    if (works) {
+        times = compute(task, flow, samples, outputs, measured);
+    } else {
+        barrier();
+    }
+    barrier();
+    outputs.publish();
+    print_reports(self, report(self, device, threads, measured, times), measured, flow.starters.front());
+}
+
+}  // namespace
+
+int run(const Program& program, int argc, char** argv) {
+    // Neither this process may outlive who started it, nor may its sleeps be rounded up.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_TIMERSLACK, 1000);
+    int provided = 0, self = 0, count = 0;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+    MPI_Comm_rank(MPI_COMM_WORLD, &self);
+    MPI_Comm_size(MPI_COMM_WORLD, &count);
+    std::signal(SIGTERM, stop_by_signal);
+    std::string who = "rank " + std::to_string(self);
+    try {
+        const auto options = parse_options(argc, argv);
+        if (options.help) {
+            if (self == 0) std::fputs(USAGE, stdout);
+            MPI_Finalize();
+            return 0;
+        }
+        if (count != static_cast<int>(program.ranks.size())) {
+            if (self == 0) {
+                const auto wanted = program.ranks.size();
+                std::fprintf(stderr, "dicompiler: %d ranks were started, this program has %zu: use mpirun -n %zu\n",
+                             count, wanted, wanted);
+            }
+            MPI_Finalize();
+            return 2;
+        }
+        who = title(program, self);
+        play(program, options, self);
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "dicompiler: %s: %s\n", who.c_str(), error.what());
+        // mpirun must have taken the line before it hears of the end.
+        std::this_thread::sleep_for(std::chrono::milliseconds{100});
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+    MPI_Finalize();
+    return 0;
+}
+
+}  // namespace dicompiler

@@ -1,0 +1,84 @@
+#include "slots.hpp"
+
+#include <algorithm>
+
+namespace dicompiler {
+namespace {
+
+// The first and the last step at which a tensor is held; step 0 is the start of a frame.
+struct Span {
+    std::size_t first, last;
+};
+
+std::vector<Span> spans(const Rank& rank) {
+    std::vector<Span> found(rank.tensors.size(), {0, 0});
+    for (std::size_t i = 0; i < rank.steps.size(); ++i) {
+        const auto& step = rank.steps[i];
+        if (step.kind == Rank::Step::run) {
+            for (const auto id : rank.runs[step.index].inputs) found[id].last = std::max(found[id].last, i + 1);
+            for (const auto id : rank.runs[step.index].outputs) found[id] = {i + 1, i + 1};
+        } else {
+            const bool sent = step.kind == Rank::Step::send;
+            const auto id = sent ? rank.sends[step.index].tensor : rank.outputs[step.index].tensor;
+            found[id].last = rank.steps.size() + 1;
+        }
+    }
+    return found;
+}
+
+}  // namespace
+
+Layout lay_out(const Rank& rank) {
+    const auto held = spans(rank);
+    std::vector<std::size_t> order, placed;
+    for (std::size_t id = 0; id < rank.tensors.size(); ++id) {
+        if (rank.tensors[id].fixed) order.push_back(id);
+    }
+    // Large ones first, each at the lowest place that is free for as long as it is held.
+    std::stable_sort(order.begin(), order.end(),
+                     [&](auto a, auto b) { return rank.tensors[a].bytes() > rank.tensors[b].bytes(); });
+    Layout layout{std::vector<std::size_t>(rank.tensors.size(), 0), 0};
+    for (const auto id : order) {
+        const auto size = (rank.tensors[id].bytes() / ALIGN + 1) * ALIGN;
+        std::size_t at = 0;
+        for (const auto other : placed) {  // by their offsets
+            if (held[other].first > held[id].last || held[other].last < held[id].first) continue;
+            if (at + size <= layout.offsets[other]) break;
+            at = std::max(at, layout.offsets[other] + (rank.tensors[other].bytes() / ALIGN + 1) * ALIGN);
+        }
+        layout.offsets[id] = at;
+        layout.bytes = std::max(layout.bytes, at + size);
+        placed.insert(std::upper_bound(placed.begin(), placed.end(), at,
+                                       [&](auto value, auto other) { return value < layout.offsets[other]; }),
+                      id);
+    }
+    return layout;
+}
+
+std::vector<std::unique_ptr<Slot>> make_slots(const std::vector<Rank>& roles, std::size_t count,
+                                              const std::vector<std::vector<Segment*>>& segments) {
+    std::vector<Layout> layouts;
+    for (const auto& role : roles) layouts.push_back(lay_out(role));
+    std::vector<std::unique_ptr<Slot>> slots;
+    while (slots.size() < count || slots.size() % roles.size() != 0) {
+        const auto number = slots.size() % roles.size();
+        const auto& rank = roles[number];
+        slots.push_back(std::make_unique<Slot>());
+        auto& slot = *slots.back();
+        slot.memory = allocate(layouts[number].bytes);
+        slot.tensors = rank.tensors;
+        for (std::size_t id = 0; id < slot.tensors.size(); ++id) {
+            if (!slot.tensors[id].fixed) continue;
+            slot.tensors[id].data = static_cast<char*>(slot.memory.get()) + layouts[number].offsets[id];
+        }
+        for (std::size_t k = 0; k < rank.runs.size(); ++k) {
+            std::vector<Tensor*> read, made;
+            for (const auto id : rank.runs[k].inputs) read.push_back(&slot.tensors[id]);
+            for (const auto id : rank.runs[k].outputs) made.push_back(&slot.tensors[id]);
+            slot.calls.push_back(segments[number][k]->bind(read, made));
+        }
+    }
+    return slots;
+}
+
+}  // namespace dicompiler

@@ -1,0 +1,89 @@
+"""The MPI target's options, and the two things a target does: writing an artifact and running one on this host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from dicompiler.target import Installed, Optimization, RunOptions, RunResult, Target
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dicompiler.compilation import Compilation
+    from dicompiler.program import Program
+
+
+@dataclass(frozen=True)
+class MpiTarget(Target):
+    """A C++ program for MPI with a rank per device, and a package for each host to build and start it.
+
+    threads: threads of a segment (0: as many as the device has cores). engine: what computes segments. optimization:
+    onnxruntime's level for segments; up to "extended" it changes no bit of what a convolution computes, however the
+    network is split. provider: what onnxruntime's provider for devices that are GPUs is called, such as CUDA.
+    channels, mean, scale: how images become inputs, value = (pixel - mean) * scale with pixels from 0 to 255; mean and
+    scale for all channels or one for each.
+    """
+
+    name: ClassVar[str] = "mpi"
+    replicas: ClassVar[bool] = True
+
+    threads: int = 0
+    engine: Literal["onnxruntime"] = "onnxruntime"
+    optimization: Optimization = "extended"
+    provider: str = "CUDA"
+    channels: Literal["RGB", "BGR", "GRAY"] = "RGB"
+    mean: tuple[float, ...] = (0.0,)
+    scale: tuple[float, ...] = (1.0 / 255,)
+
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise ValueError(f"threads must be 0 or more, not {self.threads}")
+        count = 1 if self.channels == "GRAY" else 3
+        for name, values in (("mean", self.mean), ("scale", self.scale)):
+            if len(values) not in (1, count) or not all(math.isfinite(value) for value in values):
+                raise ValueError(f"{name} must be one number or {count}, one for each channel")
+
+    def emit(self, compilation: Compilation, directory: Path) -> None:
+        """Writes artifact.json and a package per host; rank i is the program's device i."""
+        from dicompiler_targets.mpi.emit import write
+        from dicompiler_targets.mpi.packages import places_of
+        from dicompiler_targets.mpi.source import Preprocessing
+
+        program = compilation.program
+        assert program is not None
+        places = places_of(program, compilation.platform, self.threads)
+        images = Preprocessing(self.channels, self.mean, self.scale)
+        write(program, places, self.optimization, self.provider, images, directory)
+
+    def run(
+        self,
+        directory: Path,
+        frames: Sequence[Mapping[str, NDArray[Any]]],
+        timeout: float,
+        options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
+    ) -> RunResult:
+        """Builds the program, unless that was done before, and starts it with mpirun on this host; with `options.hosts`
+        on those, where `install` has built it."""
+        if options.hosts is not None:
+            from dicompiler_targets.mpi.deploy import run_there
+
+            return run_there(directory, frames, timeout, options)
+        from dicompiler_targets.mpi.run import run
+
+        return run(directory, frames, timeout, options)
+
+    def install(self, directory: Path, options: RunOptions, timeout: float) -> tuple[Installed, ...]:
+        """Each host's package on that host, where its program is built."""
+        from dicompiler_targets.mpi.deploy import install
+
+        return install(directory, options, timeout)
+
+    def memory(self, program: Program) -> Mapping[str, int]:
+        """A process with MPI and onnxruntime, its sessions, and what making them takes for a while: see memory.py."""
+        from dicompiler_targets.mpi.memory import added
+
+        return added(program)

@@ -1,0 +1,257 @@
+"""The MPI target when all goes well: what it writes, and that real ranks compute what the whole model computes.
+
+The programs are built with what `tests/run` installs; what is built is kept in the user's cache, by content.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from dealing import dealt
+from generators import integers
+from handmade import halo, partial, unknown_shape
+from mpi_runs import emit, environment
+from test_random_plans import compiled
+
+from dicompiler import compiler, networks
+from dicompiler.cutting import cut
+from dicompiler.executor import run_model
+from dicompiler.memory import program_memory
+from dicompiler.platform import nameless
+from dicompiler.schema import load_json, validate
+from dicompiler.target import RunOptions, RunResult
+from dicompiler_targets.mpi import MpiTarget, build, tools
+from dicompiler_targets.mpi.artifact import Artifact
+from dicompiler_targets.mpi.source import output_files, text
+
+
+def sent_bytes(result: RunResult) -> Mapping[int, int]:
+    return {index: count for report in result.reports for index, count in report.sent.items()}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [halo, partial, lambda: partial("bfloat16"), lambda: partial("float8e4m3fn"), lambda: partial("bool")],
+    ids=["halo", "partial", "bfloat16", "float8", "bool"],
+)
+def test_ranks_compute_what_the_whole_model_computes(made: Any, tmp_path: Path) -> None:
+    program, model, inputs = one = made()
+    result = MpiTarget().run(emit(one, tmp_path), [inputs] * 2, 60)
+    reference = run_model(model, inputs)["out"]
+    assert len(result.outputs) == len(result.delivered) == len(result.frames_s) == 2
+    assert 0 < max(result.frames_s) <= result.total_s
+    for delivered in result.delivered:
+        assert set(delivered) == {d.device for d in program.devices if d.sinks}
+        for outputs in delivered.values():
+            assert outputs["out"].dtype == reference.dtype
+            assert np.array_equal(outputs["out"], reference)
+    assert sent_bytes(result) == {t.index: 2 * t.value.nbytes for t in program.transfers}
+    for report, device in zip(result.reports, program.devices, strict=True):
+        assert report.device == device.device
+        assert len(report.segments) == len(device.segments)
+        assert report.compute_s == pytest.approx(sum(report.segments))
+        assert report.memory_peak > 10 << 20
+
+
+def test_inputs_and_outputs_may_have_any_shape_where_it_is_not_known(tmp_path: Path) -> None:
+    _, model, inputs = one = unknown_shape()
+    result = MpiTarget().run(emit(one, tmp_path), [inputs], 60)
+    for name, value in run_model(model, inputs).items():
+        assert np.array_equal(result.outputs[0][name], value)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_networks_under_random_plans_are_bit_equal(seed: int, tmp_path: Path) -> None:
+    placed, model, _ = compiled(8000 + seed)
+    assert placed.plan is not None and placed.routing is not None
+    program = cut(placed.model, placed.plan.devices)
+    target = MpiTarget()
+    target.emit(replace(placed, program=program, platform=nameless(4)), tmp_path)
+    frames = [integers(Random(frame), model.proto) for frame in range(6)]
+
+    result = target.run(tmp_path, frames, 60, RunOptions(in_flight=1 + seed % 4))
+
+    assert len(result.delivered) == len(frames)
+    for inputs, delivered in zip(frames, result.delivered, strict=True):
+        reference = run_model(model, inputs)
+        assert set(delivered) == set(placed.plan.sink)
+        for outputs in delivered.values():
+            assert set(outputs) == set(reference)
+            assert all(np.array_equal(outputs[name], value) for name, value in reference.items())
+    assert sent_bytes(result) == {transfer.index: 6 * transfer.value.nbytes for transfer in program.transfers}
+    assert sum(sent_bytes(result).values()) == 6 * placed.routing.total_bytes
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_frames_are_dealt_out_to_replicas(seed: int, tmp_path: Path) -> None:
+    compilation, model, _ = dealt(9000 + seed)
+    program = compilation.program
+    assert program is not None and program.others
+    target = MpiTarget()
+    target.emit(compilation, tmp_path)
+    frames = [integers(Random(frame), model.proto) for frame in range(7)]
+
+    result = target.run(tmp_path, frames, 60, RunOptions(in_flight=1 + 2 * seed))
+
+    for inputs, delivered in zip(frames, result.delivered, strict=True):
+        reference = run_model(model, inputs)
+        assert delivered
+        for outputs in delivered.values():
+            assert all(np.array_equal(outputs[name], value) for name, value in reference.items())
+    counts = [len(range(i, len(frames), len(program.roles))) for i in range(len(program.roles))]
+    each = [count for role, count in zip(program.roles, counts, strict=True) for _ in role.transfers]
+    expected = {t.index: count * t.value.nbytes for t, count in zip(program.all_transfers, each, strict=True)}
+    assert sent_bytes(result) == {index: count for index, count in expected.items() if count}
+    assert all(seconds > 0 for seconds in result.frames_s) and len(result.frames_s) == len(frames)
+    for index, report in enumerate(result.reports):
+        assert len(report.segments) == sum(len(role.devices[index].segments) for role in program.roles)
+
+
+def artifact_of(name: str, strategy: str, place: Path, target: str = "mpi", platform: str = "rpi4x2") -> Path:
+    compiler.compile(networks.build(name), platform, strategy=strategy, target=target, output=place)
+    return place
+
+
+@pytest.mark.parametrize("strategy", ["single", "modnn"])
+def test_verify_runs_the_program_and_compares_outputs_and_bytes(strategy: str, tmp_path: Path) -> None:
+    found = compiler.verify(artifact_of("lenet", strategy, tmp_path / "a"))
+    assert found.passed, [check.detail for check in found.checks]
+    assert [check.name for check in found.checks][0::2] == ["exact", "bytes"]
+
+
+def test_the_same_network_gives_the_same_bytes(tmp_path: Path) -> None:
+    trees = []
+    for place in (tmp_path / "a", tmp_path / "b"):
+        artifact_of("lenet", "modnn", place)
+        files = sorted(path for path in place.rglob("*") if path.is_file())
+        trees.append({str(path.relative_to(place)): path.read_bytes() for path in files})
+    assert trees[0] == trees[1]
+    assert not any(str(tmp_path).encode() in content for content in trees[0].values())
+
+
+def test_a_package_holds_its_own_segments_and_the_source_that_all_have(tmp_path: Path) -> None:
+    place = artifact_of("lenet", "modnn", tmp_path / "a")
+    document = load_json(place / "artifact.json")
+    validate(document, "artifact", "artifact.json")
+    shared = {"CMakeLists.txt", "main.cc", "run.sh", "rankfile", "hostfile", "sender.json", "receiver.json"}
+    for host in document["devices"]:
+        assert {path.name for path in (place / host).iterdir()} == shared | {"runtime", "manifest.json", host}
+        for name in shared:
+            assert (place / host / name).read_bytes() == (place / document["devices"][0] / name).read_bytes()
+        listed = (place / host / host / "contents.txt").read_text().splitlines()
+        sizes = {path.name: path.stat().st_size for path in (place / host / host).iterdir()}
+        assert listed[0] == document["digest"]
+        assert {line.split()[1]: int(line.split()[0]) for line in listed[1:]} | {"contents.txt": 0} == sizes | {
+            "contents.txt": 0
+        }
+    ranks = {device: rank for rank, device in enumerate(document["devices"])}
+    sender, receiver = (load_json(place / "pi01" / name) for name in ("sender.json", "receiver.json"))
+    for transfer in document["transfers"]:
+        assert ranks[transfer["receiver"]] in sender[transfer["sender"]][transfer["name"]]
+        assert ranks[transfer["sender"]] in receiver[transfer["receiver"]][transfer["name"]]
+    assert (place / "pi01" / "hostfile").read_text() == "pi01 slots=1\npi02 slots=1\n"
+    assert (place / "pi01" / "rankfile").read_text() == "rank 0=pi01 slot=0,1,2,3\nrank 1=pi02 slot=0,1,2,3\n"
+
+
+def test_weights_that_segments_share_are_stored_once_for_each_device(tmp_path: Path) -> None:
+    program, _, _ = one = halo(channels=32)
+    emit(one, tmp_path)
+    for device in program.devices:
+        names = {tensor.name for segment in device.segments for tensor in segment.model.graph.initializer}
+        large = [program.weights[name].nbytes for name in names if name in program.weights]
+        weights = tmp_path / device.host / device.device / "weights.bin"
+        size = weights.stat().st_size if weights.is_file() else 0
+        assert sum(large) <= size < sum(large) + 64 * (len(large) + 1)
+
+
+def test_names_of_tensors_do_not_become_code() -> None:
+    assert text('a"b\\c??/\n\u00e9') == '"a\\042b\\134c\\077\\077/\\012\\303\\251"'
+    files = output_files(["a/b", "a_b", "../x", "é"])
+    assert len(set(files.values())) == 4
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+\.npy", file) for file in files.values())
+
+
+HOSTS = "nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)\nnx02, arm, slots=0-11\n"
+
+
+def test_the_files_of_autodice_give_its_ranks_cores_and_gpu_flags(tmp_path: Path) -> None:
+    keys = ("nx02_arm10,11", "nx01_gpu", "nx01_arm01234")
+    proto = networks.build("lenet")
+    nodes = [node.output[0] for node in proto.graph.node]
+    third = len(nodes) // 3
+    parts = (nodes[:third], nodes[third : 2 * third], nodes[2 * third :])
+    mapping, hosts = tmp_path / "mapping.json", tmp_path / "platform.txt"
+    mapping.write_text(json.dumps(dict(zip(keys, parts, strict=True))), encoding="utf-8")
+    hosts.write_text(HOSTS, encoding="utf-8")
+    strategy = f"manual{{mapping={mapping} platform={hosts}}}"
+    compiler.compile(proto, strategy=strategy, target="mpi", output=tmp_path / "a")
+
+    package = tmp_path / "a" / "nx01"
+    rankfile = "rank 0=nx02 slot=10,11\nrank 1=nx01 slot=5\nrank 2=nx01 slot=0,1,2,3,4\n"
+    assert (package / "rankfile").read_text() == rankfile
+    assert (package / "hostfile").read_text() == "nx02 slots=1\nnx01 slots=2\n"
+    ranks = {
+        rank["rank"]: rank
+        for host in ("nx01", "nx02")
+        for rank in load_json(tmp_path / "a" / host / "manifest.json")["ranks"]
+    }
+    assert [(ranks[i]["threads"], ranks[i]["gpu"]) for i in range(3)] == [(2, False), (1, True), (5, False)]
+    sender = load_json(package / "sender.json")
+    assert list(sender) == ["nx02_arm10-11", "nx01_gpu", "nx01_arm01234"]
+    assert 1 in next(iter(sender["nx02_arm10-11"].values()))
+
+
+def test_a_sanitized_build_has_no_warning_and_no_report_of_ours(tmp_path: Path) -> None:
+    _, _, inputs = one = halo()
+    place = emit(one, tmp_path / "a")
+    found = tools.find()
+    artifact = Artifact.load(place)
+    program = build.build(artifact.packages["a"], found, sanitize=True)
+    log = (program.parent.parent / "log").read_text()
+    assert "warning" not in log, log
+    for device, package in artifact.packages.items():
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / device).symlink_to(package / device)
+    np.savez(tmp_path / "x.npz", **inputs)
+    line = [
+        found.mpirun,
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "-n",
+        "3",
+        program,
+        "--inputs",
+        "x.npz",
+        "--data",
+        "data",
+    ]
+    # What MPI and onnxruntime leak is not ours.
+    words = [str(word) for word in [*line, "--frames", "5", "--outputs", "out", "--pin"]]
+    own = environment() | {"ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=own, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "runtime error" not in done.stderr and "AddressSanitizer" not in done.stderr, done.stderr
+    assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1, 2]
+    assert len(list((tmp_path / "out").rglob("frame*.npy"))) == 5 * sum(bool(d.sinks) for d in one[0].devices)
+
+
+def test_the_memory_that_it_adds_is_close_to_what_its_processes_take(tmp_path: Path) -> None:
+    made = compiler.compile(
+        networks.build("light/squeezenet"), "rpi4x2", strategy="modnn", target="mpi", output=tmp_path / "a"
+    )
+    assert made.program is not None
+    held, more = program_memory(made.program), MpiTarget().memory(made.program)
+    result = compiler.run(tmp_path / "a")
+    for report in result.reports:
+        predicted = held[report.device].total + more[report.device]
+        assert 0.85 < predicted / report.memory_peak < 1.2, (report, predicted)

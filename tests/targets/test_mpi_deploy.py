@@ -1,0 +1,111 @@
+"""`dicompiler deploy` with the MPI target, on boards that are network namespaces with an sshd each: mpirun over ssh."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from boards import Cluster, cluster
+from mpi_runs import ranks
+from running import wait_until
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.cli.entry import main
+from dicompiler.compiler import install, run
+from dicompiler.errors import RunError, UsageError
+from dicompiler.hosts import Hosts
+from dicompiler.schema import load_json
+from dicompiler.target import RunOptions
+
+PLATFORM = """
+name = "boards"
+[network]
+kind = "switch"
+bandwidth = "100 Mbit/s"
+latency = "0.2 ms"
+"""
+
+
+@pytest.fixture(scope="module")
+def boards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        # Boards share this host's memory, which Open MPI's transport through memory does not expect of hosts.
+        patch.setenv("OMPI_MCA_btl", "self,tcp")
+        with cluster(tmp_path_factory.mktemp("boards"), ("one", "two")) as made, made.inside():
+            yield made
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact for four devices on two hosts."""
+    place = tmp_path_factory.mktemp("net")
+    text = PLATFORM + "".join(f'[[host]]\nname = "{host}"\nmemory = "1 GiB"\n' for host in ("one", "two"))
+    for index in range(4):
+        text += f'[[device]]\nname = "d{index}"\nhost = "{("one", "two")[index // 2]}"\nrate = "1 GFLOP/s"\n'
+    (place / "p.toml").write_text(text)
+    dicompiler.compile(
+        networks.build("lenet"), platform=place / "p.toml", strategy="modnn", target="mpi", output=place / "net"
+    )
+    return place / "net"
+
+
+def test_ranks_run_on_boards_and_send_what_was_predicted(
+    boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hosts = boards.hosts(tmp_path / "hosts.toml")
+    x = np.random.default_rng(0).standard_normal((1, 1, 32, 32)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", input=x)
+    command = ["deploy", str(net), "--hosts", str(hosts), "--insecure", "--inputs", str(tmp_path / "x.npz")]
+    code = main([*command, "--outputs", str(tmp_path / "y.npz"), "--frames", "3", "--verify"])
+    printed = capfd.readouterr()
+    assert code == 0, printed.err
+    copied = [int(row.split()[3]) for row in printed.out.splitlines() if re.match(r"d\d +root@", row)]
+    assert copied[0] > 0 < copied[2] and copied[1] == copied[3] == 0
+    assert set(np.load(tmp_path / "y.npz")) == {"output"}
+
+    options = RunOptions(hosts=Hosts.load(hosts), insecure=True)
+    assert [one.copied for one in install(net, options)] == [0, 0, 0, 0]
+    result = run(net, {"input": x}, 2, 60, options)
+    sent = {index: count for report in result.reports for index, count in report.sent.items()}
+    document = load_json(net / "artifact.json")
+    assert sent == {transfer["index"]: 2 * transfer["bytes"] for transfer in document["transfers"]}
+    # Each host has its own segments and weights only.
+    for name, others in (("one", ("d2", "d3")), ("two", ("d0", "d1"))):
+        assert not any(path.name in others for path in (boards.boards[name].home / ".cache").rglob("*"))
+
+
+def test_a_rank_that_ends_on_a_board_is_named_and_ends_all(boards: Cluster, net: Path, tmp_path: Path) -> None:
+    options = RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True, keep=0)
+    install(net, options)
+    home = str(boards.root)
+
+    def end() -> None:
+        os.kill(wait_until(lambda: found if len(found := ranks(home, own=False)) == 4 else None)[2], signal.SIGKILL)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    words = r"^rank 2 \(device 'd2' on host 'two'\): its process was ended by signal 9 \(SIGKILL\)$"
+    with pytest.raises(RunError, match=words):
+        run(net, None, 1_000_000, 100, options)
+    thread.join()
+    wait_until(lambda: not ranks(home, own=False))
+
+
+def test_what_cannot_be_deployed_is_one_line(boards: Cluster, net: Path, tmp_path: Path) -> None:
+    hosts = Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
+    with pytest.raises(UsageError, match=r"^deploy: MPI encrypts nothing: allow connections in the clear"):
+        install(net, RunOptions(hosts=hosts))
+    with pytest.raises(UsageError, match=r"^deploy: target 'mpi' takes neither --pin nor --listen"):
+        install(net, RunOptions(hosts=hosts, insecure=True, pin=True))
+    other = Path(shutil.copytree(net, tmp_path / "other"))
+    words = r"host '(one|two)' \(root@.*\), device 'd[02]': .* copy it there with 'dicompiler deploy'$"
+    with pytest.raises(RunError, match=words):
+        run(other, None, 1, 60, RunOptions(hosts=hosts, insecure=True))

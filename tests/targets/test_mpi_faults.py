@@ -1,0 +1,314 @@
+"""What goes wrong with the MPI target: one line that names rank and device, or what is missing; nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import threading
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from handmade import endless, failing, halo
+from mpi_runs import emit, environment, ranks
+from numpy.typing import NDArray
+from running import wait_until
+
+from dicompiler.errors import DicompilerError, RunError, UsageError
+from dicompiler.platform import Device, Host, Network, Platform
+from dicompiler.target import RunOptions
+from dicompiler_targets.mpi import MpiTarget, build, headers, packages, source, tools
+from dicompiler_targets.mpi.artifact import Artifact
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return emit(halo(), tmp_path_factory.mktemp("mpi") / "a")
+
+
+@pytest.fixture
+def artifact(made: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(made, tmp_path / "a"))
+
+
+def playing(name: str) -> dict[int, int]:
+    """The three ranks, once the first frame's output is there."""
+
+    def found() -> dict[int, int]:
+        processes = ranks(name)
+        outputs = [list(Path(f"/proc/{pid}/cwd/outputs").rglob("frame*")) for pid in processes.values()]
+        return processes if len(processes) == 3 and any(outputs) else {}
+
+    processes: dict[int, int] = wait_until(found, 60)
+    return processes
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
+def test_a_rank_that_is_ended_is_named_and_ends_all(number: signal.Signals, made: Path) -> None:
+    program = build.build(Artifact.load(made).packages["a"], tools.find())
+
+    def end() -> None:
+        os.kill(playing(program.name)[1], number)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    words = rf"^rank 1 \(device 'b' on host 'b'\): its process was ended by signal {number:d} \({number.name}\)$"
+    with pytest.raises(RunError, match=words):
+        MpiTarget().run(made, [halo()[2]] * 2_000_000, 100, RunOptions(keep=1))
+    thread.join()
+    wait_until(lambda: not ranks(program.name))
+
+
+def test_a_rank_that_stops_is_named_by_the_one_that_waits(made: Path) -> None:
+    program = build.build(Artifact.load(made).packages["a"], tools.find())
+
+    def stop() -> None:
+        os.kill(playing(program.name)[1], signal.SIGSTOP)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(RunError, match=r"did not come in time .*; the cause may be rank 1 \(device 'b' on host 'b'\)"):
+        MpiTarget().run(made, [halo()[2]] * 2_000_000, 5, RunOptions(keep=1))
+    thread.join()
+    wait_until(lambda: not ranks(program.name))
+
+
+def test_a_segment_that_takes_too_long_or_fails_is_named(tmp_path: Path) -> None:
+    one = endless()
+    with pytest.raises(RunError, match=r"rank 1 \(device 'b' on host 'b'\): it still computes step 0 of frame 0"):
+        MpiTarget().run(emit(one, tmp_path / "endless"), [one[2]], 1)
+    one = failing()
+    bad = {"x": np.array([7], np.int64)}
+    with pytest.raises(
+        RunError, match=r"rank 1 \(device 'b' on host 'b'\): data/b/segment000.onnx: onnxruntime cannot"
+    ):
+        MpiTarget().run(emit(one, tmp_path / "failing"), [one[2], bad], 60)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda place: (place / "b" / "b" / "segment000.onnx").unlink(),
+            "segment000.onnx is missing: copy the device's",
+        ),
+        (lambda place: (place / "b" / "b" / "segment000.onnx").write_bytes(b"x"), "has 1 bytes instead of"),
+        (lambda place: (place / "b" / "b" / "contents.txt").unlink(), "contents.txt is missing"),
+        (lambda place: (place / "b" / "b" / "contents.txt").write_text("other\n"), "are of different artifacts"),
+    ],
+    ids=["missing", "cut", "list", "other"],
+)
+def test_files_that_do_not_belong_together_are_named(change: Any, words: str, artifact: Path) -> None:
+    change(artifact)
+    with pytest.raises(RunError, match=words) as caught:
+        MpiTarget().run(artifact, [halo()[2]], 60)
+    assert "device 'b' on host 'b'" in str(caught.value)
+
+
+def test_a_package_that_is_missing_is_named(artifact: Path) -> None:
+    shutil.rmtree(artifact / "c")
+    with pytest.raises(DicompilerError, match="the package with device 'c' is missing"):
+        MpiTarget().run(artifact, [halo()[2]], 60)
+
+
+@pytest.mark.parametrize(
+    "options", [RunOptions(keys=Path("k")), RunOptions(elsewhere=("a",)), RunOptions(in_flight=2000)]
+)
+def test_options_that_it_cannot_take_are_refused(options: RunOptions, made: Path) -> None:
+    with pytest.raises(UsageError, match=r"^run: "):
+        MpiTarget().run(made, [halo()[2]], 60, options)
+
+
+def test_a_device_that_is_a_gpu_needs_its_provider(tmp_path: Path) -> None:
+    program, _, inputs = halo()
+    device = [Device(name, name, 1e9, gpu=name == "b") for name in "abc"]
+    platform = Platform("gpus", tuple(Host(n, 1 << 30) for n in "abc"), tuple(device), Network("switch", 1e9))
+    places = packages.places_of(program, platform, 0)
+    from dicompiler_targets.mpi.emit import write
+
+    write(program, places, "extended", "CUDA", source.Preprocessing("RGB", (0.0,), (1.0,)), tmp_path)
+    with pytest.raises(RunError, match=r"rank 1 \(device 'b' on host 'b'\): the device is a GPU, but .* CUDAExec"):
+        MpiTarget().run(tmp_path, [inputs], 60)
+
+
+# -- what is missing on this host
+
+
+@pytest.mark.parametrize("name", ["mpirun", "mpicxx", "cmake", "g++", "make"])
+def test_a_program_that_is_missing_is_named_with_the_command_that_installs_it(name: str, tmp_path: Path) -> None:
+    for other in ("mpirun", "mpicxx", "cmake", "g++", "make"):
+        if other != name:
+            (tmp_path / other).symlink_to(tools.program(other))
+    with pytest.raises(
+        DicompilerError, match=rf"^target mpi: {re.escape(name)} is missing: install it with .*apt install"
+    ):
+        tools.find(str(tmp_path))
+
+
+def test_headers_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(tools.INCLUDE, raising=False)
+    monkeypatch.setattr(tools, "HEADER", "onnxruntime_cxx_api.h.not")
+    monkeypatch.setitem(tools.INSTALL, tools.HEADER, tools.INSTALL["onnxruntime_cxx_api.h"])
+    with pytest.raises(DicompilerError, match=r"is missing: install it with .*dicompiler_targets\.mpi\.headers"):
+        tools.include()
+
+
+def test_the_sources_of_apt_are_those_of_this_system_with_another_release(tmp_path: Path) -> None:
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "sources.list").write_text(
+        "deb [arch=amd64] http://a.test/debian bookworm main contrib\n# deb x bookworm y\n"
+    )
+    (tmp_path / "sources.list.d" / "debian.sources").write_text(
+        "Types: deb\nURIs: http://b.test/debian\n http://c.test/debian\nSuites: bookworm bookworm-updates\n"
+        "Components: main\nSigned-By: /keys.gpg\n\nTypes: deb\nURIs: http://d.test\nSuites: bookworm-security\n"
+    )
+    assert headers.sources(tmp_path, "bookworm") == [
+        "deb [arch=amd64] http://a.test/debian trixie main\n",
+        "deb [signed-by=/keys.gpg] http://b.test/debian trixie main\n",
+        "deb [signed-by=/keys.gpg] http://c.test/debian trixie main\n",
+    ]
+    with pytest.raises(DicompilerError, match="there is no source of the release sid"):
+        headers.sources(tmp_path, "sid")
+
+
+def test_a_source_that_does_not_compile_is_named(artifact: Path) -> None:
+    (artifact / "a" / "main.cc").write_text("int main() { return nothing; }\n")
+    with pytest.raises(DicompilerError, match=r"cannot be built: .*main\.cc:1:.*error: .*nothing"):
+        build.build(artifact / "a", tools.find())
+
+
+# -- the program itself, as run.sh starts it
+
+
+def image_network() -> Any:
+    from handmade import segment, steps, value
+
+    from dicompiler.model import Model
+    from dicompiler.program import DeviceProgram, Program
+
+    one = segment("a0", "a", "(float[1,3,4,6] x) => (float[1,3,4,6] out) { out = Identity(x) }", {})
+    device = DeviceProgram("a", "localhost", (one,), steps("run 0"), ("x",), {"out": "out"})
+    return (
+        Program((device,), (), (value("x", 1, 3, 4, 6),), (value("out", 1, 3, 4, 6),), {}, ((0, 0),)),
+        Model(one.model, {}),
+        {},
+    )
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package whose program was built by its own run.sh; the network hands its input through."""
+    place = emit(
+        image_network(), tmp_path_factory.mktemp("package"), channels="BGR", mean=(10.0, 20.0, 30.0), scale=(0.5,)
+    )
+    done = call(place / "localhost", "build")
+    assert done.returncode == 0, done.stderr
+    assert "warning:" not in done.stderr
+    return place / "localhost"
+
+
+def call(package: Path, *words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    line = [package / "run.sh", *words]
+    return subprocess.run(
+        [str(word) for word in line], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120
+    )
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    """The rows of red, green and blue as a PNG file."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 2, 0, 0, 0)
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def test_images_become_inputs_as_the_manifest_says(package: Path, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+    small = np.repeat(np.repeat(np.array([[[10, 20, 30]]], np.uint8), 2, 0), 3, 1)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "0.png").write_bytes(png(pixels))
+    (tmp_path / "images" / "1.ppm").write_bytes(b"P6\n# small\n3 2\n255\n" + small.tobytes())
+    (tmp_path / "images" / "2.pgm").write_bytes(b"P5 6 4 255\n" + pixels[..., 0].tobytes())
+    (tmp_path / "images" / "notes.txt").write_text("no image")
+    done = call(package, "--inputs", "images", "--outputs", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = [np.load(path) for path in sorted((tmp_path / "out" / "a").iterdir())]
+    scaled = [
+        (image.astype(np.float32)[..., ::-1] - [10, 20, 30]) * 0.5
+        for image in (pixels, np.repeat(pixels[..., :1], 3, 2))
+    ]
+    assert len(found) == 3
+    np.testing.assert_allclose(found[0], scaled[0].transpose(2, 0, 1)[None], atol=1e-4)
+    np.testing.assert_allclose(found[2], scaled[1].transpose(2, 0, 1)[None], atol=1e-4)
+    np.testing.assert_allclose(found[1][0, :, 0, 0], [10, 0, -10], atol=1e-4)
+    assert np.ptp(found[1].reshape(3, -1), axis=1).max() < 1e-4
+
+
+def inputs(place: Path) -> dict[str, Any]:
+    """Inputs that do not fit, by name: what is written, and the words of the message."""
+    x = np.zeros((1, 3, 4, 6), np.float32)
+    np.save(place / "shape.npy", x[:, :, :2])
+    np.save(place / "dtype.npy", x.astype(np.float64))
+    np.save(place / "order.npy", np.asfortranarray(x))
+    np.savez(place / "name.npz", z=x)
+    np.savez(place / "more.npz", x=x, z=x)
+    np.savez_compressed(place / "packed.npz", x=x)
+    (place / "image.png").write_bytes(png(np.zeros((2, 2, 3), np.uint8))[:40])
+    (place / "image.ppm").write_bytes(b"P6 9 9 255\n")
+    (place / "cut.npy").write_bytes((place / "dtype.npy").read_bytes()[:100])
+    (place / "text.txt").write_text("x")
+    (place / "empty").mkdir()
+    return {
+        "shape.npy": "must have the shape (1, 3, 4, 6), not (1, 3, 2, 6)",
+        "dtype.npy": "must be of type '<f4', not '<f8'",
+        "order.npy": "Fortran order",
+        "name.npz": "input 'x' is missing",
+        "more.npz": "the network has no input 'z'",
+        "packed.npz": "is compressed: write the file with numpy.savez",
+        "image.png": "the image cannot be read",
+        "image.ppm": "the image cannot be read: it is cut short",
+        "cut.npy": "cut short",
+        "text.txt": "no input: expected",
+        "empty": "no inputs are there",
+        "nothing.npy": "no such file",
+    }
+
+
+def test_an_input_that_does_not_fit_is_one_line_and_leaves_no_output(package: Path, tmp_path: Path) -> None:
+    for name, words in inputs(tmp_path).items():
+        done = call(package, "--inputs", name, "--outputs", "out", cwd=tmp_path)
+        assert done.returncode == 1, name
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("dicompiler: rank 0 (device 'a' on host 'localhost'): "), line
+        assert name in line and words in line, line
+        assert not list((tmp_path / "out").iterdir()), name
+
+
+def test_a_wrong_number_of_ranks_and_wrong_options_are_one_line(package: Path, tmp_path: Path) -> None:
+    found = call(package, "--frames", "0", "--inputs", "x", cwd=tmp_path)
+    assert found.returncode == 1 and "option --frames cannot be '0'" in found.stderr
+    found = call(package, "--colour", "red", cwd=tmp_path)
+    assert found.returncode == 1 and "there is no option '--colour'" in found.stderr
+    found = call(package, cwd=tmp_path)
+    assert found.returncode == 1 and "there are no inputs" in found.stderr
+    script = (
+        (package / "run.sh")
+        .read_text()
+        .replace(" -n 1 ", " --oversubscribe -n 2 ")
+        .replace("$place", "--allow-run-as-root")
+    )
+    (package / "two.sh").write_text(script)
+    done = subprocess.run(["sh", package / "two.sh"], capture_output=True, text=True, env=environment())
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["dicompiler: 2 ranks were started, this program has 1: use mpirun -n 1"]
