@@ -58,4 +58,4 @@ def test_a_part_on_a_device_without_compute_is_refused(model: onnx.ModelProto) -
 def test_memory_is_a_hard_limit_of_every_host(model: onnx.ModelProto, small: Host, message: str) -> None:
     hosts = tuple(small if host.name == small.name else host for host in CAMERA.hosts)
     with pytest.raises(DicompilerError, match=message):
-        compile(model, replace(CAMERA, hosts=hosts))
+        compile(model, replace(CAMERA, hosts=hosts), strategy="modnn")

@@ -484,9 +484,11 @@ def test_a_network_that_normalises_is_proven_in_every_kind_of_split(dtype: str) 
 
 # --- other operators -------------------------------------------------------------------------------------------------
 
-RANDOM = np.random.default_rng(0)
 GROUPED = """<ir_version: 8, opset_import: ["": 17]>
     g (float[1, 4, 9, 9] x) => (float[1, 6, a, b] y) {{ y = {op} <group = 2> (x, w) }}"""
+
+
+LIMITS = {"low": -1.0, "high": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -509,7 +511,9 @@ GROUPED = """<ir_version: 8, opset_import: ["": 17]>
     ],
 )
 def test_other_operators_become_exact(body: str, constants: dict[str, tuple[int, ...]]) -> None:
-    arrays = {name: RANDOM.standard_normal(shape).astype(np.float32) for name, shape in constants.items()}
+    random = np.random.default_rng(0)
+    arrays = {name: random.standard_normal(shape).astype(np.float32) for name, shape in constants.items()}
+    arrays |= {name: np.array(limit, np.float32) for name, limit in LIMITS.items() if name in arrays}
     model = from_text(
         f'<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 6, 6] x) => (float y) {{ {body} }}', arrays
     )
@@ -548,7 +552,7 @@ def test_a_batch_normalization_does_not_shut_a_channel_behind_relu() -> None:
 
 
 def test_a_constant_that_two_layers_share_becomes_two() -> None:
-    weight = RANDOM.standard_normal((4, 4, 3, 3)).astype(np.float32)
+    weight = np.random.default_rng(0).standard_normal((4, 4, 3, 3)).astype(np.float32)
     model = from_text(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 9, 9] x) => (float[1, 4, 5, 5] y) {
             ["a"] h = Conv (x, w)
