@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,5 +43,6 @@ def _ours(pid: int) -> bool:
 def environment() -> dict[str, str]:
     """Ours, in which root may start ranks, and programs and headers are found as the target finds them."""
     roots = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
-    own = {"PATH": tools.search_path(), tools.INCLUDE: str(tools.include()), "OMPI_MCA_btl": "^ofi"}
+    path = os.pathsep.join([str(Path(sys.executable).parent), tools.search_path()])  # cmake asks the first python3
+    own = {"PATH": path, "VIRTUAL_ENV": sys.prefix, tools.INCLUDE: str(tools.include()), "OMPI_MCA_btl": "^ofi"}
     return os.environ | roots | own
