@@ -6,11 +6,11 @@ Compute rates are what the boards sustain, not peaks: a plan balances by them. A
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dicompiler.platform import Device, Host, Network, Platform, PlatformFamily
 
-GIB = 2**30
+KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 _PI_NETWORK = " Network: CoopAI's gateway, 100 Mbit/s for all together; it counts no latency."
 _PI3 = (
@@ -52,6 +52,62 @@ def _boards(
     return make
 
 
+@dataclass(frozen=True)
+class Microcontroller:
+    """A board without an operating system. name: of its platforms. ram: bytes that an arena and its buffers may take in
+    one piece; flash: bytes. clock in Hz; cycles: of a multiplication with its addition in float32, an assumption."""
+
+    name: str
+    prefix: str
+    ram: int
+    flash: int
+    clock: float
+    cycles: float
+    source: str
+
+    @property
+    def family(self) -> PlatformFamily:
+        """Its platforms. A host's memory is RAM and flash together, because a plan keeps weights in the one and tensors
+        in the other; each by itself is the target's to check."""
+        text = self.source + _SERIAL.format(cycles=self.cycles)
+        device = Device("", "", 2 * self.clock / self.cycles)
+        host = Host("", self.ram + self.flash)
+        network = Network("switch", 0.8e6)
+        return PlatformFamily(self.name + "N", text, _boards(self.name, text, self.prefix, host, (device,), network))
+
+
+_SERIAL = (
+    " Memory of a host: both together. Rate: no source, an assumption: {cycles:g} cycles for a multiplication with its"
+    " addition; a profile of your own boards is better. Network: serial lines at 1 Mbaud, 8 of 10 bits of them data (an"
+    " assumption)."
+)
+MICROCONTROLLERS = (
+    Microcontroller(
+        "nano33x", "nano", 256 * KIB, 1 * MIB, 64e6, 10,
+        "Arduino Nano 33 BLE: Cortex-M4F at 64 MHz, 256 KB RAM, 1 MB flash (Nordic's product specification of the"
+        " nRF52840).",
+    ),
+    Microcontroller(
+        "stm32f746x", "f746-", 320 * KIB, 1 * MIB, 216e6, 5,
+        "STM32F746: Cortex-M7 at 216 MHz, 320 KB RAM (SRAM1 240, SRAM2 16, DTCM 64, side by side), 1 MB flash (ST's"
+        " data sheet and RM0385).",
+    ),
+    Microcontroller(
+        "stm32h743x", "h743-", 512 * KIB, 2 * MIB, 480e6, 5,
+        "STM32H743: Cortex-M7 at 480 MHz, 2 MB flash, 1 MB RAM, of which the largest piece is counted, 512 KB of AXI"
+        " SRAM (ST's data sheet and RM0433).",
+    ),
+    Microcontroller(
+        "esp32s3x", "esp", 512 * KIB, 8 * MIB, 240e6, 10,
+        "ESP32-S3: two Xtensa LX7 at 240 MHz, one of them counted, 512 KB SRAM (Espressif's data sheet), 8 MB flash"
+        " beside the chip (module ESP32-S3-WROOM-1-N8).",
+    ),
+    Microcontroller(
+        "rp2040x", "pico", 264 * KIB, 2 * MIB, 133e6, 100,
+        "RP2040: two Cortex-M0+ at 133 MHz without floating point, one of them counted, 264 KB SRAM (Raspberry Pi's"
+        " data sheet), 2 MB flash beside the chip (Raspberry Pi Pico).",
+    ),
+)  # fmt: skip
 _GATEWAY = Network("gateway", 100e6)
 _A53 = (Device("", "", 3.75e9, cores=4, power_active=3.7, power_idle=1.4),)
 _A72 = (Device("", "", 13.6e9, cores=4, power_active=6.4, power_idle=2.7),)
@@ -66,4 +122,10 @@ FAMILIES: tuple[PlatformFamily, ...] = (
     PlatformFamily(
         "jetson-nxN", _NX, _boards("jetson-nx", _NX, "nx", Host("", 8 * GIB), _XAVIER, Network("switch", 1e9))
     ),
+    *(board.family for board in MICROCONTROLLERS),
 )
+
+
+def microcontroller(platform: str) -> Microcontroller | None:
+    """The board that the built-in platform of that name is made of; None for platforms of other machines."""
+    return next((board for board in MICROCONTROLLERS if board.family.find(platform) is not None), None)

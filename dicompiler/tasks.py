@@ -84,8 +84,11 @@ def align(layers: LayerGraph, layer: Layer, region: Region) -> Region:
 
 @lru_cache(maxsize=4096)
 def reduction(layers: LayerGraph, layer: Layer) -> int | None:
-    """The length of the axis that LIP cuts in this layer, None where it has none."""
+    """The length of the axis that LIP cuts in this layer, None where it has none; of a quantised layer there is none,
+    because partial sums of rounded numbers are others."""
     node = layer.nodes[layer.anchor]
+    if layer.anchor > 0:  # what dequantises its inputs stands before it
+        return None
     measure = layers.rule(node).reduction
     return None if layer.reason or measure is None else measure(layers.operation(node))
 

@@ -46,9 +46,8 @@ def _follow(layers: LayerGraph, layer: Layer, found: Axes) -> dict[str, int]:
     for axis in cuttable(layers, layer):
         probe = replace(full(shape), axis, (0, 1))
         task = make_task(layers, layer, 0, Part("", probe), "plain")
-        anchor = layer.nodes[layer.anchor]
-        piece = next(work.piece for work in task.works if work.node is anchor)
-        assert piece is not None
+        # A quantised layer's weights are read by what dequantises them, before the anchor.
+        readers = layer.nodes[: layer.anchor + 1]
         cut = {
             label
             for key, need in task.needs.items()
@@ -60,7 +59,9 @@ def _follow(layers: LayerGraph, layer: Layer, found: Axes) -> dict[str, int]:
             and layers.tensors[name].constant
             and need is not None
             and need != full(layers.tensors[name].shape or ())
-            for name, need in zip(anchor.inputs, piece.needs, strict=True)
+            for work in task.works
+            if work.piece is not None and work.node in readers
+            for name, need in zip(work.node.inputs, work.piece.needs, strict=True)
         )
         if weighs and (reduction(layers, layer) is not None or not cut):
             cut = {"channel"}

@@ -18,6 +18,8 @@ def dicompiler_passes() -> Iterable[type[Pass]]:
     from dicompiler_passes.infer_shapes import InferShapes
     from dicompiler_passes.normalise import Normalise
     from dicompiler_passes.partition import Partition
+    from dicompiler_passes.quantise import Quantise
     from dicompiler_passes.tiles import FuseTiles, Place, TileGrid, TileHeight
 
-    return [Normalise, InferShapes, FormLayers, Place, TileHeight, TileGrid, FuseTiles, Lop, Lip, Fuse, Partition]
+    splitting: list[type[Pass]] = [Place, TileHeight, TileGrid, FuseTiles, Lop, Lip, Fuse, Partition]
+    return [Normalise, Quantise, InferShapes, FormLayers, *splitting]

@@ -66,7 +66,8 @@ class Lip(LayerAnnotation):
     def parts_of(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
         extent = reduction(graph, layer)
         if extent is None:
-            why = layer.reason or "its anchor is grouped or sums over none"
+            quantised = "it is quantised, and partial sums of rounded numbers are others" if layer.anchor else ""
+            why = layer.reason or quantised or "its anchor is grouped or sums over none"
             raise self.fail(f"layer {layer.name!r} cannot be cut by input channels: {why}")
         if extent < self.parts:
             raise self.fail(f"layer {layer.name!r} has {extent} input channels, too few for {self.parts} parts")

@@ -24,6 +24,9 @@ RANDOM = frozenset(
 )
 """Operators whose result is another one each time."""
 
+KEPT = ("DequantizeLinear",)
+"""Operators whose result is larger than what they are given: a quantised weight stays so up to where it is read."""
+
 NOT_TENSORS = frozenset(
     "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
 )
@@ -41,9 +44,9 @@ def fold(model: Model) -> Model:
     """Computes every node whose inputs are all constants, and what follows from it; `model` itself where none is.
 
     Constant → (initializer);  ConstantOfShape, Transpose(w), Concat(a, b) … → (initializer);  Identity(w) → w.
-    Not folded: random operators, operators of other domains, control flow that reads tensors around it, and what
-    onnxruntime cannot compute (then the node stays). An initializer that is a graph input too is not constant. A graph
-    output that is constant is an initializer afterwards.
+    Not folded: DequantizeLinear, random operators, operators of other domains, control flow that reads tensors around
+    it, and what onnxruntime cannot compute (then the node stays). An initializer that is a graph input too is not
+    constant. A graph output that is constant is an initializer afterwards.
     """
     draft = Draft(model)
     lifted = draft.lift()
@@ -82,7 +85,7 @@ def foldable(node: onnx.NodeProto, constants: set[str]) -> bool:
     """Whether the node gives the same tensors each time, and those from `constants` alone."""
     if node.domain not in STANDARD or not any(node.output) or not constants.issuperset(filter(None, node.input)):
         return False
-    return node.op_type not in NOT_TENSORS and _repeats(node) and not captures(node)
+    return node.op_type not in (*KEPT, *NOT_TENSORS) and _repeats(node) and not captures(node)
 
 
 def _repeats(node: onnx.NodeProto) -> bool:

@@ -18,6 +18,7 @@ from dicompiler.model import Model
 from dicompiler.operators.rule import STAND_IN_DOMAIN, Node, OperatorRule, Tensor
 from dicompiler.passes import Pass
 from dicompiler.structure import captures
+from dicompiler_passes.quantised import with_reader
 
 _JOINED_BEFORE_4 = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
 """What Concat takes before opset 4."""
@@ -29,6 +30,7 @@ class FormLayers(Pass):
 
     Conv → BatchNormalization → Relu       ⇒  one layer, anchored at Conv
     Conv → Add(shortcut) → Relu            ⇒  one layer, the shortcut comes in
+    DequantizeLinear → Conv → QuantizeLinear  ⇒  one layer, anchored at Conv: quantised numbers go in and out
     A → (no static shape) → B              ⇒  one layer, always whole
     """
 
@@ -63,8 +65,8 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
         if name not in made:
             raise DicompilerError(f"form-layers: no node makes output {name!r}: run normalise before it")
     empty = LayerGraph((), tensors, inputs, outputs, rules)
-    groups = _absorb(_opaque_groups(model, nodes, tensors), empty)
     readers = _readers(nodes, outputs)
+    groups = _absorb(_with_dequantise(_opaque_groups(model, nodes, tensors), readers), empty)
     layers = tuple(_layer(group, empty, readers) for group in groups)
     return replace(empty, layers=_ordered(layers))
 
@@ -139,6 +141,20 @@ def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, Te
         members.setdefault(find(i), []).append(node)
     reason = "what lies between its nodes has no static shape or is captured by control flow"
     return [_Group(tuple(group), len(group) - 1, reason if len(group) > 1 else "") for group in members.values()]
+
+
+def _with_dequantise(groups: Sequence[_Group], readers: Mapping[str, frozenset[str]]) -> list[_Group]:
+    """What dequantises a node's inputs goes into its group, before it; the node stays the anchor."""
+    alone = {group.nodes[0].name for group in groups if len(group.nodes) == 1}
+    nodes = [node for group in groups for node in group.nodes]
+    before = with_reader(nodes, readers, lambda node: node.name in alone)
+    taken = {node.name for own in before.values() for node in own}
+    joined = []
+    for group in groups:
+        own = before.get(group.nodes[0].name, []) if len(group.nodes) == 1 else []
+        if group.nodes[0].name not in taken:
+            joined.append(replace(group, nodes=(*own, *group.nodes), anchor=group.anchor + len(own)))
+    return joined
 
 
 def _condense(nodes: Sequence[Node], producer: Mapping[str, int], leader: list[int], find: Any) -> None:

@@ -15,6 +15,7 @@ from dicompiler.model import Model
 from dicompiler.passes import Pass
 from dicompiler_passes.draft import Draft
 from dicompiler_passes.folding import fold
+from dicompiler_passes.quantised import own_dequantise
 from dicompiler_passes.tidying import fix_initializers, outputs_from_nodes, split_to_slices, trim_outputs
 
 
@@ -26,6 +27,7 @@ class Normalise(Pass):
     initializer that is a graph input too        ⇒  (initializer), its value is compiled in; IR 3 becomes 4
     Split → a, b                                 ⇒  Slice → a, Slice → b
     Dropout → y, mask (unread)                   ⇒  Dropout → y
+    DequantizeLinear → a, b                      ⇒  DequantizeLinear → a, DequantizeLinear → b
     w → output, x → output, a → output twice     ⇒  Identity → output
     node or initializer that nobody reads        ⇒  (gone)
     """
@@ -48,6 +50,7 @@ def normalise(model: Model) -> Model:
     trim_outputs(draft)
     draft.prune()
     outputs_from_nodes(draft)
+    own_dequantise(draft)
     return draft.model()
 
 

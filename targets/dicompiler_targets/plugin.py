@@ -18,5 +18,6 @@ def dicompiler_targets() -> Iterable[type[Target]]:
     """Programs for this host and for the boards of a cluster."""
     from dicompiler_targets.mpi import MpiTarget
     from dicompiler_targets.sockets import SocketsTarget
+    from dicompiler_targets.tflm import TflmTarget
 
-    return [SocketsTarget, MpiTarget]
+    return [SocketsTarget, MpiTarget, TflmTarget]

@@ -1,0 +1,162 @@
+"""The pass `quantise`: a float32 network becomes one of 8-bit integers, with ranges from samples of its inputs.
+
+In: a Model in float32 and a file of samples. Out: a Model in QDQ form, made by onnxruntime's static quantiser.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from dicompiler.compilation import Compilation
+from dicompiler.errors import DicompilerError, UsageError, nearest
+from dicompiler.model import Model
+from dicompiler.passes import Pass
+from dicompiler.program import Value
+from dicompiler_passes.normalise import normalise
+
+FIRST_OPSET = 13
+"""The first in which weights have a scale for each channel."""
+
+Samples = list[dict[str, NDArray[Any]]]
+
+
+@dataclass(frozen=True)
+class Quantise(Pass):
+    """Quantises weights for each channel, activations for each tensor, both to 8 bits; what follows compares with this.
+
+    x → Conv → Relu → y  ⇒  x → Quantize → Dequantize → Conv(Dequantize(w)) → Quantize → Dequantize → y
+
+    calibrate: an .npz file with an array for each input, samples one after another along a first axis of its own:
+    32 samples of an input of shape (1, 3, 96, 96) are an array of shape (32, 1, 3, 96, 96).
+    """
+
+    name: ClassVar[str] = "quantise"
+    preserves: ClassVar[bool] = False
+
+    calibrate: str = ""
+
+    def run(self, compilation: Compilation) -> Compilation:
+        """Replaces the model; layers, plan and reference are to be made anew."""
+        if not self.calibrate:
+            raise UsageError("quantise: no samples: give a file of them, quantise{calibrate=samples.npz}")
+        model = normalise(compilation.model)
+        from dicompiler.verify import graph_inputs  # takes its time: onnxruntime
+
+        samples = read_samples(Path(self.calibrate), graph_inputs(model))
+        quantised = quantise(model, samples)
+        return replace(compilation, model=quantised, layers=None, plan=None, routing=None, reference=None)
+
+
+def read_samples(path: Path, inputs: tuple[Value, ...]) -> Samples:
+    """The samples in a file, checked against the network's inputs. DicompilerError for what does not fit."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, AttributeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no .npz file of arrays"
+        raise DicompilerError(f"{path}: the samples cannot be read: {reason}") from None
+    known = [value.name for value in inputs]
+    for name in arrays:
+        if name not in known:
+            raise DicompilerError(f"{path}: the network has no input {name!r}{nearest(name, known)}")
+    for value in inputs:
+        _check(path, value, arrays)
+    counts = {len(arrays[name]) for name in known}
+    if len(counts) > 1:
+        raise DicompilerError(f"{path}: its arrays hold {sorted(counts)} samples: give as many for every input")
+    return [{name: arrays[name][i] for name in known} for i in range(*counts)]
+
+
+def _check(path: Path, value: Value, arrays: Mapping[str, NDArray[Any]]) -> None:
+    if value.name not in arrays:
+        raise DicompilerError(f"{path}: no samples of input {value.name!r}: give some of every input")
+    array, dtype = arrays[value.name], np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
+    shape = value.shape or ()
+    if array.ndim != len(shape) + 1 or array.shape[1:] != shape or not len(array):
+        raise DicompilerError(
+            f"{path}: samples of input {value.name!r} have the shape {array.shape}: give (samples, "
+            f"{', '.join(map(str, shape))})"
+        )
+    if array.dtype != dtype:
+        raise DicompilerError(f"{path}: samples of input {value.name!r} are of type {array.dtype}: give {dtype}")
+
+
+def quantise(model: Model, samples: Samples) -> Model:
+    """The network in QDQ form. DicompilerError where onnxruntime cannot quantise it."""
+    proto = model.to_proto()
+    if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
+        raise DicompilerError("quantise: the network is quantised already: leave this pass out")
+    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    with tempfile.TemporaryDirectory(prefix="dicompiler-quantise-") as temporary, _quiet():
+        try:
+            if opset < FIRST_OPSET:
+                proto = onnx.version_converter.convert_version(proto, FIRST_OPSET)
+            return normalise(_quantised(proto, samples, Path(temporary)))
+        except DicompilerError:
+            raise
+        except Exception as error:  # onnxruntime's and onnx's share no other base
+            raise DicompilerError(f"quantise: onnxruntime cannot: {' '.join(str(error).split())}") from error
+
+
+def _quantised(proto: onnx.ModelProto, samples: Samples, place: Path) -> Model:
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]  # it has no types
+        """Gives the samples one by one."""
+
+        def __init__(self) -> None:
+            self.rest = iter(samples)
+
+        def get_next(self) -> dict[str, NDArray[Any]] | None:
+            return next(self.rest, None)
+
+    _fold(proto, place / "folded.onnx")
+    quantize_static(
+        str(place / "folded.onnx"),
+        str(place / "quantised.onnx"),
+        Reader(),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=QuantType.QInt8,
+        weight_type=QuantType.QInt8,
+    )
+    made = onnx.load(place / "quantised.onnx")
+    # onnxruntime adds operator sets of its own that no node is of.
+    used = {node.domain for node in made.graph.node}
+    kept = [entry for entry in made.opset_import if entry.domain in ("", *used)]
+    del made.opset_import[:]
+    made.opset_import.extend(kept)
+    made.ir_version = max(proto.ir_version, 7)
+    return Model.load(made)
+
+
+def _fold(proto: onnx.ModelProto, path: Path) -> None:
+    """Writes the network with its batch normalisations in the convolutions' weights, which are quantised with them."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(path)
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the quantiser's advice, which is followed already."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,7 @@
+"""The tflm target: microcontrollers with TFLite-micro."""
+
+from __future__ import annotations
+
+from dicompiler_targets.tflm.target import TflmTarget
+
+__all__ = ["TflmTarget"]

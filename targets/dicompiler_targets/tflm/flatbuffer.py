@@ -1,0 +1,175 @@
+"""TFLite flatbuffers: a graph of tensors and operations goes in, the file's bytes come out; and what a file holds.
+
+The schema is the package `tflite`; every table is written by the functions that it has for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.regions import Shape
+from dicompiler_targets.tflm.packages import load
+
+ALIGN = 16
+"""Bytes; the data of a constant starts at a multiple of it in the file."""
+TYPES = {"float32": "FLOAT32", "int8": "INT8", "int32": "INT32", "bool": "BOOL"}
+"""numpy's name of a type → TFLite's: all that goes through a network on a microcontroller here."""
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """value = scale * (number - zero). One scale and zero point, or one for each index of `axis`."""
+
+    scale: tuple[float, ...]
+    zero: tuple[int, ...]
+    axis: int = 0
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """name: for messages, not in the file. dtype: numpy's name. data: of a constant."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    data: NDArray[Any] | None = field(default=None, repr=False)
+    quantisation: Quantisation | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its raw data."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operator of TFLite by the name of its code. inputs, outputs: indices of tensors, -1 for an input left out.
+
+    options: the name of its options table without "Options", and that table's fields.
+    """
+
+    code: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    options: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def serialise(
+    tensors: Sequence[Tensor], operations: Sequence[Operation], inputs: Sequence[int], outputs: Sequence[int]
+) -> bytes:
+    """The file of a graph. The same arguments give the same bytes."""
+    schema, flatbuffers = load("tflite"), load("flatbuffers")
+    builder = flatbuffers.Builder(1024)
+    constants = [tensor.data for tensor in tensors if tensor.data is not None]
+    # Buffer 0 is the empty one of all tensors without data. What is written last stands first in the file.
+    buffers = [_table(schema, builder, "Buffer")]
+    buffers += [_table(schema, builder, "Buffer", Data=_bytes(builder, data)) for data in constants]
+    place = iter(range(1, len(buffers)))
+    made = [_tensor(schema, builder, one, next(place) if one.data is not None else 0) for one in tensors]
+    codes = operator_codes(operations)
+    nodes = [_operation(schema, builder, one, codes.index(one.code)) for one in operations]
+    graph = _table(
+        schema,
+        builder,
+        "SubGraph",
+        Tensors=_offsets(builder, made),
+        Inputs=_integers(builder, inputs),
+        Outputs=_integers(builder, outputs),
+        Operators=_offsets(builder, nodes),
+    )
+    entries = [_code(schema, builder, code) for code in codes]
+    root = _table(
+        schema,
+        builder,
+        "Model",
+        Version=3,
+        OperatorCodes=_offsets(builder, entries),
+        Subgraphs=_offsets(builder, [graph]),
+        Buffers=_offsets(builder, buffers),
+    )
+    builder.Finish(root, b"TFL3")
+    return bytes(builder.Output())
+
+
+def operator_codes(operations: Sequence[Operation]) -> tuple[str, ...]:
+    """The codes that the operations use, each once, sorted."""
+    return tuple(sorted({operation.code for operation in operations}))
+
+
+def codes_of(data: bytes) -> tuple[str, ...]:
+    """The names of the operator codes that a file lists, sorted: read from its bytes."""
+    schema = load("tflite")
+    names = {value: name for name, value in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
+    model = schema.Model.GetRootAs(data, 0)
+    found = [model.OperatorCodes(i) for i in range(model.OperatorCodesLength())]
+    return tuple(sorted(names[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())] for code in found))
+
+
+def _table(schema: Any, builder: Any, name: str, **values: Any) -> int:
+    getattr(schema, f"{name}Start")(builder)
+    for key, value in values.items():
+        getattr(schema, f"{name}Add{key}")(builder, value)
+    return int(getattr(schema, f"{name}End")(builder))
+
+
+def _bytes(builder: Any, data: NDArray[Any]) -> int:
+    raw = np.ascontiguousarray(data).astype(data.dtype.newbyteorder("<"), copy=False).tobytes()
+    builder.StartVector(1, len(raw), ALIGN)
+    builder.head -= len(raw)
+    builder.Bytes[builder.head : builder.head + len(raw)] = raw
+    return int(builder.EndVector())
+
+
+def _integers(builder: Any, values: Sequence[int]) -> int:
+    return int(builder.CreateNumpyVector(np.asarray(values, np.int32)))
+
+
+def _offsets(builder: Any, values: Sequence[int]) -> int:
+    builder.StartVector(4, len(values), 4)
+    for value in reversed(values):
+        builder.PrependUOffsetTRelative(value)
+    return int(builder.EndVector())
+
+
+def _tensor(schema: Any, builder: Any, tensor: Tensor, buffer: int) -> int:
+    # Without names the same model of two tiles is the same file, which a device then holds once.
+    values: dict[str, Any] = {"Shape": _integers(builder, tensor.shape)}
+    if tensor.quantisation is not None:
+        about = tensor.quantisation
+        scale = int(builder.CreateNumpyVector(np.asarray(about.scale, np.float32)))
+        zero = int(builder.CreateNumpyVector(np.asarray(about.zero, np.int64)))
+        values["Quantization"] = _table(
+            schema, builder, "QuantizationParameters", Scale=scale, ZeroPoint=zero, QuantizedDimension=about.axis
+        )
+    kind = getattr(schema.TensorType, TYPES[tensor.dtype])
+    return _table(schema, builder, "Tensor", **values, Type=kind, Buffer=buffer)
+
+
+def _code(schema: Any, builder: Any, code: str) -> int:
+    number = getattr(schema.BuiltinOperator, code)
+    # Readers take the larger of both; old ones know the one-byte field only.
+    return _table(
+        schema, builder, "OperatorCode", DeprecatedBuiltinCode=min(number, 127), Version=1, BuiltinCode=number
+    )
+
+
+def _operation(schema: Any, builder: Any, operation: Operation, code: int) -> int:
+    values: dict[str, Any] = {
+        "Inputs": _integers(builder, operation.inputs),
+        "Outputs": _integers(builder, operation.outputs),
+    }
+    if operation.options:
+        name = f"{operation.options}Options"
+        fields = dict(operation.values)
+        if "NewShape" in fields:
+            fields["NewShape"] = _integers(builder, fields["NewShape"])
+        values["BuiltinOptionsType"] = getattr(schema.BuiltinOptions, name)
+        values["BuiltinOptions"] = _table(schema, builder, name, **fields)
+    return _table(schema, builder, "Operator", OpcodeIndex=code, **values)

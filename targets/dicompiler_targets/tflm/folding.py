@@ -1,0 +1,135 @@
+"""Folds what TFLite-micro has no operator for, or does inside another one: normalisation, bias, activation.
+
+Graph → Graph: Conv → BatchNormalization ⇒ Conv;  Conv → Add(constant) ⇒ Conv with bias;  Conv → Relu ⇒ Conv, fused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler_targets.tflm.graph import Graph, Node, refusal
+
+_FUSING = ("Conv", "Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "MaxPool", "AveragePool")
+"""Whose operators in TFLite-micro apply an activation themselves."""
+
+
+def fold(graph: Graph) -> Graph:
+    """Until nothing can be folded any more. A node is folded into the one before it only if nothing else reads that
+    one's output, and that is no output of the segment."""
+    changed = True
+    while changed:
+        graph, changed = _step(graph)
+    return graph
+
+
+def _step(graph: Graph) -> tuple[Graph, bool]:
+    producers = {name: node for node in graph.nodes for name in node.outputs}
+    readers = graph.readers()
+    for node in graph.nodes:
+        for name in dict.fromkeys(node.inputs):
+            before = producers.get(name)
+            if before is None or name in graph.outputs or len(readers[name]) > 1 or len(before.outputs) > 1:
+                continue
+            folded = _folded(graph, before, node, name)
+            if folded is not None:
+                merged, constants = folded
+                nodes = tuple(merged if n is node else n for n in graph.nodes if n is not before)
+                return replace(graph, nodes=nodes, constants={**graph.constants, **constants}), True
+    return graph, False
+
+
+def _folded(graph: Graph, before: Node, node: Node, name: str) -> tuple[Node, dict[str, NDArray[Any]]] | None:
+    """`before` with `node` in it, which stands at the place of `node`, and the constants that it needs anew."""
+    if before.activation != "NONE" or node.activation != "NONE":
+        return None
+    activation = activation_of(graph, node)
+    if activation is not None:
+        fusing = before.op in _FUSING and graph.dtypes[node.output] in ("float32", "int8")
+        return (replace(before, outputs=node.outputs, activation=activation), {}) if fusing else None
+    if before.op not in ("Conv", "Gemm", "MatMul") or graph.dtypes[node.output] != "float32":
+        return None
+    if not all(n in graph.constants for n in before.inputs[1:] if n):
+        return None
+    affine = _affine(graph, node, name)
+    if affine is None:
+        return None
+    return _scaled(graph, before, node, *affine)
+
+
+def activation_of(graph: Graph, node: Node) -> str | None:
+    """The activation of TFLite's that the node is, if it is one."""
+    if node.op == "Relu":
+        return "RELU"
+    if node.op == "Clip":
+        low, high = clip_bounds(graph, node)
+        if low == 0 and high == 6:
+            return "RELU6"
+        if low == 0 and high is None:
+            return "RELU"
+    return None
+
+
+def clip_bounds(graph: Graph, node: Node) -> tuple[float | None, float | None]:
+    """Clip's min and max where they are given; constants."""
+    found: list[float | None] = []
+    for index, key in ((1, "min"), (2, "max")):
+        if node.has(index) and node.inputs[index] not in graph.constants:
+            raise refusal(node, f"its {key} is computed", "TFLite-micro wants a constant; use target sockets")
+        given = graph.constants.get(node.inputs[index]) if node.has(index) else node.attribute(key)
+        value = None if given is None else float(np.asarray(given).reshape(()))
+        found.append(None if value is not None and abs(value) >= np.finfo(np.float32).max else value)
+    return found[0], found[1]
+
+
+def batch_norm(graph: Graph, node: Node) -> tuple[NDArray[Any], NDArray[Any]]:
+    """BatchNormalization as y = factor * x + shift, one of each for a channel, in float64."""
+    scale, bias, mean, variance = (graph.constants[name].astype(np.float64) for name in node.inputs[1:5])
+    factor = scale / np.sqrt(variance + node.attribute("epsilon", 1e-5))
+    return factor, bias - mean * factor
+
+
+def _affine(graph: Graph, node: Node, name: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """(factor, shift) for each channel, axis 1 (of matrices the last one), if the node is y = factor * x + shift."""
+    shape = graph.shapes[node.output]
+    if node.op == "BatchNormalization" and node.inputs[0] == name:
+        return batch_norm(graph, node) if all(n in graph.constants for n in node.inputs[1:5]) else None
+    if node.op not in ("Add", "Sub", "Mul", "Sum") or len(node.inputs) != 2 or graph.shapes[name] != shape:
+        return None
+    other = node.inputs[1 - node.inputs.index(name)]
+    value = graph.constants.get(other)
+    if value is None or (node.op == "Sub" and node.inputs[1] == name):
+        return None
+    axis = 1 if len(shape) == 4 else len(shape) - 1
+    wide = value.reshape((1,) * (len(shape) - value.ndim) + value.shape) if value.ndim <= len(shape) else value
+    if wide.ndim != len(shape) or any(d != 1 for i, d in enumerate(wide.shape) if i != axis):
+        return None
+    each = np.broadcast_to(wide.reshape(-1).astype(np.float64), (shape[axis],))
+    zero = np.zeros(shape[axis])
+    return (each, zero) if node.op == "Mul" else (zero + 1, -each if node.op == "Sub" else each)
+
+
+def _scaled(
+    graph: Graph, before: Node, node: Node, factor: NDArray[Any], shift: NDArray[Any]
+) -> tuple[Node, dict[str, NDArray[Any]]] | None:
+    """The convolution or matrix product with its weights times factor, and its bias times factor plus shift."""
+    weight = graph.constants[before.inputs[1]].astype(np.float64)
+    bias = graph.constants[before.inputs[2]].astype(np.float64) if before.has(2) else np.zeros(1)
+    if before.op == "Gemm":
+        bias = bias * before.attribute("beta", 1.0)
+        weight = weight * before.attribute("alpha", 1.0)
+    bias = bias.reshape(-1) if bias.size in (1, len(factor)) else bias
+    if bias.ndim != 1 or (before.op == "MatMul" and weight.ndim != 2):
+        return None
+    rows = before.op == "Conv" or bool(before.attribute("transB", 0))
+    weight = weight * (factor.reshape(-1, *(1,) * (weight.ndim - 1)) if rows else factor)
+    names = (f"{node.output}/weight", f"{node.output}/bias")
+    given = (weight, np.broadcast_to(bias, factor.shape) * factor + shift)
+    constants = {name: np.ascontiguousarray(v, np.float32) for name, v in zip(names, given, strict=True)}
+    op = "Gemm" if before.op == "MatMul" and len(graph.shapes[before.inputs[0]]) == 2 else before.op
+    attributes = {k: v for k, v in before.attributes.items() if k not in ("alpha", "beta")}
+    merged = replace(before, op=op, inputs=(before.inputs[0], *names), outputs=node.outputs, attributes=attributes)
+    return merged, constants

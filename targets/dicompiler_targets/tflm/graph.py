@@ -1,0 +1,137 @@
+"""A segment as the lowering reads it: nodes, constants as arrays, and the shape and type of every tensor.
+
+Segment + weights of the program → Graph. All shapes are static there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from dicompiler.errors import DicompilerError
+from dicompiler.program import Segment
+from dicompiler.regions import Shape
+from dicompiler.weights import Weight, dtype_name, is_hollow
+from dicompiler_targets.tflm.flatbuffer import TYPES, Quantisation
+
+_PASSING = ("Reshape", "Transpose")
+"""What may make and read tensors of a rank over 4, as a channel shuffle does: only memory is moved."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """An ONNX node. activation: of TFLite's, applied to its output; opset: of its operator set."""
+
+    op: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    opset: int = 17
+    activation: str = "NONE"
+
+    @property
+    def output(self) -> str:
+        return self.outputs[0]
+
+    def has(self, index: int) -> bool:
+        """Whether the input is given."""
+        return index < len(self.inputs) and self.inputs[index] != ""
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute's value: int, float, str or list."""
+        return self.attributes.get(name, default)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """shapes, dtypes: of every tensor that is no constant, in ONNX's order of axes; dtype is numpy's name.
+
+    quantisations: of the tensors that hold numbers of a quantised network.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, NDArray[Any]]
+    shapes: Mapping[str, Shape]
+    dtypes: Mapping[str, str]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    quantisations: Mapping[str, Quantisation] = field(default_factory=dict)
+
+    def readers(self) -> dict[str, list[Node]]:
+        """Tensor → the nodes that read it."""
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                found.setdefault(name, []).append(node)
+        return found
+
+    def shape(self, name: str) -> Shape:
+        """The shape of a tensor or constant."""
+        return self.constants[name].shape if name in self.constants else self.shapes[name]
+
+
+def refusal(node: Node, cause: str, remedy: str) -> DicompilerError:
+    """The error for a node that cannot be expressed."""
+    return DicompilerError(f"target tflm: node {node.name!r} ({node.op}): {cause}: {remedy}")
+
+
+def read(segment: Segment, weights: Mapping[str, Weight]) -> Graph:
+    """The graph of a segment. DicompilerError naming the node where a tensor's rank is over 4, its shape is not static
+    or its type is none of TFLite-micro's."""
+    model = segment.model
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    constants = {
+        t.name: weights[t.name].array() if is_hollow(t) else onnx.numpy_helper.to_array(t)
+        for t in model.graph.initializer
+    }
+    nodes: list[Node] = []
+    for proto in model.graph.node:
+        if proto.op_type == "Constant" and proto.attribute[0].name == "value":
+            constants[proto.output[0]] = onnx.numpy_helper.to_array(proto.attribute[0].t)
+        else:
+            nodes.append(_node(proto, opset))
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    known = {v.name: v.type.tensor_type for v in (*inferred.value_info, *inferred.input, *inferred.output)}
+    for node in nodes:
+        for name in (*node.inputs, *node.outputs):
+            if name and name not in constants:
+                _check(node, name, known.get(name))
+    names = [*segment.inputs, *(name for node in nodes for name in node.outputs if name)]
+    shapes = {name: tuple(d.dim_value for d in known[name].shape.dim) for name in names}
+    dtypes = {name: str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(known[name].elem_type))) for name in names}
+    return Graph(segment.name, tuple(nodes), constants, shapes, dtypes, segment.inputs, segment.outputs)
+
+
+def _node(proto: onnx.NodeProto, opset: int) -> Node:
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in proto.attribute}
+    plain = {key: value.decode() if isinstance(value, bytes) else value for key, value in attributes.items()}
+    op = proto.op_type if proto.domain in ("", "ai.onnx") else f"{proto.domain}::{proto.op_type}"
+    return Node(op, proto.name, tuple(proto.input), tuple(proto.output), plain, opset)
+
+
+def _check(node: Node, name: str, kind: Any) -> None:
+    if kind is None or not kind.HasField("shape") or not all(d.HasField("dim_value") for d in kind.shape.dim):
+        raise refusal(node, f"tensor {name!r} has no static shape", "fix the dimensions of the inputs (--shape)")
+    shape = tuple(d.dim_value for d in kind.shape.dim)
+    if 0 in shape:
+        raise refusal(node, f"tensor {name!r} is empty", "leave out what makes it")
+    if len(shape) > 4 and node.op not in _PASSING:
+        raise refusal(node, f"tensor {name!r} has rank {len(shape)}", "TFLite-micro takes up to 4; use target sockets")
+    try:
+        dtype = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)))
+    except KeyError:
+        dtype = dtype_name(kind.elem_type)
+    if dtype not in TYPES:
+        raise refusal(node, f"tensor {name!r} is of type {dtype}", f"take one of {', '.join(TYPES)}")
+
+
+def with_constant(graph: Graph, name: str, value: NDArray[Any]) -> Graph:
+    """The graph with one constant more."""
+    return replace(graph, constants={**graph.constants, name: value})

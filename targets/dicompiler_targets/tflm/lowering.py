@@ -1,0 +1,87 @@
+"""One segment of a program becomes one TFLite model.
+
+Segment + weights → Lowered: the file's bytes, the operators that it uses, and its inputs and outputs as on the wire.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dicompiler.program import Segment
+from dicompiler.regions import Shape
+from dicompiler.weights import Weight
+from dicompiler_targets.tflm import across, dense, elementwise, quantised, resize, shaping, windows
+from dicompiler_targets.tflm.folding import fold
+from dicompiler_targets.tflm.graph import Graph, Node, read, refusal
+from dicompiler_targets.tflm.writer import IMAGE, Writer, natural, permuted
+
+LOWERINGS: Mapping[str, Callable[[Writer, Node], None]] = {
+    **windows.LOWERINGS,
+    **dense.LOWERINGS,
+    **elementwise.LOWERINGS,
+    **shaping.LOWERINGS,
+    **across.LOWERINGS,
+    **resize.LOWERINGS,
+    **quantised.LOWERINGS,
+}
+"""ONNX's operators that can be expressed: how each is written."""
+MOVING = (*shaping.LOWERINGS, *quantised.LOWERINGS, "Identity", "Cast", "Dropout")
+"""Those that take numbers of any type; all others compute in float32, or on quantised numbers."""
+
+
+@dataclass(frozen=True)
+class Border:
+    """A tensor that a model reads or makes. dtype: numpy's name; shape: as on the wire, channels last for rank 4."""
+
+    name: str
+    dtype: str
+    shape: Shape
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """data: the .tflite file. operators: the codes that it uses, sorted. activations: the most bytes that its tensors
+    take at once."""
+
+    data: bytes = field(repr=False)
+    operators: tuple[str, ...]
+    activations: int
+    inputs: tuple[Border, ...]
+    outputs: tuple[Border, ...]
+
+
+def wire_shape(shape: Shape) -> Shape:
+    """ONNX's shape → that of the same tensor between devices and in a model: (N, H, W, C) for rank 4."""
+    return permuted(shape, IMAGE) if natural(shape) == "image" else shape
+
+
+def lower(segment: Segment, weights: Mapping[str, Weight]) -> Lowered:
+    """The TFLite model of a segment. DicompilerError, one line, naming the node that cannot be expressed."""
+    graph = quantised.quantised(fold(read(segment, weights)))
+    writer = Writer(graph)
+    for node in graph.nodes:
+        if node.op not in LOWERINGS:
+            raise refusal(node, "TFLite-micro has no operator for it", "use target sockets for such a network")
+        _check_types(graph, node)
+        LOWERINGS[node.op](writer, node)
+    data, codes, activations = writer.finish()
+    return Lowered(data, codes, activations, _borders(graph, graph.inputs), _borders(graph, graph.outputs))
+
+
+def _check_types(graph: Graph, node: Node) -> None:
+    for name in (node.output, node.inputs[0]):
+        dtype = graph.dtypes.get(name, "float32")
+        if node.op not in MOVING and dtype != "float32" and name not in graph.quantisations:
+            raise refusal(node, f"tensor {name!r} is of type {dtype}", "TFLite-micro computes in float32 or quantised")
+
+
+def _borders(graph: Graph, names: tuple[str, ...]) -> tuple[Border, ...]:
+    return tuple(Border(name, graph.dtypes[name], wire_shape(graph.shapes[name])) for name in names)

@@ -1,0 +1,126 @@
+"""How large an arena a model needs in TFLite-micro: found by trying, because the figure that it records is too small.
+
+Models → bytes for each. The trials run in a process of their own: TFLite-micro ends it where an arena is far too small
+or a model is one that it cannot run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from dicompiler.errors import DicompilerError
+from dicompiler_targets.tflm.packages import load
+
+RUNTIME = "tflite_micro.python.tflite_micro.runtime"
+STEP = 16
+"""Bytes: TFLite-micro aligns the arena and what is in it to these."""
+FIRST, LARGEST = 1 << 12, 1 << 30
+TIMEOUT_S = 600.0
+
+
+def arenas(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
+    """The least bytes of an arena, a multiple of 16, with which each model can be run; 64 bytes less are too few.
+
+    names: of the models, for errors. DicompilerError where TFLite-micro refuses one.
+    """
+    load(RUNTIME)
+    if not models:
+        return []
+    given = b"".join(struct.pack("<Q", len(model)) + model for model in models)
+    code = f"from {__name__} import main; main()"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=given, capture_output=True, env=environment, timeout=TIMEOUT_S, check=False
+    )
+    found = [json.loads(line) for line in done.stdout.decode().splitlines()]
+    if done.returncode or len(found) != len(models):
+        said = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+        cause = next((line for line in reversed(said) if "Failed to" not in line), said[-1] if said else "no reason")
+        raise DicompilerError(
+            f"target tflm: {names[min(len(found), len(names) - 1)]}: TFLite-micro cannot run it: {cause.strip()}: "
+            "use target sockets for such a network"
+        )
+    return [int(size) for size in found]
+
+
+def main() -> None:
+    """The process: models from stdin, each after its length; a line with the bytes for each to stdout."""
+    load(RUNTIME)  # once, not in the process of each trial
+    data, at = sys.stdin.buffer.read(), 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        model = data[at + 8 : at + 8 + length]
+        at += 8 + length
+        trials = Trials(model)
+        print(json.dumps(least(trials.fits)), flush=True)
+        trials.close()
+
+
+def least(fits: Callable[[int], bool]) -> int:
+    """The smallest multiple of STEP that fits, given that all larger ones do."""
+    high = FIRST
+    while not fits(high):
+        high *= 2
+        if high > LARGEST:
+            raise SystemExit(1)
+    low = 0 if high == FIRST else high // 2
+    while high - low > STEP:
+        middle = (low + high) // 2 // STEP * STEP
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+class Trials:
+    """Tries a model in a process of its own, which TFLite-micro may end: then the next trial gets another one."""
+
+    def __init__(self, model: bytes) -> None:
+        self.model = model
+        self._child, self._to, self._from = 0, -1, -1
+
+    def fits(self, size: int) -> bool:
+        """Whether the model runs in an arena of `size` bytes."""
+        if not self._child:
+            self._fork()
+        os.write(self._to, struct.pack("<Q", size))
+        answer = os.read(self._from, 1)
+        if not answer:
+            self.close()
+        return answer == b"y"
+
+    def close(self) -> None:
+        """Ends the process; `fits` starts another one."""
+        if self._child:
+            os.close(self._to)
+            os.close(self._from)
+            os.waitpid(self._child, 0)
+            self._child = 0
+
+    def _fork(self) -> None:
+        theirs_in, self._to = os.pipe()
+        self._from, theirs_out = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            os.close(self._to)
+            os.close(self._from)
+            while request := os.read(theirs_in, 8):
+                os.write(theirs_out, b"y" if _fits(self.model, *struct.unpack("<Q", request)) else b"n")
+            os._exit(0)
+        os.close(theirs_in)
+        os.close(theirs_out)
+
+
+def _fits(model: bytes, size: int) -> bool:
+    """Whether the model can be made and run once in an arena of `size` bytes."""
+    try:
+        load(RUNTIME).Interpreter.from_bytes(model, arena_size=size).invoke()
+    except RuntimeError:
+        return False
+    except Exception as error:  # its reading of the file breaks in any way
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return False
+    return True

@@ -1,0 +1,127 @@
+"""Resize of images: each output pixel is a mix of two input pixels along each axis; what TFLite mixes alike is taken.
+
+nearest → RESIZE_NEAREST_NEIGHBOR, or GATHER along each axis;  linear → RESIZE_BILINEAR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler_targets.tflm.graph import Node, refusal
+from dicompiler_targets.tflm.writer import IMAGE, Writer, permuted
+
+_MODES = ((False, False), (False, True), (True, False))
+"""(align_corners, half_pixel_centers) as TFLite knows them."""
+
+
+def _positions(node: Node, extent: int, out: int, scale: float) -> NDArray[Any]:
+    """ONNX: of each output pixel its place in the input."""
+    x = np.arange(out, dtype=np.float64)
+    mode = node.attribute("coordinate_transformation_mode", "half_pixel" if node.op == "Resize" else "asymmetric")
+    if mode == "asymmetric":
+        return x / scale
+    if mode == "align_corners":
+        return x * (extent - 1) / (out - 1) if out > 1 else 0 * x
+    if mode == "half_pixel" or (mode == "pytorch_half_pixel" and out > 1):
+        return (x + 0.5) / scale - 0.5
+    if mode == "pytorch_half_pixel":
+        return 0 * x
+    raise refusal(node, f"coordinates by {mode!r}", "take half_pixel, asymmetric or align_corners")
+
+
+def _nearest(node: Node, x: NDArray[Any], extent: int) -> NDArray[Any]:
+    mode = node.attribute("nearest_mode", "round_prefer_floor" if node.op == "Resize" else "floor")
+    rounding: dict[str, Callable[[NDArray[Any]], Any]] = {
+        "floor": np.floor,
+        "ceil": np.ceil,
+        "round_prefer_floor": lambda v: np.ceil(v - 0.5),
+        "round_prefer_ceil": lambda v: np.floor(v + 0.5),
+    }
+    return np.asarray(np.clip(rounding[mode](x), 0, extent - 1), np.int32)
+
+
+def _tflite(extent: int, out: int, corners: bool, half: bool) -> NDArray[Any]:
+    """TFLite: the place in the input of each output pixel, in single precision as its kernels have it; for nearest
+    half a pixel is not taken off again."""
+    factor = (extent - 1) / (out - 1) if corners and out > 1 else extent / out
+    x = np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0.0)
+    return np.asarray(x * np.float32(factor))
+
+
+def _weights(x: NDArray[Any], extent: int) -> Iterator[NDArray[Any]]:
+    """Of linear interpolation: lower and upper pixel's weights as a row over all pixels."""
+    low = np.floor(x)
+    for value, base in zip(x, low, strict=True):
+        row = np.zeros(extent)
+        row[int(np.clip(base, 0, extent - 1))] += 1 - (value - base)
+        row[int(np.clip(base + 1, 0, extent - 1))] += value - base
+        yield row
+
+
+def resize(writer: Writer, node: Node) -> None:
+    """Resize, Upsample along H and W."""
+    shape, out = writer.graph.shape(node.inputs[0]), writer.graph.shapes[node.output]
+    if len(shape) != 4 or shape[:2] != out[:2]:
+        raise refusal(node, "it resizes other axes than those of an image's height and width", "use target sockets")
+    mode = node.attribute("mode", "nearest")
+    if mode not in ("nearest", "linear", "bilinear") or node.attribute("antialias", 0):
+        raise refusal(node, f"mode {mode!r}", "TFLite-micro has nearest and linear without antialias")
+    scales = _scales(writer, node)
+    places = [_positions(node, shape[i], out[i], scales[i] if scales else out[i] / shape[i]) for i in (2, 3)]
+    x = writer.read(node.inputs[0], "image")
+    size = writer.constant(np.asarray(out[2:], np.int32), "size")
+    if mode == "nearest":
+        _lower_nearest(
+            writer, node, x, size, [_nearest(node, p, shape[i]) for p, i in zip(places, (2, 3), strict=True)]
+        )
+        return
+    wanted = [
+        np.stack(list(_weights(np.clip(p, 0, shape[i] - 1), shape[i]))) for p, i in zip(places, (2, 3), strict=True)
+    ]
+    for corners, half in _MODES:
+        shift = 0.5 if half else 0.0
+        found = [np.clip(_tflite(shape[i], out[i], corners, half) - shift, 0, shape[i] - 1) for i in (2, 3)]
+        rows = [np.stack(list(_weights(f, shape[i]))) for f, i in zip(found, (2, 3), strict=True)]
+        if all(np.allclose(a, b, atol=1e-6) for a, b in zip(wanted, rows, strict=True)):
+            flags = {"AlignCorners": corners, "HalfPixelCenters": half}
+            writer.add("RESIZE_BILINEAR", [x, size], [writer.make(node.output, "image")], "ResizeBilinear", **flags)
+            return
+    raise refusal(node, "TFLite-micro has no interpolation with these places", "take scales that divide evenly")
+
+
+def _scales(writer: Writer, node: Node) -> list[float] | None:
+    index = 1 if node.op == "Upsample" or node.opset < 11 else 2
+    value = writer.graph.constants.get(node.inputs[index]) if node.has(index) else None
+    if value is None and node.has(index):
+        raise refusal(node, "its scales are computed", "TFLite-micro wants constants; use target sockets")
+    if value is None or value.size == 0:
+        return None
+    along = node.attribute("axes", range(4))
+    scales = {axis % 4: float(v) for axis, v in zip(along, value, strict=True)}
+    return [scales.get(axis, 1.0) for axis in range(4)]
+
+
+def _lower_nearest(writer: Writer, node: Node, x: int, size: int, wanted: list[NDArray[Any]]) -> None:
+    shape, out = writer.graph.shape(node.inputs[0]), writer.graph.shapes[node.output]
+    for corners, half in _MODES:
+        found = []
+        for i in (2, 3):
+            place = _tflite(shape[i], out[i], corners, half)
+            found.append(np.minimum(np.floor(place + 0.5) if corners else np.floor(place), shape[i] - 1))
+        if all(np.array_equal(a, b) for a, b in zip(wanted, found, strict=True)):
+            flags = {"AlignCorners": corners, "HalfPixelCenters": half}
+            made = writer.make(node.output, "image")
+            writer.add("RESIZE_NEAREST_NEIGHBOR", [x, size], [made], "ResizeNearestNeighbor", **flags)
+            return
+    held = permuted(shape, IMAGE)
+    rows = writer.like(x, (held[0], out[2], *held[2:]))
+    writer.add("GATHER", [x, writer.constant(wanted[0], "rows")], [rows], "Gather", Axis=1)
+    made = writer.make(node.output, "image")
+    writer.add("GATHER", [rows, writer.constant(wanted[1], "columns")], [made], "Gather", Axis=2)
+
+
+LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {"Resize": resize, "Upsample": resize}

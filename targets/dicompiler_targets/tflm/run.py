@@ -1,0 +1,174 @@
+"""Runs an artifact on this host: every device's models in TFLite-micro, tensors passed on as bytes, as on a wire.
+
+In: an artifact's directory, frames. Out: outputs in ONNX's order of axes, and what each device measured.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.errors import DicompilerError, RunError, UsageError
+from dicompiler.schema import load_json, validate
+from dicompiler.target import DeviceReport, RunOptions, RunResult
+from dicompiler_targets.tflm.emit import FORMAT, MANIFEST
+from dicompiler_targets.tflm.measure import RUNTIME
+from dicompiler_targets.tflm.packages import load
+from dicompiler_targets.tflm.writer import IMAGE, PLAIN
+
+
+@dataclass
+class Player:
+    """A device while it runs: `at` is the next of its steps, `held` the raw bytes of the tensors that it has."""
+
+    manifest: Mapping[str, Any]
+    models: Mapping[str, Any]
+    steps: Sequence[Sequence[Any]]
+    at: int = 0
+    held: dict[str, bytes] = field(default_factory=dict)
+    sent: dict[int, int] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["device"])
+
+
+def run(
+    directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], timeout: float, options: RunOptions
+) -> RunResult:
+    """Runs the artifact for `frames`: see Target.run. The devices take turns; a frame ends before the next begins."""
+    if options.keys is not None or options.elsewhere or options.hosts is not None:
+        raise UsageError("run: target 'tflm' runs all devices in this process: leave out --keys, --elsewhere and hosts")
+    document = load_json(directory / "artifact.json")
+    validate(document, "artifact", str(directory / "artifact.json"))
+    players = [_player(directory, name) for name in document["devices"]]
+    deadline, begin = time.monotonic() + timeout, time.perf_counter()
+    delivered, times = [], []
+    keep = len(frames) if options.keep is None else options.keep
+    for number, frame in enumerate(frames):
+        start = time.perf_counter()
+        outputs = _frame(document, players, frame, deadline, timeout)
+        times.append(time.perf_counter() - start)
+        if number < keep:
+            delivered.append(outputs)
+    names = [value["name"] for value in document["outputs"]]
+    first = tuple({n: next(o[n] for o in each.values() if n in o) for n in names} for each in delivered)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    reports = tuple(
+        DeviceReport(p.name, sum(p.seconds), 0.0, 0.0, dict(p.sent), tuple(p.seconds), peak) for p in players
+    )
+    return RunResult(first, reports, tuple(delivered), tuple(times), time.perf_counter() - begin)
+
+
+def _player(directory: Path, device: str) -> Player:
+    path = directory / device / MANIFEST
+    if not path.is_file():
+        raise DicompilerError(f"{directory}: the directory of device {device!r} is missing: compile it again")
+    manifest = load_json(path)
+    if manifest.get("format") != FORMAT:
+        raise DicompilerError(f"{path}: format: expected {FORMAT!r}: compile it again")
+    models: dict[str, Any] = {}
+    for segment in manifest["segments"]:
+        if segment["model"] not in models:
+            models[segment["model"]] = _interpreter(directory / device / segment["model"], segment["arena"], device)
+    steps = [step for step in manifest["steps"] if step[0] != "receive"]
+    return Player(manifest, models, steps, seconds=[0.0] * len(manifest["segments"]))
+
+
+def _interpreter(path: Path, arena: int, device: str) -> Any:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        return load(RUNTIME).Interpreter.from_bytes(data, arena_size=arena)
+    except (RuntimeError, ValueError) as error:
+        raise RunError(f"device {device!r}: {path.name}: TFLite-micro cannot run it: {error}") from None
+
+
+def _frame(
+    document: Mapping[str, Any],
+    players: Sequence[Player],
+    frame: Mapping[str, NDArray[Any]],
+    deadline: float,
+    timeout: float,
+) -> dict[str, dict[str, NDArray[Any]]]:
+    """One frame; every device goes on as far as it can, until all are done."""
+    by_name = {player.name: player for player in players}
+    for player in players:
+        player.at = 0
+        player.held = {v["name"]: _to_wire(frame[v["name"]]) for v in player.manifest["inputs"]}
+    while any(player.at < len(player.steps) for player in players):
+        moved = False
+        for player in players:
+            while player.at < len(player.steps) and _step(player, document["transfers"], by_name):
+                moved = True
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"device {player.name!r} did not finish within {timeout:g} s: allow more (--timeout)"
+                    )
+        if not moved:
+            waiting = next(player for player in players if player.at < len(player.steps))
+            raise RunError(f"device {waiting.name!r}: it waits for a tensor that nobody sends: compile it again")
+    values = {value["name"]: value for value in document["outputs"]}
+    return {
+        player.name: {v["name"]: _from_wire(player.held[v["tensor"]], v, values[v["name"]]) for v in own}
+        for player in players
+        if (own := player.manifest["outputs"])
+    }
+
+
+def _step(player: Player, transfers: Sequence[Mapping[str, Any]], players: Mapping[str, Player]) -> bool:
+    """Does the next step; False where its inputs are not there yet."""
+    kind, index = player.steps[player.at]
+    if kind == "run":
+        if any(name not in player.held for name in player.manifest["segments"][index]["inputs"]):
+            return False
+        _segment(player, index)
+    else:
+        transfer = transfers[index]
+        payload = player.held[transfer["name"]]
+        if len(payload) != transfer["bytes"]:
+            raise RunError(
+                f"device {player.name!r}: {transfer['name']!r}: {len(payload)} bytes, not {transfer['bytes']}"
+            )
+        players[transfer["receiver"]].held[transfer["name"]] = payload
+        player.sent[index] = player.sent.get(index, 0) + len(payload)
+    player.at += 1
+    return True
+
+
+def _segment(player: Player, index: int) -> None:
+    segment = player.manifest["segments"][index]
+    interpreter = player.models[segment["model"]]
+    start = time.perf_counter()
+    for i, name in enumerate(segment["inputs"]):
+        about = interpreter.get_input_details(i)
+        given = np.frombuffer(player.held[name], about["dtype"]).reshape(about["shape"])
+        interpreter.set_input(given, i)
+    try:
+        interpreter.invoke()
+    except RuntimeError as error:
+        raise RunError(f"device {player.name!r}: segment {segment['name']!r}: TFLite-micro: {error}") from None
+    for i, name in enumerate(segment["outputs"]):
+        player.held[name] = interpreter.get_output(i).tobytes()
+    player.seconds[index] += time.perf_counter() - start
+
+
+def _to_wire(array: NDArray[Any]) -> bytes:
+    return (array.transpose(IMAGE) if array.ndim == 4 else array).tobytes()
+
+
+def _from_wire(data: bytes, held: Mapping[str, Any], value: Mapping[str, Any]) -> NDArray[Any]:
+    """The array in ONNX's order of axes."""
+    array: NDArray[Any] = np.frombuffer(data, held["dtype"]).reshape(held["shape"])
+    plain = array.transpose(PLAIN) if array.ndim == 4 else array
+    return np.ascontiguousarray(plain).reshape(value["shape"])

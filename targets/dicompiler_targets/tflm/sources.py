@@ -1,0 +1,168 @@
+"""The C++ sources that differ from device to device: models as arrays, resolver, sizes, and the program's tables.
+
+In: what a device holds and does. Out: texts, the same for the same device.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dicompiler.program import DeviceProgram, Program
+from dicompiler_targets.tflm.layout import Held, given, received
+
+NOTE = "// Written by dicompiler; compile the network again to change it.\n"
+_METHODS = {"PADV2": "PadV2", "BATCH_MATMUL": "BatchMatMul"}
+_COLUMNS = 16
+
+
+@dataclass(frozen=True)
+class DeviceModels:
+    """names: of the models, each once. of: for each segment the index of its model. arenas: bytes for each model."""
+
+    names: tuple[str, ...]
+    of: tuple[int, ...]
+    arenas: tuple[int, ...]
+
+
+def data_header(name: str, data: bytes) -> str:
+    """model_NAME_data.h."""
+    return (
+        f"{NOTE}#pragma once\n\n#include <cstddef>\n\n"
+        f"constexpr std::size_t k_model_{name}_bytes = {len(data)};\n"
+        f"alignas(16) extern const unsigned char k_model_{name}[k_model_{name}_bytes];\n"
+    )
+
+
+def data_source(name: str, data: bytes) -> str:
+    """model_NAME_data.cc: aligned, and constant, so that it stays in flash."""
+    lines = [
+        "    " + ", ".join(f"0x{byte:02x}" for byte in data[start : start + _COLUMNS]) + ",\n"
+        for start in range(0, len(data), _COLUMNS)
+    ]
+    head = f'{NOTE}#include "model_{name}_data.h"\n\n'
+    return f"{head}alignas(16) const unsigned char k_model_{name}[k_model_{name}_bytes] = {{\n{''.join(lines)}}};\n"
+
+
+def method(code: str) -> str:
+    """The method of TFLite-micro's resolver that registers an operator: CONV_2D → AddConv2D."""
+    words = "".join(word.capitalize() for word in code.split("_")).replace("2d", "2D")
+    return f"Add{_METHODS.get(code, words)}"
+
+
+def resolver(codes: Sequence[str]) -> str:
+    """resolver.cc, with exactly these operators."""
+    adds = "".join(f"    if (operators.{method(code)}() != kTfLiteOk) return nullptr;\n" for code in codes)
+    count = max(1, len(codes))  # of a device that only passes tensors on
+    return (
+        f'{NOTE}#include "resolver.h"\n\n#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"\n\n'
+        "namespace dicompiler {\n\nconst tflite::MicroOpResolver* GetResolver() {\n"
+        f"  static tflite::MicroMutableOpResolver<{count}> operators;\n"
+        "  static bool ready = false;\n  if (!ready) {\n"
+        f"{adds}    ready = true;\n  }}\n  return &operators;\n}}\n\n}}  // namespace dicompiler\n"
+    )
+
+
+def arena_header(arenas: Iterable[int], buffers: int, peers: int, incoming: int) -> str:
+    """arena.h: the largest arena of the models, which take turns in it, and the buffers beside it."""
+    sizes = {
+        "kArenaBytes": max(arenas, default=0),
+        "kBufferBytes": buffers,
+        "kPeerSlots": peers,
+        "kIncomingSlots": incoming,
+    }
+    lines = "".join(f"constexpr std::size_t {key} = {max(value, 1)};\n" for key, value in sizes.items())
+    return (
+        f"{NOTE}#pragma once\n\n#include <cstddef>\n\nnamespace dicompiler {{\n\n{lines}\n}}  // namespace dicompiler\n"
+    )
+
+
+def program_source(
+    program: Program, device: DeviceProgram, held: Mapping[str, Held], models: DeviceModels, peers: Sequence[str]
+) -> str:
+    """program.cc: the tables that program.h declares."""
+    numbers = {one.device: i for i, one in enumerate(program.devices)}
+    tensors = {name: i for i, name in enumerate(held)}
+    outgoing = [step.index for step in device.steps if step.kind == "send"]
+    tables = [
+        f"const int kDevice = {numbers[device.device]};",
+        _table("int kPeerDevices", [str(numbers[name]) for name in peers], "0"),
+        _table("char* const kPeerNames", [json.dumps(name) for name in peers], "nullptr"),
+        f"const int kPeerCount = {len(peers)};",
+        _table("Tensor kTensors", [f"{{{one.offset}, {one.border.nbytes}}}" for one in held.values()], "{0, 0}"),
+        _models(models),
+        _segments(device, models, tensors),
+        *_transfers("Incoming", program, received(device), peers, tensors, True),
+        f"const int kIncomingCount = {len(received(device))};",
+        *_transfers("Outgoing", program, outgoing, peers, tensors, False),
+        _steps(device, outgoing),
+        f"const int kStepCount = {len(device.segments) + len(outgoing)};",
+        *_borders(program, device, tensors),
+    ]
+    includes = "".join(f'#include "model_{name}_data.h"\n' for name in models.names)
+    body = "\n".join(tables)
+    return (
+        f'{NOTE}#include "program.h"\n\n{includes}\nnamespace dicompiler {{\n\n{body}\n\n}}  // namespace dicompiler\n'
+    )
+
+
+def _table(head: str, entries: Sequence[str], none: str) -> str:
+    """An array; C++ knows none of length 0, so that an empty one has an entry that no count counts."""
+    lines = "".join(f"    {entry},\n" for entry in entries or [none])
+    return f"const {head}[] = {{\n{lines}}};"
+
+
+def _models(models: DeviceModels) -> str:
+    entries = [f"{{k_model_{name}, {size}}}" for name, size in zip(models.names, models.arenas, strict=True)]
+    return _table("Model kModels", entries, "{nullptr, 0}")
+
+
+def _segments(device: DeviceProgram, models: DeviceModels, tensors: Mapping[str, int]) -> str:
+    lists, entries = [], []
+    for i, segment in enumerate(device.segments):
+        for kind, names in (("inputs", segment.inputs), ("outputs", segment.outputs)):
+            numbers = ", ".join(str(tensors[name]) for name in names) or "0"
+            lists.append(f"static const int k_{kind}_{i}[] = {{{numbers}}};\n")
+        ends = f"k_inputs_{i}, {len(segment.inputs)}, k_outputs_{i}, {len(segment.outputs)}"
+        entries.append(f"{{{models.of[i]}, {ends}}}")
+    return "".join(lists) + _table("Segment kSegments", entries, "{0, nullptr, 0, nullptr, 0}")
+
+
+def _transfers(
+    kind: str,
+    program: Program,
+    indices: Sequence[int],
+    peers: Sequence[str],
+    tensors: Mapping[str, int],
+    incoming: bool,
+) -> list[str]:
+    entries = []
+    for index in indices:
+        transfer = program.transfers[index]
+        peer = peers.index(transfer.sender if incoming else transfer.receiver)
+        entries.append(f"{{{index}, {peer}, {tensors[transfer.value.name]}}}")
+    return [_table(f"Transfer k{kind}", entries, "{0, 0, 0}")]
+
+
+def _steps(device: DeviceProgram, outgoing: Sequence[int]) -> str:
+    entries = []
+    for step in device.steps:
+        if step.kind == "run":
+            entries.append(f"{{StepKind::kRun, {step.index}}}")
+        elif step.kind == "send":
+            entries.append(f"{{StepKind::kSend, {outgoing.index(step.index)}}}")
+    return _table("Step kSteps", entries, "{StepKind::kRun, 0}")
+
+
+def _borders(program: Program, device: DeviceProgram, tensors: Mapping[str, int]) -> list[str]:
+    inputs = [value.name for value in program.inputs]
+    outputs = [value.name for value in program.outputs]
+    own = [f"{{{inputs.index(name)}, {tensors[name]}}}" for name in given(program, device)]
+    made = [f"{{{outputs.index(output)}, {tensors[name]}}}" for name, output in device.sinks.items()]
+    return [
+        _table("Border kInputs", own, "{0, 0}"),
+        f"const int kInputCount = {len(own)};",
+        _table("Border kOutputs", made, "{0, 0}"),
+        f"const int kOutputCount = {len(made)};",
+    ]

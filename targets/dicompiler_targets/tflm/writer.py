@@ -1,0 +1,209 @@
+"""Writes one TFLite graph, and keeps the order of axes in which each tensor is held there, so that few transposes do.
+
+Tensors of rank 4 are held as images, channels last (N, H, W, C), from one operator to the next and between devices:
+this is the layout on the wire. All others are held plain, in ONNX's order. A tensor is brought into the other order
+only where an operator asks for it, once, and by a RESHAPE where the bytes are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.memory import peak
+from dicompiler.regions import Shape
+from dicompiler_targets.tflm.flatbuffer import Operation, Quantisation, Tensor, operator_codes, serialise
+from dicompiler_targets.tflm.graph import Graph
+
+Form = Literal["image", "plain"]
+IMAGE = (0, 2, 3, 1)
+"""The axes of ONNX's (N, C, H, W) in the order in which an image holds them."""
+PLAIN = (0, 3, 1, 2)
+
+
+def natural(shape: Shape) -> Form:
+    """The form in which a tensor of this shape crosses the borders of a segment."""
+    return "image" if len(shape) == 4 else "plain"
+
+
+def permuted(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """The entries of `shape` in that order."""
+    return tuple(shape[axis] for axis in order)
+
+
+def merged_transpose(shape: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, ...]]:
+    """The same move of memory over as few axes as possible: axes of extent 1 dropped, neighbours that stay together
+    merged. Returns (shape, order); the order is sorted where nothing moves."""
+    kept = [axis for axis in order if shape[axis] != 1]
+    groups: list[list[int]] = []
+    ranks = {axis: i for i, axis in enumerate(sorted(kept))}
+    for axis in kept:
+        if groups and ranks[groups[-1][-1]] + 1 == ranks[axis]:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    first = sorted(groups)
+    return tuple(math.prod(shape[a] for a in group) for group in first), tuple(first.index(group) for group in groups)
+
+
+class Writer:
+    """A graph of TFLite while it grows. Tensors are found by ONNX's name and form."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.tensors: list[Tensor] = []
+        self.operations: list[Operation] = []
+        self.flat: dict[str, str] = {}
+        """Matrices that are images flattened from axis 1 on, not made yet: → the image."""
+        self._held: dict[tuple[str, Form], int] = {}
+        self._constants: dict[tuple[str, Shape, bytes, Quantisation | None], int] = {}
+        self._sources: dict[int, int] = {}
+        """What RESHAPE made → what it was made from: a second RESHAPE starts there."""
+        for name in graph.inputs:
+            self.make(name, natural(graph.shapes[name]))
+
+    # -- tensors
+
+    def form(self, name: str) -> Form:
+        """The form in which the tensor is held; the natural one where it is held in both."""
+        known = natural(self.graph.shape(name))
+        other: Form = "plain" if known == "image" else "image"
+        return other if (name, other) in self._held and (name, known) not in self._held else known
+
+    def shape(self, index: int) -> Shape:
+        """The shape of a TFLite tensor."""
+        return self.tensors[index].shape
+
+    def tensor(self, name: str, dtype: str, shape: Shape, quantisation: Quantisation | None = None) -> int:
+        """A tensor more, by its TFLite shape."""
+        self.tensors.append(Tensor(name, dtype, tuple(map(int, shape)), None, quantisation))
+        return len(self.tensors) - 1
+
+    def make(self, name: str, form: Form) -> int:
+        """The tensor that some operation is about to make, held in this form."""
+        shape = self.graph.shapes[name]
+        held = permuted(shape, IMAGE) if form == "image" else shape
+        index = self.tensor(name, self.graph.dtypes[name], held, self.graph.quantisations.get(name))
+        self._held[name, form] = index
+        return index
+
+    def alias(self, name: str, form: Form, index: int) -> None:
+        """`name` is what the tensor at `index` holds."""
+        self._held[name, form] = index
+
+    def constant(self, data: NDArray[Any], name: str = "constant", quantisation: Quantisation | None = None) -> int:
+        """A constant; equal ones are held once."""
+        array = np.ascontiguousarray(data)
+        array = array.astype(np.int32) if array.dtype == np.int64 else array
+        key = (str(array.dtype), array.shape, array.tobytes(), quantisation)
+        if key not in self._constants:
+            self.tensors.append(Tensor(name, str(array.dtype), array.shape, array, quantisation))
+            self._constants[key] = len(self.tensors) - 1
+        return self._constants[key]
+
+    def like(self, index: int, shape: Shape, name: str = "") -> int:
+        """A tensor of the type of another one, of another shape."""
+        tensor = self.tensors[index]
+        about = tensor.quantisation
+        return self.tensor(name or f"{tensor.name}/{len(self.tensors)}", tensor.dtype, shape, about)
+
+    def read(self, name: str, form: Form = "plain") -> int:
+        """The tensor in that form, brought into it if need be."""
+        if (name, form) in self._held:
+            return self._held[name, form]
+        if name in self.graph.constants:
+            value = self.graph.constants[name]
+            index = self.constant(
+                value.transpose(IMAGE) if form == "image" else value, name, self.graph.quantisations.get(name)
+            )
+        elif name in self.flat:
+            index = self.reshape(self.read(self.flat[name]), self.graph.shapes[name])
+        else:
+            other: Form = "plain" if form == "image" else "image"
+            source = self._held[name, other]
+            index = self.transpose(source, IMAGE if form == "image" else PLAIN)
+        self._held[name, form] = index
+        return index
+
+    # -- operations
+
+    def add(self, code: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", **values: Any) -> None:
+        """An operation more."""
+        self.operations.append(Operation(code, tuple(inputs), tuple(outputs), options, values))
+
+    def reshape(self, index: int, shape: Shape, output: int | None = None) -> int:
+        """RESHAPE, where it changes something or must make `output`."""
+        source = self._sources.get(index, index)
+        if output is None and tuple(shape) in (self.shape(source), self.shape(index)):
+            return source if self.shape(source) == tuple(shape) else index
+        index = source
+        made = self.like(index, shape) if output is None else output
+        self._sources[made] = index
+        target = self.constant(np.asarray(shape, np.int32), "shape")
+        self.add("RESHAPE", [index, target], [made], "Reshape", NewShape=shape)
+        return made
+
+    def transpose(self, index: int, order: Sequence[int], output: int | None = None) -> int:
+        """TRANSPOSE over as few axes as possible, or RESHAPE where the bytes stay."""
+        shape = self.shape(index)
+        target = permuted(shape, order)
+        small, axes = merged_transpose(shape, order)
+        if axes == tuple(sorted(axes)):
+            return self.reshape(index, target, output)
+        if (small, axes) == (shape, tuple(order)):
+            made = self.like(index, target) if output is None else output
+            self.add("TRANSPOSE", [index, self.constant(np.asarray(axes, np.int32), "axes")], [made], "Transpose")
+            return made
+        narrow = self.reshape(index, small)
+        moved = self.like(index, permuted(small, axes))
+        self.add("TRANSPOSE", [narrow, self.constant(np.asarray(axes, np.int32), "axes")], [moved], "Transpose")
+        return self.reshape(moved, target, output)
+
+    def finish(self) -> tuple[bytes, tuple[str, ...], int]:
+        """The file, the operator codes that it uses, and the most bytes that its tensors take at once.
+
+        Outputs are held in their natural forms; each is a tensor of its own that some operation makes.
+        """
+        inputs = [self.read(name, natural(self.graph.shapes[name])) for name in self.graph.inputs]
+        outputs: list[int] = []
+        for name in self.graph.outputs:
+            index = self.read(name, natural(self.graph.shapes[name]))
+            if index in inputs or index in outputs or self.tensors[index].data is not None:
+                self._sources.pop(index, None)
+                index = self.reshape(index, self.shape(index), self.like(index, self.shape(index), name))
+            outputs.append(index)
+        operations = _needed(self.operations, outputs)
+        used = {*inputs, *outputs, *(i for operation in operations for i in (*operation.inputs, *operation.outputs))}
+        places = {index: place for place, index in enumerate(sorted(used - {-1}))} | {-1: -1}
+        moved = [
+            replace(o, inputs=tuple(places[i] for i in o.inputs), outputs=tuple(places[i] for i in o.outputs))
+            for o in operations
+        ]
+        tensors = [self.tensors[index] for index in sorted(used - {-1})]
+        data = serialise(tensors, moved, [places[i] for i in inputs], [places[i] for i in outputs])
+        return data, operator_codes(moved), self._activations(operations, inputs, outputs)
+
+    def _activations(self, operations: Sequence[Operation], inputs: Sequence[int], outputs: Sequence[int]) -> int:
+        """The most bytes that tensors take at once: each from the operation that makes it to its last reader."""
+        first = dict.fromkeys(inputs, 0)
+        last = dict(first)
+        for time, operation in enumerate(operations, 1):
+            first |= {index: time for index in operation.outputs if index not in first}
+            last |= dict.fromkeys((*operation.inputs, *operation.outputs), time)
+        last |= dict.fromkeys(outputs, len(operations) + 1)
+        return peak((first[index], last[index], self.tensors[index].nbytes) for index in first)
+
+
+def _needed(operations: Sequence[Operation], outputs: Sequence[int]) -> list[Operation]:
+    """The operations that the outputs depend on, in their order."""
+    wanted, found = set(outputs), list[Operation]()
+    for operation in reversed(operations):
+        if wanted.intersection(operation.outputs):
+            wanted.update(operation.inputs)
+            found.append(operation)
+    return found[::-1]

@@ -1,0 +1,223 @@
+"""The tflm target: split networks in the real TFLite-micro, compared with onnxruntime and LiteRT."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import onnx
+import pytest
+import tflm_runs
+from generators import integers
+from test_random_plans import compiled as random_compiled
+from tflm_runs import checked, compiled, emitted, litert, micro, numbers
+
+from dicompiler import networks
+from dicompiler.compiler import compile, verify
+from dicompiler.cutting import cut
+from dicompiler.errors import DicompilerError, RunError, UsageError
+from dicompiler.executor import run_model
+from dicompiler.model import Model
+from dicompiler.schema import load_json
+from dicompiler.target import RunOptions
+from dicompiler.verify import random_inputs
+from dicompiler_targets.tflm import measure
+from dicompiler_targets.tflm.flatbuffer import codes_of
+from dicompiler_targets.tflm.target import TflmTarget
+
+PLANS = (("single", 1), ("modnn", 2), ("modnn", 4), ("stahl", 2), ("pipeline", 3))
+
+
+def network(name: str) -> onnx.ModelProto:
+    return tflm_runs.block() if name == "block" else networks.build(name)
+
+
+@pytest.mark.parametrize(("strategy", "devices"), PLANS)
+@pytest.mark.parametrize("name", ["lenet", "tiny", "block"])
+def test_split_networks_compute_what_onnxruntime_does_and_send_the_bytes_predicted(
+    name: str, strategy: str, devices: int, tmp_path: Path
+) -> None:
+    model = Model.load(network(name))
+    checked(compiled(model, strategy, devices), model, tmp_path / "out", 1e-5)
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("modnn", 3)])
+def test_uneven_pads_dilation_groups_lrn_averages_and_a_channel_shuffle(
+    strategy: str, devices: int, tmp_path: Path
+) -> None:
+    model = Model.load(networks.build("quirks"))
+    checked(compiled(model, strategy, devices), model, tmp_path / "out", 1e-5)
+
+
+def _refused(call: Callable[[], object]) -> str:
+    """The error that a call ends with; '' if with none."""
+    try:
+        call()
+    except DicompilerError as error:
+        return str(error)
+    return ""
+
+
+def test_random_networks_under_random_plans_are_bit_equal_or_refused_in_one_line(tmp_path: Path) -> None:
+    ran = 0
+    for seed in range(9015, 9055):
+        placed, model, _ = random_compiled(seed)
+        assert placed.plan is not None
+        program = cut(placed.model, placed.plan.devices)
+        directory = tmp_path / str(seed)
+        refused = _refused(partial(emitted, replace(placed, program=program), directory))
+        if refused:
+            assert refused.startswith("target tflm: ") and "\n" not in refused
+            assert not list(directory.iterdir())
+            continue
+        ran += 1
+        inputs = integers(Random(seed), model.proto)
+        reference = run_model(model, inputs)
+        for outputs in TflmTarget().run(directory, [inputs], 60).delivered[0].values():
+            assert all(np.array_equal(outputs[name], value) for name, value in reference.items()), seed
+    assert ran >= 8
+
+
+@pytest.mark.parametrize("name", ["tiny", "quirks"])
+def test_every_segment_gives_what_litert_gives_and_its_resolver_lists_its_operators(name: str, tmp_path: Path) -> None:
+    emitted(compiled(network(name), "modnn", 2), tmp_path / "out")
+    for place in sorted((tmp_path / "out").glob("*/manifest.json")):
+        manifest = load_json(place)
+        tensors = {entry["name"]: entry for entry in manifest["tensors"]}
+        found: set[str] = set()
+        for segment in manifest["segments"]:
+            data = (place.parent / segment["model"]).read_bytes()
+            inputs = numbers(segment, tensors)
+            for a, b in zip(litert(data, inputs), micro(data, inputs, segment["arena"]), strict=True):
+                assert tflm_runs.difference(a, b) <= 1e-6
+            found.update(codes_of(data))
+        assert manifest["operators"] == sorted(found)
+        resolver = (place.parent / "resolver.cc").read_text()
+        assert resolver.count("operators.Add") == len(found)
+        assert f"MicroMutableOpResolver<{len(found)}>" in resolver
+
+
+def test_the_least_arena_runs_and_64_bytes_less_do_not(tmp_path: Path) -> None:
+    compilation = compiled(network("tiny"), "modnn", 2)
+    emitted(compilation, tmp_path / "out", margin=0.0)
+    tried = 0
+    for place in sorted((tmp_path / "out").glob("*/manifest.json")):
+        for segment in load_json(place)["segments"]:
+            data = (place.parent / segment["model"]).read_bytes()
+            trials = measure.Trials(data)
+            assert trials.fits(segment["arena"])
+            assert not trials.fits(segment["arena"] - 64)
+            trials.close()
+            tried += 1
+    assert tried > 8
+
+
+@pytest.mark.parametrize("name", ["tiny", "block", "light/squeezenet"])
+def test_no_transpose_stands_between_convolutions(name: str) -> None:
+    from dicompiler_targets.tflm.lowering import lower
+
+    program = compiled(network(name)).program
+    assert program is not None
+    (segment,) = program.devices[0].segments
+    assert "TRANSPOSE" not in lower(segment, program.weights).operators
+
+
+def test_the_same_compilation_gives_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path[:0] = sys.argv[2].split(':'); from pathlib import Path; from tflm_runs import *; "
+        "emitted(compiled(block(), 'modnn', 2), Path(sys.argv[1]))"
+    )
+    paths = ":".join(path for path in sys.path if path)
+    for seed in ("1", "2"):
+        line = [sys.executable, "-c", code, str(tmp_path / seed), paths]
+        subprocess.run(line, env=os.environ | {"PYTHONHASHSEED": seed}, check=True, capture_output=True)
+    files = [
+        {
+            path.relative_to(tmp_path / seed): path.read_bytes()
+            for path in (tmp_path / seed).rglob("*")
+            if path.is_file()
+        }
+        for seed in ("1", "2")
+    ]
+    assert len(files[0]) > 30 and files[0] == files[1]
+
+
+def test_a_compiled_artifact_verifies_and_its_memory_is_listed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", "dicompiler"):
+        compile(network("lenet"), "nano33x2", "modnn", target="tflm", output=tmp_path / "out")
+    assert verify(tmp_path / "out").passed
+    memory = load_json(tmp_path / "out" / "memory.json")
+    table = (tmp_path / "out" / "memory.txt").read_text()
+    assert table.strip() in caplog.text and "nano02" in table
+    for entry in memory["devices"]:
+        assert entry["ram_limit"] == 256 * 1024 and entry["flash_limit"] == 1024 * 1024
+        assert entry["ram"] == entry["arena"] + entry["buffers"] <= entry["ram_limit"]
+        assert entry["arena_needed"] <= entry["arena"] and entry["ram_32_bit_estimate"] < entry["ram"]
+        models = (tmp_path / "out" / entry["device"]).glob("*.tflite")
+        assert entry["flash_models"] == sum(path.stat().st_size for path in models)
+
+
+def test_tiles_of_equal_shape_share_a_model(tmp_path: Path) -> None:
+    emitted(compiled(network("tiny"), "modnn", 4), tmp_path / "out")
+    text = ['{"format": "dicompiler.plan/1", "source": ["d0"], "sink": ["d0"], "layers": {']
+    assert text and load_json(tmp_path / "out" / "d1" / "manifest.json")["layout"] == "NHWC"
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [({"ram": "16 KiB", "flash": "1 MiB"}, "more than the 16.4 kB of its board"),
+     ({"ram": "1 MiB", "flash": "16 KiB"}, "of flash for its models")],
+)  # fmt: skip
+def test_a_board_too_small_is_an_error_with_the_bytes_and_the_segment(
+    options: dict[str, str], cause: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DicompilerError, match=cause) as caught:
+        emitted(compiled(network("tiny")), tmp_path / "out", **options)
+    assert "segment 'd0_000'" in str(caught.value) and not list((tmp_path / "out").iterdir())
+
+
+def test_compile_leaves_nothing_behind_where_an_operator_cannot_be_expressed(tmp_path: Path) -> None:
+    text = '<ir_version: 9, opset_import: ["" : 17]> g (float[1,4] x) => (float[1,4] y) { y = CumSum(x, axis) }'
+    model = onnx.parser.parse_model(text.replace("CumSum(x, axis)", "Erf(x)"))
+    with pytest.raises(DicompilerError, match=r"node 'y' \(Erf\): TFLite-micro has no operator for it: use target"):
+        compile(model, "nano33x1", "single", target="tflm", output=tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_packages_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "tflite", None)
+    with pytest.raises(DicompilerError, match=r"tflite is not installed: pip install 'dicompiler\[tflm\]'"):
+        emitted(compiled(network("lenet")), tmp_path / "out")
+
+
+def test_a_model_that_ends_the_interpreter_is_one_line() -> None:
+    with pytest.raises(DicompilerError, match="segment 'x': TFLite-micro cannot run it: "):
+        measure.arenas([b"TFL3" * 30], ["segment 'x'"])
+
+
+def test_a_damaged_artifact_and_wrong_options_are_errors(tmp_path: Path) -> None:
+    compilation = compiled(network("lenet"), "modnn", 2)
+    assert compilation.program is not None
+    frame = random_inputs(compilation.program.inputs)
+    directory = emitted(compilation, tmp_path / "out")
+    with pytest.raises(UsageError, match="leave out --keys"):
+        TflmTarget().run(directory, [frame], 10, RunOptions(elsewhere=("d0",)))
+    with pytest.raises(RunError, match="did not finish within 0 s"):
+        TflmTarget().run(directory, [frame], 0)
+    (directory / "d1" / "manifest.json").unlink()
+    with pytest.raises(DicompilerError, match="the directory of device 'd1' is missing"):
+        TflmTarget().run(directory, [frame], 10)
+    with pytest.raises(ValueError, match="ram and flash go together"):
+        TflmTarget(ram="1 MiB")

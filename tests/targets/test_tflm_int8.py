@@ -1,0 +1,178 @@
+"""Quantised networks on microcontrollers: int8 all the way, the same bits however the network is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tflm_runs
+from generators import random_plan
+from numpy.typing import NDArray
+from tflm_runs import compiled, emitted
+
+from dicompiler import networks
+from dicompiler.compilation import Compilation
+from dicompiler.compiler import prepare, split
+from dicompiler.errors import DicompilerError, UsageError
+from dicompiler.executor import execute, run_model
+from dicompiler.model import Model
+from dicompiler.passes import PassManager, pipeline
+from dicompiler.platform import nameless
+from dicompiler.schema import load_json
+from dicompiler.tasks import reduction
+from dicompiler.verify import random_inputs
+from dicompiler_targets.tflm.target import TflmTarget
+
+NAMES = ("block", "tiny", "lenet")
+
+
+def network(name: str) -> onnx.ModelProto:
+    return tflm_runs.block() if name == "block" else networks.build(name)
+
+
+def samples(path: Path, model: onnx.ModelProto, **changes: NDArray[Any]) -> Path:
+    """A file of eight samples of the network's input."""
+    shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    given = {"input": np.random.default_rng(0).standard_normal((8, *shape)).astype(np.float32)} | changes
+    np.savez(path, **given)  # type: ignore[arg-type]  # its keywords are the arrays' names
+    return path
+
+
+def run_quantise(model: onnx.ModelProto, path: Path) -> Model:
+    passes = pipeline(f"normalise,quantise{{calibrate={path}}},infer-shapes,form-layers")
+    return PassManager(passes).run(Compilation(model=Model.load(model))).model
+
+
+@cache
+def quantised(name: str) -> Model:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as place:
+        return run_quantise(network(name), samples(Path(place) / "samples.npz", network(name)))
+
+
+def delivered(compilation: Compilation, directory: Path) -> Mapping[str, NDArray[Any]]:
+    """What the artifact computes of a frame, after all transfers were as long as predicted."""
+    assert compilation.program is not None
+    emitted(compilation, directory)
+    result = TflmTarget().run(directory, [random_inputs(compilation.program.inputs)], 60)
+    sent = {index: count for report in result.reports for index, count in report.sent.items()}
+    assert sent == {transfer.index: transfer.value.nbytes for transfer in compilation.program.transfers}
+    return result.outputs[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_int8_parts_of_any_kind_are_bit_equal_to_the_whole_and_int8_travels(name: str, tmp_path: Path) -> None:
+    model = quantised(name)
+    whole = delivered(compiled(model), tmp_path / "whole")["output"]
+    base = prepare(model)
+    assert base.layers is not None
+    for seed in range(3):
+        plan = random_plan(Random(seed), base.layers, ("d0", "d1", "d2"))
+        compilation = split(replace(base, plan=plan, platform=nameless(3)))
+        assert np.array_equal(delivered(compilation, tmp_path / str(seed))["output"], whole), seed
+    compilation = compiled(model, "modnn", 2)
+    assert np.array_equal(delivered(compilation, tmp_path / "rows")["output"], whole)
+    assert compilation.program is not None
+    inner = [t.value for t in compilation.program.transfers if not t.value.name.startswith("input[")]
+    assert inner and all(value.dtype == onnx.TensorProto.INT8 for value in inner)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_int8_model_is_litert_s_to_the_bit_but_one_and_near_onnxruntime_s(name: str, tmp_path: Path) -> None:
+    model = quantised(name)
+    compilation = compiled(model)
+    assert compilation.program is not None
+    ours = delivered(compilation, tmp_path / "out")["output"]
+    inputs = random_inputs(compilation.program.inputs)
+    data = next((tmp_path / "out").glob("*/*.tflite")).read_bytes()
+    (theirs,) = tflm_runs.litert(data, [inputs["input"].transpose(0, 2, 3, 1)])
+    step = float(model.array("output_scale"))
+    assert np.abs(ours - theirs).max() <= 1.001 * step
+    assert np.abs(ours - run_model(model, inputs)["output"]).max() <= 2.001 * step
+    operators = load_json(next((tmp_path / "out").glob("*/manifest.json")))["operators"]
+    assert {"QUANTIZE", "DEQUANTIZE", "CONV_2D"} <= set(operators)
+    if name == "lenet":  # of small networks the scales take as much as the weights save
+        assert len(data) < 0.3 * len(_float_model(name, tmp_path / "float"))
+
+
+def _float_model(name: str, directory: Path) -> bytes:
+    emitted(compiled(network(name)), directory)
+    return next(directory.glob("*/*.tflite")).read_bytes()
+
+
+def test_a_quantised_network_is_split_by_onnxruntime_to_the_same_bits_too() -> None:
+    compilation = compiled(quantised("tiny"), "modnn", 3)
+    assert compilation.program is not None
+    inputs = random_inputs(compilation.program.inputs)
+    reference = run_model(quantised("tiny"), inputs)["output"]
+    assert np.array_equal(execute(compilation.program, inputs).outputs["output"], reference)
+
+
+def test_a_quantised_layer_holds_its_quantising_nodes_and_has_no_partial_sums() -> None:
+    layers = prepare(quantised("block")).layers
+    assert layers is not None
+    convolutions = [layer for layer in layers.layers if layer.nodes[layer.anchor].op == "Conv"]
+    assert len(convolutions) == 9
+    for layer in convolutions:
+        ops = [node.op for node in layer.nodes]
+        assert ops == ["DequantizeLinear"] * 3 + ["Conv", "QuantizeLinear"]
+        assert all(layers.tensors[name].dtype == onnx.TensorProto.INT8 for name in (*layer.inputs, layer.output))
+        assert reduction(layers, layer) is None
+
+
+def test_partial_sums_of_a_quantised_layer_are_refused_with_the_reason() -> None:
+    passes = pipeline("normalise,infer-shapes,form-layers,lip{layers=two.wide parts=2}")
+    with pytest.raises(
+        DicompilerError, match=r"'two\.wide' cannot be cut by input channels: it is quantised, and partial"
+    ):
+        PassManager(passes).run(Compilation(model=quantised("block")))
+
+
+def test_layers_of_a_quantised_network_are_cut_by_output_channels_and_rows(tmp_path: Path) -> None:
+    text = "lop{layers=one.wide parts=2},tile-height{layers=stem.deep parts=2},tile-grid{layers=one.deep}"
+    passes = pipeline(f"normalise,infer-shapes,form-layers,{text}")
+    annotated = PassManager(passes).run(Compilation(model=quantised("block"), platform=nameless(4)))
+    whole = delivered(compiled(quantised("block")), tmp_path / "whole")["output"]
+    assert np.array_equal(delivered(split(annotated), tmp_path / "cut")["output"], whole)
+
+
+def test_quantising_twice_gives_the_same_bytes() -> None:
+    again = quantised.__wrapped__("lenet")
+    assert again.to_bytes() == quantised("lenet").to_bytes()
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [({"input": np.zeros((8, 1, 1, 28, 32), np.float32)}, r"have the shape \(8, 1, 1, 28, 32\): give \(samples, 1, 1"),
+     ({"input": np.zeros((0, 1, 1, 32, 32), np.float32)}, "have the shape"),
+     ({"input": np.zeros((2, 1, 1, 32, 32))}, "are of type float64: give float32"),
+     ({"imput": np.zeros(3)}, "the network has no input 'imput' \\(did you mean 'input'\\?\\)")],
+)  # fmt: skip
+def test_samples_that_do_not_fit_are_one_line(changes: dict[str, NDArray[Any]], cause: str, tmp_path: Path) -> None:
+    path = samples(tmp_path / "samples.npz", network("lenet"), **changes)
+    with pytest.raises(DicompilerError, match=cause) as caught:
+        run_quantise(network("lenet"), path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_none_no_samples_and_a_quantised_network_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "text.npz").write_text("no arrays")
+    with pytest.raises(DicompilerError, match=r"cannot be read: it is no \.npz file"):
+        run_quantise(network("lenet"), tmp_path / "text.npz")
+    with pytest.raises(DicompilerError, match="cannot be read: No such file"):
+        run_quantise(network("lenet"), tmp_path / "missing.npz")
+    with pytest.raises(UsageError, match="no samples: give a file"):
+        PassManager(pipeline("quantise")).run(Compilation(model=Model.load(network("lenet"))))
+    with pytest.raises(DicompilerError, match="quantised already"):
+        run_quantise(quantised("lenet").to_proto(), samples(tmp_path / "samples.npz", network("lenet")))

@@ -1,0 +1,129 @@
+"""What a microcontroller team compiles: generated C++ against TFLite-micro's interfaces, and its transport for real.
+
+The models are computed by a stand-in there; everything else is the program as it is flashed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tflm_runs import CODES, compiled, emitted
+
+from dicompiler import networks
+from dicompiler.schema import load_json
+from dicompiler_targets.tflm.layout import layout
+from dicompiler_targets.tflm.lowering import lower
+
+FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-I.", f"-I{CODES}"]
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three devices that all talk to each other."""
+    return emitted(compiled(networks.build("tiny"), "modnn", 3), tmp_path_factory.mktemp("tflm") / "out")
+
+
+def test_every_source_compiles_without_a_warning(artifact: Path) -> None:
+    for device in ("d0", "d1"):
+        sources = sorted(path.name for path in (artifact / device).glob("*.cc"))
+        assert {"main.cc", "resolver.cc", "program.cc", "transport_posix.cc", "transport_uart.cc"} <= set(sources)
+        subprocess.run(["g++", *FLAGS, "-fsyntax-only", *sources], cwd=artifact / device, check=True, timeout=120)
+
+
+def test_the_programs_exchange_over_tcp_what_the_tables_say(artifact: Path, tmp_path: Path) -> None:
+    frames = 3
+    document = load_json(artifact / "artifact.json")
+    manifests = {name: load_json(artifact / name / "manifest.json") for name in document["devices"]}
+    rng = np.random.default_rng(0)
+    inputs = [rng.integers(0, 256, document["inputs"][0]["bytes"], np.uint8).tobytes() for _ in range(frames)]
+    ports, programs = _ports(len(manifests)), []
+    for number, (name, manifest) in enumerate(manifests.items()):
+        _build(artifact / name, tmp_path / name)
+        if manifest["inputs"]:
+            (tmp_path / name / "input0.bin").write_bytes(b"".join(inputs))
+        peers = [f"{other}=127.0.0.1:{port}" for other, port in zip(manifests, ports, strict=True)][:number]
+        line = [str(tmp_path / name / "device"), str(ports[number]), *peers]
+        programs.append(subprocess.Popen(line, cwd=tmp_path / name))
+    try:
+        assert [program.wait(60) for program in programs] == [0] * len(programs)
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+    expected = b"".join(_frame(document, manifests, frame) for frame in inputs)
+    assert (tmp_path / "d0" / "output0.bin").read_bytes() == expected
+    assert len(set(expected[:: len(expected) // frames])) > 1
+
+
+def _ports(count: int) -> list[int]:
+    """Free ports of this host."""
+    doors = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [door.getsockname()[1] for door in doors]
+    for door in doors:
+        door.close()
+    return ports
+
+
+def _build(source: Path, place: Path) -> None:
+    place.mkdir()
+    shutil.copy(CODES / "standin.cc", place)
+    names = [path.name for path in source.glob("*.cc") if path.name != "transport_uart.cc"]
+    line = ["g++", *FLAGS, "-o", str(place / "device"), *names, str(place / "standin.cc")]
+    subprocess.run(line, cwd=source, check=True, timeout=120)
+
+
+def _frame(document: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]], given: bytes) -> bytes:
+    """What the stand-in makes of a frame: the first output on d0."""
+    held: dict[str, dict[str, bytes]] = {name: {v["name"]: given for v in m["inputs"]} for name, m in manifests.items()}
+    steps = {name: [s for s in m["steps"] if s[0] != "receive"] for name, m in manifests.items()}
+    while any(steps.values()):
+        for name, rest in steps.items():
+            while rest and _step(name, rest[0], document, manifests, held):
+                rest.pop(0)
+    return held["d0"][manifests["d0"]["outputs"][0]["tensor"]]
+
+
+def _step(
+    name: str,
+    step: list[Any],
+    document: Mapping[str, Any],
+    manifests: Mapping[str, Mapping[str, Any]],
+    held: Mapping[str, dict[str, bytes]],
+) -> bool:
+    kind, index = step
+    if kind == "send":
+        transfer = document["transfers"][index]
+        held[transfer["receiver"]][transfer["name"]] = held[name][transfer["name"]]
+        return True
+    manifest, own = manifests[name], held[name]
+    segment = manifest["segments"][index]
+    if any(tensor not in own for tensor in segment["inputs"]):
+        return False
+    data = np.frombuffer(b"".join(own[tensor] for tensor in segment["inputs"]), np.uint8).astype(np.uint64)
+    models = list(dict.fromkeys(s["model"] for s in manifest["segments"]))
+    total = int((data * np.arange(1, len(data) + 1, dtype=np.uint64)).sum()) + models.index(segment["model"])
+    sizes = {tensor["name"]: tensor["bytes"] for tensor in manifest["tensors"]}
+    for i, tensor in enumerate(segment["outputs"]):
+        word = ((total + i) % 2**32).to_bytes(4, "little")
+        own[tensor] = (word * (sizes[tensor] // 4 + 1))[: sizes[tensor]]
+    return True
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_tensors_that_are_there_at_the_same_time_never_share_a_place(devices: int) -> None:
+    program = compiled(networks.build("tiny"), "modnn", devices).program
+    assert program is not None
+    for device in program.devices:
+        held = list(layout(program, device, [lower(s, program.weights) for s in device.segments]).values())
+        for i, one in enumerate(held):
+            assert one.offset % 16 == 0
+            for other in held[:i]:
+                together = one.first <= other.last and other.first <= one.last
+                assert not together or one.end <= other.offset or other.end <= one.offset
