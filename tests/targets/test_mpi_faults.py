@@ -66,7 +66,8 @@ def test_a_rank_that_is_ended_is_named_and_ends_all(number: signal.Signals, made
     wait_until(lambda: not ranks(program.name))
 
 
-def test_a_rank_that_stops_is_named_by_the_one_that_waits(made: Path) -> None:
+def test_a_rank_that_stops_is_named(made: Path) -> None:
+    """By one that waits for it; or by itself, where it was told to end first and then finds how late it is."""
     program = build.build(Artifact.load(made).packages["a"], tools.find())
 
     def stop() -> None:
@@ -74,8 +75,9 @@ def test_a_rank_that_stops_is_named_by_the_one_that_waits(made: Path) -> None:
 
     thread = threading.Thread(target=stop)
     thread.start()
-    with pytest.raises(RunError, match=r"did not come in time .*; the cause may be rank 1 \(device 'b' on host 'b'\)"):
+    with pytest.raises(RunError, match="in time") as caught:
         MpiTarget().run(made, [halo()[2]] * 2_000_000, 5, RunOptions(keep=1))
+    assert "rank 1 (device 'b' on host 'b')" in str(caught.value)
     thread.join()
     wait_until(lambda: not ranks(program.name))
 
