@@ -7,6 +7,7 @@ README.md says, on a host that does nothing else.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
@@ -173,9 +174,9 @@ def lowering(network: str, rounds: int) -> None:
     sys.exit(0 if lower_s <= limit else 1)
 
 
-def differing(compilation: Compilation, plan_: Plan, model: Model, inputs: Any, exact_: bool, place: Path) -> str:
+def differing(case: Case, plan_: Plan, model: Model, inputs: Any, exact_: bool, place: Path) -> str:
     """What is wrong where the ranks run `model` under the plan: an output, or a transfer; empty where nothing is."""
-    made = split(replace(prepare(model), plan=plan_, platform=compilation.platform))
+    made = split(replace(prepare(model), plan=plan_, platform=case.compilation.platform))
     assert made.program is not None
     place.mkdir()
     MpiTarget(threads=1).emit(made, place)
@@ -195,26 +196,25 @@ def differing(compilation: Compilation, plan_: Plan, model: Model, inputs: Any, 
 @main.command()
 @click.option("--network", "names", multiple=True, default=tuple(f"light/{name}" for name in LIGHT_NAMES))
 @click.option("--kind", "kinds", multiple=True, default=ALL)
-def matrix(names: Sequence[str], kinds: Sequence[str]) -> None:
-    """Networks by kinds of split: the check model bit-equal, real weights within tolerance, bytes as predicted.
-
-    Kinds of split are cut for four ranks; besides, the whole runs on one rank and pipelines run on 2 and 7."""
+@click.option("--ranks", "counts", multiple=True, type=int, default=(1, 2, 4, 7))
+def matrix(names: Sequence[str], kinds: Sequence[str], counts: Sequence[int]) -> None:
+    """Networks by kinds of split and numbers of ranks: the check model bit-equal, real weights within tolerance, bytes
+    as predicted. One rank computes all layers whole."""
     failed = 0
-    for name in names:
-        case = Case.of(networks.build(name))
-        plans = [(one.kind, case.compilation, case.plan(one)) for one in splits(case.layers, [*kinds], sets=1)]
-        for count in (1, 2, 7):
-            made = replace(case.compilation, platform=Platform.load(f"rpi4x{count}", _families()))
-            decider = registry().make("strategies", "single" if count == 1 else "pipeline")
-            plans.append((f"{decider.name} on {count}", made, decide(pose(made), decider, None)))
-        for kind, compilation, chosen in plans:
+    for name, count in itertools.product(names, counts):
+        case = Case.of(networks.build(name), count)
+        single = registry().make("strategies", "single")
+        plans = [("single", decide(pose(case.compilation), single, None))] if count == 1 else []
+        if count > 1:
+            plans += [(one.kind, case.plan(one)) for one in splits(case.layers, kinds, sets=1, devices=count)]
+        for kind, chosen in plans:
             with tempfile.TemporaryDirectory() as scratch:
                 model, inputs = check_model(case.compilation.model, 0)
                 place = Path(scratch, "a")
-                wrong = differing(compilation, chosen, model, inputs, True, place)
-                wrong = wrong or differing(compilation, chosen, case.compilation.model, case.inputs, False, place)
+                wrong = differing(case, chosen, model, inputs, True, place)
+                wrong = wrong or differing(case, chosen, case.compilation.model, case.inputs, False, place)
             failed += bool(wrong)
-            click.echo(f"{name:20} {kind:16} {wrong or 'ok'}")
+            click.echo(f"{name:20} {count} {kind:16} {wrong or 'ok'}")
     sys.exit(1 if failed else 0)
 
 

@@ -1,7 +1,8 @@
 """The kinds of split, made for any network by the annotating passes: what the matrix of networks and kinds runs.
 
-In: the layers of a network. Out: pipelines, and what `Case` finds when it runs one of them on four devices. Every layer
-that allows the kind is cut; the others stay whole and are dealt out to the devices in turn, so that data travels.
+In: the layers of a network. Out: pipelines, and what `Case` finds when it runs one of them, on four devices unless told
+otherwise. Every layer that allows the kind is cut; the others stay whole and are dealt out to the devices in turn, so
+that data travels.
 """
 
 from __future__ import annotations
@@ -55,9 +56,14 @@ def layers_of(compilation: Compilation) -> LayerGraph:
     return compilation.layers
 
 
-def cluster() -> Platform:
-    """Four devices, each on a host of its own."""
-    return Platform.load(f"rpi4x{DEVICES}")
+def cluster(devices: int = DEVICES) -> Platform:
+    """So many devices, each on a host of its own."""
+    return Platform.load(f"rpi4x{devices}")
+
+
+def rows_and_columns(devices: int = DEVICES) -> tuple[int, int]:
+    """The grid with most tiles for so many devices (at least two) that has two rows, or one."""
+    return (2, devices // 2) if devices > 3 else (1, devices)
 
 
 @dataclass(frozen=True)
@@ -69,9 +75,9 @@ class Case:
     reference: dict[str, Any]
 
     @classmethod
-    def of(cls, source: Any) -> Case:
+    def of(cls, source: Any, devices: int = DEVICES) -> Case:
         """From anything that Model.load takes; with its own weights."""
-        compilation = replace(prepare(Model.load(source)), platform=cluster())
+        compilation = replace(prepare(Model.load(source)), platform=cluster(devices))
         model, layers = compilation.model, layers_of(compilation)
         values = [Value(name, layers.tensors[name].dtype, layers.tensors[name].shape) for name in layers.inputs]
         inputs = random_inputs(values)
@@ -115,34 +121,37 @@ class Case:
         return next((check for check in checks if not check.passed), checks[0])
 
 
-def splits(layers: LayerGraph, kinds: Sequence[str] = ALL, sets: int = 20, seed: int = 0) -> Iterator[Split]:
+def splits(
+    layers: LayerGraph, kinds: Sequence[str] = ALL, sets: int = 20, seed: int = 0, devices: int = DEVICES
+) -> Iterator[Split]:
     """The splits of these kinds; of the fused ones over the largest set and over `sets` random ones. Kinds that cut no
     layer of the network are left out."""
     for kind in kinds:
         if kind in FUSED:
-            yield from _fused_splits(layers, kind, sets, seed)
+            yield from _fused_splits(layers, kind, sets, seed, devices)
             continue
-        specs, cut = MAKERS[kind](layers)
+        specs, cut = MAKERS[kind](layers, devices)
         if cut:
-            yield Split(kind, (*specs, *_rest(layers, cut)), tuple(cut))
+            yield Split(kind, (*specs, *_rest(layers, cut, devices)), tuple(cut))
 
 
-def _rest(layers: LayerGraph, cut: Iterable[str]) -> list[Spec]:
+def _rest(layers: LayerGraph, cut: Iterable[str], count: int) -> list[Spec]:
     """The layers that no other pass cuts, one device after another."""
     taken = set(cut)
     left = [layer.name for layer in layers.layers if layer.name not in taken]
-    devices = [device.name for device in cluster().devices]
-    dealt = [(device, left[i::DEVICES]) for i, device in enumerate(devices)]
+    devices = [device.name for device in cluster(count).devices]
+    dealt = [(device, left[i::count]) for i, device in enumerate(devices)]
     return [Spec.of("place", {"layers": tuple(names), "device": device}) for device, names in dealt if names]
 
 
-def _pipeline(layers: LayerGraph) -> tuple[list[Spec], list[str]]:
+def _pipeline(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
     """Runs of whole layers, as many on each device."""
     names = [layer.name for layer in layers.layers]
-    bounds = [len(names) * i // DEVICES for i in range(DEVICES + 1)]
+    bounds = [len(names) * i // devices for i in range(devices + 1)]
     specs = [
         Spec.of("place", {"layers": tuple(names[bounds[i] : bounds[i + 1]]), "device": device.name})
-        for i, device in enumerate(cluster().devices)
+        for i, device in enumerate(cluster(devices).devices)
+        if bounds[i] < bounds[i + 1]
     ]
     return specs, names
 
@@ -157,61 +166,68 @@ def pieces(layers: LayerGraph, layer: Layer, label: Label, most: int) -> int:
     return next(fits, 1)
 
 
-def _by_count(name: str, counts: dict[str, int]) -> tuple[list[Spec], list[str]]:
+def _by_count(name: str, counts: dict[str, int], devices: int) -> tuple[list[Spec], list[str]]:
     """A pass for all layers that are cut into as many parts."""
     specs = [
         Spec.of(name, {"layers": tuple(n for n, own in counts.items() if own == count), "parts": str(count)})
-        for count in range(DEVICES, 1, -1)
+        for count in range(devices, 1, -1)
         if count in counts.values()
     ]
     return specs, [name for name, count in counts.items() if count > 1]
 
 
-def _along(name: str, label: Label, layers: LayerGraph) -> tuple[list[Spec], list[str]]:
-    return _by_count(name, {layer.name: pieces(layers, layer, label, DEVICES) for layer in layers.layers})
+def _along(name: str, label: Label, layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
+    return _by_count(name, {layer.name: pieces(layers, layer, label, devices) for layer in layers.layers}, devices)
 
 
-def _grid(layers: LayerGraph) -> tuple[list[Spec], list[str]]:
-    cut = [layer.name for layer in layers.layers if allows(layers, "fused-grid", layer) and tiles(layers, layer) == 4]
-    return [Spec.of("tile-grid", {"layers": tuple(cut), "rows": "2", "columns": "2"})], cut
+def _grid(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
+    grid = partial(allows, layers, "fused-grid")
+    cut = [layer.name for layer in layers.layers if grid(layer) and in_grid(layers, layer, devices)]
+    return [Spec.of("tile-grid", {"layers": tuple(cut), **_grid_options(devices)})], cut
 
 
-def tiles(layers: LayerGraph, layer: Layer) -> int:
-    """The tiles of a grid of at most 2 × 2."""
-    return pieces(layers, layer, "height", 2) * pieces(layers, layer, "width", 2)
+def _grid_options(devices: int) -> dict[str, str]:
+    rows, columns = rows_and_columns(devices)
+    return {"rows": str(rows), "columns": str(columns)}
 
 
-def _lip(layers: LayerGraph) -> tuple[list[Spec], list[str]]:
+def in_grid(layers: LayerGraph, layer: Layer, devices: int = DEVICES) -> bool:
+    """Whether it can be cut into all tiles of the grid."""
+    rows, columns = rows_and_columns(devices)
+    return pieces(layers, layer, "height", rows) == rows and pieces(layers, layer, "width", columns) == columns
+
+
+def _lip(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
     """Merged on one device, scattered by channels, on every device: in turn."""
-    chosen = [layer for layer in layers.layers if (reduction(layers, layer) or 0) >= DEVICES]
+    chosen = [layer for layer in layers.layers if (reduction(layers, layer) or 0) >= devices]
     specs = []
     for merge in _MERGES:
-        names = tuple(layer.name for k, layer in enumerate(chosen) if _merge(layers, layer, k) == merge)
+        names = tuple(layer.name for k, layer in enumerate(chosen) if _merge(layers, layer, k, devices) == merge)
         if names:
-            specs.append(Spec.of("lip", {"layers": names, "parts": str(DEVICES), "merge": merge}))
+            specs.append(Spec.of("lip", {"layers": names, "parts": str(devices), "merge": merge}))
     return specs, [layer.name for layer in chosen]
 
 
-def _merge(layers: LayerGraph, layer: Layer, index: int) -> str:
+def _merge(layers: LayerGraph, layer: Layer, index: int, devices: int) -> str:
     merge = _MERGES[index % len(_MERGES)]
-    return "one" if merge == "scatter" and pieces(layers, layer, "channel", DEVICES) < DEVICES else merge
+    return "one" if merge == "scatter" and pieces(layers, layer, "channel", devices) < devices else merge
 
 
-def _fuse(layers: LayerGraph) -> tuple[list[Spec], list[str]]:
+def _fuse(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
     """Chains from a layer with weights to the next that sums over input channels, one behind the other."""
     specs: list[Spec] = []
     cut: list[str] = []
     for layer in layers.layers:
-        chain = _chain(layers, layer)
+        chain = _chain(layers, layer, devices)
         if chain and layer.name not in cut:
-            specs.append(Spec.of("fuse", {"layers": chain, "parts": str(DEVICES)}))
+            specs.append(Spec.of("fuse", {"layers": chain, "parts": str(devices)}))
             cut.extend(chain)
     return specs, cut
 
 
-def _chain(layers: LayerGraph, first: Layer) -> tuple[str, ...]:
+def _chain(layers: LayerGraph, first: Layer, devices: int) -> tuple[str, ...]:
     """The names from `first` to the layer that it can be fused with; none where there is none."""
-    if first.nodes[first.anchor].op not in _WEIGHTED or pieces(layers, first, "channel", DEVICES) < DEVICES:
+    if first.nodes[first.anchor].op not in _WEIGHTED or pieces(layers, first, "channel", devices) < devices:
         return ()
     chain = [first]
     while True:
@@ -223,20 +239,21 @@ def _chain(layers: LayerGraph, first: Layer) -> tuple[str, ...]:
             return ()
         if reduction(layers, readers[0]) is not None:
             names = tuple(layer.name for layer in chain)
-            return names if _accepted(layers, Spec.of("fuse", {"layers": names, "parts": str(DEVICES)})) else ()
+            spec = Spec.of("fuse", {"layers": names, "parts": str(devices)})
+            return names if _accepted(layers, spec, devices) else ()
 
 
-def _accepted(layers: LayerGraph, spec: Spec) -> bool:
+def _accepted(layers: LayerGraph, spec: Spec, devices: int) -> bool:
     """Whether the pass takes these layers: only it knows whether channels become one range of input channels."""
     annotation = registry().make("passes", spec)
     try:
-        annotation.annotate(layers, [layers.by_name[n] for n in annotation.layers], [f"d{i}" for i in range(DEVICES)])
+        annotation.annotate(layers, [layers.by_name[n] for n in annotation.layers], [f"d{i}" for i in range(devices)])
     except DicompilerError:
         return False
     return True
 
 
-MAKERS: dict[str, Callable[[LayerGraph], tuple[list[Spec], list[str]]]] = {
+MAKERS: dict[str, Callable[[LayerGraph, int], tuple[list[Spec], list[str]]]] = {
     "pipeline": _pipeline,
     "height": partial(_along, "tile-height", "height"),
     "grid": _grid,
@@ -253,12 +270,13 @@ def allows(layers: LayerGraph, kind: str, layer: Layer) -> bool:
     return not layer.reason and all(own.get(label) in cuttable(layers, layer) for label in labels)
 
 
-def exits(layers: LayerGraph, kind: str) -> dict[str, tuple[Layer, ...]]:
+def exits(layers: LayerGraph, kind: str, devices: int = DEVICES) -> dict[str, tuple[Layer, ...]]:
     """Each layer whose output can be tiled, with the largest set (of two or more) of which it is the one exit."""
     allowed = partial(allows, layers, kind)
     found = {}
     for layer in layers.layers:
-        enough = tiles(layers, layer) == 4 if kind == "fused-grid" else pieces(layers, layer, "height", 2) > 1
+        grid = kind == "fused-grid"
+        enough = in_grid(layers, layer, devices) if grid else pieces(layers, layer, "height", 2) > 1
         chosen = largest_set(layers, layer, allowed) if enough and allowed(layer) else ()
         if len(chosen) > 1:
             found[layer.name] = chosen
@@ -280,10 +298,12 @@ def random_set(rng: Random, layers: LayerGraph, last: Layer, largest: Sequence[L
     return tuple(layer for layer in largest if layer.name in names)
 
 
-def random_sets(layers: LayerGraph, kind: str, count: int, seed: int) -> list[tuple[Layer, ...]]:
+def random_sets(
+    layers: LayerGraph, kind: str, count: int, seed: int, devices: int = DEVICES
+) -> list[tuple[Layer, ...]]:
     """`count` different seeded random sets with one exit, fewer where there are hardly so many; with branches inside
     where the network has any that can be tiled."""
-    rng, found = Random(seed), exits(layers, kind)
+    rng, found = Random(seed), exits(layers, kind, devices)
     forked = {name: largest for name, largest in found.items() if branches(layers, largest)}
     names = sorted(forked or found)
     sets: dict[tuple[str, ...], tuple[Layer, ...]] = {}
@@ -297,15 +317,15 @@ def random_sets(layers: LayerGraph, kind: str, count: int, seed: int) -> list[tu
     return list(sets.values())
 
 
-def _fused_splits(layers: LayerGraph, kind: str, sets: int, seed: int) -> Iterator[Split]:
-    found = exits(layers, kind)
+def _fused_splits(layers: LayerGraph, kind: str, sets: int, seed: int, devices: int) -> Iterator[Split]:
+    found = exits(layers, kind, devices)
     if not found:
         return
-    chosen = [max(found.values(), key=len), *random_sets(layers, kind, sets, seed)]
+    chosen = [max(found.values(), key=len), *random_sets(layers, kind, sets, seed, devices)]
     for number, own in enumerate(chosen):
         names = tuple(layer.name for layer in own)
-        options: dict[str, str | tuple[str, ...]] = {"layers": names, "rows": "2", "columns": "2"}
+        options: dict[str, str | tuple[str, ...]] = {"layers": names, **_grid_options(devices)}
         if kind == "fused-height":
             last = next(layer for layer in own if not read_within(layers, layer, names))
-            options = {"layers": names, "parts": str(pieces(layers, last, "height", DEVICES))}
-        yield Split(kind, (Spec.of("fuse-tiles", options), *_rest(layers, names)), names, number)
+            options = {"layers": names, "parts": str(pieces(layers, last, "height", devices))}
+        yield Split(kind, (Spec.of("fuse-tiles", options), *_rest(layers, names, devices)), names, number)
