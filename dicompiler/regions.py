@@ -29,6 +29,7 @@ def volume(region: Region) -> int:
 
 
 def is_empty(region: Region) -> bool:
+    """Whether it has no element: an interval that ends where it starts. A region of rank 0 has one."""
     return any(stop <= start for start, stop in region)
 
 

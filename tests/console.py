@@ -1,6 +1,7 @@
-"""The commands that README.md shows, with what they print. `python tests/console.py` runs them and writes that anew.
+"""The commands that README.md and docs/tutorial.md show, with what they print. `python tests/console.py` runs them and
+writes that anew.
 
-In: the document, an empty directory to work in. Out: each command with its real output; the document with them.
+In: the document, a directory to work in. Out: each command with its real output; the document with them.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCUMENT = Path(__file__).parents[1] / "README.md"
+TUTORIAL = DOCUMENT.parent / "docs" / "tutorial.md"
+EXPORTED = Path(__file__).parent / "fixtures" / "torch" / "tutorial.onnx"
+"""What the tutorial's `export.py` writes; fixtures/torch/make.py ran it."""
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 PROGRAMS = {"dicompiler": [sys.executable, "-m", "dicompiler.cli"], "python": [sys.executable]}
 
@@ -55,13 +60,33 @@ def written(text: str, directory: Path) -> str:
     def block(match: re.Match[str]) -> str:
         lines = []
         for one in _commands(match[1]):
-            output = run(one.line, directory)
+            output = run(one.line, directory) if one.line.split()[1] != "deploy" else ""
             lines.append(f"$ {one.line}\n{output if one.output else ''}")
         return f"```console\n{''.join(lines)}```"
 
     return BLOCK.sub(block, text)
 
 
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced code blocks of a document in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def tutorial_files(text: str, directory: Path) -> None:
+    """Writes what the tutorial's reader has before the first command."""
+    shutil.copy(EXPORTED, directory / "camera.onnx")
+    (directory / "cluster.toml").write_text(blocks(text, "toml")[0])
+
+
+def main() -> None:
+    """Writes the documents anew."""
+    for document in (DOCUMENT, TUTORIAL):
+        text = document.read_text(encoding="utf-8")
+        with tempfile.TemporaryDirectory() as temporary:
+            if document == TUTORIAL:
+                tutorial_files(text, Path(temporary))
+            document.write_text(written(text, Path(temporary)), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as temporary:
-        DOCUMENT.write_text(written(DOCUMENT.read_text(encoding="utf-8"), Path(temporary)), encoding="utf-8")
+    main()

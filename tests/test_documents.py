@@ -12,6 +12,7 @@ from pathlib import Path
 import console
 import formats
 import pytest
+from console import blocks
 
 from dicompiler import networks
 from dicompiler.compiler import compile
@@ -26,11 +27,6 @@ FORMATS = formats.DOCUMENT.read_text(encoding="utf-8")
 COMMANDS = console.shown(README)
 # What these print is measured in part.
 MEASURED = ("compare", "demo", "run", "verify")
-
-
-def blocks(text: str, language: str) -> list[str]:
-    """The fenced code blocks of a document in one language."""
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def masked(text: str) -> str:
