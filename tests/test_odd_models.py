@@ -54,7 +54,7 @@ def split(proto: onnx.ModelProto, plan: Plan) -> tuple[Compilation, Program]:
     return placed, cut(placed.model, plan.devices)
 
 
-def same(proto: onnx.ModelProto, plan: Plan, inputs: dict[str, Any] | None = None) -> Execution:
+def check_same(proto: onnx.ModelProto, plan: Plan, inputs: dict[str, Any] | None = None) -> Execution:
     """Splits, runs and compares: every output of every device, and the bytes."""
     inputs = inputs_of(proto) if inputs is None else inputs
     reference = run_model(Model.load(proto), inputs)
@@ -130,7 +130,7 @@ def test_under_any_plan(proto: onnx.ModelProto) -> None:
     layers = prepare(Model.load(proto)).layers
     assert layers is not None
     for seed in range(12):
-        same(proto, random_plan(Random(seed), layers))
+        check_same(proto, random_plan(Random(seed), layers))
 
 
 def renamed(proto: onnx.ModelProto, names: dict[str, str]) -> onnx.ModelProto:
@@ -159,14 +159,14 @@ def test_tensors_may_be_named_like_what_partition_makes(names: dict[str, str]) -
     layers = prepare(Model.load(proto)).layers
     assert layers is not None
     first, pool, last = (layer.name for layer in layers.layers)
-    same(proto, Plan({first: (Part("a"),), pool: halves, last: halves}, ("a",), ("b",)))
+    check_same(proto, Plan({first: (Part("a"),), pool: halves, last: halves}, ("a",), ("b",)))
     for seed in range(8):
-        same(proto, random_plan(Random(seed), layers))
+        check_same(proto, random_plan(Random(seed), layers))
 
 
 def test_a_device_may_have_a_comma_in_its_name() -> None:
     proto = network("n (float[1,4,6,6] x) => (float[1,4,6,6] y) { y = Relu (x) }")
-    same(proto, Plan({"y": (Part("a,b"),)}, ("a,b",), ("c",)))
+    check_same(proto, Plan({"y": (Part("a,b"),)}, ("a,b",), ("c",)))
 
 
 def value(name: str, shape: Any, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
@@ -201,7 +201,7 @@ def test_a_body_may_use_the_name_that_a_capture_gets(inner: str) -> None:
     )
     plan = Plan({"if": (Part("a"), Part("b")), "last": (rows("a", 0, 3), rows("b", 3, 6))}, ("a",), ("a",))
     for taken in (True, False):
-        same(proto, plan, {**inputs_of(proto), "c": np.array(taken)})
+        check_same(proto, plan, {**inputs_of(proto), "c": np.array(taken)})
 
 
 def test_an_output_of_unknown_shape_is_delivered_once_and_by_a_sink_that_computes_it() -> None:
@@ -220,7 +220,7 @@ def test_an_output_of_unknown_shape_is_delivered_once_and_by_a_sink_that_compute
     copies = (Part("a"), Part("b"), Part("b", lane=1))
     thirds = (Part("a", ((0, 2),)), Part("b", ((2, 4),)), Part("b", ((4, 6),), lane=1))
     inputs = {"x": np.arange(6, dtype=np.float32) - 3, "c": np.array(True)}
-    execution = same(proto, Plan({"if": copies, "last": thirds}, ("a",), ("b",)), inputs)
+    execution = check_same(proto, Plan({"if": copies, "last": thirds}, ("a",), ("b",)), inputs)
     assert set(execution.delivered["b"]) == {"nz", "y"}
 
 
@@ -245,7 +245,7 @@ def test_a_segment_does_not_close_at_a_tensor_whose_type_nobody_knows() -> None:
     _, program = split(proto, plan)
     own = [[node.name for node in segment.model.graph.node] for segment in program.devices[0].segments]
     assert own == [["early"], ["mid"], ["untyped", "add", "last"]]
-    same(proto, plan)
+    check_same(proto, plan)
 
 
 def test_bytes_of_types_below_a_byte_are_those_of_the_packed_tensor() -> None:
@@ -273,4 +273,4 @@ def test_the_standard_operators_may_be_imported_under_their_long_name() -> None:
     assert layers is not None
     assert [layer.nodes[0].opset for layer in layers.layers] == [17, 17]
     for seed in range(8):
-        same(proto, random_plan(Random(seed), layers))
+        check_same(proto, random_plan(Random(seed), layers))

@@ -82,7 +82,7 @@ def chain() -> LayerGraph:
     return stack((1, 3, 128, 128), [*rows, ("flatten",), ("fc", 100)])
 
 
-def agree(problem: Problem, rows: np.ndarray) -> None:
+def check_agreement(problem: Problem, rows: np.ndarray) -> None:
     """Every number of the batched model is that of the plan's own estimate."""
     tables = model(problem)
     found = tables.evaluate(rows)
@@ -105,7 +105,9 @@ def test_the_batched_model_says_what_each_plan_is_estimated_at(kind: str, ends: 
     rng = np.random.default_rng(1)
     problem = Problem(branches(), boards(kind), source=ends[0], sink=ends[1])
     rows = rng.integers(0, 5, (40, len(problem.layers.layers)))
-    agree(problem, np.concatenate((rows, np.sort(rows[:10], axis=1), np.tile(np.arange(5), (len(rows[0]), 1)).T)))
+    check_agreement(
+        problem, np.concatenate((rows, np.sort(rows[:10], axis=1), np.tile(np.arange(5), (len(rows[0]), 1)).T))
+    )
 
 
 @pytest.mark.parametrize("network", ["resnet18", "squeezenet", "quirks", "light/shufflenet"])
@@ -113,7 +115,7 @@ def test_the_batched_model_agrees_on_networks_with_branches_and_skip_connections
     problem = Problem(formed(build(network)), boards("shared"), source=("a0", "b1"))
     rng = np.random.default_rng(2)
     rows = rng.integers(0, 5, (4, len(problem.layers.layers)))
-    agree(problem, np.concatenate((rows, np.sort(rows, axis=1))))
+    check_agreement(problem, np.concatenate((rows, np.sort(rows, axis=1))))
 
 
 def test_of_readers_that_overlap_the_memory_is_never_too_small() -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from handmade import halo, partial
 from running import LIMIT_S, emit, pids, wait_until
@@ -41,9 +42,9 @@ def test_a_stopped_device_is_named_in_time(victim: str, tmp_path: Path) -> None:
 def test_a_session_may_be_idle_for_long(tmp_path: Path) -> None:
     made = partial()
     with dicompiler.connect(emit(made, tmp_path), RunOptions(heartbeat_s=0.2)) as session:
-        session.infer(made[2])
+        before = session.infer(made[2])
         time.sleep(1.5)
-        session.infer(made[2])
+        assert np.array_equal(session.infer(made[2])["out"], before["out"])
 
 
 SCRIPT = """
