@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dicompiler.layers import Layer
+from dicompiler.objectives import terms
 from dicompiler.problem import Problem
 from dicompiler.tasks import cuttable, reduction
 
@@ -75,8 +76,10 @@ def _window_share(problem: Problem, reader: Layer) -> float:
 
 
 def bound(problem: Problem) -> float | None:
-    """The bound on the problem's objective: seconds of a frame, or between frames; None where there is none."""
-    if problem.objective not in ("latency", "throughput"):
+    """The bound on the problem's objective: seconds of a frame, or between frames; None where there is none. Of a sum,
+    the sum of the terms' bounds, the others at least 0."""
+    wanted = terms(problem.objective)
+    if not wanted.keys() & {"latency", "throughput"}:
         return None
     found = latency_bound(problem)
-    return found.seconds if problem.objective == "latency" else found.load
+    return wanted.get("latency", 0.0) * found.seconds + wanted.get("throughput", 0.0) * found.load

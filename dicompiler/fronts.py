@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dicompiler.errors import UsageError, nearest
 from dicompiler.metrics import Metrics
+from dicompiler.objectives import terms
 
 if TYPE_CHECKING:
     from dicompiler.plan import Plan
@@ -66,8 +67,12 @@ class Front:
     interrupted: bool = False
 
     def best(self, objective: str) -> Point:
-        """The point with the least of one of `objectives`; of equals the first."""
-        return min(self.points, key=lambda point: point.objectives[objective])
+        """The point with the least of one of `objectives`, or of a weighted sum of them (see `objectives.terms`); of
+        equals the first."""
+        if objective in self.objectives:
+            return min(self.points, key=lambda point: point.objectives[objective])
+        wanted = terms(objective).items()
+        return min(self.points, key=lambda point: sum(weight * point.objectives[name] for name, weight in wanted))
 
 
 def check_objectives(names: Sequence[str]) -> None:

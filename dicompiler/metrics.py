@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dicompiler.costs import CostModel, flops, weight_regions
 from dicompiler.layers import LayerGraph
+from dicompiler.objectives import terms
 from dicompiler.plan import Plan
 from dicompiler.platform import Platform
 from dicompiler.regions import Region
@@ -22,7 +23,6 @@ from dicompiler.workload import merged, task_seconds
 if TYPE_CHECKING:
     from dicompiler.simulator import Simulation
 
-OBJECTIVES = ("latency", "throughput", "energy", "memory", "communication")
 Step = tuple[str, bool]  # (layer, or "" for the network's inputs; whether it is the layer's partial sums)
 
 
@@ -87,14 +87,15 @@ class Metrics:
         return max(self.devices, key=lambda entry: entry.compute_s)
 
     def value(self, objective: str) -> float:
-        """The number that `objective` (one of OBJECTIVES) wants small."""
-        return {
+        """The number that `objective`, a text as `objectives.terms` takes it, wants small."""
+        numbers = {
             "latency": self.latency_s,
             "throughput": self.period_s,
             "energy": self.energy_j,
             "memory": self.memory,
             "communication": self.total_bytes,
-        }[objective]
+        }
+        return sum(weight * numbers[name] for name, weight in terms(objective).items())
 
 
 @dataclass(frozen=True)

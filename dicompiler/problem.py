@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from dicompiler.costs import Analytic, CostModel
-from dicompiler.errors import DicompilerError, UsageError, nearest
+from dicompiler.errors import DicompilerError
 from dicompiler.layers import LayerGraph
-from dicompiler.metrics import OBJECTIVES, Metrics, measure, simulated
+from dicompiler.metrics import Metrics, measure, simulated
+from dicompiler.objectives import OBJECTIVES, terms
 from dicompiler.plan import Part, Plan
 from dicompiler.platform import Platform
 from dicompiler.simulator import Simulation, simulate
@@ -48,8 +49,7 @@ class Problem:
     executor: Executor | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise UsageError(f"unknown objective {self.objective!r}{nearest(self.objective, OBJECTIVES)}")
+        terms(self.objective)  # raises where it is none
         for name in (*self.source, *self.sink):
             self.platform.device(name)
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from dicompiler.errors import DicompilerError, UsageError
+from dicompiler.objectives import terms
 
 PATH = click.Path(path_type=Path)
 
@@ -29,10 +30,21 @@ shape_option = click.option(
 strategy_option = click.option(
     "--strategy", metavar="'NAME{…}'", help="Who decides: see 'dicompiler list strategies'. Default: auto."
 )
+
+
+def _objective(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """UsageError for what is no objective, before any work."""
+    if value is not None:
+        terms(value)
+    return value
+
+
 objective_option = click.option(
     "--objective",
-    type=click.Choice(["latency", "throughput", "energy", "memory", "communication"]),
-    help="What the strategy makes small. Default: latency.",
+    metavar="NAME",
+    callback=_objective,
+    help="What the strategy makes small: latency, throughput, energy, memory, communication, or a sum such as "
+    "latency+0.5*energy (seconds, joules, bytes). Default: latency.",
 )
 cost_option = click.option(
     "--cost", metavar="'NAME{…}'", help="What pieces cost: see 'dicompiler list cost-models'. Default: analytic."

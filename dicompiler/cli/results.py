@@ -10,6 +10,7 @@ import click
 
 from dicompiler.cli.tables import show, show_json
 from dicompiler.errors import DicompilerError
+from dicompiler.objectives import terms
 
 if TYPE_CHECKING:
     from dicompiler.comparing import Comparison, Row
@@ -137,12 +138,26 @@ def show_comparison(comparison: Comparison, as_json: bool) -> None:
             }
         )
         return
-    headers = ("strategy", "latency ms", "frames/s", "energy J", "memory MiB", "MB sent", "faster than one", "search s")
+    headers: tuple[str, ...] = (
+        "strategy",
+        "latency ms",
+        "frames/s",
+        "energy J",
+        "memory MiB",
+        "MB sent",
+        "faster than one",
+        "search s",
+    )
     lines = [_compared(row, comparison) for row in comparison.rows]
+    if len(terms(comparison.problem.objective)) > 1:
+        headers = (*headers, "weighted sum")
+        values = ["-" if row.metrics is None else f"{comparison.value(row):.4g}" for row in comparison.rows]
+        lines = [(*line, value) for line, value in zip(lines, values, strict=True)]
     show(headers, lines, right=range(1, len(headers)))
     for row in comparison.rows:
         if row.error:
-            click.echo(f"{row.strategy}: {row.error}")
+            own = f"{row.strategy}: "
+            click.echo(f"{own}{row.error.removeprefix(own)}")
     _show_best(comparison)
 
 
@@ -167,9 +182,10 @@ def _show_best(comparison: Comparison) -> None:
     if best is None or best.metrics is None:
         raise DicompilerError("compare: no strategy has a plan that can be carried out")
     if comparison.bound is not None:
+        what = {"throughput": "time between frames"}.get(objective, objective)
+        least = f"{1000 * comparison.bound:.1f} ms" if len(terms(objective)) == 1 else f"{comparison.bound:.4g}"
         click.echo(
-            f"\nno plan's {'latency' if objective == 'latency' else 'time between frames'} is below "
-            f"{1000 * comparison.bound:.1f} ms (critical path and compute load, cost model "
+            f"\nno plan's {what} is below {least} (critical path and compute load, cost model "
             f"{comparison.problem.cost.name}): the best is {comparison.value(best) / comparison.bound:.2f} times that"
         )
     click.echo(f"\nthe best by {objective}, {best.strategy}: {comparison.binding}\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from layer_graphs import stack, vgg16
 
@@ -141,6 +143,29 @@ def test_every_objective_has_a_number() -> None:
     assert [metrics.value(name) for name in OBJECTIVES] == [
         metrics.latency_s, metrics.period_s, metrics.energy_j, metrics.memory, metrics.total_bytes,
     ]  # fmt: skip
+
+
+def test_a_weighted_sum_adds_seconds_joules_and_bytes() -> None:
+    problem = Problem(two_layers(), cluster(2), objective="latency+0.5*energy + 1e-9*memory")
+    metrics = problem.estimate(problem.plan({"conv1": (Part("d0"),), "conv2": (Part("d1"),)}))
+    expected = metrics.latency_s + 0.5 * metrics.energy_j + 1e-9 * metrics.memory
+    assert metrics.value(problem.objective) == pytest.approx(expected)
+    assert metrics.value("3e+2*memory") == 300 * metrics.memory
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("latency+", "unknown objective ''"),
+        ("latency+2", "unknown objective '2'"),
+        ("latency+energi", "did you mean 'energy'"),
+        ("latency+energy+latency", "latency stands twice"),
+        *[(f"latency+{weight}*energy", "no number over 0") for weight in ("0", "-1", "x", "nan", "inf", "", "2*3")],
+    ],
+)
+def test_a_sum_that_is_none_is_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        Problem(two_layers(), cluster(2), objective=text)
 
 
 def test_vgg16_on_one_rpi4_takes_the_published_2_32_seconds() -> None:

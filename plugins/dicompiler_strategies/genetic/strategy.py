@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dicompiler.fronts import Front, Tell
+from dicompiler.objectives import terms
 from dicompiler.plan import Plan
 from dicompiler.problem import Problem, Strategy
 from dicompiler_strategies.genetic.exploring import Options, explore
@@ -28,6 +29,8 @@ class Genetic(Options, Strategy):
         return explore(problem, self, tell=tell)
 
     def plan(self, problem: Problem) -> Plan:
-        """The plan with the least of the problem's objective, which joins the others where it is not among them."""
-        names = (problem.objective, *(name for name in self.objectives if name != problem.objective))
+        """The plan with the least of the problem's objective, whose terms join the others where they are not among
+        them."""
+        wanted = terms(problem.objective)
+        names = (*wanted, *(name for name in self.objectives if name not in wanted))
         return explore(problem, replace(self, objectives=names)).best(problem.objective).plan

@@ -12,7 +12,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from dicompiler.errors import UsageError
 from dicompiler.footprints import Need, holders
+from dicompiler.objectives import OBJECTIVES
 from dicompiler.tables import Edge, Tables, edges, lines, sent_between, total
 from dicompiler.weights import raw_nbytes
 from dicompiler_strategies.joint.elimination import Graph, graph
@@ -111,6 +113,8 @@ def model(tables: Tables, limits: Mapping[str, float] | None = None, on: Collect
     outputs, on the fullest host. limits: host → bytes that the weights of its devices may take.
     """
     problem = tables.problem
+    if problem.objective not in OBJECTIVES:
+        raise UsageError(f"cpsat: objective {problem.objective!r} is none that it knows: {', '.join(OBJECTIVES)}")
     node, edge = tables.node, dict(tables.edge)
     load_node: list[list[Floats]] = [[] for _ in node]
     load_edge: dict[Edge, Floats] = {}
