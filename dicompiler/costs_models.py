@@ -99,7 +99,9 @@ class Linear(CostModel):
     """
 
     name: ClassVar[str] = "linear"
-    file: tuple[str, ...] = field(default=(), metadata={"help": "profiles to fit to, one for each kind of device"})
+    file: tuple[str, ...] = field(
+        default=(), metadata={"help": "profiles to fit to, one for each kind of device", "file": True}
+    )
     coefficients: tuple[str, ...] = field(
         default=(), metadata={"help": "KIND:A:B:C in s/FLOP, s/byte and s: Conv:7e-11:1e-10:2e-5,*:1e-10:0:0"}
     )

@@ -33,7 +33,7 @@ class Measured(CostModel):
     name: ClassVar[str] = "profile"
     measured: ClassVar[bool] = True
 
-    file: tuple[str, ...] = field(metadata={"help": "profiles, one for each kind of device"})
+    file: tuple[str, ...] = field(metadata={"help": "profiles, one for each kind of device", "file": True})
     others: bool = field(default=False, metadata={"help": "take the first profile for devices that none is of"})
 
     def __post_init__(self) -> None:

@@ -8,6 +8,8 @@ yield classes or records. Import what they yield inside them: looking for plugin
 
 A module may state `dicompiler_api = 1`, the version of these hooks that it was written for; without that it is taken to
 be written for this one. A plugin for a newer version is not loaded. Names must differ from all others of their kind.
+
+An option that names a file to read says so: `field(default="", metadata={"file": True})`. `--depfile` then lists it.
 """
 
 from __future__ import annotations

@@ -130,6 +130,20 @@ def _external(tensor: onnx.TensorProto, base: Path | None, files: dict[str, memo
     return data[offset : offset + length]
 
 
+def external_files(path: Path) -> tuple[Path, ...]:
+    """The files beside the model file that hold its external data, in the order in which it names them.
+
+    DicompilerError as `load` for a model that cannot be read, and for a file that is missing or elsewhere.
+    """
+    skeleton, _ = read(map_file(path, "the model"), str(path))
+    found: dict[Path, None] = {}
+    for tensor in (*skeleton.graph.initializer, *_inner_tensors(skeleton)):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and not is_hollow(tensor):
+            location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+            found[_inside(path.parent, location, f"{path}: external data of {tensor.name!r}")] = None
+    return tuple(found)
+
+
 def _inside(base: Path, location: str, where: str) -> Path:
     """The external file, which must be named by a relative path and really lie under the model's directory."""
     named = PurePosixPath(location)

@@ -6,10 +6,8 @@ for checks and inference, arrays, shapes, a structural digest. Everything here i
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +20,7 @@ from numpy.typing import NDArray
 from dicompiler import importing, modelfile, structure
 from dicompiler.errors import DicompilerError, nearest
 from dicompiler.operators.rule import Tensor
+from dicompiler.outputs import whole
 from dicompiler.regions import Shape
 from dicompiler.weights import HOLLOW, LARGE, Weight, dense, header, hollow, is_hollow
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["HOLLOW", "LARGE", "Model", "Weight", "hollow", "is_hollow"]
 
 _VALUES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
+_CANNOT = "cannot write the model"
 _VALUE_ELEMENTS = 1024
 _VALUE_FLOATS = 8
 """So many floats are a parameter of an operator (the scales of a Resize); more are weights."""
@@ -58,20 +58,23 @@ class Model:
         proto, weights = importing.load(source)
         return cls(proto, MappingProxyType(weights))
 
-    def save(self, path: str | Path, external: bool | None = None) -> None:
-        """Writes the model, moved in whole. `external`: weights go to `<name>.data` beside it (None: if over 2 GB)."""
+    def save(self, path: str | Path, external: bool | None = None) -> tuple[Path, ...]:
+        """Writes the model, moved in whole. `external`: weights go to `<name>.data` beside it (None: if over 2 GB).
+
+        Returns what was written, the model first."""
         path = Path(path)
         if external is None:
             external = self._nbytes() > modelfile.LIMIT
         if not external:
             _write(path, modelfile.write_inline(self.proto, self.weights))
-            return
+            return (path,)
         data = path.with_name(path.name + ".data")
         head, buffers = modelfile.write_external(self.proto, self.weights, data.name)
-        with _moved_in_whole(path) as own, _moved_in_whole(data) as beside:
+        with whole(path, _CANNOT) as own, whole(data, _CANNOT) as beside:
             own.write_bytes(head)
             with beside.open("wb") as file:
                 file.writelines(buffers)
+        return (path, data)
 
     def _nbytes(self) -> int:
         return int(self.proto.ByteSize()) + sum(weight.nbytes + 16 for weight in self.weights.values())
@@ -197,19 +200,6 @@ def _static_shape(kind: onnx.TypeProto) -> Shape | None:
     return tuple(dim.dim_value for dim in dims) if all(dim.HasField("dim_value") for dim in dims) else None
 
 
-@contextlib.contextmanager
-def _moved_in_whole(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place when all went well, and is removed otherwise."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except OSError as error:
-        raise DicompilerError(f"{path}: cannot write the model: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _write(path: Path, buffers: Iterable[bytes | memoryview]) -> None:
-    with _moved_in_whole(path) as temporary, temporary.open("wb") as file:
+    with whole(path, _CANNOT) as stage, stage.open("wb") as file:
         file.writelines(buffers)

@@ -202,6 +202,17 @@ class PlatformFormat(PlatformFamily):
         return self.make(path) if path.match(self.name) else None
 
 
+def file_of(source: str, known: Iterable[PlatformFamily]) -> Path | None:
+    """The file that `Platform.load` reads for `source`; None where that names a member of a family."""
+    for door in known:
+        if isinstance(door, PlatformFormat):
+            if Path(source).match(door.name):
+                return Path(source)
+        elif door.find(source) is not None:
+            return None
+    return Path(source)
+
+
 def families() -> tuple[PlatformFamily, ...]:
     """The built-in families."""
     from dicompiler.boards import FAMILIES

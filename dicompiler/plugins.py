@@ -164,11 +164,16 @@ def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
     """`plugins` and the built-in ones that no installed metadata names, each module once, built-in ones first."""
     import dicompiler
 
-    ours = {plugin.value: plugin for plugin in plugins if _canonical(plugin.distribution) == "dicompiler"}
+    ours = {plugin.value: plugin for plugin in plugins if is_ours(plugin)}
     for name, value in BUILTINS:
         ours.setdefault(value, Plugin(name, value, "dicompiler", dicompiler.__version__))
     others = [plugin for plugin in plugins if plugin.value not in ours]
     return (*sorted(ours.values(), key=_order), *sorted(others, key=_order))
+
+
+def is_ours(plugin: Plugin) -> bool:
+    """Whether it comes with dicompiler itself."""
+    return _canonical(plugin.distribution) == "dicompiler"
 
 
 def _order(plugin: Plugin) -> tuple[str, str]:

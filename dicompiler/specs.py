@@ -271,6 +271,14 @@ def options_of(cls: type) -> tuple[Option, ...]:
     return tuple(options)
 
 
+def files_of(instance: Any) -> tuple[str, ...]:
+    """The files that an instance's options name, in field order: those of fields with `metadata={"file": True}`."""
+    named = [
+        getattr(instance, name) for name, (field, _) in _types(type(instance)).items() if field.metadata.get("file")
+    ]
+    return tuple(text for value in named for text in _write(value) if text)
+
+
 def _convert(kind: _Type, values: tuple[str, ...], place: str) -> Any:
     if kind.optional and not kind.many and not values:
         return None

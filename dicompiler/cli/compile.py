@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from dicompiler.cli.building import building, building_options, made, print_paths
 from dicompiler.cli.options import (
     PATH,
     check_parent,
@@ -31,6 +32,7 @@ from dicompiler.errors import UsageError
 @click.option("--target", metavar="'NAME{…}'", help="What to emit: see 'dicompiler list targets'. Default: sockets.")
 @shape_option
 @json_option
+@building_options
 @click.option("-o", "--output", metavar="DIR", type=PATH, required=True, help="The directory to write.")
 def command(
     model: Path,
@@ -42,6 +44,9 @@ def command(
     target: str | None,
     shape: tuple[str, ...],
     as_json: bool,
+    depfile: Path | None,
+    depfile_target: str | None,
+    print_outputs: bool,
     output: Path,
 ) -> None:
     """Compile a model into programs for the devices of a platform.
@@ -49,20 +54,25 @@ def command(
     Prints who computes what; 'dicompiler verify DIR' then proves that the programs compute what the model does.
     """
     from dicompiler.cli.results import show_compiled
-    from dicompiler.compiler import compile
+    from dicompiler.compiler import MANIFEST, compile
+    from dicompiler.outputs import listed
     from dicompiler.plan import load_given
 
     if strategy is not None and plan is not None:
         raise UsageError("compile: --strategy and --plan exclude each other: a plan needs no strategy")
     check_parent(output)
+    parts = made(strategy=strategy, cost=cost, target=target)
+    told = building(depfile, depfile_target, [output / MANIFEST], model, platform, plan, parts.values())
     given: dict[str, Any] = {
+        **parts,
         "platform": platform,
-        "strategy": strategy,
         "plan": None if plan is None else load_given(plan),
         "objective": objective,
-        "cost": cost,
-        "target": target,
         "shape": shape or None,
     }
     result = compile(model, output=output, **{name: value for name, value in given.items() if value is not None})
-    show_compiled(result, as_json)
+    told.write()
+    if print_outputs and not as_json:
+        print_paths(output / name for name in listed(output))
+    else:
+        show_compiled(result, as_json)

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dicompiler.errors import DicompilerError
+from dicompiler.outputs import whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A path to write instead of `path`, in a hidden directory beside it; moved in when the block ends well.
-
-    Nothing is left behind by a block that fails. DicompilerError where it cannot be written.
-    """
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".dicompiler-") as temporary:
-            stage = Path(temporary, path.name)
-            yield stage
-            os.replace(stage, path)
-    except OSError as error:
-        raise DicompilerError(f"{path}: it cannot be written: {error.strerror or error}") from error
 
 
 def write_text(path: Path, text: str) -> None:

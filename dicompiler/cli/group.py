@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import click
 
@@ -67,6 +68,12 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  
         ctx.exit()
 
 
+def _cmakedir(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
+    if value and not ctx.resilient_parsing:
+        click.echo(Path(__file__).parents[1] / "cmake")
+        ctx.exit()
+
+
 def _log_to_stderr() -> None:
     """Warnings of the library become lines like those of errors."""
     import logging
@@ -83,6 +90,14 @@ def _log_to_stderr() -> None:
 
 @click.group(cls=LazyGroup, invoke_without_command=True, params=[_debug()])
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+@click.option(
+    "--cmakedir",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_cmakedir,
+    help="Show the directory of the CMake package.",
+)
 @click.pass_context
 def root(ctx: click.Context) -> None:
     """Splits a trained ONNX model over a cluster of edge devices, and proves that the parts compute the same."""

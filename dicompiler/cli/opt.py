@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dicompiler.cli.building import building, building_options, print_paths
 from dicompiler.cli.options import PATH, check_file, model_argument, platform_option, shape_option
 from dicompiler.errors import DicompilerError, UsageError
 
@@ -36,6 +37,7 @@ NORMALISE, INFER_SHAPES, PARTITION = "normalise", "infer-shapes", "partition"
 @click.option(
     "--reproducer", metavar="DIR", type=PATH, help="Where a pass breaks: write what it takes to see it again."
 )
+@building_options
 @click.option("-o", "--output", metavar="OUT.onnx", type=PATH, required=True, help="Where to write the model.")
 def command(
     model: Path,
@@ -50,6 +52,9 @@ def command(
     verify_each: bool,
     statistics: bool,
     reproducer: Path | None,
+    depfile: Path | None,
+    depfile_target: str | None,
+    print_outputs: bool,
     output: Path,
 ) -> None:
     """Run passes over a model.
@@ -69,6 +74,8 @@ def command(
         if directory is not None and directory.exists() and not directory.is_dir():
             raise DicompilerError(f"{directory}: it is a file: give the name of a directory")
     passes = _passes(pipeline, shape)
+    outputs = [path for path in (output, save_plan) if path is not None]
+    told = building(depfile, depfile_target, outputs, model, platform, plan, passes)
     compilation = _load(model, platform, plan)
     times, counts = Timing(), Statistics()
     instruments: list[Instrument] = [times] if timing else []
@@ -89,7 +96,10 @@ def command(
             _show_times(times.rows)
     if statistics:
         _show_statistics(counts.rows)
-    _save(result, output, save_plan)
+    written = _save(result, output, save_plan)
+    told.write()
+    if print_outputs:
+        print_paths(written)
 
 
 def _passes(text: str, shapes: tuple[str, ...]) -> tuple[Pass, ...]:
@@ -160,16 +170,15 @@ def _show_statistics(rows: Sequence[LayerStatistics]) -> None:
     show(headers, [*shown, total], right=range(1, len(headers)), err=True)
 
 
-def _save(compilation: Compilation, output: Path, save_plan: Path | None) -> None:
-    """Writes the model and, where asked, the plan; neither where one of them cannot be."""
-    from dicompiler.cli.files import whole
+def _save(compilation: Compilation, output: Path, save_plan: Path | None) -> tuple[Path, ...]:
+    """Writes the model and, where asked, the plan; neither where one of them cannot be. What was written."""
+    from dicompiler.outputs import whole
     from dicompiler.plan import dumps
 
     if save_plan is None:
-        compilation.model.save(output)
-        return
+        return compilation.model.save(output)
     if compilation.plan is None:
         raise UsageError("--save-plan: no pass of the pipeline made a plan")
     with whole(save_plan) as stage:
         stage.write_text(dumps(compilation.plan), encoding="utf-8")
-        compilation.model.save(output)
+        return (*compilation.model.save(output), save_plan)

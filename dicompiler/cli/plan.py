@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from dicompiler.cli.building import building, building_options, made, print_paths
 from dicompiler.cli.options import (
     PATH,
     check_file,
@@ -28,6 +29,7 @@ from dicompiler.cli.options import (
 @cost_option
 @shape_option
 @json_option
+@building_options
 @click.option("-o", "--output", metavar="PLAN.json", type=PATH, required=True, help="Where to write the plan.")
 def command(
     model: Path,
@@ -37,6 +39,9 @@ def command(
     cost: str | None,
     shape: tuple[str, ...],
     as_json: bool,
+    depfile: Path | None,
+    depfile_target: str | None,
+    print_outputs: bool,
     output: Path,
 ) -> None:
     """Decide only: write the plan that a strategy makes.
@@ -49,14 +54,19 @@ def command(
     from dicompiler.plan import dumps
 
     check_file(output)
+    parts = made(strategy=strategy, cost=cost)
+    told = building(depfile, depfile_target, [output], model, platform, parts=parts.values())
     given: dict[str, Any] = {
+        **parts,
         "platform": platform,
-        "strategy": strategy,
         "objective": objective,
-        "cost": cost,
         "shape": shape or None,
     }
     result = compile(model, **{name: value for name, value in given.items() if value is not None})
     assert result.plan is not None
     write_text(output, dumps(result.plan))
-    show_planned(result, output, as_json)
+    told.write()
+    if print_outputs and not as_json:
+        print_paths([output])
+    else:
+        show_planned(result, output, as_json)

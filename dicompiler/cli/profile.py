@@ -44,9 +44,9 @@ def command(
     import tempfile
 
     from dicompiler import profiling
-    from dicompiler.cli.files import whole
     from dicompiler.compiler import prepare
     from dicompiler.model import Model
+    from dicompiler.outputs import whole
     from dicompiler.profiles import load
 
     if (output is None) == (package is None):

@@ -11,6 +11,7 @@ import click
 from dicompiler.cli.tables import show, show_json
 from dicompiler.errors import DicompilerError
 from dicompiler.objectives import terms
+from dicompiler.outputs import listed
 
 if TYPE_CHECKING:
     from dicompiler.comparing import Comparison, Row
@@ -27,7 +28,9 @@ def show_compiled(result: Compilation, as_json: bool) -> None:
     assert result.program is not None
     devices = _devices(result.program)
     if as_json:
-        show_json({"devices": devices, **_predicted(result), "artifacts": str(result.artifacts)})
+        assert result.artifacts is not None
+        outputs = [str(result.artifacts / name) for name in listed(result.artifacts)]
+        show_json({"devices": devices, **_predicted(result), "artifacts": str(result.artifacts), "outputs": outputs})
         return
     headers = ("device", "segments", "weights", "sends", "bytes sent", "bytes received")
     show(headers, [[str(value) for value in record.values()] for record in devices], right=range(1, len(headers)))
@@ -39,7 +42,7 @@ def show_compiled(result: Compilation, as_json: bool) -> None:
 def show_planned(result: Compilation, written: Path, as_json: bool) -> None:
     """Prints what a plan is predicted to cost, and where it was written."""
     if as_json:
-        show_json({**_predicted(result), "plan": str(written)})
+        show_json({**_predicted(result), "plan": str(written), "outputs": [str(written)]})
         return
     _show_predicted(result)
     click.echo(f"\nwritten: {written}")

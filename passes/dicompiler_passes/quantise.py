@@ -9,7 +9,7 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,7 +43,7 @@ class Quantise(Pass):
     name: ClassVar[str] = "quantise"
     preserves: ClassVar[bool] = False
 
-    calibrate: str = ""
+    calibrate: str = field(default="", metadata={"file": True})
 
     def run(self, compilation: Compilation) -> Compilation:
         """Replaces the model; layers, plan and reference are to be made anew."""

@@ -30,9 +30,11 @@ class Manual(Strategy):
     """
 
     name: ClassVar[str] = "manual"
-    file: str = field(default="", metadata={"help": "a plan file (JSON)"})
-    mapping: str = field(default="", metadata={"help": "AutoDiCE's mapping.json, instead of a plan file"})
-    platform: str = field(default="", metadata={"help": "AutoDiCE's platform.txt, to go with the mapping"})
+    file: str = field(default="", metadata={"help": "a plan file (JSON)", "file": True})
+    mapping: str = field(default="", metadata={"help": "AutoDiCE's mapping.json, instead of a plan file", "file": True})
+    platform: str = field(
+        default="", metadata={"help": "AutoDiCE's platform.txt, to go with the mapping", "file": True}
+    )
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.mapping):

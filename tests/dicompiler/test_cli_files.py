@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dicompiler.cli.files import read_npz, whole, write_npz
+from dicompiler.cli.files import read_npz, write_npz
 from dicompiler.errors import DicompilerError
+from dicompiler.outputs import whole
 
 
 def test_npz_round_trip_keeps_names_and_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from dicompiler.errors import DicompilerError
 from dicompiler.exploring import explore, spec
 from dicompiler.fronts import OBJECTIVES
 from dicompiler.networks import build
+from dicompiler.outputs import LISTED
 from dicompiler.platform import Platform
 
 QUICK = ("--generations", "6", "--population", "20")
@@ -48,7 +49,7 @@ def test_it_writes_the_front_as_json_csv_picture_and_plans(model: Path, tmp_path
     assert list(front["objectives"]) == names
     assert (front["interrupted"], front["level"], front["platform"]) == (False, "measured", "rpi4x3")
     plans = [point["plan"] for point in front["points"]]
-    assert sorted(found) == sorted(["front.json", "front.csv", "front.svg", *plans])
+    assert sorted(found) == sorted([LISTED, "front.json", "front.csv", "front.svg", *plans])
     rows = list(csv.reader(found["front.csv"].decode().splitlines()))
     assert rows[0] == ["plan", "throughput [s]", "device-memory [bytes]", "device-energy [J]"]
     assert [[float(cell) for cell in row[1:]] for row in rows[1:]] == [[p[n] for n in names] for p in front["points"]]
