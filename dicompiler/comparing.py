@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from dicompiler.blame import ask, judged
 from dicompiler.bounds import bound
 from dicompiler.compiler import single_device
 from dicompiler.errors import DicompilerError
@@ -74,9 +75,10 @@ def compare(
 def _row(problem: Problem, name: str, strategy: Strategy) -> Row:
     start = time.perf_counter()
     try:
-        plan = strategy.plan(problem)
+        plan = ask(strategy, problem)
         seconds = time.perf_counter() - start
-        check(problem, plan)
+        with judged(strategy):
+            check(problem, plan)
         return Row(name, seconds, plan, problem.evaluate(plan))
     except DicompilerError as error:
         return Row(name, time.perf_counter() - start, error=str(error))

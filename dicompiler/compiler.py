@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dicompiler import plan as plans
+from dicompiler.blame import ask, blamed, broken, is_foreign, judged
 from dicompiler.compilation import Compilation
 from dicompiler.costs import Analytic, CostModel
 from dicompiler.errors import DicompilerError, UsageError
@@ -109,7 +111,10 @@ def load_problem(
 
 def _platform(given: str | Path | Platform | None, strategy: Strategy | None) -> Platform:
     families = [provided.value for provided in registry().platforms.values()]
-    own = strategy.own_platform() if strategy is not None and given is None else None
+    own = None
+    if strategy is not None and given is None:
+        with blamed(strategy):
+            own = strategy.own_platform()
     if given is None and own is None:
         raise UsageError("compile: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)")
     return own if own is not None else Platform.load(given, families)  # type: ignore[arg-type]
@@ -131,7 +136,7 @@ def decide(problem: Problem, strategy: Strategy | None, plan: str | Path | Plan 
     assert problem.model is not None
     digest = problem.model.digest()
     if strategy is not None:
-        chosen = replace(strategy.plan(problem), network=digest)
+        chosen = replace(ask(strategy, problem), network=digest)
         if problem.cost.measured and not chosen.note:
             chosen = replace(chosen, note=f"it rests on the measurements of cost model {problem.cost.name!r}")
     else:
@@ -140,7 +145,8 @@ def decide(problem: Problem, strategy: Strategy | None, plan: str | Path | Plan 
             raise DicompilerError(
                 "plan: it was made for another network (its structure differs): make it anew with 'dicompiler plan'"
             )
-    check(problem, chosen)
+    with nullcontext() if strategy is None else judged(strategy):
+        check(problem, chosen)
     return chosen
 
 
@@ -170,12 +176,43 @@ def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
     """Writes the artifact: the target's files, the plan, the platform, and the model to verify against."""
     assert compilation.plan is not None and compilation.platform is not None and compilation.reference is not None
     with moved_in_whole(output, MANIFEST, KIND) as stage:
-        target.emit(compilation, stage)
+        with blamed(target):
+            target.emit(compilation, stage)
+        _check_emitted(target, stage)
         (stage / PLAN).write_text(plans.dumps(compilation.plan), encoding="utf-8")
         (stage / PLATFORM).write_text(to_toml(compilation.platform), encoding="utf-8")
         (stage / REFERENCE).parent.mkdir()
         compilation.reference.save(stage / REFERENCE, external=True)
     return replace(compilation, artifacts=output)
+
+
+def _check_emitted(target: Target, stage: Path) -> None:
+    """The error of `blame.broken` where a third party's target left no artifact.json, or one of another target."""
+    if not is_foreign(target):
+        return
+    if not (stage / MANIFEST).is_file():
+        raise broken(target, f"emit() wrote no {MANIFEST}")
+    try:
+        document = load_json(stage / MANIFEST)
+        validate(document, "artifact", MANIFEST)
+    except DicompilerError as error:
+        raise broken(target, str(error)) from error
+    if document["target"] != target.name:
+        raise broken(target, f"{MANIFEST}: target is {document['target']!r}: write {target.name!r} there")
+
+
+def _started(
+    target: Target, path: Path, frames: Sequence[Mapping[str, NDArray[Any]]], timeout: float, options: RunOptions
+) -> RunResult:
+    """What running an artifact gives."""
+    with blamed(target):
+        result: Any = target.run(path, frames, timeout, options)
+    if not isinstance(result, RunResult):
+        raise broken(target, f"run() returned {type(result).__name__} instead of a RunResult")
+    kept = len(frames) if options.keep is None else min(options.keep, len(frames))
+    if len(result.outputs) != kept:
+        raise broken(target, f"run() returned outputs of {len(result.outputs)} frames: {kept} were to be kept")
+    return result
 
 
 def _open(directory: str | Path) -> tuple[Path, Target, Model]:
@@ -204,14 +241,15 @@ def run(
     path, target, model = _open(directory)
     values = graph_inputs(model)
     given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
-    return target.run(path, [given] * frames, timeout, options or RunOptions())
+    return _started(target, path, [given] * frames, timeout, options or RunOptions())
 
 
 def install(directory: str | Path, options: RunOptions, timeout: float = TIMEOUT_S) -> tuple[Installed, ...]:
     """Copies an artifact to `options.hosts`, as far as they lack it, and checks that it can be run there; `run` with
     the same options then starts it there. RunError names the device, its host and the cause."""
     path, target, _ = _open(directory)
-    return target.install(path, options, timeout)
+    with blamed(target):
+        return target.install(path, options, timeout)
 
 
 def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
@@ -233,7 +271,7 @@ def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = No
 
     checks = [exact(model, program)]
     count = len(plan.roles)  # a frame of each
-    result = target.run(path, [given] * count, TIMEOUT_S)
+    result = _started(target, path, [given] * count, TIMEOUT_S, RunOptions())
     checks += _compared(model, given, result, count)
     sent = {index: total for report in result.reports for index, total in report.sent.items()}
     checks.append(transfers(program(model).all_transfers, sent, 1, count))

@@ -18,8 +18,17 @@ class UsageError(DicompilerError):
     exit_code = 2
 
 
+class PluginError(DicompilerError):
+    """A third party's plugin broke, or gave what its hook does not allow: names it, its distribution and version."""
+
+
 class RunError(DicompilerError):
     """A compiled program did not finish: names the device and the cause."""
+
+
+def one_line(text: str) -> str:
+    """The text with every run of blanks and line ends as one blank."""
+    return " ".join(text.split())
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dicompiler.blame import blamed, broken
 from dicompiler.compiler import DEFAULT_COST, prepare
 from dicompiler.errors import DicompilerError
 from dicompiler.fronts import OBJECTIVES, Front, Tell
@@ -52,7 +53,11 @@ def explore(
     compilation = prepare(Model.load(model), shape)
     assert compilation.layers is not None
     problem = Problem(compilation.layers, place, costs, model=compilation.model)
-    front = _named(explorer.front(problem, tell), compilation.model.digest())
+    with blamed(explorer):
+        found: Any = explorer.front(problem, tell)
+    if not isinstance(found, Front):
+        raise broken(explorer, f"front() returned {type(found).__name__} instead of a Front")
+    front = _named(found, compilation.model.digest())
     if output is not None:
         write(front, place, Path(output))
     return front

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dicompiler import blame
 from dicompiler.choices import Choice
 from dicompiler.costs import Analytic, weight_regions
 from dicompiler.layers import Layer, LayerGraph
@@ -177,7 +178,8 @@ class _Builder:
         key = region, part.reduce, merge, known
         if key not in self.costs:
             cost = self.problem.cost
-            self.costs[key] = cost.seconds(self.problem.layers, self.layer, region, part.reduce, device, merge)
+            found = cost.seconds(self.problem.layers, self.layer, region, part.reduce, device, merge)
+            self.costs[key] = blame.seconds(cost, found, self.layer, device)
         return self.costs[key]
 
     def _partial_bytes(self, region: Region) -> int:

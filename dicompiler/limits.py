@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dicompiler.blame import blamed, broken
 from dicompiler.compilation import Compilation
 from dicompiler.costs import weight_regions
 from dicompiler.errors import DicompilerError, nearest
@@ -94,7 +95,12 @@ def check_program(compilation: Compilation, target: Target) -> None:
         )
     program, platform, routing = compilation.program, compilation.platform, compilation.routing
     assert program is not None and platform is not None and routing is not None
-    held, added = program_memory(program), target.memory(program)
+    held = program_memory(program)
+    with blamed(target):
+        added = target.memory(program)
+        missing = [device.device for device in program.devices if device.device not in added]
+    if missing:
+        raise broken(target, f"memory() says nothing of device {missing[0]!r}")
     for host in platform.hosts:
         own = [device.device for device in program.devices if device.host == host.name]
         needed, more = sum(held[name].total for name in own), sum(added[name] for name in own)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from dicompiler.blame import blamed, broken, is_foreign, named
 from dicompiler.errors import DicompilerError
 from dicompiler.specs import Spec, parse_pipeline, spec_of
 
@@ -56,7 +57,8 @@ class Instrument(Protocol):
 
 
 class PassFailure(Exception):
-    """A pass broke inside: its author's mistake, not the user's. The message names the pass and its distribution."""
+    """A built-in pass broke inside: our mistake, not the user's. The message names the pass and its distribution. (What
+    breaks in a third party's pass is a PluginError.)"""
 
 
 def pipeline(text: str) -> tuple[Pass, ...]:
@@ -71,8 +73,8 @@ def pipeline(text: str) -> tuple[Pass, ...]:
 class PassManager:
     """Runs passes in order; instruments are told the number of each, counted from `first`.
 
-    `run` raises DicompilerError (what a pass reports, or an illegal model after it) and PassFailure (anything else
-    that a pass raises).
+    `run` raises DicompilerError (what a pass reports, or an illegal model after it; a PluginError names the third party
+    whose pass broke) and PassFailure (anything else that a pass raises).
     """
 
     passes: Sequence[Pass]
@@ -103,8 +105,11 @@ def _run_one(step: Pass, compilation: Compilation) -> Compilation:
         if getattr(compilation, field) is None:
             raise DicompilerError(f"pass {step.name!r} needs {field}{_maker(field)}")
     try:
-        result: Any = step.run(compilation)
+        with blamed(step):
+            result: Any = step.run(compilation)
         if not isinstance(result, Compilation):
+            if is_foreign(step):
+                raise broken(step, f"run() returned {type(result).__name__} instead of a Compilation")
             raise TypeError(f"run() returned {type(result).__name__} instead of a Compilation")
         # The check costs milliseconds, yet most passes only annotate.
         if result.model is not compilation.model:
@@ -112,14 +117,14 @@ def _run_one(step: Pass, compilation: Compilation) -> Compilation:
     except DicompilerError:
         raise
     except Exception as error:
-        raise PassFailure(f"pass {step.name!r} {_origin(step)}: {type(error).__name__}: {error}") from error
+        raise PassFailure(f"{named(step)}: {type(error).__name__}: {error}") from error
     return result
 
 
 def _check(step: Pass, given: Compilation, result: Compilation) -> None:
     """DicompilerError where the model is not legal any more, or never was: then the pass is not to blame."""
     try:
-        result.model.check(f"after pass {step.name!r}")
+        result.model.check(f"after {named(step) if is_foreign(step) else f'pass {step.name!r}'}")
     except DicompilerError:
         given.model.check("the model")
         raise
@@ -137,13 +142,3 @@ def _maker(field: str) -> str:
     if field in _GIVEN:
         return f": {_GIVEN[field]}"
     return f": run {' or '.join(map(repr, makers))} before it" if makers else ", which no known pass makes"
-
-
-def _origin(step: Pass) -> str:
-    """Whom to tell: the distribution that a pass came with."""
-    from dicompiler.plugins import registry
-
-    for provided in registry().passes.values():
-        if provided.value is type(step):
-            return f"of {provided.distribution} {provided.version}"
-    return f"of module {type(step).__module__}"

@@ -21,7 +21,8 @@ from typing import Any
 import pluggy
 
 from dicompiler import hookspecs
-from dicompiler.errors import DicompilerError, UsageError, nearest
+from dicompiler.blame import cause, watched
+from dicompiler.errors import DicompilerError, PluginError, UsageError, nearest
 from dicompiler.specs import Spec, instantiate, options_of, parse
 
 log = logging.getLogger("dicompiler")
@@ -86,7 +87,10 @@ class Provided:
 
 @dataclass(frozen=True)
 class Registry:
-    """All that is provided, by kind and name (sorted), the `plugins` that were loaded and `warnings` of one line."""
+    """All that is provided, by kind and name (sorted), the `plugins` that were loaded and `warnings` of one line.
+
+    left_out: the plugins that could not be loaded, each with the cause.
+    """
 
     passes: Mapping[str, Provided] = field(default_factory=dict)
     strategies: Mapping[str, Provided] = field(default_factory=dict)
@@ -96,6 +100,7 @@ class Registry:
     platforms: Mapping[str, Provided] = field(default_factory=dict)
     plugins: tuple[Plugin, ...] = ()
     warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def of(self, kind: str) -> Mapping[str, Provided]:
         """What is provided of a kind, one of KINDS."""
@@ -103,10 +108,13 @@ class Registry:
         return found
 
     def find(self, kind: str, name: str) -> Provided:
-        """The one of that name. UsageError names the nearest."""
+        """The one of that name. UsageError names the nearest; PluginError names plugins that were left out."""
         known = self.of(kind)
         if name not in known:
-            raise UsageError(f"unknown {KINDS[kind].one} {name!r}{nearest(name, known)}")
+            hint = nearest(name, known)
+            if self.left_out and "did you mean" not in hint:
+                raise PluginError(f"unknown {KINDS[kind].one} {name!r}; {'; '.join(self.left_out)}")
+            raise UsageError(f"unknown {KINDS[kind].one} {name!r}{hint}")
         return known[name]
 
     def make(self, kind: str, spec: str | Spec) -> Any:
@@ -138,9 +146,9 @@ def installed() -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
         try:
             # A path that is searched twice, or an older copy further down, must not count again: the first one wins.
             for plugin in _entry_points(distribution):
-                found.setdefault((_canonical(plugin.distribution), plugin.name), plugin)
+                found.setdefault((canonical(plugin.distribution), plugin.name), plugin)
         except Exception as error:
-            warnings.append(f"the entry points of {_name_of(distribution)} cannot be read: {_cause(error)}")
+            warnings.append(f"the entry points of {_name_of(distribution)} cannot be read: {cause(error)}")
     return _with_builtins(tuple(found.values())), tuple(warnings)
 
 
@@ -148,7 +156,7 @@ def _name_of(distribution: metadata.Distribution) -> str:
     try:
         return str(distribution.metadata["Name"])
     except Exception as error:
-        return f"a distribution without metadata ({_cause(error)})"
+        return f"a distribution without metadata ({cause(error)})"
 
 
 def _entry_points(distribution: metadata.Distribution) -> tuple[Plugin, ...]:
@@ -173,14 +181,14 @@ def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
 
 def is_ours(plugin: Plugin) -> bool:
     """Whether it comes with dicompiler itself."""
-    return _canonical(plugin.distribution) == "dicompiler"
+    return canonical(plugin.distribution) == "dicompiler"
 
 
 def _order(plugin: Plugin) -> tuple[str, str]:
-    return (_canonical(plugin.distribution), plugin.name)
+    return (canonical(plugin.distribution), plugin.name)
 
 
-def _canonical(name: str) -> str:
+def canonical(name: str) -> str:
     """A distribution's name as PEP 503 compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -193,13 +201,15 @@ def load(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
     """
     chosen, warnings = _restrict(env.get(RESTRICT), tuple(plugins))
     loaded: list[Plugin] = []
+    left_out: list[str] = []
     found: dict[str, dict[str, Provided]] = {kind: {} for kind in KINDS}
     for plugin in chosen:
         try:
             provided = _load_one(plugin, warnings)
         # A plugin that ends the process while it is imported is broken like any other.
         except (Exception, SystemExit) as error:
-            warnings.append(f"{plugin} is left out: {_cause(error)}")
+            left_out.append(f"{plugin} is left out: {cause(error)}")
+            warnings.append(left_out[-1])
             continue
         loaded.append(plugin)
         for kind, one in provided:
@@ -208,6 +218,7 @@ def load(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
         **{kind: MappingProxyType(dict(sorted(named.items()))) for kind, named in found.items()},
         plugins=tuple(loaded),
         warnings=tuple(warnings),
+        left_out=tuple(left_out),
     )
 
 
@@ -215,14 +226,14 @@ def _restrict(names: str | None, plugins: tuple[Plugin, ...]) -> tuple[list[Plug
     """The plugins that may be loaded, and warnings for names that none has."""
     if names is None:
         return list(plugins), []
-    allowed = {_canonical(name.strip()) for name in names.split(",") if name.strip()}
+    allowed = {canonical(name.strip()) for name in names.split(",") if name.strip()}
     third = [plugin for plugin in plugins if plugin.value not in dict(BUILTINS).values()]
-    known = {_canonical(name) for plugin in third for name in (plugin.name, plugin.distribution)}
+    known = {canonical(name) for plugin in third for name in (plugin.name, plugin.distribution)}
     warnings = [
         f"{RESTRICT} names {name!r}, which is no installed plugin{nearest(name, known)}"
         for name in sorted(allowed - known)
     ]
-    left_out = [plugin for plugin in third if not allowed & {_canonical(plugin.name), _canonical(plugin.distribution)}]
+    left_out = [plugin for plugin in third if not allowed & {canonical(plugin.name), canonical(plugin.distribution)}]
     return [plugin for plugin in plugins if plugin not in left_out], warnings
 
 
@@ -255,7 +266,9 @@ def _provided(plugin: Plugin, kind: str, manager: pluggy.PluginManager) -> Itera
     for values in getattr(manager.hook, hook)():
         for value in values:
             name = _name(KINDS[kind], value)
-            yield Provided(name, value, plugin.distribution, plugin.version, plugin.name)
+            rule = kind == "operators" and canonical(plugin.distribution) != "dicompiler"
+            kept = watched(value, name, plugin) if rule else value
+            yield Provided(name, kept, plugin.distribution, plugin.version, plugin.name)
 
 
 def _name(kind: Kind, value: Any) -> str:
@@ -274,7 +287,19 @@ def _name(kind: Kind, value: Any) -> str:
     name = getattr(value, "name", None)
     if not isinstance(name, str):
         raise TypeError(f"{value.__name__} has no name")
+    if attribute == "Pass":
+        _check_fields(value)
     return Spec(name).name
+
+
+def _check_fields(step: Any) -> None:
+    """TypeError where a pass requires or provides what a Compilation does not have."""
+    from dicompiler.compilation import Compilation
+
+    for name in (*step.requires, *step.provides):
+        if name not in Compilation.__dataclass_fields__:
+            known = nearest(name, Compilation.__dataclass_fields__)
+            raise TypeError(f"{step.__name__} names {name!r}, which is no field of a Compilation{known}")
 
 
 def _add(found: dict[str, dict[str, Provided]], kind: str, one: Provided) -> None:
@@ -285,9 +310,3 @@ def _add(found: dict[str, dict[str, Provided]], kind: str, one: Provided) -> Non
             f"{KINDS[kind].one} {one.name!r} comes from two plugins: {both}; uninstall one or name only the other in "
             f"{RESTRICT}"
         )
-
-
-def _cause(error: BaseException) -> str:
-    """An exception as one line; ours without its type."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, DicompilerError) else f"{type(error).__name__}{': ' if text else ''}{text}"

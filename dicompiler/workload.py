@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from dicompiler import blame
 from dicompiler.costs import CostModel
 from dicompiler.platform import Platform
 from dicompiler.program import ORIGIN, PART, DeviceProgram, Program
@@ -139,7 +140,8 @@ def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Ta
     layer = routing.layers.by_name[task.layer]
     (key, region), *_ = task.outputs.items()
     device, region = platform.device(task.device), None if layer.reason else region
-    return cost.seconds(routing.layers, layer, region, key.reduce, device, merged(routing, task))
+    found = cost.seconds(routing.layers, layer, region, key.reduce, device, merged(routing, task))
+    return blame.seconds(cost, found, layer, device)
 
 
 def merged(routing: Routing, task: Task) -> int:

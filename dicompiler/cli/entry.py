@@ -1,7 +1,7 @@
 """Runs a command line: arguments go in; results come out on stdout, diagnostics on stderr, and an exit code.
 
-0: done; 1: what was given cannot be compiled or run; 2: wrong usage; 70: our own mistake; 130: interrupted. Commands
-live in modules of their own that are imported when they are called.
+0: done; 1: what was given cannot be compiled or run, or a third party's plugin broke; 2: wrong usage; 70: our own
+mistake; 130: interrupted. Commands live in modules of their own that are imported when they are called.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 
 from dicompiler.cli.group import root
-from dicompiler.errors import DicompilerError, nearest
+from dicompiler.errors import DicompilerError, nearest, one_line
 
 INTERNAL = 70
 INTERRUPTED = 130
@@ -48,18 +48,23 @@ def _silence() -> None:
 def _describe(error: Exception) -> tuple[int, str]:
     """The exit code and the line for an error."""
     if isinstance(error, DicompilerError):
-        return error.exit_code, f"error: {_one_line(str(error))}"
+        return error.exit_code, f"error: {one_line(str(error))}"
     if isinstance(error, click.Abort):
         return INTERRUPTED, "interrupted"
     if isinstance(error, click.ClickException):
         return error.exit_code, f"error: {_usage(error)}"
+    from dicompiler.blame import culprit
+
+    blamed = culprit(error)
+    if blamed is not None:
+        return 1, f"error: {blamed}"
     if isinstance(error, OSError) and error.errno is not None:
         place = f"{error.filename}: " if error.filename else ""
-        return 1, f"error: {_one_line(place + (error.strerror or str(error)))}"
+        return 1, f"error: {one_line(place + (error.strerror or str(error)))}"
     from dicompiler.passes import PassFailure
 
     cause = str(error) if isinstance(error, PassFailure) else f"{type(error).__name__}: {error}"
-    return INTERNAL, f"internal error: {_one_line(cause)}; run again with --debug for the traceback"
+    return INTERNAL, f"internal error: {one_line(cause)}; run again with --debug for the traceback"
 
 
 def _usage(error: click.ClickException) -> str:
@@ -72,12 +77,8 @@ def _usage(error: click.ClickException) -> str:
         known = [name for param in params if isinstance(param, click.Option) for name in param.opts]
         message = f"unknown option {error.option_name!r}{nearest(error.option_name, known)}"
     else:
-        message = _one_line(error.format_message()).rstrip(".")
+        message = one_line(error.format_message()).rstrip(".")
         for theirs, ours in (("valid integer range", "whole number"), ("valid float range", "number")):
             message = message.replace(theirs, ours)
         message = f"{message[:1].lower()}{message[1:]}; see '{path} --help'"
     return f"{place}: {message}" if place else message
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

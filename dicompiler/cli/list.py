@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,7 +65,7 @@ def _summary(value: Any) -> str:
     from dicompiler.operators.rule import OperatorRule
 
     if isinstance(value, OperatorRule):
-        kind = "element-wise" if value.elementwise else _first_line(value.piece.__doc__)
+        kind = "element-wise" if value.elementwise else _first_line(inspect.unwrap(value.piece).__doc__)
         return kind or "can be cut"
     return _first_line(value.__doc__ if isinstance(value, type) else value.description)
 

@@ -292,9 +292,10 @@ class TestEnds:
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> str:
-        info = tmp_path / "site" / "acme-2.0.dist-info"
+        """A site that says of itself to be one of dicompiler's own: what a third party breaks is its own fault."""
+        info = tmp_path / "site" / "dicompiler-2.0.dist-info"
         info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 2.0\n")
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dicompiler\nVersion: 2.0\n")
         (info / "entry_points.txt").write_text("[dicompiler]\nacme = acme_breaks\n")
         (info.parent / "acme_breaks.py").write_text(textwrap.dedent(self.SOURCE))
         return os.pathsep.join([str(info.parent), *sys.path])
@@ -304,7 +305,7 @@ class TestEnds:
     ) -> None:
         line = failed(70, "opt", model, "-p", "break", "-o", tmp_path / "o.onnx", PYTHONPATH=path)
         assert line == (
-            "dicompiler: internal error: pass 'break' of acme 2.0: KeyError: 'missing'; "
+            "dicompiler: internal error: pass 'break' of dicompiler 2.0: KeyError: 'missing'; "
             "run again with --debug for the traceback"
         )
 

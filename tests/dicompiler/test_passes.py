@@ -12,7 +12,7 @@ import pytest
 
 from dicompiler import instruments, plugins
 from dicompiler.compilation import Compilation
-from dicompiler.errors import DicompilerError, UsageError
+from dicompiler.errors import DicompilerError, PluginError, UsageError
 from dicompiler.model import Model
 from dicompiler.passes import Pass, PassFailure, PassManager, pipeline
 from dicompiler.plan import Part, Plan
@@ -186,15 +186,20 @@ def test_instruments_see_a_failure_and_numbers_continue_where_asked() -> None:
 
 @pytest.mark.parametrize(
     ("how", "cause"),
-    [("inside", "KeyError: 'lost'"), ("return", "TypeError: run() returned Model instead of a Compilation")],
+    [("inside", "KeyError: 'lost'"), ("return", "run() returned Model instead of a Compilation")],
 )
 def test_a_pass_that_breaks_inside_is_named_with_its_distribution(
     monkeypatch: pytest.MonkeyPatch, how: str, cause: str
 ) -> None:
     provide(monkeypatch, Breaks, name="acme-passes", version="3.1")
-    with pytest.raises(PassFailure) as caught:
+    with pytest.raises(PluginError) as caught:
         PassManager([Breaks(how)]).run(compilation())
-    assert str(caught.value) == f"pass 'breaks' of acme-passes 3.1: {cause}"
+    assert str(caught.value) == f"pass 'breaks' of acme-passes 3.1 (plugin 'acme'): {cause}"
+    provide(monkeypatch, Breaks, name="dicompiler", version="0.2")
+    with pytest.raises(PassFailure) as failed:
+        PassManager([Breaks(how)]).run(compilation())
+    assert str(failed.value).startswith("pass 'breaks' of dicompiler 0.2: ")
+    assert cause in str(failed.value)
 
 
 def test_a_pass_that_no_plugin_provides_is_named_with_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
