@@ -24,13 +24,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Decision:
+    """How a plan was decided on: the names of the strategy ("" where the plan was given) and of the cost model, and the
+    objective."""
+
+    strategy: str
+    objective: str
+    cost: str
+
+
+@dataclass(frozen=True)
 class Compilation:
     """One compilation at one moment; a pass returns a new one (`dataclasses.replace`). None: not made yet.
 
     model: the ONNX model; layers: its layers; platform: the cluster; plan: what the annotating passes or a strategy
     decided; routing: what follows from layers and plan (set once partition has rewritten the model); reference: the
     model before that; program: steps per device; metrics: the costs that were predicted, and single: those of the
-    whole network on one device; artifacts: the directory that the target wrote.
+    whole network on one device; decision: how the plan came about; artifacts: the directory that the target wrote.
     """
 
     model: Model
@@ -42,6 +52,7 @@ class Compilation:
     program: Program | None = None
     metrics: Metrics | None = None
     single: Metrics | None = None
+    decision: Decision | None = None
     artifacts: Path | None = None
 
     def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:

@@ -5,20 +5,21 @@ model ──prepare──► layers ──strategy──► plan ──partition
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dicompiler import plan as plans
 from dicompiler.blame import ask, blamed, broken, is_foreign, judged
-from dicompiler.compilation import Compilation
+from dicompiler.compilation import Compilation, Decision
 from dicompiler.costs import Analytic, CostModel
 from dicompiler.errors import DicompilerError, UsageError
 from dicompiler.limits import check, check_program
-from dicompiler.lowering import split
+from dicompiler.lowering import sketch, split
 from dicompiler.metrics import Metrics
 from dicompiler.model import Model
 from dicompiler.outputs import check_place, moved_in_whole
@@ -45,6 +46,7 @@ DEFAULT_TARGET = "sockets"
 DEFAULT_COST = "analytic"
 PREPARE = ("normalise", "infer-shapes", "form-layers")
 MANIFEST, PLAN, PLATFORM, REFERENCE = "artifact.json", "plan.json", "platform.toml", "reference/model.onnx"
+MADE, MADE_FORMAT = "reference/made.json", "dicompiler.made/1"
 KIND = "artifact"
 TIMEOUT_S = 600.0
 
@@ -80,10 +82,13 @@ def compile(
     compilation = replace(compilation, platform=_platform(platform, decider))
     costs: CostModel = registry().make("cost_models", cost) if isinstance(cost, str) else cost
     problem = pose(compilation, objective, costs)
-    compilation = split(replace(compilation, plan=decide(problem, decider, plan)), instruments)
+    chosen_plan = decide(problem, decider, plan)
+    log.info("splitting over %d devices", len(chosen_plan.devices))
+    compilation = split(replace(compilation, plan=chosen_plan), instruments)
     if output is not None:
         check_program(compilation, emitter)
-    compilation = weigh(compilation, problem)
+    decision = Decision("" if decider is None else decider.name, objective, costs.name)
+    compilation = replace(weigh(compilation, problem), decision=decision)
     return compilation if output is None else emit(compilation, emitter, Path(output))
 
 
@@ -136,6 +141,7 @@ def decide(problem: Problem, strategy: Strategy | None, plan: str | Path | Plan 
     assert problem.model is not None
     digest = problem.model.digest()
     if strategy is not None:
+        log.info("%s decides", strategy.name)
         chosen = replace(ask(strategy, problem), network=digest)
         if problem.cost.measured and not chosen.note:
             chosen = replace(chosen, note=f"it rests on the measurements of cost model {problem.cost.name!r}")
@@ -175,6 +181,7 @@ def single_device(problem: Problem) -> Metrics:
 def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
     """Writes the artifact: the target's files, the plan, the platform, and the model to verify against."""
     assert compilation.plan is not None and compilation.platform is not None and compilation.reference is not None
+    log.info("target %s writes %s", target.name, output)
     with moved_in_whole(output, MANIFEST, KIND) as stage:
         with blamed(target):
             target.emit(compilation, stage)
@@ -183,6 +190,9 @@ def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
         (stage / PLATFORM).write_text(to_toml(compilation.platform), encoding="utf-8")
         (stage / REFERENCE).parent.mkdir()
         compilation.reference.save(stage / REFERENCE, external=True)
+        if compilation.decision is not None:
+            made = {"format": MADE_FORMAT, **asdict(compilation.decision)}
+            (stage / MADE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     return replace(compilation, artifacts=output)
 
 
@@ -215,14 +225,49 @@ def _started(
     return result
 
 
+def manifest(directory: Path) -> dict[str, Any]:
+    """The artifact.json of an artifact. DicompilerError where there is none."""
+    if not (directory / MANIFEST).is_file():
+        raise DicompilerError(f"{directory}: no artifact of dicompiler: compile a model into it first")
+    document: dict[str, Any] = load_json(directory / MANIFEST)
+    validate(document, "artifact", str(directory / MANIFEST))
+    return document
+
+
 def _open(directory: str | Path) -> tuple[Path, Target, Model]:
     """An artifact: (its directory, the target that wrote it, the model it was made from)."""
     path = Path(directory)
-    if not (path / MANIFEST).is_file():
-        raise DicompilerError(f"{path}: no artifact of dicompiler: compile a model into it first")
-    document = load_json(path / MANIFEST)
-    validate(document, "artifact", str(path / MANIFEST))
+    document = manifest(path)
     return path, registry().make("targets", document["target"]), Model.load(path / REFERENCE)
+
+
+def reopen(directory: str | Path, cost: str = "") -> tuple[Compilation, Target, Problem]:
+    """An artifact as the compilation that it was: layers, platform, plan, program and metrics are made again of the
+    files in it (in less than a second or two), nothing is run.
+
+    cost: the cost model; by default the one that it was compiled with, which must need no options then. DicompilerError
+    names the file that is missing or broken.
+    """
+    path, target, model = _open(directory)
+    made = load_json(path / MADE) if (path / MADE).is_file() else None
+    if made is not None:
+        validate(made, "made", str(path / MADE))
+    decision = None if made is None else Decision(made["strategy"], made["objective"], made["cost"])
+    try:
+        costs = registry().make("cost_models", cost or (decision.cost if decision else DEFAULT_COST))
+    except UsageError as error:
+        if cost or decision is None:
+            raise
+        raise UsageError(
+            f"{path}: it was compiled with cost model {decision.cost!r}: give it (--cost): {error}"
+        ) from error
+    compilation = prepare(model)
+    compilation = replace(compilation, plan=plans.load(path / PLAN), platform=Platform.load(path / PLATFORM))
+    problem = pose(compilation, decision.objective if decision else "latency", costs)
+    compilation = sketch(compilation)
+    single = single_device(problem)
+    metrics = evaluate(compilation, costs)
+    return replace(compilation, metrics=metrics, single=single, decision=decision, artifacts=path), target, problem
 
 
 def run(
@@ -269,7 +314,9 @@ def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = No
         assert result is not None
         return result
 
+    log.info("check models, split by the same plan")
     checks = [exact(model, program)]
+    log.info("the programs themselves, against onnxruntime")
     count = len(plan.roles)  # a frame of each
     result = _started(target, path, [given] * count, TIMEOUT_S, RunOptions())
     checks += _compared(model, given, result, count)

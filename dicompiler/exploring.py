@@ -96,6 +96,7 @@ def document(front: Front, platform: Platform) -> dict[str, Any]:
     """The front as JSON: units by objective, and for each point its numbers and its plan's file."""
     return {
         "format": FORMAT,
+        **({"network": front.points[0].plan.network} if front.points[0].plan.network else {}),
         "platform": platform.name,
         "objectives": {name: OBJECTIVES[name][0] for name in front.objectives},
         "level": front.level,

@@ -48,6 +48,37 @@ def program_memory(program: Program, frames: int = 1) -> dict[str, MemoryUse]:
     }
 
 
+@dataclass(frozen=True)
+class MemoryCourse:
+    """Bytes of one device over a frame. weights: those of all its frames, there all the time. buffers, activations: by
+    step, where step 2k + 1 is inside segment k, and step 2k between the segments k - 1 and k."""
+
+    weights: int
+    buffers: tuple[int, ...]
+    activations: tuple[int, ...]
+
+    @property
+    def peak(self) -> int:
+        """The most at once: MemoryUse.total of a single frame."""
+        return self.weights + max(map(sum, zip(self.buffers, self.activations, strict=True)))
+
+
+def memory_course(program: Program) -> dict[str, MemoryCourse]:
+    """Device → what it holds step by step for one frame, of the first role where there are several."""
+    border = _border_sizes(program)
+    found = {}
+    for device in program.devices:
+        spans = _spans(program, device, border)
+        steps = range(2 * len(device.segments) + 1)
+        live = [*spans.between, *spans.inside]
+        found[device.device] = MemoryCourse(
+            sum(spans.weights.values()),
+            tuple(_held(spans.given, step) for step in steps),
+            tuple(_held(live, step) for step in steps),
+        )
+    return found
+
+
 def segment_values(segment: Segment) -> dict[str, int]:
     """Bytes of every tensor that the segment reads or makes (no constants), by name; 0 where its shape is not known."""
     inferred = onnx.shape_inference.infer_shapes(segment.model)
@@ -130,7 +161,18 @@ def _together(roles: Sequence[_Role], frames: int) -> MemoryUse:
     return MemoryUse(sum(weights.values()), busy + resting, sum(count * role.buffers for role, count in there))
 
 
-def _device(program: Program, device: DeviceProgram, border: Mapping[str, int]) -> _Role:
+@dataclass(frozen=True)
+class _Spans:
+    """What a device holds for a frame, as (first step, last step, bytes): what it is `given` (buffers), what it keeps
+    `between` segments, what it holds `inside` them. weights: bytes by name."""
+
+    weights: Mapping[str, int]
+    given: Sequence[tuple[int, int, int]]
+    between: Sequence[tuple[int, int, int]]
+    inside: Sequence[tuple[int, int, int]]
+
+
+def _spans(program: Program, device: DeviceProgram, border: Mapping[str, int]) -> _Spans:
     """Time is counted in steps: step 2k + 1 is inside segment k, step 2k between the segments k - 1 and k."""
     weights: dict[str, int] = {}
     sizes = dict(border)
@@ -140,21 +182,23 @@ def _device(program: Program, device: DeviceProgram, border: Mapping[str, int]) 
         values = segment_values(segment)
         sizes |= {name: size for name, size in values.items() if size}
         inside.append(segment_peak(segment, values))
-    given = _given(program, device)
     last = _last_steps(program, device)
-    end = 2 * len(device.segments)
-    spans = [(0, last.get(name, 0), sizes[name]) for name in given]
-    between = [
+    spans = tuple((0, last.get(name, 0), sizes[name]) for name in _given(program, device))
+    between = tuple(
         (2 * k + 2, last[name], sizes.get(name, 0))
         for k, segment in enumerate(device.segments)
         for name in segment.outputs
         if last.get(name, -1) >= 2 * k + 2
-    ]
-    made = [(2 * k + 1, 2 * k + 1, size) for k, size in enumerate(inside)]
-    buffers = sum(sizes[name] for name in given)
-    busy = peak([*spans, *between, *made])
-    resting = max((_held(spans, step) + _held(between, step) for step in range(0, end + 1, 2)), default=0)
-    return _Role(weights, buffers, max(0, busy - buffers), max(0, resting - buffers))
+    )
+    return _Spans(weights, spans, between, tuple((2 * k + 1, 2 * k + 1, size) for k, size in enumerate(inside)))
+
+
+def _device(program: Program, device: DeviceProgram, border: Mapping[str, int]) -> _Role:
+    found, end = _spans(program, device, border), 2 * len(device.segments)
+    buffers = sum(size for _, _, size in found.given)
+    busy = peak([*found.given, *found.between, *found.inside])
+    resting = max((_held(found.given, step) + _held(found.between, step) for step in range(0, end + 1, 2)), default=0)
+    return _Role(found.weights, buffers, max(0, busy - buffers), max(0, resting - buffers))
 
 
 def _held(spans: Iterable[tuple[int, int, int]], step: int) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -87,14 +88,23 @@ def write_package(compilation: Compilation, directory: Path, tiles: Sequence[int
     (directory / TASKS).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def run_package(directory: Path, output: Path, threads: int | None, repeat: int) -> None:
-    """Runs a package's script here, as its user would on a device: `output` is the profile. RunError says why not."""
-    command = [sys.executable, str(directory / SCRIPT), "-o", str(output), "--repeat", str(repeat)]
+def run_package(
+    directory: Path, output: Path, threads: int | None, repeat: int, tell: Callable[[str], None] | None = None
+) -> None:
+    """Runs a package's script here, as its user would on a device: `output` is the profile; `tell` hears of each layer.
+    RunError says why not."""
+    command = [sys.executable, str(directory / SCRIPT), "-o", str(output), "--repeat", str(repeat), "--lines"]
     command += [] if threads is None else ["--threads", str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise RunError(f"profile: the measurement failed: {lines[-1]}")
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if tell is not None:
+                    tell(f"measuring layer {line.strip()}")
+        if process.returncode:
+            errors.seek(0)
+            lines = errors.read().strip().splitlines() or [f"exit code {process.returncode}"]
+            raise RunError(f"profile: the measurement failed: {lines[-1]}")
 
 
 def check_place(output: Path) -> None:

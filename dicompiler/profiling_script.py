@@ -65,6 +65,7 @@ def _options() -> argparse.Namespace:
     add("--connect", metavar="HOST:PORT", help="measure the link to the host that serves there")
     add("--name", default=platform.node(), help="this host's name in links (default: its own)")
     add("--megabytes", type=int, default=16, help="how much is sent at once to measure a link (default: 16)")
+    add("--lines", action="store_true", help="print a line for each layer that is begun, for programs")
     options = parser.parse_args()
     for name, most in (("threads", 1024), ("repeat", 100000), ("megabytes", 64)):
         if not 1 <= getattr(options, name) <= most:
@@ -129,8 +130,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         profile["links"] = json.loads(options.output.read_text(encoding="utf-8")).get("links", [])
     profile["call_s"] = seconds(known["call"], options)[0]
     for number, layer in enumerate(known["layers"], 1):
-        if sys.stderr.isatty():
-            print(f"\r{number}/{len(known['layers'])} {layer['names'][0]:40.40}", end="", file=sys.stderr)
+        text = f"{number}/{len(known['layers'])} {layer['names'][0]}"
+        if options.lines:
+            print(text, flush=True)
+        elif sys.stderr.isatty():
+            print(f"\r{text:60.60}", end="", file=sys.stderr)
         try:
             measured = [_measurement(task, options) for task in layer["measurements"]]
         except Exception as error:  # onnxruntime's errors share no other base
@@ -138,7 +142,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             profile["unmeasured"] += [{"name": name, "reason": why} for name in layer["names"]]
             continue
         profile["layers"].append({**layer, "measurements": measured})
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not options.lines:
         print(file=sys.stderr)
     return profile
 

@@ -26,12 +26,26 @@ Optimization = Literal["none", "basic", "extended", "all"]
 
 
 @dataclass(frozen=True)
+class Timed:
+    """Something that a device did: `kind` is "run" (a segment: its place in DeviceReport.segments), "send" (a transfer:
+    its index) or "wait" (for a transfer: its index; -1: for an input), for a frame. start, end: seconds from when the
+    device heard of the run's last frame."""
+
+    kind: str
+    index: int
+    frame: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
 class DeviceReport:
     """What one device measured over all frames of a run.
 
     compute_s: seconds in segments; wait_s: seconds in which it had no segment whose inputs were there; send_s: seconds
     of sending, beside the computing. sent: payload bytes by index in `Program.all_transfers`. segments: seconds of each
     segment, role by role. memory_peak: largest resident memory of its process, in bytes.
+    timeline: what it did from the last frame's beginning on; empty where the target does not tell.
     """
 
     device: str
@@ -41,6 +55,7 @@ class DeviceReport:
     sent: Mapping[int, int]
     segments: tuple[float, ...]
     memory_peak: int
+    timeline: tuple[Timed, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,11 @@ def format_seconds(seconds: float) -> str:
     return _short(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")))
 
 
+def format_joules(energy: float) -> str:
+    """For tables: 0.0123 → "12.3 mJ"."""
+    return _short(energy, ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ")))
+
+
 def format_flops(count: float) -> str:
     """For tables: 8.2e9 → "8.20 GFLOP"."""
     return _short(count, ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP")))

@@ -123,11 +123,11 @@ def test_the_readme_says_how_much_slower_mobilenet_is_predicted_to_be() -> None:
 
 def test_the_tables_of_the_formats_are_those_of_the_schemas() -> None:
     assert formats.written(FORMATS) == FORMATS, "run `python tests/formats.py`"
-    assert len(formats.TABLE.findall(FORMATS)) == 6
+    assert len(formats.TABLE.findall(FORMATS)) == 11
 
 
 def test_the_examples_of_the_formats_load() -> None:
-    plan, artifact, manifest, profile = map(json.loads, blocks(FORMATS, "json"))
+    plan, artifact, manifest, log, profile = map(json.loads, blocks(FORMATS, "json"))
     cluster, hosts = blocks(FORMATS, "toml")
     platform = from_toml(cluster)
     places = [hosts_from_toml(hosts).place(device.name, device.host, "net") for device in platform.devices]
@@ -135,6 +135,7 @@ def test_the_examples_of_the_formats_load() -> None:
     assert [device.computes for device in platform.devices] == [False, True, True, True]
     validate(artifact, "artifact", "docs/formats.md")
     validate(manifest, "manifest", "docs/formats.md")
+    validate(log, "run", "docs/formats.md")
     validate(profile, "profile", "docs/formats.md")
     result = compile(networks.build("lenet"), platform="rpi4x2", plan=from_json(plan))
     assert result.metrics is not None and result.metrics.total_bytes > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,9 @@ from dicompiler.cli.options import (
     platform_option,
     shape_option,
 )
+
+if TYPE_CHECKING:
+    from dicompiler.problem import Strategy
 
 # Those that need no file and no choice of the user's.
 DEFAULT = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
@@ -40,20 +44,22 @@ def command(
 
     Times are simulated, for the same cost model; below the table stands a bound that no plan can beat.
     """
-    import sys
-
+    from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_comparison
     from dicompiler.comparing import compare
     from dicompiler.compiler import DEFAULT_COST, load_problem
+
+    made = chosen(strategies or DEFAULT)
+    problem = load_problem(model, platform, shape, objective or "latency", cost or DEFAULT_COST)
+
+    with progress("single") as tell:
+        comparison = compare(problem, made, tell)
+    show_comparison(comparison, as_json)
+
+
+def chosen(text: str) -> dict[str, Strategy]:
+    """`dp,cpsat{…}` → the strategies by their specs. UsageError for unknown names."""
     from dicompiler.plugins import registry
     from dicompiler.specs import parse_pipeline
 
-    specs = parse_pipeline(strategies or DEFAULT)
-    chosen = {str(spec): registry().make("strategies", spec) for spec in specs}
-    problem = load_problem(model, platform, shape, objective or "latency", cost or DEFAULT_COST)
-
-    def tell(name: str) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"{name} …", err=True)
-
-    show_comparison(compare(problem, chosen, tell), as_json)
+    return {str(spec): registry().make("strategies", spec) for spec in parse_pipeline(text)}

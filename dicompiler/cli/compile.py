@@ -53,6 +53,7 @@ def command(
 
     Prints who computes what; 'dicompiler verify DIR' then proves that the programs compute what the model does.
     """
+    from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_compiled
     from dicompiler.compiler import MANIFEST, compile
     from dicompiler.outputs import listed
@@ -70,7 +71,8 @@ def command(
         "objective": objective,
         "shape": shape or None,
     }
-    result = compile(model, output=output, **{name: value for name, value in given.items() if value is not None})
+    with progress(f"compiling {model.name}"):
+        result = compile(model, output=output, **{name: value for name, value in given.items() if value is not None})
     told.write()
     if print_outputs and not as_json:
         print_paths(output / name for name in listed(output))

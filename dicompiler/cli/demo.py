@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,11 +33,12 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
     The network is built with seeded weights, compiled for the devices, run on this host as one process per device, and
     verified. Exit code 0 only where every check held.
     """
+    from dicompiler.cli.progress import progress
     from dicompiler.demo import demo
     from dicompiler.errors import DicompilerError
 
     check_parent(output)
-    with _directory(output) as directory, _progress() as tell:
+    with _directory(output) as directory, progress("starting") as tell:
         found = demo(network, platform, strategy, directory, tell)
     if as_json:
         _show_json(found)
@@ -59,18 +59,6 @@ def _directory(output: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as temporary:
         yield Path(temporary, "demo")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Where to say what is being done: one line of a terminal on stderr that disappears; elsewhere nothing."""
-    if not sys.stderr.isatty():
-        yield lambda text: None  # noqa: ARG005
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("starting") as status:
-        yield status.update
 
 
 def _show_json(found: Demo) -> None:

@@ -17,6 +17,7 @@ from dicompiler.cli.options import (
     directory_argument,
     inputs_option,
     json_option,
+    log_option,
 )
 from dicompiler.errors import DicompilerError, UsageError
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 @click.option(
     "--logs", metavar="LOGS", type=PATH, help="Keep what devices write there. Default: in DIR.logs if the run fails."
 )
+@log_option
 @json_option
 def command(
     directory: Path,
@@ -62,6 +64,7 @@ def command(
     listen: str | None,
     insecure: bool,
     logs: Path | None,
+    log: Path | None,
     as_json: bool,
 ) -> None:
     """Run a compiled model on the boards of a cluster, over ssh.
@@ -73,9 +76,10 @@ def command(
     from dicompiler.hosts import Hosts
     from dicompiler.target import RunOptions
 
-    if copy_only and (outputs is not None or verify or logs is not None):
+    if copy_only and (outputs is not None or verify or logs is not None or log is not None):
         raise UsageError("deploy: --copy-only runs nothing: there are no outputs, checks or logs then")
     check_file(outputs)
+    check_file(log)
     check_parent(logs)
     options = RunOptions(
         in_flight=in_flight or 0,
@@ -87,7 +91,7 @@ def command(
         hosts=Hosts.load(hosts),
         logs=logs,
     )
-    _deploy(directory, options, inputs, outputs, 0 if copy_only else frames, timeout, verify, as_json)
+    _deploy(directory, options, inputs, outputs, 0 if copy_only else frames, timeout, verify, log, as_json)
 
 
 def _deploy(
@@ -98,41 +102,44 @@ def _deploy(
     frames: int,
     timeout: float | None,
     verify: bool,
+    log: Path | None,
     as_json: bool,
 ) -> None:
-    from dicompiler.cli.files import read_npz, write_npz
+    from dicompiler.cli.files import read_npz, write_json, write_npz
+    from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_run, show_verification
     from dicompiler.cli.tables import show_json
     from dicompiler.compiler import TIMEOUT_S, compare_run, install, run
+    from dicompiler.runlog import document
     from dicompiler.verify import Verification
 
     given = None if inputs is None else read_npz(inputs)
     seconds = TIMEOUT_S if timeout is None else timeout
-    installed = install(directory, options, seconds)
-    document: dict[str, Any] = {"installed": [dataclasses.asdict(one) for one in installed]}
+    with progress(f"{directory}: copying to the hosts"):
+        installed = install(directory, options, seconds)
+    report: dict[str, Any] = {"installed": [dataclasses.asdict(one) for one in installed]}
     if not as_json:
         _show_installed(installed)
     failed = None
     if frames:
-        result = run(directory, given, frames, seconds, options)
+        with progress(f"{directory}: running {frames} frame{'' if frames == 1 else 's'}"):
+            result = run(directory, given, frames, seconds, options)
         verification = compare_run(directory, result, given) if verify else Verification(())
         failed = next((check for check in verification.checks if not check.passed), None)
-        document |= {
-            "devices": [dataclasses.asdict(report) for report in result.reports],
-            "frames_s": list(result.frames_s),
-            "total_s": result.total_s,
-            "checks": [dataclasses.asdict(check) for check in verification.checks],
-        }
+        report["run"] = document(directory, result)
+        report["checks"] = [dataclasses.asdict(check) for check in verification.checks]
+        if log is not None:
+            write_json(log, report["run"])
         if not as_json:
             click.echo()
-            show_run(result, False)
+            show_run(result)
         if outputs is not None and failed is None:
             write_npz(outputs, result.outputs[0])
         if verify and not as_json:
             click.echo()
             show_verification(verification, directory, False)
     if as_json:
-        show_json(document)
+        show_json(report)
     if failed is not None:
         raise DicompilerError(f"{directory}: {failed.name}: {failed.detail}")
 

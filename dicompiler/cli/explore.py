@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +59,7 @@ def command(
     Writes front.json, front.csv, a picture (front.svg) and each plan, which 'dicompiler compile --plan' takes. Ctrl-C
     ends the search with the front so far.
     """
+    from dicompiler.cli.progress import progress
     from dicompiler.exploring import explore, spec
 
     if platform is None:
@@ -71,24 +69,12 @@ def command(
     given: dict[str, str | tuple[str, ...]] = {name: str(n) for name, n in numbers.items() if n is not None}
     if objectives is not None:
         given["objectives"] = tuple(objectives.split(","))
-    with _progress() as tell:
+    with progress("reading the model") as tell:
         front = explore(
             model, platform, spec(strategy, given), **({} if cost is None else {"cost": cost}), output=output,
             shape=shape, tell=tell,
         )  # fmt: skip
     _show(front, platform, output, as_json)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None] | None]:
-    """Where the search says how far it is: one line of a terminal on stderr that disappears; elsewhere nowhere."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("reading the model") as status:
-        yield status.update
 
 
 def _show(front: Front, platform: str, output: Path, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,17 @@ def write_text(path: Path, text: str) -> None:
     """Writes a text file in UTF-8, whole or not at all."""
     with whole(path) as stage:
         stage.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Writes a JSON document, whole or not at all; entries of the outermost lists stand on lines of their own."""
+    rows = []
+    for key, value in document.items():
+        text = json.dumps(value, ensure_ascii=False)
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            text = "[\n  " + ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in value) + "]"
+        rows.append(f" {json.dumps(key)}: {text}")
+    write_text(path, "{\n" + ",\n".join(rows) + "\n}\n")
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +22,7 @@ COMMANDS: Mapping[str, str] = {
     "compare": "Compare strategies: what their plans come to, how long they searched, what holds the best back.",
     "explore": "Search for the plans of which none is better than another in everything.",
     "simulate": "Play a plan on a platform, step by step as its devices would, and show who computes, sends and waits.",
+    "report": "Draw a compiled network, or a front of plans, as one HTML page.",
     "profile": "Measure the layers of a model, and pieces of them, on this device.",
     "opt": "Run passes over a model.",
     "list": "List what plugins provide, with options and origins.",
@@ -78,14 +80,14 @@ def _log_to_stderr() -> None:
     """Warnings of the library become lines like those of errors."""
     import logging
 
-    class Lines(logging.Formatter):
-        def format(self, record: logging.LogRecord) -> str:
-            return f"dicompiler: {record.levelname.lower()}: {' '.join(record.getMessage().split())}"
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            # Whatever stderr is now: while progress is shown, lines go above it.
+            line = f"dicompiler: {record.levelname.lower()}: {' '.join(record.getMessage().split())}"
+            print(line, file=sys.stderr)
 
-    handler = logging.StreamHandler()
-    handler.setFormatter(Lines())
     log = logging.getLogger("dicompiler")
-    log.handlers, log.propagate = [handler], False
+    log.handlers, log.propagate = [Lines(logging.WARNING)], False
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True, params=[_debug()])

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from dicompiler.cli.options import PATH, directory_argument
-from dicompiler.errors import DicompilerError
+from dicompiler.cli.options import PATH, directory_argument, json_option
 
 
 @click.command("keys")
@@ -15,19 +14,21 @@ from dicompiler.errors import DicompilerError
 @click.option("-o", "--output", metavar="KEYS", type=PATH, help="Where to keep them. Default: DIR.keys, beside DIR.")
 @click.option("--days", metavar="N", type=click.IntRange(min=1), default=825, help="How long they last. Default: 825.")
 @click.option("--renew", is_flag=True, help="Make all anew; those of before are not accepted any more.")
-def command(directory: Path, output: Path | None, days: int, renew: bool) -> None:
+@json_option
+def command(directory: Path, output: Path | None, days: int, renew: bool, as_json: bool) -> None:
     """Make the keys that the devices of a compiled model need to talk over a network.
 
     For the coordinator (this host) and each device a certificate, signed by an authority of the cluster's own. Keys
     that are there already are kept. Copy to a device only KEYS/devices/ITS-NAME.
     """
+    from dicompiler.cli.tables import show_json
+    from dicompiler.compiler import manifest
     from dicompiler.keys import make
-    from dicompiler.schema import load_json, validate
 
-    if not (directory / "artifact.json").is_file():
-        raise DicompilerError(f"{directory}: no artifact of dicompiler: compile a model into it first")
-    document = load_json(directory / "artifact.json")
-    validate(document, "artifact", str(directory / "artifact.json"))
+    document = manifest(directory)
     place = output if output is not None else directory.absolute().with_name(f"{directory.absolute().name}.keys")
     made = make(document["devices"], place, days, renew)
+    if as_json:
+        show_json({"keys": str(place), "made": list(made)})
+        return
     click.echo(f"{place}: {', '.join(made) if made else 'nothing to do: all keys are there'}")

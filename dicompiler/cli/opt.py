@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dicompiler.cli.building import building, building_options, print_paths
-from dicompiler.cli.options import PATH, check_file, model_argument, platform_option, shape_option
+from dicompiler.cli.options import PATH, check_file, json_option, model_argument, platform_option, shape_option
 from dicompiler.errors import DicompilerError, UsageError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ NORMALISE, INFER_SHAPES, PARTITION = "normalise", "infer-shapes", "partition"
     "--reproducer", metavar="DIR", type=PATH, help="Where a pass breaks: write what it takes to see it again."
 )
 @building_options
+@json_option
 @click.option("-o", "--output", metavar="OUT.onnx", type=PATH, required=True, help="Where to write the model.")
 def command(
     model: Path,
@@ -55,6 +57,7 @@ def command(
     depfile: Path | None,
     depfile_target: str | None,
     print_outputs: bool,
+    as_json: bool,
     output: Path,
 ) -> None:
     """Run passes over a model.
@@ -63,6 +66,8 @@ def command(
     first, and partitioned in the end when passes or --plan left a plan that no pass has carried out yet. Without a
     platform, devices are called d0, d1, ….
     """
+    from dicompiler.cli.progress import progress
+    from dicompiler.cli.tables import show_json
     from dicompiler.diagnostics import Reproducer, Statistics, VerifyEach
     from dicompiler.instruments import Dump, PrintAfter, Timing
 
@@ -78,19 +83,17 @@ def command(
     told = building(depfile, depfile_target, outputs, model, platform, plan, passes)
     compilation = _load(model, platform, plan)
     times, counts = Timing(), Statistics()
-    instruments: list[Instrument] = [times] if timing else []
-    if statistics:
-        instruments.append(counts)
-    if verify_each:
-        instruments.append(VerifyEach())
-    if reproducer is not None:
-        instruments.append(Reproducer(reproducer))
-    if dump_after_all is not None:
-        instruments.append(Dump(dump_after_all))
-    if print_after:
-        instruments.append(PrintAfter())
+    instruments: list[Instrument] = [
+        *([times] if timing else []),
+        *([counts] if statistics else []),
+        *([VerifyEach()] if verify_each else []),
+        *([] if reproducer is None else [Reproducer(reproducer)]),
+        *([] if dump_after_all is None else [Dump(dump_after_all)]),
+        *([PrintAfter()] if print_after else []),
+    ]
     try:
-        result = _run(passes, compilation, instruments)
+        with progress(f"running passes over {model.name}"):
+            result = _run(passes, compilation, instruments)
     finally:
         if timing:
             _show_times(times.rows)
@@ -98,7 +101,12 @@ def command(
         _show_statistics(counts.rows)
     written = _save(result, output, save_plan)
     told.write()
-    if print_outputs:
+    if as_json:
+        shown = {"timing": _times(times.rows) if timing else None}
+        shown["statistics"] = [asdict(row) for row in counts.rows] if statistics else None
+        places = {"model": str(output), "plan": None if save_plan is None else str(save_plan)}
+        show_json({**places, "passes": [str(one.spec) for one in passes], **shown})
+    elif print_outputs:
         print_paths(written)
 
 
@@ -150,6 +158,10 @@ def _run(passes: Sequence[Pass], compilation: Compilation, instruments: Sequence
         return result
     partition = registry().make("passes", PARTITION)
     return PassManager([partition], instruments, first=len(passes) + 1).run(result)
+
+
+def _times(rows: Sequence[tuple[str, float, bool]]) -> list[dict[str, Any]]:
+    return [{"pass": text, "seconds": seconds} for text, seconds, _ in rows]
 
 
 def _show_times(rows: Sequence[tuple[str, float, bool]]) -> None:

@@ -52,6 +52,9 @@ cost_option = click.option(
 inputs_option = click.option(
     "--inputs", metavar="X.npz", type=PATH, help="One array for each graph input; without it seeded random ones."
 )
+log_option = click.option(
+    "--log", metavar="RUN.json", type=PATH, help="Where to write what the devices measured, for 'dicompiler report'."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 

@@ -49,6 +49,7 @@ def command(
     Prints what the plan is predicted to cost.
     """
     from dicompiler.cli.files import write_text
+    from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_planned
     from dicompiler.compiler import compile
     from dicompiler.plan import dumps
@@ -62,7 +63,8 @@ def command(
         "objective": objective,
         "shape": shape or None,
     }
-    result = compile(model, **{name: value for name, value in given.items() if value is not None})
+    with progress(f"planning {model.name}"):
+        result = compile(model, **{name: value for name, value in given.items() if value is not None})
     assert result.plan is not None
     write_text(output, dumps(result.plan))
     told.write()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.cli.options import PATH, check_parent, model_argument, shape_option
+from dicompiler.cli.options import PATH, check_parent, json_option, model_argument, shape_option
 from dicompiler.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--device", metavar="NAME", help="The platform's devices that it holds for, * and ? allowed. Default: this host."
 )
+@json_option
 def command(
     model: Path,
     shape: tuple[str, ...],
@@ -34,6 +35,7 @@ def command(
     repeat: int,
     threads: int | None,
     device: str | None,
+    as_json: bool,
 ) -> None:
     """Measure the layers of a model, and pieces of them, on this device.
 
@@ -44,6 +46,8 @@ def command(
     import tempfile
 
     from dicompiler import profiling
+    from dicompiler.cli.progress import progress
+    from dicompiler.cli.tables import show_json
     from dicompiler.compiler import prepare
     from dicompiler.model import Model
     from dicompiler.outputs import whole
@@ -55,31 +59,51 @@ def command(
     check_parent(output or package)
     if package is not None:
         profiling.check_place(package)
-    compilation = prepare(Model.load(model), shape)
+    with progress(f"reading {model.name}"):
+        compilation = prepare(Model.load(model), shape)
     if package is not None:
         with whole(package) as stage:
             stage.mkdir()
             profiling.write_package(compilation, stage, numbers, device or "")
+        if as_json:
+            show_json({"package": str(package)})
+            return
         click.echo(f"written: {package}; on the device: python3 {profiling.SCRIPT} -o PROFILE.json --device NAME")
         return
     assert output is not None
-    with tempfile.TemporaryDirectory(prefix="dicompiler-") as temporary, whole(output) as result:
+    scratch = tempfile.TemporaryDirectory(prefix="dicompiler-")
+    with scratch as temporary, whole(output) as result, progress("making pieces of the layers") as tell:
         profiling.write_package(compilation, Path(temporary), numbers, device or "")
-        profiling.run_package(Path(temporary), result, threads, repeat)
+        profiling.run_package(Path(temporary), result, threads, repeat, tell)
         profile = load(result)
+    if as_json:
+        show_json({"profile": str(output), **_numbers_of(profile)})
+        return
     click.echo(_summary(profile))
     click.echo(f"written: {output}")
 
 
+def _numbers_of(profile: Profile) -> dict[str, Any]:
+    """What was measured, in numbers."""
+    layers = profile.layers.values()
+    return {
+        "device": profile.device,
+        "threads": profile.threads,
+        "layers": sum(len(layer.names) for layer in layers),
+        "different": len(layers),
+        "pieces": sum(len(layer.measurements) for layer in layers),
+        "total_s": sum(len(layer.names) * profile.whole(layer.signature) for layer in layers),
+        "unmeasured": [{"name": name, "reason": reason} for name, reason in profile.unmeasured.items()],
+    }
+
+
 def _summary(profile: Profile) -> str:
     """What was measured, in a line or two."""
-    layers = profile.layers.values()
-    number = sum(len(layer.names) for layer in layers)
-    pieces = sum(len(layer.measurements) for layer in layers)
-    total = sum(len(layer.names) * profile.whole(layer.signature) for layer in layers)
+    found = _numbers_of(profile)
     lines = [
-        f"{number} layers, {len(layers)} of them different, {pieces} pieces on {profile.threads} threads, for device "
-        f"{profile.device}: all layers one after another take {1000 * total:.4g} ms"
+        f"{found['layers']} layers, {found['different']} of them different, {found['pieces']} pieces on "
+        f"{profile.threads} threads, for device {profile.device}: all layers one after another take "
+        f"{1000 * found['total_s']:.4g} ms"
     ]
     if profile.unmeasured:
         name, why = next(iter(profile.unmeasured.items()))

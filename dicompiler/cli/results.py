@@ -118,28 +118,35 @@ def show_simulation(result: Compilation, simulation: Simulation, as_json: bool) 
         click.echo(f"{sender} → {receiver}: {count} bytes a frame")
 
 
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """What `dicompiler compare --json` prints; see the schema comparison."""
+    problem, best = comparison.problem, comparison.best
+    assert problem.model is not None
+    rows = [
+        {
+            "strategy": row.strategy,
+            "search_s": row.seconds,
+            "error": row.error or None,
+            "metrics": None if row.metrics is None else dataclasses.asdict(row.metrics),
+        }
+        for row in comparison.rows
+    ]
+    return {
+        "format": "dicompiler.comparison/1",
+        "network": problem.model.digest(),
+        "platform": problem.platform.name,
+        "objective": problem.objective,
+        "rows": rows,
+        "best": None if best is None else best.strategy,
+        "bound": comparison.bound,
+        "single": dataclasses.asdict(comparison.single),
+    }
+
+
 def show_comparison(comparison: Comparison, as_json: bool) -> None:
     """Prints a row for each strategy, the bound, and for the best one what each device does and what holds it back."""
     if as_json:
-        rows = [
-            {
-                "strategy": row.strategy,
-                "search_s": row.seconds,
-                "error": row.error or None,
-                "metrics": None if row.metrics is None else dataclasses.asdict(row.metrics),
-            }
-            for row in comparison.rows
-        ]
-        best = comparison.best
-        show_json(
-            {
-                "objective": comparison.problem.objective,
-                "rows": rows,
-                "best": None if best is None else best.strategy,
-                "bound": comparison.bound,
-                "single": dataclasses.asdict(comparison.single),
-            }
-        )
+        show_json(comparison_document(comparison))
         return
     headers: tuple[str, ...] = (
         "strategy",
@@ -228,12 +235,8 @@ def _links(result: Compilation) -> dict[tuple[str, str], int]:
     return {key: -(-total // count) for key, total in found.items()}
 
 
-def show_run(result: RunResult, as_json: bool) -> None:
+def show_run(result: RunResult) -> None:
     """Prints what each device's process reported, over all frames."""
-    if as_json:
-        reports = [dataclasses.asdict(report) for report in result.reports]
-        show_json({"devices": reports, "frames_s": list(result.frames_s), "total_s": result.total_s})
-        return
     headers = ("device", "computing s", "waiting s", "sending s", "bytes sent", "memory MiB")
     rows = [
         (

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from dicompiler.cli.options import PATH, Seconds, check_file, directory_argument, inputs_option, json_option
+from dicompiler.cli.options import (
+    PATH,
+    Seconds,
+    check_file,
+    directory_argument,
+    inputs_option,
+    json_option,
+    log_option,
+)
 
 MOST_FRAMES = 10_000_000
 
@@ -31,6 +39,7 @@ MOST_FRAMES = 10_000_000
 @click.option("--elsewhere", metavar="DEVICE", multiple=True, help="A device that you start yourself. Can be repeated.")
 @click.option("--insecure", is_flag=True, help="Allow connections in the clear to other hosts.")
 @click.option("--heartbeat", metavar="S", type=float, help="Seconds between signs of life. Default: 2.")
+@log_option
 @json_option
 def command(
     directory: Path,
@@ -45,6 +54,7 @@ def command(
     elsewhere: tuple[str, ...],
     insecure: bool,
     heartbeat: float | None,
+    log: Path | None,
     as_json: bool,
 ) -> None:
     """Run a compiled model on this host, a process for each device.
@@ -53,12 +63,16 @@ def command(
     Devices on other hosts are started there by hand: --elsewhere prints the command, for which --listen gives an
     address of this host that they reach.
     """
-    from dicompiler.cli.files import read_npz, write_npz
+    from dicompiler.cli.files import read_npz, write_json, write_npz
+    from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_run
+    from dicompiler.cli.tables import show_json
     from dicompiler.compiler import TIMEOUT_S, run
+    from dicompiler.runlog import document
     from dicompiler.target import RunOptions
 
     check_file(outputs)
+    check_file(log)
     options = RunOptions(
         in_flight=in_flight or 0,
         keep=1,
@@ -70,7 +84,13 @@ def command(
         pin=pin,
     )
     given = None if inputs is None else read_npz(inputs)
-    result = run(directory, given, frames, TIMEOUT_S if timeout is None else timeout, options)
+    with progress(f"{directory}: running {frames} frame{'' if frames == 1 else 's'}"):
+        result = run(directory, given, frames, TIMEOUT_S if timeout is None else timeout, options)
     if outputs is not None:
         write_npz(outputs, result.outputs[0])
-    show_run(result, as_json)
+    if log is not None:
+        write_json(log, document(directory, result))
+    if as_json:
+        show_json(document(directory, result))
+    else:
+        show_run(result)

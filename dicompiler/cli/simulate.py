@@ -50,6 +50,7 @@ def command(
     Predicted times rest on the platform's figures and the cost model.
     """
     from dicompiler.cli.files import write_text
+    from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_simulation
     from dicompiler.compiler import DEFAULT_COST, compile
     from dicompiler.plan import load_given
@@ -60,10 +61,12 @@ def command(
     check_file(trace)
     costs = registry().make("cost_models", cost or DEFAULT_COST)
     given = None if plan is None else load_given(plan)
-    result = compile(model, platform=platform, plan=given, strategy=strategy, cost=costs, shape=shape)
-    assert result.program is not None
-    devices = [device.device for device in result.program.devices]
-    simulation = play(result, costs, frames, in_flight or 2 * len(devices))
+    with progress(f"planning {model.name}") as tell:
+        result = compile(model, platform=platform, plan=given, strategy=strategy, cost=costs, shape=shape)
+        assert result.program is not None
+        devices = [device.device for device in result.program.devices]
+        tell(f"playing {frames} frame{'' if frames == 1 else 's'}")
+        simulation = play(result, costs, frames, in_flight or 2 * len(devices))
     if trace is not None:
         write_text(trace, dumps(simulation, devices))
     show_simulation(result, simulation, as_json)

@@ -20,8 +20,11 @@ def command(directory: Path, inputs: Path | None, as_json: bool) -> None:
     that were predicted.
     """
     from dicompiler.cli.files import read_npz
+    from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_verification
     from dicompiler.compiler import verify
 
-    verification = verify(directory, None if inputs is None else read_npz(inputs))
+    given = None if inputs is None else read_npz(inputs)
+    with progress(f"{directory}: exact check models, then its programs against onnxruntime"):
+        verification = verify(directory, given)
     show_verification(verification, directory, as_json)

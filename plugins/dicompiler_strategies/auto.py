@@ -104,6 +104,7 @@ class _Search:
         return self.late
 
     def _strategy(self, name: str, strategy: Strategy) -> None:
+        log.info("auto: %s decides", name)
         try:
             plan = strategy.plan(self.problem)
             if not self._weigh([(plan, name)]) and self.best is None:

@@ -27,6 +27,7 @@ from dicompiler.compiler import install
 from dicompiler.errors import UsageError
 from dicompiler.hosts import Hosts
 from dicompiler.keys import make
+from dicompiler.schema import validate
 from dicompiler.target import RunOptions, Target
 from dicompiler_targets.sockets import SocketsTarget
 
@@ -118,6 +119,8 @@ def test_keys_are_copied_to_their_own_device_only(
     make(NAMES, keys)
     assert main(["deploy", str(net), "--hosts", str(hosts), "--keys", str(keys), "--verify", "--json"]) == 0
     document = json.loads(capfd.readouterr().out)
+    validate({"deploy": document}, "results", "deploy --json")
+    validate(document["run"], "run", "deploy --json")
     assert [(one["device"], one["host"]) for one in document["installed"]] == [
         ("pi01", "root@10.77.0.2"),
         ("pi02", "root@10.77.0.3"),

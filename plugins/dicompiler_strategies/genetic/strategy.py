@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,6 +11,8 @@ from dicompiler.objectives import terms
 from dicompiler.plan import Plan
 from dicompiler.problem import Problem, Strategy
 from dicompiler_strategies.genetic.exploring import Options, explore
+
+log = logging.getLogger("dicompiler")
 
 
 @dataclass(frozen=True)
@@ -33,4 +36,4 @@ class Genetic(Options, Strategy):
         them."""
         wanted = terms(problem.objective)
         names = (*wanted, *(name for name in self.objectives if name not in wanted))
-        return explore(problem, replace(self, objectives=names)).best(problem.objective).plan
+        return explore(problem, replace(self, objectives=names), tell=log.info).best(problem.objective).plan

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dicompiler.errors import RunError
-from dicompiler.target import DeviceReport
+from dicompiler.target import DeviceReport, Timed
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.runtime.frames import ProtocolError
 from dicompiler_targets.sockets.runtime.wire import Channel
@@ -159,6 +159,7 @@ def end(processes: Sequence[Process]) -> None:
 def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:
     """The report that a device sent. ProtocolError if it is not as agreed."""
     try:
+        spans = report.get("timeline", ())  # earlier runtimes did not tell
         return DeviceReport(
             device,
             float(report["compute_s"]),
@@ -167,6 +168,7 @@ def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:
             {int(index): int(count) for index, count in report["sent"].items()},
             tuple(map(float, report["segments"])),
             int(report["memory_peak"]),
+            tuple(Timed(str(k), int(i), int(f), float(start), float(end)) for k, i, f, start, end in spans),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(f"the report is not as agreed: {error!r}") from None

@@ -28,7 +28,7 @@ from .frames import (
     decode,
 )
 from .line import COORDINATOR, DEVICE, Keys, check_identity, check_open, left, secured
-from .play import PATIENCE_S, DeviceError, Mailbox, Player
+from .play import PATIENCE_S, SPANS, DeviceError, Mailbox, Player
 from .roles import roles
 from .values import make_sessions, one_line
 from .wire import Channel, Pulse
@@ -207,7 +207,8 @@ class Device:
             self.mailbox.put("finish", True)
         else:
             self.announced += 1
-            self.mailbox.put(("frame", header.frame), time.monotonic() + header.index / 1000)
+            times = time.perf_counter(), time.monotonic() + header.index / 1000
+            self.mailbox.put(("frame", header.frame), times)
 
     def _lost_control(self, error: Exception) -> None:
         if isinstance(error, ProtocolError):
@@ -270,8 +271,8 @@ class Device:
         opened, last = 0, False
         while not last or player.frames:
             seen = self.mailbox.changes
-            while (deadline := self.mailbox.pop(("frame", opened))) is not None:
-                player.begin(opened, deadline)
+            while (times := self.mailbox.pop(("frame", opened))) is not None:
+                player.begin(opened, *times)
                 opened += 1
             last = last or self.mailbox.pop("finish") is not None
             moved = player.advance()
@@ -281,6 +282,13 @@ class Device:
                 moved = True
             if not moved and (player.frames or not last):
                 player.wait(seen)
+
+    def _timeline(self, player: Player) -> list[list[Any]]:
+        """What was done from the announcement of the last frame on, in seconds from then, in order of starts."""
+        sends = [("send", *span) for channel in self.peers.values() for span in channel.timeline]
+        spans = sorted([*player.timeline, *sends], key=lambda span: span[3])
+        own = [span for span in spans if span[4] > player.begun][:SPANS]
+        return [[*span[:3], *(round(max(0.0, at - player.begun), 7) for at in span[3:])] for span in own]
 
     def _finish(self, player: Player) -> None:
         """Says good-bye to the peers, hears theirs, and reports."""
@@ -298,6 +306,7 @@ class Device:
             "sent": {str(index): sent[index] for index in sorted(sent)},
             "segments": player.segments_s,
             "memory_peak": memory_peak(),
+            "timeline": self._timeline(player),
         }
         self.pulse.end()
         self._to_control().send_json(Kind.REPORT, report)

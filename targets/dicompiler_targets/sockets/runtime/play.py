@@ -18,6 +18,8 @@ from .values import from_bytes, run_segment, to_bytes
 
 PATIENCE_S = 10.0
 """Seconds after a frame's deadline in which the coordinator, which knows whom to blame, must have ended the run."""
+SPANS = 10_000
+"""Entries of a timeline at most: a report has a bounded length."""
 
 
 class DeviceError(Exception):
@@ -129,6 +131,8 @@ class Player:
     """The frames on their way on this device, each in its role. `sessions`: of the segments of all roles in order.
 
     `wait_s`: seconds in which no frame could go on. `segments_s`: seconds of each segment, in the order of `sessions`.
+    `timeline`: what was done from the announcement of the last frame (at `begun`, of time.perf_counter) on: ("run",
+    number of the segment) or ("wait", index of the transfer that it was for, -1 for an input), frame, start, end.
     """
 
     def __init__(self, manifest: Mapping[str, Any], sessions: list[Any], mailbox: Mailbox, send: Send) -> None:
@@ -141,9 +145,13 @@ class Player:
         self.frames: list[Frame] = []
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
+        self.begun = 0.0
+        self.timeline: list[tuple[str, int, int, float, float]] = []
 
-    def begin(self, number: int, deadline: float) -> None:
-        """One more frame is on its way."""
+    def begin(self, number: int, announced: float, deadline: float) -> None:
+        """One more frame is on its way, since `announced` (of time.perf_counter)."""
+        self.begun = announced
+        self.timeline = [span for span in self.timeline if span[4] > announced]
         self.frames.append(Frame(number, deadline, self._roles[number % len(self._roles)]))
 
     def advance(self) -> bool:
@@ -174,13 +182,21 @@ class Player:
             return
         frame = self.frames[0]
         name = next(name for name in frame.role.steps[frame.position].needed if name not in frame.values)
-        peer = frame.role.received[name].get("sender")
+        awaited = frame.role.received[name]
+        peer = awaited.get("sender")
         deadline = frame.deadline if peer else frame.deadline + PATIENCE_S
         start = time.perf_counter()
         came = self._mailbox.wait(seen, left(deadline))
-        self.wait_s += time.perf_counter() - start
+        self.wait_s += self._took("wait", awaited["index"] if peer else -1, frame.number, start)
         if not came:
             raise DeviceError(f"tensor {name!r} did not come in time", peer)
+
+    def _took(self, kind: str, index: int, frame: int, start: float) -> float:
+        """Notes what was done from `start` to now; the seconds of it."""
+        end = time.perf_counter()
+        if len(self.timeline) < SPANS:
+            self.timeline.append((kind, index, frame, start, end))
+        return end - start
 
     def _fetch(self, name: str, frame: Frame) -> bool:
         """Whether a tensor is there, made here or received."""
@@ -197,7 +213,7 @@ class Player:
             segment, number = role.manifest["segments"][step.index], role.first + step.index
             start = time.perf_counter()
             made = run_segment(self._sessions[number], segment, frame.values)
-            self.segments_s[number] += time.perf_counter() - start
+            self.segments_s[number] += self._took("run", number, frame.number, start)
             frame.values.update(zip(segment["outputs"], made, strict=True))
             return
         value = role.transfers[step.index] if step.kind == "send" else role.manifest["outputs"][step.index]

@@ -33,7 +33,8 @@ class Silence(Exception):
 class Channel:
     """A connection. One thread sends what is queued and another reads, so that no two ends can wait for each other.
 
-    `sent`: payload bytes of tensors by transfer index; `send_s`: the seconds that sending them took.
+    `sent`: payload bytes of tensors by transfer index; `send_s`: the seconds that sending them took; `timeline`: of the
+    last frame, the transfer's index, the frame, and when sending began and ended (of time.perf_counter).
     """
 
     def __init__(self, line: Line) -> None:
@@ -42,6 +43,7 @@ class Channel:
         self.identity = line.identity
         self.sent: dict[int, int] = {}
         self.send_s = 0.0
+        self.timeline: list[tuple[int, int, float, float]] = []
         self._queue: queue.SimpleQueue[tuple[Header, Any, Any, int] | None] = queue.SimpleQueue()
         self._queued = 0  # frames in the queue or being sent from it
         self._turn = threading.Lock()  # for `_queued`, and that frames leave in order
@@ -141,7 +143,11 @@ class Channel:
 
     def _count(self, header: Header, start: float) -> None:
         if header.kind is Kind.TENSOR:
-            self.send_s += time.perf_counter() - start
+            end = time.perf_counter()
+            self.send_s += end - start
+            if self.timeline and self.timeline[-1][1] < header.frame:
+                self.timeline = []
+            self.timeline.append((header.index, header.frame, start, end))
             self.sent[header.index] = self.sent.get(header.index, 0) + header.length
 
     def _write(self, buffers: list[memoryview], done: int) -> None:

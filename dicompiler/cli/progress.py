@@ -1,0 +1,53 @@
+"""Progress of long work: one line of a terminal on stderr that disappears in the end; elsewhere nothing at all."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Tell = Callable[[str], None]
+
+
+@contextmanager
+def progress(first: str) -> Iterator[Tell]:
+    """Gives whom to tell what is being done; `first` is shown until then. What the library logs as information is
+    shown too; its warnings stand above the line."""
+    if not sys.stderr.isatty():
+        yield lambda text: None  # noqa: ARG005
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    # What is printed on stdout stays there: rich would move it to stderr.
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task(first, total=None)
+
+        def tell(text: str) -> None:
+            room = bar.console.width - 12  # beside the other columns
+            bar.update(task, description=text if len(text) <= room else text[: room - 1] + "…", refresh=True)
+
+        with _listening(tell):
+            yield tell
+
+
+@contextmanager
+def _listening(tell: Tell) -> Iterator[None]:
+    """Passes on what the library logs as information."""
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno == logging.INFO:
+                tell(" ".join(record.getMessage().split()))
+
+    log, listener = logging.getLogger("dicompiler"), Listener()
+    level = log.level
+    log.addHandler(listener)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(listener)

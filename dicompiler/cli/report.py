@@ -1,0 +1,78 @@
+"""`dicompiler report`: a compiled network, or a front of plans, as one HTML page with pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dicompiler.cli.options import PATH, check_file, cost_option, directory_argument, json_option
+from dicompiler.errors import UsageError
+
+if TYPE_CHECKING:
+    from dicompiler.report.facts import Facts
+
+
+@click.command("report")
+@directory_argument
+@click.option("--log", metavar="RUN.json", type=PATH, help="What 'dicompiler run --log' wrote: times as measured.")
+@click.option("--compare", metavar="C.json", type=PATH, help="What 'dicompiler compare --json' printed.")
+@click.option("--strategies", metavar="A,B{…},C", help="Compare these now, as 'dicompiler compare' does.")
+@click.option("--front", metavar="F", type=PATH, help="A directory of 'dicompiler explore', or its front.json.")
+@cost_option
+@json_option
+@click.option("-o", "--output", metavar="REPORT.html", type=PATH, required=True, help="The page to write.")
+def command(
+    directory: Path,
+    log: Path | None,
+    compare: Path | None,
+    strategies: str | None,
+    front: Path | None,
+    cost: str | None,
+    as_json: bool,
+    output: Path,
+) -> None:
+    """Draw a compiled network, or a front of plans, as one HTML page.
+
+    DIR is what 'dicompiler compile' or 'dicompiler explore' wrote. Shows who computes which part of which layer, a
+    frame in time, memory, and bytes between devices. The page needs no network.
+    """
+    from dicompiler.cli.files import write_text
+    from dicompiler.cli.progress import progress
+    from dicompiler.cli.tables import show_json
+    from dicompiler.exploring import FILE
+    from dicompiler.report.facts import gather, load_front
+    from dicompiler.report.page import front_report, report
+
+    if compare is not None and strategies is not None:
+        raise UsageError("report: --compare and --strategies exclude each other: one of them fills the table")
+    check_file(output)
+    if (directory / FILE).is_file():
+        if any(value is not None for value in (log, compare, strategies, front, cost)):
+            raise UsageError(f"report: {directory} is a front: only -o goes with it")
+        write_text(output, front_report(directory.resolve().name, load_front(directory)))
+    else:
+        with progress(f"reading {directory}") as tell:
+            facts = gather(directory, cost or "", log, compare, front)
+            if strategies is not None:
+                facts = _compared(facts, strategies, tell)
+            write_text(output, report(facts))
+    size = output.stat().st_size
+    if as_json:
+        show_json({"report": str(output), "bytes": size})
+    else:
+        click.echo(f"written: {output}, {size} bytes")
+
+
+def _compared(facts: Facts, strategies: str, tell: Any) -> Facts:
+    """With the comparison of strategies that is made now."""
+    from dataclasses import replace
+
+    from dicompiler.cli.compare import chosen
+    from dicompiler.cli.results import comparison_document
+    from dicompiler.comparing import compare
+
+    document: Mapping[str, Any] = comparison_document(compare(facts.problem, chosen(strategies), tell))
+    return replace(facts, comparison=document)

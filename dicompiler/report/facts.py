@@ -1,0 +1,189 @@
+"""What a report shows, gathered: the compilation that an artifact was, its simulation, memory, and files given beside.
+
+artifact directory + log, comparison, front → Facts.   Nothing is run; what is not in the artifact is worked out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dicompiler.bounds import bound
+from dicompiler.compilation import Compilation
+from dicompiler.compiler import MANIFEST, reopen
+from dicompiler.errors import DicompilerError
+from dicompiler.exploring import FILE as FRONT
+from dicompiler.memory import MemoryCourse, memory_course
+from dicompiler.metrics import DeviceMetrics, Metrics
+from dicompiler.platform import Platform
+from dicompiler.problem import Problem, play
+from dicompiler.program import PART, Program
+from dicompiler.routing import Routing, leaves
+from dicompiler.schema import load_json, validate
+from dicompiler.simulator import Simulation
+from dicompiler.target import Target
+from dicompiler.tasks import Task, TaskId, task_id
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What there is to show of an artifact. log: of a run (schema run); comparison: what `dicompiler compare --json`
+    printed; front: a front.json."""
+
+    name: str
+    compilation: Compilation = field(repr=False)
+    target: Target
+    problem: Problem = field(repr=False)
+    simulation: Simulation = field(repr=False)
+    courses: Mapping[str, MemoryCourse]
+    added: Mapping[str, int]
+    bound: float | None
+    log: Mapping[str, Any] | None = field(default=None, repr=False)
+    comparison: Mapping[str, Any] | None = field(default=None, repr=False)
+    front: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def program(self) -> Program:
+        assert self.compilation.program is not None
+        return self.compilation.program
+
+    @property
+    def routing(self) -> Routing:
+        assert self.compilation.routing is not None
+        return self.compilation.routing
+
+    @property
+    def metrics(self) -> Metrics:
+        assert self.compilation.metrics is not None
+        return self.compilation.metrics
+
+    @property
+    def single(self) -> Metrics:
+        assert self.compilation.single is not None
+        return self.compilation.single
+
+    @property
+    def platform(self) -> Platform:
+        assert self.compilation.platform is not None
+        return self.compilation.platform
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Those that take part, in the program's order: their numbers and colours follow from it."""
+        return tuple(device.device for device in self.program.devices)
+
+    @cached_property
+    def number(self) -> Mapping[str, int]:
+        """Device → its place among them."""
+        return {name: i for i, name in enumerate(self.devices)}
+
+    def device(self, name: str) -> DeviceMetrics:
+        """What a device does; nothing where the plan does not name it."""
+        return self.metrics.device(name) or DeviceMetrics(name, 0, 0.0, 0, 0, 0, 0)
+
+    @cached_property
+    def tasks(self) -> Mapping[str, Sequence[Task]]:
+        """Layer → its live parts, of the first role."""
+        found: dict[str, list[Task]] = {layer.name: [] for layer in self.routing.layers.layers}
+        for task in self.routing.tasks:
+            found[task.layer].append(task)
+        return found
+
+    @cached_property
+    def received(self) -> Mapping[tuple[TaskId, str], int]:
+        """(Part, tensor) → bytes of it that come from other devices for the part; what several parts of a device read
+        counts for the first."""
+        found: dict[tuple[TaskId, str], int] = {}
+        seen = set()
+        for task in self.routing.tasks:
+            for key, tree in self.routing.reads.get(task_id(task), {}).items():
+                for leaf in leaves(tree):
+                    if leaf.box.origin is not None and leaf.box not in seen:
+                        seen.add(leaf.box)
+                        place = task_id(task), key.tensor
+                        found[place] = found.get(place, 0) + self.routing.nbytes(leaf.box)
+        return found
+
+    @cached_property
+    def received_by_part(self) -> Mapping[TaskId, int]:
+        """Part → bytes that come from other devices for it."""
+        found: dict[TaskId, int] = {}
+        for (part, _), size in self.received.items():
+            found[part] = found.get(part, 0) + size
+        return found
+
+    @cached_property
+    def moving(self) -> frozenset[tuple[str, str]]:
+        """(Tensor, layer that reads it) where some of it comes from another device."""
+        return frozenset((tensor, layer) for (layer, _), tensor in self.received)
+
+    @cached_property
+    def segment_layers(self) -> Mapping[str, str]:
+        """Segment → the layers that it computes parts of, in words."""
+        found = {}
+        for device in self.program.devices:
+            for segment in device.segments:
+                marks = (entry for node in segment.model.graph.node for entry in node.metadata_props)
+                names = list(dict.fromkeys(m.value.rpartition("/")[0] for m in marks if m.key == PART))
+                many = f"{names[0]} … {names[-1]} ({len(names)} layers)" if len(names) > 2 else ", ".join(names)
+                found[segment.name] = many or "moves data"
+        return found
+
+
+def gather(
+    artifact: Path,
+    cost: str = "",
+    log: Path | None = None,
+    comparison: Path | Mapping[str, Any] | None = None,
+    front: Path | None = None,
+) -> Facts:
+    """Reads an artifact and what is given beside it. DicompilerError names the file that is missing, broken, or of
+    another network or artifact."""
+    from dicompiler import runlog
+
+    if not (artifact / MANIFEST).is_file():
+        raise DicompilerError(
+            f"{artifact}: neither an artifact (of 'dicompiler compile') nor a front (of 'dicompiler explore'): "
+            "compile a model into it first"
+        )
+    ran = None if log is None else runlog.load(log, artifact)
+    compilation, target, problem = reopen(artifact, cost)
+    program = compilation.program
+    assert program is not None and compilation.plan is not None and problem.model is not None
+    digest = compilation.plan.network or problem.model.digest()
+    compared = load_comparison(comparison, digest) if isinstance(comparison, Path) else comparison
+    return Facts(
+        artifact.resolve().name,
+        compilation,
+        target,
+        problem,
+        play(compilation, problem.cost),
+        memory_course(program),
+        target.memory(program),
+        bound(problem),
+        ran,
+        compared,
+        None if front is None else load_front(front, digest),
+    )
+
+
+def load_comparison(path: Path, network: str = "") -> dict[str, Any]:
+    """What `dicompiler compare --json` printed, checked; with `network`, only of the network with that digest."""
+    found: dict[str, Any] = load_json(path)
+    validate(found, "comparison", str(path))
+    if network and found["network"] != network:
+        raise DicompilerError(f"{path}: it is of another network: compare the one that was compiled")
+    return found
+
+
+def load_front(path: Path, network: str = "") -> dict[str, Any]:
+    """A front.json, or that of a directory, checked; with `network`, only of the network with that digest."""
+    file = path / FRONT if path.is_dir() else path
+    found: dict[str, Any] = load_json(file)
+    validate(found, "front", str(file))
+    if network and found.get("network", network) != network:
+        raise DicompilerError(f"{file}: it is of another network: explore the one that was compiled")
+    return found

@@ -1,0 +1,153 @@
+"""Where the boxes of a layered graph stand: rows from top to bottom, branches side by side, long edges led past boxes.
+
+Nodes with their widths + edges → Layout. After Sugiyama: rows by longest path, order by barycentres, then places that
+are as near as possible to what they hang on (least squares, by isotonic regression).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+GAP, LANE = 16.0, 12.0
+"""Between two boxes, and what the lane of an edge takes, in pixels."""
+SWEEPS = 8
+LIGHT = 1e-6
+"""What a lane weighs beside a box."""
+
+Item = tuple[int, int]  # (node, row): a node in its own row, in later ones the lane of its edges
+Piece = tuple[float, int, float, int]  # (x, row) above, (x, row) below
+
+
+@dataclass(frozen=True)
+class Layout:
+    """x: the middle of each node; row: its row. lanes: (x, row) through which edges go past boxes. pieces: of edges,
+    each from one row to the next, with the node whose tensor goes there and the reader (-1: a lane that goes on)."""
+
+    x: tuple[float, ...]
+    row: tuple[int, ...]
+    lanes: tuple[tuple[float, int], ...]
+    pieces: tuple[tuple[Piece, int, int], ...]
+    width: float
+    rows: int
+
+
+def place(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> Layout:
+    """The layout of nodes 0, 1, … in topological order. edges: (from, to), each once."""
+    rows = _rows(len(widths), edges)
+    last: dict[int, int] = {}
+    for a, b in edges:
+        last[a] = max(last.get(a, 0), rows[b] - 1)
+    items: list[list[Item]] = [[] for _ in range(max(rows, default=-1) + 1)]
+    for node, row in enumerate(rows):
+        items[row].append((node, row))
+    for node, row in enumerate(rows):
+        for lower in range(row + 1, last.get(node, row) + 1):
+            items[lower].append((node, lower))
+    above: dict[Item, list[Item]] = {}
+    for node, row in enumerate(rows):
+        for lower in range(row + 1, last.get(node, row) + 1):
+            above[node, lower] = [(node, lower - 1)]
+    for a, b in edges:
+        above.setdefault((b, rows[b]), []).append((a, rows[b] - 1))
+    below: dict[Item, list[Item]] = {}
+    for item, parents in above.items():
+        for parent in parents:
+            below.setdefault(parent, []).append(item)
+    _order(items, above, below)
+    size = {item: widths[item[0]] if rows[item[0]] == item[1] else LANE for own in items for item in own}
+    x = _places(items, above, below, size, rows)
+    return _layout(x, size, rows, above, len(items))
+
+
+def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    """Each node one row below the lowest that it hangs on."""
+    rows = [0] * count
+    for a, b in sorted(edges, key=lambda edge: edge[1]):
+        rows[b] = max(rows[b], rows[a] + 1)
+    return rows
+
+
+def _order(
+    items: Sequence[list[Item]], above: Mapping[Item, Sequence[Item]], below: Mapping[Item, Sequence[Item]]
+) -> None:
+    """Sorts every row by the mean place of what its items hang on, downwards and upwards in turn."""
+    at = {item: float(i) for own in items for i, item in enumerate(own)}
+    for sweep in range(SWEEPS):
+        near = above if sweep % 2 == 0 else below
+        for own in items if sweep % 2 == 0 else reversed(items):
+            mean = {i: sum(at[n] for n in near[i]) / len(near[i]) if near.get(i) else at[i] for i in own}
+            own.sort(key=lambda item: (mean[item], at[item]))
+            at.update((item, float(i)) for i, item in enumerate(own))
+
+
+def _places(
+    items: Sequence[Sequence[Item]],
+    above: Mapping[Item, Sequence[Item]],
+    below: Mapping[Item, Sequence[Item]],
+    size: Mapping[Item, float],
+    rows: Sequence[int],
+) -> dict[Item, float]:
+    """The middle of every item: rows are pulled towards their neighbours above and below in turn."""
+    x: dict[Item, float] = {}
+    for own in items:
+        left = 0.0
+        for item in own:
+            x[item] = left + size[item] / 2
+            left += size[item] + GAP
+    for sweep in range(SWEEPS):
+        near = above if sweep % 2 == 0 else below
+        for own in items if sweep % 2 == 0 else reversed(items):
+            wanted = [_wanted(item, near.get(item, ()), x, rows) for item in own]
+            # Boxes push lanes aside, not the other way round.
+            weights = [LIGHT if rows[item[0]] != item[1] else 1.0 for item in own]
+            x.update(zip(own, _apart(wanted, weights, [size[item] for item in own]), strict=True))
+    return x
+
+
+def _wanted(item: Item, near: Sequence[Item], x: Mapping[Item, float], rows: Sequence[int]) -> float:
+    """The mean place of what it hangs on: of a box other boxes before lanes, of a lane its own next piece."""
+    lane = rows[item[0]] != item[1]
+    first = [one for one in near if (one[0] == item[0] if lane else rows[one[0]] == one[1])] or near
+    return sum(x[one] for one in first) / len(first) if first else x[item]
+
+
+def _apart(wanted: Sequence[float], weights: Sequence[float], sizes: Sequence[float]) -> list[float]:
+    """The places nearest to `wanted` (weighted least squares) that keep the order and do not overlap: pool adjacent
+    violators."""
+    offsets, left = [], 0.0
+    for size in sizes:
+        offsets.append(left + size / 2)
+        left += size + GAP
+    blocks: list[tuple[float, float, int]] = []  # (mean, weight, how many)
+    for target, weight, offset in zip(wanted, weights, offsets, strict=True):
+        mean, total, count = target - offset, weight, 1
+        while blocks and blocks[-1][0] >= mean:
+            other, more, number = blocks.pop()
+            mean = (mean * total + other * more) / (total + more)
+            total, count = total + more, count + number
+        blocks.append((mean, total, count))
+    means = [mean for mean, _, count in blocks for _ in range(count)]
+    return [mean + offset for mean, offset in zip(means, offsets, strict=True)]
+
+
+def _layout(
+    x: Mapping[Item, float],
+    size: Mapping[Item, float],
+    rows: Sequence[int],
+    above: Mapping[Item, Sequence[Item]],
+    count: int,
+) -> Layout:
+    low = min((x[item] - size[item] / 2 for item in x), default=0.0)
+    at = {item: round(place - low, 1) for item, place in x.items()}
+    width = max((at[item] + size[item] / 2 for item in at), default=0.0)
+    pieces = []
+    for item, parents in sorted(above.items(), key=lambda entry: (entry[0][1], entry[0][0])):
+        reader = item[0] if rows[item[0]] == item[1] else -1
+        pieces += [((at[one], one[1], at[item], item[1]), one[0], reader) for one in parents]
+    lanes = sorted(
+        ((at[item], item[1]) for item in at if rows[item[0]] != item[1]), key=lambda lane: (lane[1], lane[0])
+    )
+    return Layout(
+        tuple(at[node, row] for node, row in enumerate(rows)), tuple(rows), tuple(lanes), tuple(pieces), width, count
+    )

@@ -1,0 +1,175 @@
+"""The timeline of a frame: what each device computes, sends and waits for, as simulated, and as measured in a run.
+
+Facts → bars → markup. A row for each device: computing and waiting above, sending below, coloured by who receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dicompiler.report.facts import Facts
+from dicompiler.report.graph import colour
+from dicompiler.report.markup import Markup, clean, element
+from dicompiler.units import format_bytes, format_seconds
+
+ROW, UPPER, LOWER = 36, 18, 9
+"""Pixels of a device's row, of its computing and of its sending."""
+TICKS = 8
+ZOOMS = (1, 3, 10)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Something that took time. start, end: seconds; peer: the device at the other end ("": none); own: whether it
+    belongs to the frame that is shown, not to another that was on its way."""
+
+    kind: Literal["run", "send", "wait"]
+    device: str
+    start: float
+    end: float
+    text: str
+    peer: str = ""
+    own: bool = True
+
+
+def predicted(facts: Facts) -> list[Bar]:
+    """The simulation of a single frame."""
+    bars = []
+    for span in facts.simulation.spans:
+        if span.kind == "compute":
+            text = f"computes {facts.segment_layers.get(span.name, span.name)}"
+            bars.append(Bar("run", span.device, span.start, span.end, text))
+        elif span.kind == "message":
+            bars.append(Bar("send", span.device, span.start, span.end, f"sends {span.name} to {span.peer}", span.peer))
+        else:
+            cause = f"waits for {span.name} of {span.peer}" if span.peer else f"waits for {span.name}"
+            bars.append(Bar("wait", span.device, span.start, span.end, cause, span.peer))
+    return bars
+
+
+def measured(facts: Facts) -> list[Bar]:
+    """The last frame of the run, as far as the devices told; nothing where the target does not tell."""
+    bars: list[Bar] = []
+    log = facts.log or {"devices": ()}
+    transfers = facts.program.all_transfers
+    names = {
+        device: [segment.name for role in facts.program.roles for segment in role.devices[i].segments]
+        for i, device in enumerate(facts.devices)
+    }
+    last = max((span["frame"] for device in log["devices"] for span in device["timeline"]), default=0)
+    for entry in log["devices"]:
+        device = entry["device"]
+        for span in entry["timeline"]:
+            index, kind = span["index"], span["kind"]
+            peer = ""
+            if kind == "run":
+                name = names[device][index] if index < len(names[device]) else ""
+                text = f"computes {facts.segment_layers.get(name, name)}"
+            elif 0 <= index < len(transfers):
+                transfer = transfers[index]
+                sends = kind == "send"
+                peer = transfer.receiver if sends else transfer.sender
+                text = f"{'sends' if sends else 'waits for'} {transfer.value.name} {'to' if sends else 'of'} {peer}"
+            else:
+                text = "waits for an input"
+            own = span["frame"] == last
+            text += "" if own else f" (frame {span['frame']})"
+            bars.append(Bar(kind, device, span["start"], span["end"], text, peer, own))
+    return bars
+
+
+def timeline(facts: Facts, bars: Sequence[Bar], name: str) -> Markup:
+    """The rows of all devices, with buttons that make the picture wider."""
+    end = max((bar.end for bar in bars), default=0.0) or 1.0
+    scale = 1e6 / end  # a picture is a million units wide, whatever the frame takes
+    height = ROW * len(facts.devices)
+    drawn: list[Markup] = []
+    for i, device in enumerate(facts.devices):
+        drawn.append(element("rect", x=0, y=i * ROW, width=1_000_000, height=ROW, class_="row" if i % 2 else "row odd"))
+        drawn += [_bar(facts, bar, i, scale) for bar in bars if bar.device == device]
+    labels = [
+        element("div", element("b", i + 1, class_=f"chip {colour(i)}"), element("span", clean(device)))
+        for i, device in enumerate(facts.devices)
+    ]
+    title = f"{name}: a row for each device"
+    lines = [element("line", x1=x, x2=x, y1=0, y2=height, class_="tick") for x, _ in _ticks(end)]
+    svg = element(
+        "svg", element("title", title), element("desc", _words(facts, bars)), drawn, lines,
+        viewBox=f"0 0 1000000 {height}", preserveAspectRatio="none", height=height, role="img", aria_label=title,
+    )  # fmt: skip
+    axis = element("div", [_mark(x, text) for x, text in _ticks(end)], class_="axis")
+    inner = element("div", axis, svg, class_="stretch")
+    buttons = [element("button", f"{zoom}×", type="button", data_zoom=zoom) for zoom in ZOOMS]
+    return element(
+        "div",
+        element("div", buttons, class_="zoom", aria_label="width"),
+        element("div", labels, class_="names"),
+        element("div", inner, class_="wide", tabindex="0", role="region", aria_label=title),
+        class_="timeline",
+    )
+
+
+def _bar(facts: Facts, bar: Bar, row: int, scale: float) -> Markup:
+    lower = bar.kind == "send"
+    y, height = {"run": (3, UPPER), "wait": (2 + UPPER // 2, 2), "send": (UPPER + 5, LOWER)}[bar.kind]
+    who = facts.number[bar.peer if lower else bar.device]
+    kind = "" if bar.kind == "wait" else " " + colour(who)
+    words = f"{bar.device} {clean(bar.text)}\n{format_seconds(bar.start)} to {format_seconds(bar.end)}: "
+    return element(
+        "rect",
+        x=round(bar.start * scale),
+        y=row * ROW + y,
+        width=max(1, round((bar.end - bar.start) * scale)),
+        height=height,
+        class_=f"{bar.kind}{kind}" + ("" if bar.own else " other"),
+        data_d=words + format_seconds(bar.end - bar.start),
+    )
+
+
+def _mark(x: int, text: str) -> Markup:
+    """The text of a tick; the last one stands to the left of it."""
+    return element("span", text, style=f"left:{x / 1e4:.2f}%", class_="last" if x > 920_000 else None)
+
+
+def _ticks(end: float) -> list[tuple[int, str]]:
+    """(place of a million, text) at round times, at most TICKS of them."""
+    step = 10.0**-9
+    while end / step > TICKS:
+        step *= 2.5 if f"{step:e}".startswith("2") else 2
+    count = int(end / step + 1e-9)
+    return [(round(1e6 * i * step / end), format_seconds(round(i * step, 12))) for i in range(count + 1)]
+
+
+def _words(facts: Facts, bars: Sequence[Bar]) -> str:
+    """The picture in words: how long each device computes, sends and waits."""
+    texts = []
+    for device in facts.devices:
+        sums = [
+            format_seconds(sum(bar.end - bar.start for bar in bars if (bar.device, bar.kind) == (device, kind)))
+            for kind in ("run", "send", "wait")
+        ]
+        texts.append(f"{device} computes {sums[0]}, sends {sums[1]}, waits {sums[2]}")
+    return "; ".join(texts)
+
+
+def devices(facts: Facts) -> list[tuple[str, ...]]:
+    """For each device what it has of the network, what it does in a frame, and beside it what a run measured."""
+    rows = []
+    flops = sum(facts.device(name).flops for name in facts.devices) or 1
+    for name in facts.devices:
+        own = facts.device(name)
+        layers = sum(any(task.device == name for task in tasks) for tasks in facts.tasks.values())
+        row = [
+            str(layers),
+            f"{100 * own.flops / flops:.1f} %",
+            format_seconds(own.compute_s),
+            format_seconds(own.wait_s),
+        ]
+        if facts.log is not None:
+            entry = next(entry for entry in facts.log["devices"] if entry["device"] == name)
+            frames = max(1, len(facts.log["frames_s"]))
+            row += [format_seconds(entry["compute_s"] / frames), format_seconds(entry["wait_s"] / frames)]
+        rows.append((name, *row, format_bytes(own.weights), format_bytes(own.sent), format_bytes(own.received)))
+    return rows
