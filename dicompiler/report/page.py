@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from dicompiler.metrics import Metrics
 from dicompiler.report.facts import Facts
 from dicompiler.report.graph import colour, graph
 from dicompiler.report.markup import Markup, clean, element, joined, table
@@ -131,7 +132,7 @@ def _tiles(facts: Facts) -> list[Markup]:
     tiles = [
         _tile("latency", format_seconds(plan.latency_s), format_seconds(one.latency_s), one.latency_s, plan.latency_s),
         _tile("frames a second", _rate(rates[0]), _rate(rates[1]), rates[0], rates[1]),
-        _tile("energy a frame", format_joules(plan.energy_j), format_joules(one.energy_j), one.energy_j, plan.energy_j),
+        _tile("energy a frame", _energy(plan), _energy(one), one.energy_j, plan.energy_j),
         _tile("memory, fullest host", format_bytes(plan.memory), format_bytes(one.memory), one.memory, plan.memory),
         _tile("sent a frame", format_bytes(plan.total_bytes), format_bytes(one.total_bytes), 0, 0),
     ]
@@ -140,6 +141,11 @@ def _tiles(facts: Facts) -> list[Markup]:
         small = f"the fastest of {len(times)}" if len(times) > 1 else "a single frame"
         tiles.append(_box("measured latency", format_seconds(min(times)), small))
     return tiles
+
+
+def _energy(metrics: Metrics) -> str:
+    """Nothing where the platform gives no power."""
+    return format_joules(metrics.energy_j) if metrics.energy_j else "unknown"
 
 
 def _rate(value: float) -> str:

@@ -18,6 +18,8 @@ SIZE, LEFT, BOTTOM = 250.0, 62.0, 38.0
 """Pixels of a front's picture, and of what stands at its axes."""
 SHOWN = 40
 """So many points of a front are listed."""
+FEW = 12
+"""So many are listed at once."""
 
 
 def links(facts: Facts) -> Markup:
@@ -96,6 +98,7 @@ def front(document: Mapping[str, Any], facts: Facts | None = None) -> Markup:
     listed = element(
         "details", element("summary", f"{len(document['points'])} plans"),
         table(("plan", "devices", *units), rows, "plans of which none is better in everything"),
+        open="" if len(rows) <= FEW else None,
     )  # fmt: skip
     key = element("p", element("b", "◆", class_="mark"), " this plan", class_="note") if own is not None else ""
     return element("div", key, element("div", pictures, class_="cards"), listed)
