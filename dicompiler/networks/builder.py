@@ -49,11 +49,11 @@ def _renamed(node: onnx.NodeProto, old: str, new: str) -> onnx.NodeProto:
 class Builder:
     """Grows one network. Methods take and return tensor names; a node's output is named `<node>.out`.
 
-    `shape[tensor]` is (N, C, H, W), or (N, features) after `flatten`. The graph's input is `input`.
+    `shape[tensor]` is (N, C, H, W), or (N, features) after `flatten`. The graph's input is `input`, of shape `image`.
     """
 
     name: str
-    image: tuple[int, int, int, int]
+    image: tuple[int, ...]
     opset: int = 17
     shape: dict[str, tuple[int, ...]] = field(default_factory=dict)
     weights: dict[str, WeightSpec] = field(default_factory=dict)

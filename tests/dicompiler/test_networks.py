@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +17,10 @@ import pytest
 from numpy.typing import NDArray
 
 from dicompiler import networks
+from dicompiler.compiler import prepare
+from dicompiler.costs import macs
 from dicompiler.errors import DicompilerError, UsageError
+from dicompiler.model import Model
 
 PUBLISHED = {
     "alexnet": 61_100_840,
@@ -42,6 +46,43 @@ def run(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, feed), strict=True))
 
 
+MLPERF_TINY = {  # Keras' "total params" of the authors' models, with running statistics; multiplications
+    "autoencoder": (269_992, 264_192),
+    "ds_cnn": (24_908, 2_656_768),
+    "person_detection": (221_794, 7_489_664),
+    "resnet8": (78_666, 12_501_632),
+}
+#: width, size, then MACs and parameters in millions as Keras' table of its applications has them: the parameters
+#: without the scale and shift of normalisations.
+MOBILENET_V2 = (
+    *((0.35, 96, 11, 1.66), (0.35, 160, 30, 1.66), (0.35, 224, 59, 1.66)),
+    *((1.0, 96, 56, 3.47), (1.0, 160, 154, 3.47), (1.0, 224, 300, 3.47)),
+)
+
+
+def multiplications(model: onnx.ModelProto) -> int:
+    layers = prepare(Model.load(model)).layers
+    assert layers is not None
+    return sum(macs(layers, layer) for layer in layers.layers)
+
+
+@pytest.mark.parametrize("name", MLPERF_TINY)
+def test_the_networks_of_mlperf_tiny_have_the_published_parameters_and_multiplications(name: str) -> None:
+    model = networks.build(name)
+    total = sum(math.prod(tensor.dims) for tensor in model.graph.initializer if tensor.dims)
+    assert (total, multiplications(model)) == MLPERF_TINY[name]
+
+
+@pytest.mark.parametrize(("width", "size", "million_macs", "millions"), MOBILENET_V2)
+def test_mobilenet_v2_has_the_published_parameters_and_multiplications(
+    width: float, size: int, million_macs: int, millions: float
+) -> None:
+    model = networks.build("mobilenet_v2", width=width, size=size)
+    kept = [t for t in model.graph.initializer if ".bn." not in t.name]
+    assert round(sum(math.prod(tensor.dims) for tensor in kept) / 1e6, 2) == millions
+    assert multiplications(model) // 1_000_000 == million_macs
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_number_of_parameters_is_the_published_one(name: str) -> None:
     assert networks.parameters(name) == PUBLISHED[name]
@@ -59,6 +100,10 @@ def test_yolov2_has_as_many_numbers_as_its_authors_weight_file() -> None:
         ("lenet", {}),
         ("tiny", {}),
         ("quirks", {}),
+        ("autoencoder", {"batch": 2, "width": 0.5}),
+        ("ds_cnn", {"size": (20, 9)}),
+        ("person_detection", {"size": 64, "classes": 3}),
+        ("resnet8", {}),
         ("squeezenet", {"size": 96}),
         ("mobilenet_v2", {"size": 96, "width": 0.5}),
         ("resnet18", {"size": (64, 32), "width": 0.25, "batch": 2}),
