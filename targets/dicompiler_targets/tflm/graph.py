@@ -6,7 +6,7 @@ Segment + weights of the program → Graph. All shapes are static there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -83,8 +83,8 @@ def refusal(node: Node, cause: str, remedy: str) -> DicompilerError:
 
 
 def read(segment: Segment, weights: Mapping[str, Weight]) -> Graph:
-    """The graph of a segment. DicompilerError naming the node where a tensor's rank is over 4, its shape is not static
-    or its type is none of TFLite-micro's."""
+    """The graph of a segment. DicompilerError naming the node where a tensor's shape is not static, or its type is none
+    of TFLite-micro's."""
     model = segment.model
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     constants = {
@@ -122,8 +122,6 @@ def _check(node: Node, name: str, kind: Any) -> None:
     shape = tuple(d.dim_value for d in kind.shape.dim)
     if 0 in shape:
         raise refusal(node, f"tensor {name!r} is empty", "leave out what makes it")
-    if len(shape) > 4 and node.op not in _PASSING:
-        raise refusal(node, f"tensor {name!r} has rank {len(shape)}", "TFLite-micro takes up to 4; use target sockets")
     try:
         dtype = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)))
     except KeyError:
@@ -132,6 +130,12 @@ def _check(node: Node, name: str, kind: Any) -> None:
         raise refusal(node, f"tensor {name!r} is of type {dtype}", f"take one of {', '.join(TYPES)}")
 
 
-def with_constant(graph: Graph, name: str, value: NDArray[Any]) -> Graph:
-    """The graph with one constant more."""
-    return replace(graph, constants={**graph.constants, name: value})
+def check_ranks(graph: Graph) -> None:
+    """DicompilerError naming the node where a tensor's rank is over 4."""
+    for node in graph.nodes:
+        for name in (*node.inputs, *node.outputs):
+            rank = len(graph.shape(name)) if name else 0
+            if rank > 4 and node.op not in _PASSING:
+                raise refusal(
+                    node, f"tensor {name!r} has rank {rank}", "TFLite-micro takes up to 4; use target sockets"
+                )

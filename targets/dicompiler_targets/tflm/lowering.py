@@ -14,13 +14,14 @@ import numpy as np
 from dicompiler.program import Segment
 from dicompiler.regions import Shape
 from dicompiler.weights import Weight
-from dicompiler_targets.tflm import across, dense, elementwise, quantised, resize, shaping, windows
+from dicompiler_targets.tflm import across, averages, dense, elementwise, quantised, resize, shaping, windows
 from dicompiler_targets.tflm.folding import fold
-from dicompiler_targets.tflm.graph import Graph, Node, read, refusal
+from dicompiler_targets.tflm.graph import Graph, Node, check_ranks, read, refusal
 from dicompiler_targets.tflm.writer import IMAGE, Writer, natural, permuted
 
 LOWERINGS: Mapping[str, Callable[[Writer, Node], None]] = {
     **windows.LOWERINGS,
+    **averages.LOWERINGS,
     **dense.LOWERINGS,
     **elementwise.LOWERINGS,
     **shaping.LOWERINGS,
@@ -66,6 +67,7 @@ def wire_shape(shape: Shape) -> Shape:
 def lower(segment: Segment, weights: Mapping[str, Weight]) -> Lowered:
     """The TFLite model of a segment. DicompilerError, one line, naming the node that cannot be expressed."""
     graph = quantised.quantised(fold(read(segment, weights)))
+    check_ranks(graph)
     writer = Writer(graph)
     for node in graph.nodes:
         if node.op not in LOWERINGS:

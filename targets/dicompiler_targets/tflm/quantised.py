@@ -13,13 +13,17 @@ import numpy as np
 
 from dicompiler_targets.tflm.flatbuffer import Quantisation
 from dicompiler_targets.tflm.graph import Graph, Node, refusal
+from dicompiler_targets.tflm.resize import on_numbers
 from dicompiler_targets.tflm.writer import Writer
 
 DEQUANTISE, QUANTISE = "DequantizeLinear", "QuantizeLinear"
-RESCALING = {"Conv": (0, 1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1)}
+RESCALING = {
+    **{"Conv": (0, 1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1)},
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), (0,)),
+}
 """Operators that go from any scale to any other, and which of their inputs are quantised."""
 KEEPING = (
-    "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
+    "MaxPool", "GlobalMaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
     "Transpose", "Slice", "Concat", "Resize", "Identity",
 )  # fmt: skip
 """Operators whose output has the scale of its input; where another is asked for, a QUANTIZE follows (of Concat: goes
@@ -68,7 +72,7 @@ def quantised(graph: Graph) -> Graph:
     for node in graph.nodes:
         after = readers.get(node.output, [])
         last = after[0] if len(after) == 1 and after[0].op == QUANTISE and node.output not in graph.outputs else None
-        if last is not None and _can(graph, node, last, known):
+        if last is not None and _can(changed, node, last, known):
             changed, own = _on_numbers(changed, node, last, known)
             nodes.extend(own)
             gone.add(last.name)
@@ -120,6 +124,8 @@ def _can(graph: Graph, node: Node, last: Node, known: _Known) -> bool:
     if node.op == "MatMul":
         weight = known.about[sources[1]]
         return sources[1] in graph.constants and len(weight.scale) == 1 and weight.zero == (0,)
+    if node.op == "Resize":
+        return on_numbers(graph, node)
     return node.op in RESCALING or node.op in KEEPING
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler_targets.tflm.graph import Node, refusal
+from dicompiler_targets.tflm.graph import Graph, Node, refusal
 from dicompiler_targets.tflm.writer import IMAGE, Writer, permuted
 
 _MODES = ((False, False), (False, True), (True, False))
@@ -91,6 +91,13 @@ def resize(writer: Writer, node: Node) -> None:
             writer.add("RESIZE_BILINEAR", [x, size], [writer.make(node.output, "image")], "ResizeBilinear", **flags)
             return
     raise refusal(node, "TFLite-micro has no interpolation with these places", "take scales that divide evenly")
+
+
+def on_numbers(graph: Graph, node: Node) -> bool:
+    """Whether TFLite-micro resizes 8-bit numbers as it does floats: it knows places to 1/1024 of a pixel."""
+    extents, outs = graph.shape(node.inputs[0]), graph.shapes[node.output]
+    exact = all(extent * 1024 % out == 0 for extent, out in zip(extents, outs, strict=True))
+    return node.attribute("mode", "nearest") == "nearest" or exact
 
 
 def _scales(writer: Writer, node: Node) -> list[float] | None:

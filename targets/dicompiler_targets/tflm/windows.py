@@ -1,4 +1,4 @@
-"""Convolutions and pools: operators whose windows slide over images, with paddings as TFLite knows them.
+"""Convolutions and maximum pools: operators whose windows slide over images, with paddings as TFLite knows them.
 
 SAME and VALID where they fit; else the pads go into a PAD before the operator, with the value that changes nothing.
 """
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from dicompiler_targets.tflm.flatbuffer import Quantisation
-from dicompiler_targets.tflm.graph import Node, refusal
-from dicompiler_targets.tflm.writer import IMAGE, Writer, permuted
+from dicompiler_targets.tflm.graph import Graph, Node, refusal
+from dicompiler_targets.tflm.writer import Writer
 
 SAME, VALID = 0, 1
 ACTIVATIONS = {"NONE": 0, "RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3}
@@ -45,9 +45,9 @@ class Axis:
         return -(-self.extent // self.stride) == self.out and self.begin == total // 2
 
 
-def axes(writer: Writer, node: Node, kernel: Sequence[int]) -> tuple[Axis, Axis]:
+def axes(graph: Graph, node: Node, kernel: Sequence[int]) -> tuple[Axis, Axis]:
     """The windows of a node along H and W. `kernel`: elements of a window."""
-    shape, out = writer.graph.shape(node.inputs[0]), writer.graph.shapes[node.output]
+    shape, out = graph.shape(node.inputs[0]), graph.shapes[node.output]
     if len(shape) != 4:
         raise refusal(node, f"it works on {len(shape) - 2} dimensions", "TFLite-micro has 2-D windows only")
     strides = node.attribute("strides", [1, 1])
@@ -97,7 +97,7 @@ def conv(writer: Writer, node: Node) -> None:
     weight = writer.graph.constants.get(node.inputs[1])
     if weight is None or (node.has(2) and node.inputs[2] not in writer.graph.constants):
         raise refusal(node, "its weights or bias are computed", "TFLite-micro wants constants; use target sockets")
-    windows = axes(writer, node, weight.shape[2:])
+    windows = axes(writer.graph, node, weight.shape[2:])
     x, scheme = padding(writer, writer.read(node.inputs[0], "image"), windows)
     groups, about = node.attribute("group", 1), writer.graph.quantisations.get(node.inputs[1])
     deep = weight.shape[1] == 1 and groups == writer.graph.shape(node.inputs[0])[1] and groups > 1
@@ -112,12 +112,12 @@ def conv(writer: Writer, node: Node) -> None:
     values |= {"DilationHFactor": dilations[0], "DilationWFactor": dilations[1]}
     values["FusedActivationFunction"] = ACTIVATIONS[node.activation]
     inputs = [x, writer.constant(filters, node.inputs[1], about)]
-    inputs.append(writer.read(node.inputs[2]) if node.has(2) else _no_bias(writer, weight.shape[0], x, about))
+    inputs.append(writer.read(node.inputs[2]) if node.has(2) else no_bias(writer, weight.shape[0], x, about))
     kind = ("DEPTHWISE_CONV_2D", "DepthwiseConv2D") if deep else ("CONV_2D", "Conv2D")
     writer.add(kind[0], inputs, [writer.make(node.output, "image")], kind[1], **values)
 
 
-def _no_bias(writer: Writer, count: int, x: int, about: Quantisation | None) -> int:
+def no_bias(writer: Writer, count: int, x: int, about: Quantisation | None) -> int:
     """Zeros: LiteRT insists on a bias."""
     source = writer.tensors[x].quantisation
     if about is None or source is None:
@@ -126,15 +126,17 @@ def _no_bias(writer: Writer, count: int, x: int, about: Quantisation | None) -> 
     return writer.constant(np.zeros(count, np.int32), "bias", Quantisation(scale, (0,) * len(scale)))
 
 
-def _pool_axes(writer: Writer, node: Node) -> tuple[Axis, Axis]:
+def pool_axes(graph: Graph, node: Node) -> tuple[Axis, Axis]:
     if len([name for name in node.outputs if name]) > 1:
         raise refusal(node, "its second output is read", "TFLite-micro gives no indices; use target sockets")
     if any(step != 1 for step in node.attribute("dilations", [1, 1])):
         raise refusal(node, "it is dilated", "TFLite-micro has no such pool; use target sockets")
-    return axes(writer, node, node.attribute("kernel_shape"))
+    return axes(graph, node, node.attribute("kernel_shape"))
 
 
-def _pool(writer: Writer, node: Node, code: str, x: int, scheme: int, windows: Sequence[Axis], made: int) -> None:
+def pool(writer: Writer, node: Node, code: str, x: int, scheme: int, windows: Sequence[Axis]) -> None:
+    """MAX_POOL_2D or AVERAGE_POOL_2D, which makes the node's output."""
+    made = writer.make(node.output, "image")
     values = {"Padding": scheme, "StrideW": windows[1].stride, "StrideH": windows[0].stride}
     values |= {"FilterWidth": windows[1].span, "FilterHeight": windows[0].span}
     values["FusedActivationFunction"] = ACTIVATIONS[node.activation]
@@ -143,65 +145,28 @@ def _pool(writer: Writer, node: Node, code: str, x: int, scheme: int, windows: S
 
 def max_pool(writer: Writer, node: Node) -> None:
     """MaxPool → MAX_POOL_2D; pads that need a PAD are the lowest number there is."""
-    windows = _pool_axes(writer, node)
+    windows = pool_axes(writer.graph, node)
     lowest = float(np.finfo(np.float32).min)
     x, scheme = padding(writer, writer.read(node.inputs[0], "image"), windows, lowest)
-    _pool(writer, node, "MAX_POOL_2D", x, scheme, windows, writer.make(node.output, "image"))
+    pool(writer, node, "MAX_POOL_2D", x, scheme, windows)
 
 
-def average_pool(writer: Writer, node: Node) -> None:
-    """AveragePool → AVERAGE_POOL_2D. SAME leaves the pads out of the count; where ONNX counts otherwise at the border,
-    the average over a padded window is multiplied by what it is off by."""
-    windows = _pool_axes(writer, node)
-    x = writer.read(node.inputs[0], "image")
-    counts = [_counts(axis, bool(node.attribute("count_include_pad", 0))) for axis in windows]
-    if any((count <= 0).any() for count in counts):
-        raise refusal(node, "a window lies in the pads alone", "leave out ceil_mode")
-    valid = all(axis.valid for axis in windows)
-    if valid or (all(axis.same for axis in windows) and not node.attribute("count_include_pad", 0)):
-        made = writer.make(node.output, "image")
-        _pool(writer, node, "AVERAGE_POOL_2D", x, VALID if valid else SAME, windows, made)
-        return
-    x = pad(writer, x, windows)
-    if all((count == axis.span).all() for count, axis in zip(counts, windows, strict=True)):
-        _pool(writer, node, "AVERAGE_POOL_2D", x, VALID, windows, writer.make(node.output, "image"))
-        return
-    if writer.graph.dtypes[node.output] != "float32":
-        raise refusal(node, "its pads count in a way that int8 cannot express", "leave the model in float32")
-    shape = permuted(writer.graph.shapes[node.output], IMAGE)
-    average = writer.like(x, shape)
-    _pool(writer, Node(node.op, node.name, (), ()), "AVERAGE_POOL_2D", x, VALID, windows, average)
-    factor = (windows[0].span / counts[0])[:, None] * (windows[1].span / counts[1])[None, :]
-    scale = writer.constant(factor[None, :, :, None].astype(np.float32), "counts")
-    made = writer.make(node.output, "image")
-    writer.add("MUL", [average, scale], [made], "Mul", FusedActivationFunction=ACTIVATIONS[node.activation])
+def global_windows(graph: Graph, node: Node) -> list[Axis]:
+    """One window over the whole image."""
+    shape = graph.shape(node.inputs[0])
+    if len(shape) != 4:
+        raise refusal(node, f"its input has rank {len(shape)}", "TFLite-micro pools images of rank 4")
+    return [Axis(extent, 1, extent, 1, 0, 0) for extent in shape[2:]]
 
 
-def _counts(axis: Axis, include: bool) -> Any:
-    """How many elements each window counts along the axis."""
-    starts = np.arange(axis.out) * axis.stride - axis.begin
-    stops = np.minimum(starts + axis.span, axis.extent + (axis.declared_end if include else 0))
-    return stops - (starts if include else np.maximum(starts, 0))
-
-
-def global_pool(code: str) -> Callable[[Writer, Node], None]:
-    """GlobalAveragePool, GlobalMaxPool → one window over the image."""
-
-    def lower(writer: Writer, node: Node) -> None:
-        shape = writer.graph.shape(node.inputs[0])
-        if len(shape) != 4:
-            raise refusal(node, f"its input has rank {len(shape)}", "TFLite-micro pools images of rank 4")
-        x = writer.read(node.inputs[0], "image")
-        windows = [Axis(extent, 1, extent, 1, 0, 0) for extent in shape[2:]]
-        _pool(writer, node, code, x, VALID, windows, writer.make(node.output, "image"))
-
-    return lower
+def global_max_pool(writer: Writer, node: Node) -> None:
+    """GlobalMaxPool → MAX_POOL_2D over the image."""
+    windows = global_windows(writer.graph, node)
+    pool(writer, node, "MAX_POOL_2D", writer.read(node.inputs[0], "image"), VALID, windows)
 
 
 LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {
     "Conv": conv,
     "MaxPool": max_pool,
-    "AveragePool": average_pool,
-    "GlobalAveragePool": global_pool("AVERAGE_POOL_2D"),
-    "GlobalMaxPool": global_pool("MAX_POOL_2D"),
+    "GlobalMaxPool": global_max_pool,
 }
