@@ -298,8 +298,8 @@ def install(directory: str | Path, options: RunOptions, timeout: float = TIMEOUT
 
 
 def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
-    """Verifies an artifact on both levels: exact check models in this process, then its real programs, run as
-    processes on this host and compared with onnxruntime; and that each transfer carried the bytes predicted."""
+    """Verifies an artifact on both levels: exact check models in this process, then its real programs, run on this host
+    and compared with onnxruntime; what its target checks itself; and that each transfer carried the bytes predicted."""
     from dicompiler.executor import check_inputs
     from dicompiler.verify import Verification, exact, graph_inputs, random_inputs, transfers
 
@@ -308,9 +308,11 @@ def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = No
     values = graph_inputs(model)
     given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
 
-    def program(variant: Model) -> Program:
-        compilation = replace(prepare(variant), plan=plan, platform=platform)
-        result = split(compilation).program
+    def program(variant: Model, whole: bool = False) -> Program:
+        base = replace(prepare(variant), platform=platform)
+        assert base.layers is not None
+        chosen = whole_plan(base.layers, platform.fastest.name) if whole else plan
+        result = split(replace(base, plan=chosen)).program
         assert result is not None
         return result
 
@@ -319,7 +321,9 @@ def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = No
     log.info("the programs themselves, against onnxruntime")
     count = len(plan.roles)  # a frame of each
     result = _started(target, path, [given] * count, TIMEOUT_S, RunOptions())
-    checks += _compared(model, given, result, count)
+    checks += _compared(model, given, result, count, target)
+    with blamed(target):
+        checks += target.proofs(model, lambda: program(model, whole=True), given, result)
     sent = {index: total for report in result.reports for index, total in report.sent.items()}
     checks.append(transfers(program(model).all_transfers, sent, 1, count))
     return Verification(tuple(checks))
@@ -333,24 +337,27 @@ def compare_run(
     from dicompiler.executor import check_inputs
     from dicompiler.verify import Verification, graph_inputs, random_inputs
 
-    path, _, model = _open(directory)
+    path, target, model = _open(directory)
     values = graph_inputs(model)
     given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
-    return Verification(tuple(_compared(model, given, result, len(plans.load(path / PLAN).roles))))
+    return Verification(tuple(_compared(model, given, result, len(plans.load(path / PLAN).roles), target)))
 
 
-def _compared(model: Model, given: Mapping[str, NDArray[Any]], result: RunResult, roles: int) -> list[Check]:
+def _compared(
+    model: Model, given: Mapping[str, NDArray[Any]], result: RunResult, roles: int, target: Target
+) -> list[Check]:
     """A check for each output that a device delivered of the first frame of each role."""
     from dicompiler.executor import run_model
     from dicompiler.verify import compare
 
-    reference = run_model(model, given)
+    reference, allowed = run_model(model, given), target.tolerances(model)
     frames = result.delivered or tuple({"": outputs} for outputs in result.outputs)
     return [
         compare(
             name + (f" on {device}" if device else "") + (f", replica {i}" if roles > 1 else ""),
             reference[name],
             outputs[name],
+            allowed=allowed.get(name),
         )
         for i, delivered in enumerate(frames[:roles])
         for device, outputs in delivered.items()

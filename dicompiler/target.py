@@ -6,7 +6,7 @@ In: a Compilation with its program, later frames of input arrays. Out: files, th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from dicompiler.compilation import Compilation
     from dicompiler.hosts import Hosts
+    from dicompiler.model import Model
     from dicompiler.program import Program
+    from dicompiler.verify import Check, Tolerance
 
 Optimization = Literal["none", "basic", "extended", "all"]
 """onnxruntime's graph optimisation levels. Up to "extended" all of them give the same bits; "all" does not."""
@@ -145,6 +147,27 @@ class Target(ABC):
         Each frame holds the graph's inputs by name. RunError names the device that failed and the cause; nothing of
         the run is left behind then, and no outputs are returned. UsageError for options that the target cannot take.
         """
+
+    def tolerances(self, model: Model) -> Mapping[str, Tolerance]:  # noqa: ARG002
+        """What outputs of its artifacts may differ by from what onnxruntime makes of `model`, by the output's name.
+
+        An output that is not in it may differ by the tolerance of its type (`verify.TOLERANCE`), as all do by default.
+        """
+        return {}
+
+    def proofs(
+        self,
+        model: Model,  # noqa: ARG002
+        whole: Callable[[], Program],  # noqa: ARG002
+        inputs: Mapping[str, NDArray[Any]],  # noqa: ARG002
+        result: RunResult,  # noqa: ARG002
+    ) -> tuple[Check, ...]:
+        """Checks of its own that `verify` makes beside the comparison with onnxruntime, such as with another runtime.
+
+        whole: makes the program of `model` uncut on one device. result: of a run in which every frame was `inputs`.
+        None by default.
+        """
+        return ()
 
     def install(self, directory: Path, options: RunOptions, timeout: float) -> tuple[Installed, ...]:  # noqa: ARG002
         """Copies an emitted artifact to `options.hosts` and checks that it can be run there as `options` say; `run`

@@ -23,6 +23,15 @@ TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-1
 
 
 @dataclass(frozen=True)
+class Tolerance:
+    """The largest difference from a reference that an output may have: so many times max|reference|, or, where `step`
+    is given, so many times the step between two numbers of a quantised tensor, in the output's own values."""
+
+    times: float
+    step: float | None = None
+
+
+@dataclass(frozen=True)
 class Check:
     """One thing that was verified: its name, whether it held, and what was found beside what is allowed.
 
@@ -46,36 +55,41 @@ class Verification:
         return all(check.passed for check in self.checks)
 
 
-def compare(name: str, reference: Any, got: Any, exact: bool = False) -> Check:
-    """Whether `got` is `reference`: same type and shape, NaN in the same places, values within the type's tolerance
-    (bit-equal for integers and bool, and for all types where `exact`)."""
+def compare(name: str, reference: Any, got: Any, exact: bool = False, allowed: Tolerance | None = None) -> Check:
+    """Whether `got` is `reference`: same type and shape, NaN in the same places, values within what is allowed. By
+    default that is the type's tolerance (bit-equal for integers and bool, and for all types where `exact`)."""
     if not isinstance(reference, np.ndarray) or not isinstance(got, np.ndarray):
         same = bool(repr(reference) == repr(got))
         return Check(name, same, "equal" if same else "differs (no tensor: compared as text)")
     if reference.dtype != got.dtype or reference.shape != got.shape:
         detail = f"{got.dtype} {got.shape} where onnxruntime gives {reference.dtype} {reference.shape}"
         return Check(name, False, detail)
-    tolerance = TOLERANCE.get(str(reference.dtype))
+    floating = str(reference.dtype) in TOLERANCE
+    tolerance = allowed or (Tolerance(TOLERANCE[str(reference.dtype)]) if floating else None)
     if tolerance is None or exact:
-        floating = tolerance is not None
         differ = int(np.sum(~_same(reference, got))) if floating else int(np.sum(reference != got))
         return Check(name, differ == 0, "bit-equal" if differ == 0 else f"{differ} of {reference.size} elements differ")
-    return _compare_floats(name, reference, got, tolerance)
+    return _compare_values(name, reference, got, tolerance)
 
 
 def _same(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))
 
 
-def _compare_floats(name: str, reference: NDArray[Any], got: NDArray[Any], tolerance: float) -> Check:
+def _compare_values(name: str, reference: NDArray[Any], got: NDArray[Any], tolerance: Tolerance) -> Check:
     wide, other = reference.astype(np.float64), got.astype(np.float64)
     finite = np.isfinite(wide)
     if not np.array_equal(finite, np.isfinite(other)) or not np.all(_same(wide[~finite], other[~finite])):
         return Check(name, False, "NaN or infinity in other places than onnxruntime puts them")
-    largest = float(np.max(np.abs(wide[finite]), initial=0.0))
     difference = float(np.max(np.abs(wide[finite] - other[finite]), initial=0.0))
+    if tolerance.step is not None:
+        steps = round(difference / tolerance.step, 3)  # a dequantised number is rounded itself
+        detail = f"differs by {steps:g} steps of {tolerance.step:.3g} (allowed: {tolerance.times:g})"
+        return Check(name, steps <= tolerance.times, detail)
+    largest = float(np.max(np.abs(wide[finite]), initial=0.0))
     share = difference / largest if largest else difference
-    return Check(name, share <= tolerance, f"differs by {share:.1e} of max|reference| (allowed: {tolerance:.0e})")
+    detail = f"differs by {share:.1e} of max|reference| (allowed: {tolerance.times:.0e})"
+    return Check(name, share <= tolerance.times, detail)
 
 
 def exact(model: Model, split: Callable[[Model], Program], seeds: Sequence[int] | None = None) -> Check:

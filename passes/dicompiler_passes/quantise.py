@@ -22,6 +22,7 @@ from dicompiler.errors import DicompilerError, UsageError, nearest
 from dicompiler.model import Model
 from dicompiler.passes import Pass
 from dicompiler.program import Value
+from dicompiler_passes.before_quantising import simplify
 from dicompiler_passes.normalise import normalise
 
 FIRST_OPSET = 13
@@ -93,7 +94,7 @@ def _check(path: Path, value: Value, arrays: Mapping[str, NDArray[Any]]) -> None
 
 def quantise(model: Model, samples: Samples) -> Model:
     """The network in QDQ form. DicompilerError where onnxruntime cannot quantise it."""
-    proto = model.to_proto()
+    proto = simplify(model).to_proto()
     if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
         raise DicompilerError("quantise: the network is quantised already: leave this pass out")
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)

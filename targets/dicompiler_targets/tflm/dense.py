@@ -1,4 +1,4 @@
-"""Matrix products: FULLY_CONNECTED where the right one is constant, BATCH_MATMUL where both are computed."""
+"""Matrix products: FULLY_CONNECTED (of 8-bit numbers CONV_2D) where the right one is constant, else BATCH_MATMUL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dicompiler_targets.tflm.flatbuffer import Quantisation
 from dicompiler_targets.tflm.graph import Node, refusal
-from dicompiler_targets.tflm.windows import ACTIVATIONS
+from dicompiler_targets.tflm.windows import ACTIVATIONS, VALID, no_bias
 from dicompiler_targets.tflm.writer import IMAGE, Writer
 
 
@@ -52,8 +52,8 @@ def _connected(
     made: int,
     activation: str,
 ) -> None:
-    """FULLY_CONNECTED of a matrix (N, K). The K columns of `rows` are put in the order of a flattened image where x is
-    one, which then needs no transpose."""
+    """The product with the transpose of a matrix (N, K). The K columns of `rows` are put in the order of a flattened
+    image where x is one, which then needs no transpose."""
     name = node.inputs[0]
     image = writer.flat.get(name)
     if image is not None and writer.form(image) == "image":
@@ -62,11 +62,37 @@ def _connected(
         x = writer.reshape(writer.read(image, "image"), (shape[0], math.prod(shape[1:])))
     else:
         x = writer.read(name)
-    if about is not None and len(about.scale) > 1:
-        about = Quantisation(about.scale, about.zero, 0)
-    inputs = [x, writer.constant(rows, node.inputs[1], about), bias]
-    values = {"FusedActivationFunction": ACTIVATIONS[activation], "KeepNumDims": False}
-    writer.add("FULLY_CONNECTED", inputs, [made], "FullyConnected", **values)
+    _product(writer, x, (node.inputs[1], rows, about), bias, made, activation)
+
+
+def _product(
+    writer: Writer,
+    x: int,
+    weight: tuple[str, NDArray[Any], Quantisation | None],
+    bias: int,
+    made: int,
+    activation: str,
+) -> None:
+    """x (M, K) and the weight (its name, its rows (N, K), its numbers) → made (M, N), by FULLY_CONNECTED.
+
+    Of 8-bit numbers by CONV_2D, on M images of one pixel: TFLite-micro and LiteRT round its results alike, and those of
+    FULLY_CONNECTED not.
+    """
+    name, rows, about = weight
+    values: dict[str, Any] = {"FusedActivationFunction": ACTIVATIONS[activation]}
+    if about is None:
+        inputs = [x, writer.constant(rows, name), bias]
+        writer.add("FULLY_CONNECTED", inputs, [made], "FullyConnected", KeepNumDims=False, **values)
+        return
+    (height, _), (count, depth) = writer.shape(x), rows.shape
+    about = Quantisation(about.scale, about.zero, 0)
+    image = writer.reshape(x, (height, 1, 1, depth))
+    pixels = writer.like(made, (height, 1, 1, count))
+    inputs = [image, writer.constant(rows.reshape(count, 1, 1, depth), name, about)]
+    inputs.append(bias if bias >= 0 else no_bias(writer, count, image, about))
+    values |= {"Padding": VALID, "StrideW": 1, "StrideH": 1, "DilationHFactor": 1, "DilationWFactor": 1}
+    writer.add("CONV_2D", inputs, [pixels], "Conv2D", **values)
+    writer.reshape(pixels, (height, count), made)
 
 
 def matmul(writer: Writer, node: Node) -> None:
@@ -77,11 +103,9 @@ def matmul(writer: Writer, node: Node) -> None:
         x = writer.reshape(writer.read(node.inputs[0]), (math.prod(shape[:-1]), shape[-1]))
         about = writer.graph.quantisations.get(node.inputs[1])
         bias = writer.read(node.inputs[2]) if node.has(2) else -1
-        inputs = [x, writer.constant(weight.T, node.inputs[1], about), bias]
         final = writer.make(node.output, "plain")
         made = final if len(out) == 2 else writer.like(final, (math.prod(out[:-1]), out[-1]))
-        values = {"FusedActivationFunction": ACTIVATIONS[node.activation], "KeepNumDims": False}
-        writer.add("FULLY_CONNECTED", inputs, [made], "FullyConnected", **values)
+        _product(writer, x, (node.inputs[1], weight.T, about), bias, made, node.activation)
         if made != final:
             writer.reshape(made, out, final)
         return

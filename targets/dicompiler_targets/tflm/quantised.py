@@ -17,6 +17,8 @@ from dicompiler_targets.tflm.resize import on_numbers
 from dicompiler_targets.tflm.writer import Writer
 
 DEQUANTISE, QUANTISE = "DequantizeLinear", "QuantizeLinear"
+QUANTISING = (DEQUANTISE, QUANTISE)
+"""Operators that quantised networks have."""
 RESCALING = {
     **{"Conv": (0, 1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1)},
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), (0,)),
@@ -120,10 +122,12 @@ def _can(graph: Graph, node: Node, last: Node, known: _Known) -> bool:
         wanted = np.asarray(known.about[sources[1]].scale) * first.scale[0]
         bias = known.about[sources[2]].scale if len(sources) > 2 else wanted
         plain = node.attribute("alpha", 1.0) == node.attribute("beta", 1.0) == 1.0
+        plain &= len(sources) < 3 or graph.constants[sources[2]].size == graph.shapes[node.output][1]
         return plain and bool(np.allclose(bias, wanted, rtol=1e-4)) and not node.attribute("transA", 0)
     if node.op == "MatMul":
-        weight = known.about[sources[1]]
-        return sources[1] in graph.constants and len(weight.scale) == 1 and weight.zero == (0,)
+        weight, rank = known.about[sources[1]], len(graph.shape(sources[1]))
+        along = len(weight.scale) == 1 or weight.axis == 1
+        return sources[1] in graph.constants and rank == 2 and along and set(weight.zero) == {0}
     if node.op == "Resize":
         return on_numbers(graph, node)
     return node.op in RESCALING or node.op in KEEPING

@@ -94,9 +94,10 @@ def resize(writer: Writer, node: Node) -> None:
 
 
 def on_numbers(graph: Graph, node: Node) -> bool:
-    """Whether TFLite-micro resizes 8-bit numbers as it does floats: it knows places to 1/1024 of a pixel."""
+    """Whether TFLite-micro resizes 8-bit numbers as it does floats: it knows steps of 1/1024 of a pixel."""
     extents, outs = graph.shape(node.inputs[0]), graph.shapes[node.output]
-    exact = all(extent * 1024 % out == 0 for extent, out in zip(extents, outs, strict=True))
+    corners = node.attribute("coordinate_transformation_mode") == "align_corners"
+    exact = not corners and all(extent * 1024 % out == 0 for extent, out in zip(extents, outs, strict=True))
     return node.attribute("mode", "nearest") == "nearest" or exact
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.compilation import Compilation
+    from dicompiler.model import Model
+    from dicompiler.program import Program
+    from dicompiler.verify import Check, Tolerance
 
 log = logging.getLogger("dicompiler")
 
@@ -66,6 +69,20 @@ class TflmTarget(Target):
             return dict.fromkeys(names, given)
         board = None if compilation.platform is None else microcontroller(compilation.platform.name)
         return {} if board is None else dict.fromkeys(names, Limits(board.ram, board.flash))
+
+    def tolerances(self, model: Model) -> Mapping[str, Tolerance]:
+        """1e-4 of the range in float32; of a quantised network so many steps of the output's scale."""
+        from dicompiler_targets.tflm.proof import tolerances
+
+        return tolerances(model)
+
+    def proofs(
+        self, model: Model, whole: Callable[[], Program], inputs: Mapping[str, NDArray[Any]], result: RunResult
+    ) -> tuple[Check, ...]:
+        """Of a quantised network: its parts give what it gives uncut, and that is what LiteRT gives."""
+        from dicompiler_targets.tflm.proof import proofs
+
+        return proofs(model, whole, inputs, result)
 
     def run(
         self,
