@@ -7,9 +7,9 @@ against what the program predicts.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -18,13 +18,20 @@ from numpy.typing import NDArray
 
 from dicompiler.errors import DicompilerError, nearest
 from dicompiler.model import Model
-from dicompiler.program import DeviceProgram, Program, Transfer, Value
+from dicompiler.program import DeviceProgram, Program, Segment, Transfer, Value
 from dicompiler.target import Optimization
 from dicompiler.weights import Weight, array_dtype, dtype_name, is_hollow
 
 _LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
 # Types that onnxruntime computes with but does not exchange with numpy.
 _FOREIGN = ("bfloat16", "float8", "float4", "int4", "int2")
+
+
+class Runnable(Protocol):
+    """A model in a runtime."""
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Every output by name."""
 
 
 class Session:
@@ -158,16 +165,20 @@ class Execution:
 class Executor:
     """A program with its sessions made, to be run for many frames."""
 
-    def __init__(self, program: Program, optimization: Optimization = "extended") -> None:
+    def __init__(
+        self,
+        program: Program,
+        optimization: Optimization = "extended",
+        make: Callable[[Segment], Runnable] | None = None,
+    ) -> None:
+        """`make`: what runs a segment in place of onnxruntime."""
         self.program = program
         self._sends = [_sends(device) for device in program.devices]
-        self._sessions = [
-            [
-                Session(s.model, program.weights, f"segment {s.name!r} of device {d.device!r}", optimization)
-                for s in d.segments
-            ]
-            for d in program.devices
-        ]
+
+        def session(s: Segment) -> Runnable:
+            return Session(s.model, program.weights, f"segment {s.name!r} of device {s.device!r}", optimization)
+
+        self._sessions = [[(make or session)(segment) for segment in device.segments] for device in program.devices]
 
     def run(self, inputs: Mapping[str, Any], keep_values: bool = False) -> Execution:
         """Plays the program for one frame. DicompilerError where a transfer or an order is not as predicted."""

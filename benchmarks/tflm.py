@@ -1,0 +1,162 @@
+"""Networks for microcontrollers × kinds of split on 1, 2 and 4 devices, in TFLite-micro, in float32 and in int8.
+
+In: names of networks and kinds. Out: a row for each on stdout, what failed below it, progress on stderr; exit code 1
+where anything was missed. Run it as README.md says; nothing is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import click
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from splits import ALL, Case, splits
+
+from dicompiler import networks
+from dicompiler.compiler import split
+from dicompiler.errors import DicompilerError
+from dicompiler.executor import Executor
+from dicompiler.model import Model
+from dicompiler.plan import Plan
+from dicompiler.program import Program, Segment
+from dicompiler.tiling import whole_plan
+from dicompiler.verify import Check, Tolerance, compare, graph_inputs, random_inputs
+from dicompiler_passes.normalise import normalise
+from dicompiler_passes.quantise import quantise
+from dicompiler_targets.tflm.lowering import lower
+from dicompiler_targets.tflm.proof import LiteRt, Micro, Runtime, tolerances
+
+NETWORKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    **{name: (name, {}) for name in ("autoencoder", "ds_cnn", "resnet8", "person_detection", "squeezenet")},
+    **{
+        f"mobilenet_v2 {width} {size}": ("mobilenet_v2", {"width": width, "size": size})
+        for width in (0.35, 1.0)
+        for size in (96, 160, 224)
+    },
+}
+PARTIAL = ("lip", "fuse")
+"""Kinds that add up partial sums, which int8 does not have."""
+SAMPLES = 16
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan: how far it is from onnxruntime, of int8 also from the same network uncut and from LiteRT."""
+
+    network: str
+    numbers: str
+    devices: int
+    kind: str
+    cut: int
+    checks: tuple[Check, ...]
+    seconds: float
+
+    def cells(self) -> list[str]:
+        """As the table shows it."""
+        details = [check.detail.split(" (")[0].removeprefix("differs by ") for check in self.checks]
+        head = [self.network, self.numbers, str(self.devices), self.kind, str(self.cut)]
+        return [*head, *details, *["–"] * (3 - len(details)), f"{self.seconds:.1f}"]
+
+    @property
+    def failures(self) -> list[str]:
+        name = f"{self.network} {self.numbers} {self.kind} on {self.devices}"
+        return [f"{name}: {check.name}: {check.detail}" for check in self.checks if not check.passed]
+
+
+def _runtime(program: Program, make: type[Runtime], segment: Segment) -> Runtime:
+    return make(lower(segment, program.weights))
+
+
+def _outputs(case: Case, plan: Plan, make: type[Runtime]) -> Mapping[str, NDArray[Any]]:
+    """What the plan's programs give. DicompilerError where a transfer does not carry the bytes predicted."""
+    program = split(case.with_plan(plan)).program
+    assert program is not None
+    return Executor(program, make=partial(_runtime, program, make)).run(case.inputs).outputs
+
+
+def int8(source: Model) -> Model:
+    """The network quantised with seeded samples."""
+    model = normalise(source)
+    values = graph_inputs(model)
+    return quantise(model, [random_inputs(values, seed) for seed in range(SAMPLES)])
+
+
+def rows(name: str, numbers: str, kinds: Sequence[str]) -> Iterator[Row]:
+    """The network whole on one device, then the kinds on two and on four."""
+    network, options = NETWORKS[name]
+    source = Model.load(networks.build(network, 1, **options))
+    model = source if numbers == "float32" else int8(source)
+    whole: Mapping[str, NDArray[Any]] = {}
+    litert: Mapping[str, NDArray[Any]] = {}
+    for devices in (1, 2, 4):
+        case = Case.of(model, devices)
+        plans: list[tuple[str, int, Any]] = [("whole", 0, partial(_whole, case))]
+        if devices > 1:
+            used = [kind for kind in kinds if numbers == "float32" or kind not in PARTIAL]
+            found = splits(case.layers, used, 0, devices=devices)
+            plans = [(one.kind, len(one.cut), partial(case.plan, one)) for one in found]
+        for kind, cut, plan in plans:
+            start = time.perf_counter()
+            try:
+                got = _outputs(case, plan(), Micro)
+                if devices == 1 and numbers == "int8":
+                    whole, litert = got, _outputs(case, plan(), LiteRt)
+                checks = _checks(model, case, got, whole, litert)
+            except DicompilerError as error:
+                checks = (Check("error", False, str(error)),)
+            yield Row(name, numbers, devices, kind, cut, checks, time.perf_counter() - start)
+
+
+def _whole(case: Case) -> Plan:
+    assert case.compilation.platform is not None
+    return whole_plan(case.layers, case.compilation.platform.fastest.name)
+
+
+def _checks(
+    model: Model,
+    case: Case,
+    got: Mapping[str, NDArray[Any]],
+    whole: Mapping[str, NDArray[Any]],
+    litert: Mapping[str, NDArray[Any]],
+) -> tuple[Check, ...]:
+    allowed = tolerances(model)
+    (name,) = got
+    checks = [compare("onnxruntime", case.reference[name], got[name], allowed=allowed[name])]
+    if whole:
+        checks.append(compare("uncut", whole[name], got[name], exact=True))
+        checks.append(compare("LiteRT", litert[name], got[name], allowed=Tolerance(1, allowed[name].step)))
+    return tuple(checks)
+
+
+@click.command()
+@click.option("--network", "names", multiple=True, type=click.Choice(list(NETWORKS)), help="Only these (repeatable).")
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(ALL), help="Only these kinds (repeatable).")
+@click.option("--numbers", multiple=True, type=click.Choice(("float32", "int8")), help="Only these.")
+def main(names: Sequence[str], kinds: Sequence[str], numbers: Sequence[str]) -> None:
+    """Split networks for microcontrollers in every way and compare what TFLite-micro makes of them."""
+    logging.getLogger("dicompiler").setLevel(logging.ERROR)
+    table = Table("network", "numbers", "devices", "kind", "layers cut", "onnxruntime", "uncut", "LiteRT", "s")
+    failures: list[str] = []
+    for name in names or NETWORKS:
+        for one in numbers or ("float32", "int8"):
+            for row in rows(name, one, kinds or ALL):
+                table.add_row(*row.cells())
+                failures += row.failures
+                click.echo(f"{'  '.join(row.cells())}{'  FAILED' if row.failures else ''}", err=True)
+            table.add_section()
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    for failure in failures:
+        click.echo(failure)
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
