@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,13 +109,17 @@ def _outputs(data: bytes) -> int:
     return int(tflite.Model.GetRootAs(data, 0).Subgraphs(0).OutputsLength())
 
 
-def numbers(segment: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Any]], seed: int = 0) -> list[NDArray[Any]]:
-    """Seeded inputs of a segment of a manifest, as they lie in its model."""
+def numbers(data: bytes, seed: int = 0) -> list[NDArray[Any]]:
+    """Seeded inputs of a model."""
+    import tflite
+    from tflite_micro.python.tflite_micro import runtime
+
     rng = np.random.default_rng(seed)
-    made = []
-    for name in segment["inputs"]:
-        about = tensors[name]
-        if about["dtype"] == "int8":
+    count = int(tflite.Model.GetRootAs(data, 0).Subgraphs(0).InputsLength())
+    interpreter = runtime.Interpreter.from_bytes(data, arena_size=1 << 24)
+    made: list[NDArray[Any]] = []
+    for about in (interpreter.get_input_details(index) for index in range(count)):
+        if about["dtype"] == np.int8:
             made.append(rng.integers(-128, 128, about["shape"]).astype(np.int8))
         else:
             made.append(rng.standard_normal(about["shape"]).astype(np.float32))

@@ -90,11 +90,12 @@ def test_every_segment_gives_what_litert_gives_and_its_resolver_lists_its_operat
     emitted(compiled(network(name), "modnn", 2), tmp_path / "out")
     for place in sorted((tmp_path / "out").glob("*/manifest.json")):
         manifest = load_json(place)
-        tensors = {entry["name"]: entry for entry in manifest["tensors"]}
         found: set[str] = set()
         for segment in manifest["segments"]:
+            if segment["model"] is None:
+                continue
             data = (place.parent / segment["model"]).read_bytes()
-            inputs = numbers(segment, tensors)
+            inputs = numbers(data)
             for a, b in zip(litert(data, inputs), micro(data, inputs, segment["arena"]), strict=True):
                 assert tflm_runs.difference(a, b) <= 1e-6
             found.update(codes_of(data))
@@ -109,7 +110,7 @@ def test_the_least_arena_runs_and_64_bytes_less_do_not(tmp_path: Path) -> None:
     emitted(compilation, tmp_path / "out", margin=0.0)
     tried = 0
     for place in sorted((tmp_path / "out").glob("*/manifest.json")):
-        for segment in load_json(place)["segments"]:
+        for segment in (s for s in load_json(place)["segments"] if s["model"] is not None):
             data = (place.parent / segment["model"]).read_bytes()
             trials = measure.Trials(data)
             assert trials.fits(segment["arena"])

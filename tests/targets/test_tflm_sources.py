@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from tflm_runs import CODES, compiled, emitted
 from dicompiler import networks
 from dicompiler.schema import load_json
 from dicompiler_targets.tflm.layout import layout
-from dicompiler_targets.tflm.lowering import lower
+from dicompiler_targets.tflm.moves import peel
+from dicompiler_targets.tflm.run import copy
 
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-I.", f"-I{CODES}"]
 
@@ -106,14 +107,35 @@ def _step(
     segment = manifest["segments"][index]
     if any(tensor not in own for tensor in segment["inputs"]):
         return False
-    data = np.frombuffer(b"".join(own[tensor] for tensor in segment["inputs"]), np.uint8).astype(np.uint64)
-    models = list(dict.fromkeys(s["model"] for s in manifest["segments"]))
-    total = int((data * np.arange(1, len(data) + 1, dtype=np.uint64)).sum()) + models.index(segment["model"])
     sizes = {tensor["name"]: tensor["bytes"] for tensor in manifest["tensors"]}
-    for i, tensor in enumerate(segment["outputs"]):
-        word = ((total + i) % 2**32).to_bytes(4, "little")
-        own[tensor] = (word * (sizes[tensor] // 4 + 1))[: sizes[tensor]]
+    made = {tensor: np.zeros(sizes[tensor], np.uint8) for tensor in segment["outputs"]}
+    held = {tensor: np.frombuffer(own[tensor], np.uint8) for tensor in segment["inputs"]}
+    if segment["model"] is not None:
+        same = [s for s in manifest["segments"] if s["model"] == segment["model"]]
+        inputs = [np.zeros(size, np.uint8) for size in _ports_of(same, "gathers", "target", "to", 2)]
+        for one in segment["gathers"]:
+            copy(one, held[one["source"]], inputs[one["target"]])
+        data = np.concatenate(inputs).astype(np.uint64)
+        models = list(dict.fromkeys(s["model"] for s in manifest["segments"] if s["model"] is not None))
+        total = int((data * np.arange(1, len(data) + 1, dtype=np.uint64)).sum()) + models.index(segment["model"])
+        sizes_out = _ports_of(same, "places", "source", "start", 1)
+        words = [((total + i) % 2**32).to_bytes(4, "little") for i in range(len(sizes_out))]
+        outputs = [np.frombuffer((w * (n // 4 + 1))[:n], np.uint8) for w, n in zip(words, sizes_out, strict=True)]
+        for one in segment["places"]:
+            copy(one, outputs[one["source"]], made[one["target"]])
+    for one in segment["copies"]:
+        copy(one, held[one["source"]], made[one["target"]])
+    own |= {tensor: array.tobytes() for tensor, array in made.items()}
     return True
+
+
+def _ports_of(segments: Sequence[Mapping[str, Any]], kind: str, end: str, begin: str, column: int) -> list[int]:
+    """The bytes of a model's ports: as far as any of its segments copies there."""
+    found: dict[int, int] = {}
+    for one in (one for segment in segments for one in segment[kind]):
+        reach = one[begin] + one["run"] + sum((loop[0] - 1) * loop[column] for loop in one["loops"])
+        found[one[end]] = max(found.get(one[end], 0), reach)
+    return [found[port] for port in sorted(found)]
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
@@ -121,7 +143,7 @@ def test_tensors_that_are_there_at_the_same_time_never_share_a_place(devices: in
     program = compiled(networks.build("tiny"), "modnn", devices).program
     assert program is not None
     for device in program.devices:
-        held = list(layout(program, device, [lower(s, program.weights) for s in device.segments]).values())
+        held = list(layout(program, device, [peel(segment) for segment in device.segments]).values())
         for i, one in enumerate(held):
             assert one.offset % 16 == 0
             for other in held[:i]:

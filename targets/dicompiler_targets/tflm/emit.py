@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from dicompiler_targets.tflm.flatbuffer import codes_of
 from dicompiler_targets.tflm.layout import Held, border, buffer_bytes, given, layout
 from dicompiler_targets.tflm.lowering import Border, Lowered, lower
 from dicompiler_targets.tflm.measure import arenas
+from dicompiler_targets.tflm.moves import Copy, Peeled, copies, peel
 from dicompiler_targets.tflm.sizes import Limits, Sizes, check, document, with_margin
 
 FORMAT = "dicompiler.tflm/1"
@@ -31,10 +32,12 @@ OUTSIDE = ("artifact.json", "plan.json", "platform.toml", "reference", MEMORY)
 
 @dataclass(frozen=True)
 class Device:
-    """A device as it is written. lowered: of each segment; needed: of each model the least bytes of an arena."""
+    """A device as it is written. peeled, lowered: of each segment (None where nothing is computed); needed: of each
+    model the least bytes of an arena."""
 
     program: DeviceProgram
-    lowered: tuple[Lowered, ...]
+    peeled: tuple[Peeled, ...]
+    lowered: tuple[Lowered | None, ...]
     models: sources.DeviceModels
     needed: tuple[int, ...]
     held: Mapping[str, Held]
@@ -43,12 +46,13 @@ class Device:
     @property
     def data(self) -> dict[str, bytes]:
         """The models by name."""
-        return {self.models.names[k]: self.lowered[i].data for i, k in enumerate(self.models.of)}
+        pairs = zip(self.models.of, self.lowered, strict=True)
+        return {self.models.names[k]: model.data for k, model in pairs if model is not None and k is not None}
 
     @property
     def operators(self) -> tuple[str, ...]:
         """The operators of all its models, sorted."""
-        return tuple(sorted({code for model in self.lowered for code in model.operators}))
+        return tuple(sorted({code for model in self.lowered if model is not None for code in model.operators}))
 
     @property
     def sizes(self) -> Sizes:
@@ -56,7 +60,7 @@ class Device:
         return Sizes(
             max(self.models.arenas, default=0),
             max(self.needed, default=0),
-            max((model.activations for model in self.lowered), default=0),
+            max((model.activations for model in self.lowered if model is not None), default=0),
             buffer_bytes(self.held),
             sum(map(len, self.data.values())),
         )
@@ -67,30 +71,42 @@ def devices(program: Program, margin: float) -> tuple[Device, ...]:
     for value in (*program.inputs, *program.outputs, *(t.value for t in program.transfers)):
         if value.shape is None:
             raise DicompilerError(f"target tflm: tensor {value.name!r} has no static shape: fix the inputs' (--shape)")
-    lowered = [tuple(lower(segment, program.weights) for segment in one.segments) for one in program.devices]
+    peeled = [tuple(map(peel, one.segments)) for one in program.devices]
+    lowered = [
+        tuple(None if one.segment is None else lower(one.segment, program.weights) for one in own) for own in peeled
+    ]
     distinct: dict[bytes, str] = {}
     for one, own in zip(program.devices, lowered, strict=True):
         for segment, model in zip(one.segments, own, strict=True):
-            distinct.setdefault(model.data, f"segment {segment.name!r} of device {one.device!r}")
+            if model is not None:
+                distinct.setdefault(model.data, f"segment {segment.name!r} of device {one.device!r}")
     least = dict(zip(distinct, arenas(list(distinct), list(distinct.values())), strict=True))
-    return tuple(_device(program, one, own, least, margin) for one, own in zip(program.devices, lowered, strict=True))
+    return tuple(_device(program, *each, least, margin) for each in zip(program.devices, peeled, lowered, strict=True))
 
 
 def _device(
-    program: Program, device: DeviceProgram, lowered: tuple[Lowered, ...], least: Mapping[bytes, int], margin: float
+    program: Program,
+    device: DeviceProgram,
+    peeled: tuple[Peeled, ...],
+    lowered: tuple[Lowered | None, ...],
+    least: Mapping[bytes, int],
+    margin: float,
 ) -> Device:
-    distinct = {model.data: i for i, model in reversed(list(enumerate(lowered)))}  # → the first segment that has it
-    firsts = sorted(distinct.values())
-    needed = tuple(least[lowered[i].data] for i in firsts)
+    firsts: dict[bytes, int] = {}  # model → the first segment that has it
+    for i, model in enumerate(lowered):
+        if model is not None:
+            firsts.setdefault(model.data, i)
+    places = {data: k for k, data in enumerate(firsts)}
+    needed = tuple(least[data] for data in firsts)
     models = sources.DeviceModels(
-        tuple(f"{i:03}" for i in firsts),
-        tuple(firsts.index(distinct[model.data]) for model in lowered),
+        tuple(f"{i:03}" for i in firsts.values()),
+        tuple(None if model is None else places[model.data] for model in lowered),
         tuple(with_margin(size, margin) for size in needed),
     )
     mine = [t for t in program.transfers if device.device in (t.sender, t.receiver)]
     others = {name for t in mine for name in (t.sender, t.receiver)} - {device.device}
     peers = tuple(one.device for one in program.devices if one.device in others)
-    return Device(device, lowered, models, needed, layout(program, device, lowered), peers)
+    return Device(device, peeled, lowered, models, needed, layout(program, device, peeled), peers)
 
 
 def write(program: Program, margin: float, limits: Mapping[str, Limits], directory: Path) -> Json:
@@ -140,7 +156,8 @@ def _files(program: Program, device: Device) -> Iterable[tuple[str, bytes]]:
     incoming = sum(step.kind == "receive" for step in device.program.steps)
     sizes = (device.models.arenas, buffer_bytes(device.held), len(device.peers), incoming)
     yield "arena.h", sources.arena_header(*sizes).encode()
-    tables = sources.program_source(program, device.program, device.held, device.models, device.peers)
+    moves = tuple(map(_moves, device.peeled))
+    tables = sources.program_source(program, device.program, device.held, device.models, device.peers, moves)
     yield "program.cc", tables.encode()
     yield MANIFEST, json_text(_manifest(program, device)).encode()
 
@@ -157,22 +174,43 @@ def _manifest(program: Program, device: Device) -> Json:
         "outputs": [
             _border(device.held[name].border) | {"name": output, "tensor": name} for name, output in own.sinks.items()
         ],
-        "segments": [
-            {
-                "name": segment.name,
-                "model": f"model_{device.models.names[k]}.tflite",
-                "arena": device.models.arenas[k],
-                "inputs": list(segment.inputs),
-                "outputs": list(segment.outputs),
-            }
-            for segment, k in zip(own.segments, device.models.of, strict=True)
-        ],
+        "segments": [_segment(device, i) for i in range(len(own.segments))],
         "steps": [[step.kind, step.index] for step in own.steps],
         "tensors": [
             _border(held.border) | {"offset": held.offset, "first": held.first, "last": held.last}
             for held in device.held.values()
         ],
     }
+
+
+def _segment(device: Device, index: int) -> Json:
+    """A segment, with what is copied before its model runs and behind it."""
+    segment, k, moves = device.program.segments[index], device.models.of[index], _moves(device.peeled[index])
+    return {
+        "name": segment.name,
+        "model": None if k is None else f"model_{device.models.names[k]}.tflite",
+        "arena": 0 if k is None else device.models.arenas[k],
+        "inputs": list(segment.inputs),
+        "outputs": list(segment.outputs),
+        "gathers": [_copy(copy) for copy in moves.gathers],
+        "places": [_copy(copy) for copy in moves.places],
+        "copies": [_copy(copy) for copy in moves.copies],
+    }
+
+
+def _copy(copy: Copy) -> Json:
+    keys = ("source", "target", "start", "to", "run", "loops")
+    return {key: getattr(copy, key) for key in keys}
+
+
+def _moves(peeled: Peeled) -> sources.Moves:
+    """The copies of a segment: ports of its model are numbers there, tensors that are held have names."""
+    inner = peeled.segment
+    ports = {name: i for i, name in enumerate(inner.outputs)} if inner is not None else {}
+    gathers = [copy for i, one in enumerate(peeled.gathers.values()) for copy in copies(i, one, peeled.values)]
+    every = [copy for name, one in peeled.places.items() for copy in copies(name, one, peeled.values)]
+    places = [replace(copy, source=ports[copy.source]) for copy in every if copy.source in ports]
+    return sources.Moves(tuple(gathers), tuple(places), tuple(copy for copy in every if copy.source not in ports))
 
 
 def _border(value: Border) -> Json:

@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 
 from dicompiler.program import DeviceProgram, Program, Value
-from dicompiler_targets.tflm.lowering import Border, Lowered, wire_shape
+from dicompiler_targets.tflm.lowering import Border, wire_shape
+from dicompiler_targets.tflm.moves import Peeled
 
 ALIGN = 16
 """Bytes; each tensor starts at a multiple of it."""
@@ -53,9 +54,9 @@ def given(program: Program, device: DeviceProgram) -> tuple[str, ...]:
     return tuple(value.name for value in program.inputs if value.name in device.sources and value.name in used)
 
 
-def layout(program: Program, device: DeviceProgram, models: Sequence[Lowered]) -> dict[str, Held]:
-    """Every tensor outside the arena by name. `models`: of the device's segments, in order."""
-    borders = {b.name: b for model in models for b in (*model.inputs, *model.outputs)}
+def layout(program: Program, device: DeviceProgram, peeled: Sequence[Peeled]) -> dict[str, Held]:
+    """Every tensor outside the arena by name. `peeled`: the device's segments, in order."""
+    borders = {name: border(value) for one in peeled for name, value in one.values.items()}
     at_start = dict.fromkeys(given(program, device))
     at_start |= dict.fromkeys(program.transfers[i].value.name for i in received(device))
     known = (*program.inputs, *(transfer.value for transfer in program.transfers))

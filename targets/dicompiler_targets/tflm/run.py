@@ -23,6 +23,8 @@ from dicompiler_targets.tflm.measure import RUNTIME
 from dicompiler_targets.tflm.packages import load
 from dicompiler_targets.tflm.writer import IMAGE, PLAIN
 
+Bytes = NDArray[np.uint8]
+
 
 @dataclass
 class Player:
@@ -77,7 +79,7 @@ def _player(directory: Path, device: str) -> Player:
         raise DicompilerError(f"{path}: format: expected {FORMAT!r}: compile it again")
     models: dict[str, Any] = {}
     for segment in manifest["segments"]:
-        if segment["model"] not in models:
+        if segment["model"] is not None and segment["model"] not in models:
             models[segment["model"]] = _interpreter(directory / device / segment["model"], segment["arena"], device)
     steps = [step for step in manifest["steps"] if step[0] != "receive"]
     return Player(manifest, models, steps, seconds=[0.0] * len(manifest["segments"]))
@@ -147,20 +149,46 @@ def _step(player: Player, transfers: Sequence[Mapping[str, Any]], players: Mappi
 
 
 def _segment(player: Player, index: int) -> None:
+    """Copies its inputs together, runs its model, and copies what that made to where it belongs."""
     segment = player.manifest["segments"][index]
-    interpreter = player.models[segment["model"]]
     start = time.perf_counter()
-    for i, name in enumerate(segment["inputs"]):
-        about = interpreter.get_input_details(i)
-        given = np.frombuffer(player.held[name], about["dtype"]).reshape(about["shape"])
-        interpreter.set_input(given, i)
+    sizes = {tensor["name"]: tensor["bytes"] for tensor in player.manifest["tensors"]}
+    made = {name: np.zeros(sizes[name], np.uint8) for name in segment["outputs"]}
+    held = {name: np.frombuffer(player.held[name], np.uint8) for name in segment["inputs"]}
+    if segment["model"] is not None:
+        outputs = _model(player, segment, held)
+        for one in segment["places"]:
+            copy(one, outputs[one["source"]], made[one["target"]])
+    for one in segment["copies"]:
+        copy(one, held[one["source"]], made[one["target"]])
+    player.held |= {name: array.tobytes() for name, array in made.items()}
+    player.seconds[index] += time.perf_counter() - start
+
+
+def _model(player: Player, segment: Mapping[str, Any], held: Mapping[str, Bytes]) -> dict[int, Bytes]:
+    """Runs the segment's model on parts of what is held; the outputs that are read, by number."""
+    interpreter = player.models[segment["model"]]
+    for port in sorted({one["target"] for one in segment["gathers"]}):
+        about = interpreter.get_input_details(port)
+        given = np.zeros(about["shape"], about["dtype"])
+        for one in segment["gathers"]:
+            if one["target"] == port:
+                copy(one, held[one["source"]], given.reshape(-1).view(np.uint8))
+        interpreter.set_input(given, port)
     try:
         interpreter.invoke()
     except RuntimeError as error:
         raise RunError(f"device {player.name!r}: segment {segment['name']!r}: TFLite-micro: {error}") from None
-    for i, name in enumerate(segment["outputs"]):
-        player.held[name] = interpreter.get_output(i).tobytes()
-    player.seconds[index] += time.perf_counter() - start
+    ports = sorted({one["source"] for one in segment["places"]})
+    return {port: np.frombuffer(interpreter.get_output(port).tobytes(), np.uint8) for port in ports}
+
+
+def copy(one: Mapping[str, Any], source: Bytes, target: Bytes) -> None:
+    """Does a copy of a manifest, as Move of main.cc does."""
+    times, steps, further = zip(*one["loops"], strict=True) if one["loops"] else ((), (), ())
+    shape = (*times, one["run"])
+    view = np.lib.stride_tricks.as_strided
+    view(target[one["to"] :], shape, (*further, 1))[...] = view(source[one["start"] :], shape, (*steps, 1))
 
 
 def _to_wire(array: NDArray[Any]) -> bytes:

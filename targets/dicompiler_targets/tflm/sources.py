@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dicompiler.program import DeviceProgram, Program
 from dicompiler_targets.tflm.layout import Held, given, received
+from dicompiler_targets.tflm.moves import LOOPS, Copy
 
 NOTE = "// Written by dicompiler; compile the network again to change it.\n"
 _METHODS = {"PADV2": "PadV2", "BATCH_MATMUL": "BatchMatMul"}
@@ -19,11 +20,22 @@ _COLUMNS = 16
 
 @dataclass(frozen=True)
 class DeviceModels:
-    """names: of the models, each once. of: for each segment the index of its model. arenas: bytes for each model."""
+    """names: of the models, each once. of: for each segment the index of its model, None where it computes nothing.
+    arenas: bytes for each model."""
 
     names: tuple[str, ...]
-    of: tuple[int, ...]
+    of: tuple[int | None, ...]
     arenas: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What is copied for a segment: from what is held into the model's inputs, from the model's outputs to what is
+    held, and from one of what is held to another."""
+
+    gathers: tuple[Copy, ...]
+    places: tuple[Copy, ...]
+    copies: tuple[Copy, ...]
 
 
 def data_header(name: str, data: bytes) -> str:
@@ -79,9 +91,14 @@ def arena_header(arenas: Iterable[int], buffers: int, peers: int, incoming: int)
 
 
 def program_source(
-    program: Program, device: DeviceProgram, held: Mapping[str, Held], models: DeviceModels, peers: Sequence[str]
+    program: Program,
+    device: DeviceProgram,
+    held: Mapping[str, Held],
+    models: DeviceModels,
+    peers: Sequence[str],
+    moves: Sequence[Moves],
 ) -> str:
-    """program.cc: the tables that program.h declares."""
+    """program.cc: the tables that program.h declares. moves: of each segment."""
     numbers = {one.device: i for i, one in enumerate(program.devices)}
     tensors = {name: i for i, name in enumerate(held)}
     outgoing = [step.index for step in device.steps if step.kind == "send"]
@@ -92,7 +109,7 @@ def program_source(
         f"const int kPeerCount = {len(peers)};",
         _table("Tensor kTensors", [f"{{{one.offset}, {one.border.nbytes}}}" for one in held.values()], "{0, 0}"),
         _models(models),
-        _segments(device, models, tensors),
+        _segments(device, models, tensors, moves),
         *_transfers("Incoming", program, received(device), peers, tensors, True),
         f"const int kIncomingCount = {len(received(device))};",
         *_transfers("Outgoing", program, outgoing, peers, tensors, False),
@@ -118,15 +135,27 @@ def _models(models: DeviceModels) -> str:
     return _table("Model kModels", entries, "{nullptr, 0}")
 
 
-def _segments(device: DeviceProgram, models: DeviceModels, tensors: Mapping[str, int]) -> str:
+def _segments(device: DeviceProgram, models: DeviceModels, tensors: Mapping[str, int], moves: Sequence[Moves]) -> str:
     lists, entries = [], []
-    for i, segment in enumerate(device.segments):
-        for kind, names in (("inputs", segment.inputs), ("outputs", segment.outputs)):
-            numbers = ", ".join(str(tensors[name]) for name in names) or "0"
-            lists.append(f"static const int k_{kind}_{i}[] = {{{numbers}}};\n")
-        ends = f"k_inputs_{i}, {len(segment.inputs)}, k_outputs_{i}, {len(segment.outputs)}"
-        entries.append(f"{{{models.of[i]}, {ends}}}")
-    return "".join(lists) + _table("Segment kSegments", entries, "{0, nullptr, 0, nullptr, 0}")
+    for i, (segment, own) in enumerate(zip(device.segments, moves, strict=True)):
+        numbers = ", ".join(str(tensors[name]) for name in segment.inputs) or "0"
+        lists.append(f"static const int k_inputs_{i}[] = {{{numbers}}};\n")
+        ends = [f"k_inputs_{i}, {len(segment.inputs)}"]
+        for kind, copies in (("gathers", own.gathers), ("places", own.places), ("copies", own.copies)):
+            if copies:
+                body = _table(f"Copy k_{kind}_{i}", [_copy(copy, tensors) for copy in copies], "")
+                lists.append(f"static {body}\n")
+            ends.append(f"k_{kind}_{i}, {len(copies)}" if copies else "nullptr, 0")
+        model = models.of[i]
+        entries.append(f"{{{-1 if model is None else model}, {', '.join(ends)}}}")
+    return "".join(lists) + _table("Segment kSegments", entries, "{-1, nullptr, 0, nullptr, 0, nullptr, 0, nullptr, 0}")
+
+
+def _copy(copy: Copy, tensors: Mapping[str, int]) -> str:
+    ends = [end if isinstance(end, int) else tensors[end] for end in (copy.source, copy.target)]
+    loops = (*[(1, 0, 0)] * (LOOPS - len(copy.loops)), *copy.loops)
+    columns = ", ".join(f"{{{', '.join(map(str, column))}}}" for column in zip(*loops, strict=True))
+    return f"{{{ends[0]}, {ends[1]}, {copy.start}, {copy.to}, {copy.run}, {columns}}}"
 
 
 def _transfers(

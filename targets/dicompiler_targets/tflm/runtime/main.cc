@@ -49,20 +49,58 @@ bool Receive(const Segment& segment) {
   return true;
 }
 
-bool Run(const Segment& segment) {
-  if (!Load(segment.model)) return false;
-  for (int i = 0; i < segment.input_count; ++i) {
-    const int tensor = segment.inputs[i];
-    TfLiteTensor* input = interpreter->input(static_cast<std::size_t>(i));
-    if (input->bytes != kTensors[tensor].bytes) return false;
-    std::memcpy(input->data.raw, Data(tensor), input->bytes);
+// Whether the last byte of a copy lies within both ends.
+bool Fits(const Copy& copy, std::size_t source_bytes, std::size_t target_bytes) {
+  std::size_t source = copy.start + copy.run, target = copy.to + copy.run;
+  for (int i = 0; i < 3; ++i) {
+    source += (copy.times[i] - 1) * copy.source_steps[i];
+    target += (copy.times[i] - 1) * copy.target_steps[i];
   }
-  if (interpreter->Invoke() != kTfLiteOk) return false;
-  for (int i = 0; i < segment.output_count; ++i) {
-    const int tensor = segment.outputs[i];
-    const TfLiteTensor* output = interpreter->output(static_cast<std::size_t>(i));
-    if (output->bytes != kTensors[tensor].bytes) return false;
-    std::memcpy(Data(tensor), output->data.raw, output->bytes);
+  return source <= source_bytes && target <= target_bytes;
+}
+
+void Move(const Copy& copy, const unsigned char* source, unsigned char* target) {
+  source += copy.start;
+  target += copy.to;
+  for (std::size_t i = 0; i < copy.times[0]; ++i) {
+    for (std::size_t j = 0; j < copy.times[1]; ++j) {
+      for (std::size_t k = 0; k < copy.times[2]; ++k) {
+        std::memcpy(target + i * copy.target_steps[0] + j * copy.target_steps[1] + k * copy.target_steps[2],
+                    source + i * copy.source_steps[0] + j * copy.source_steps[1] + k * copy.source_steps[2], copy.run);
+      }
+    }
+  }
+}
+
+bool Gather(const Copy& copy) {
+  TfLiteTensor* input = interpreter->input(static_cast<std::size_t>(copy.target));
+  if (!Fits(copy, kTensors[copy.source].bytes, input->bytes)) return false;
+  Move(copy, Data(copy.source), reinterpret_cast<unsigned char*>(input->data.raw));
+  return true;
+}
+
+bool Place(const Copy& copy) {
+  const TfLiteTensor* output = interpreter->output(static_cast<std::size_t>(copy.source));
+  if (!Fits(copy, output->bytes, kTensors[copy.target].bytes)) return false;
+  Move(copy, reinterpret_cast<const unsigned char*>(output->data.raw), Data(copy.target));
+  return true;
+}
+
+bool Run(const Segment& segment) {
+  if (segment.model >= 0) {
+    if (!Load(segment.model)) return false;
+    for (int i = 0; i < segment.gather_count; ++i) {
+      if (!Gather(segment.gathers[i])) return false;
+    }
+    if (interpreter->Invoke() != kTfLiteOk) return false;
+    for (int i = 0; i < segment.place_count; ++i) {
+      if (!Place(segment.places[i])) return false;
+    }
+  }
+  for (int i = 0; i < segment.copy_count; ++i) {
+    const Copy& copy = segment.copies[i];
+    if (!Fits(copy, kTensors[copy.source].bytes, kTensors[copy.target].bytes)) return false;
+    Move(copy, Data(copy.source), Data(copy.target));
   }
   return true;
 }

@@ -18,13 +18,32 @@ struct Model {
   std::size_t arena_bytes;
 };
 
-// A model that is run, with the tensors that it reads and makes. Tiles of equal shape share a model.
+// Bytes that are copied: `run` in one piece, again and again in three loops, the outermost first. source, target: a
+// tensor, or the model's input or output of that number. start, to: the first byte in either.
+struct Copy {
+  int source;
+  int target;
+  std::size_t start;
+  std::size_t to;
+  std::size_t run;
+  std::size_t times[3];
+  std::size_t source_steps[3];
+  std::size_t target_steps[3];
+};
+
+// A model that is run, -1 for none, and the tensors that it waits for. Copied are, before it, parts of tensors into its
+// inputs; behind it its outputs, or parts of them, into tensors; and tensors into tensors. So tiles of equal shape share
+// a model.
 struct Segment {
   int model;
   const int* inputs;
   int input_count;
-  const int* outputs;
-  int output_count;
+  const Copy* gathers;
+  int gather_count;
+  const Copy* places;
+  int place_count;
+  const Copy* copies;
+  int copy_count;
 };
 
 // A tensor that goes to a peer or comes from one. `index` is its number in the whole cluster.
