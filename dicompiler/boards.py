@@ -67,17 +67,16 @@ class Microcontroller:
 
     @property
     def family(self) -> PlatformFamily:
-        """Its platforms. A host's memory is RAM and flash together, because a plan keeps weights in the one and tensors
-        in the other; each by itself is the target's to check."""
+        """Its platforms."""
         text = self.source + _SERIAL.format(cycles=self.cycles)
         device = Device("", "", 2 * self.clock / self.cycles)
-        host = Host("", self.ram + self.flash)
+        host = Host("", self.ram + self.flash, flash=self.flash)
         network = Network("switch", 0.8e6)
         return PlatformFamily(self.name + "N", text, _boards(self.name, text, self.prefix, host, (device,), network))
 
 
 _SERIAL = (
-    " Memory of a host: both together. Rate: no source, an assumption: {cycles:g} cycles for a multiplication with its"
+    " Rate: no source, an assumption: {cycles:g} cycles for a multiplication with its"
     " addition; a profile of your own boards is better. Network: serial lines at 1 Mbaud, 8 of 10 bits of them data (an"
     " assumption)."
 )
@@ -124,8 +123,3 @@ FAMILIES: tuple[PlatformFamily, ...] = (
     ),
     *(board.family for board in MICROCONTROLLERS),
 )
-
-
-def microcontroller(platform: str) -> Microcontroller | None:
-    """The board that the built-in platform of that name is made of; None for platforms of other machines."""
-    return next((board for board in MICROCONTROLLERS if board.family.find(platform) is not None), None)

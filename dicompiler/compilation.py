@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dicompiler.platform import Platform
     from dicompiler.program import Program
     from dicompiler.routing import Routing
+    from dicompiler.target import Occupied
     from dicompiler.verify import Verification
 
 
@@ -40,7 +41,9 @@ class Compilation:
     model: the ONNX model; layers: its layers; platform: the cluster; plan: what the annotating passes or a strategy
     decided; routing: what follows from layers and plan (set once partition has rewritten the model); reference: the
     model before that; program: steps per device; metrics: the costs that were predicted, and single: those of the
-    whole network on one device; decision: how the plan came about; artifacts: the directory that the target wrote.
+    whole network on one device; decision: how the plan came about; occupied, occupied_single: RAM and flash of each
+    device by the target's measure, and those of one device that has all (() where the target has none); artifacts: the
+    directory that the target wrote.
     """
 
     model: Model
@@ -53,6 +56,8 @@ class Compilation:
     metrics: Metrics | None = None
     single: Metrics | None = None
     decision: Decision | None = None
+    occupied: tuple[Occupied, ...] = ()
+    occupied_single: tuple[Occupied, ...] = ()
     artifacts: Path | None = None
 
     def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:

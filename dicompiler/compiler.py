@@ -81,11 +81,12 @@ def compile(
     compilation = prepare(Model.load(model), shape, instruments)
     compilation = replace(compilation, platform=_platform(platform, decider))
     costs: CostModel = registry().make("cost_models", cost) if isinstance(cost, str) else cost
-    problem = pose(compilation, objective, costs)
+    problem = replace(pose(compilation, objective, costs), target=emitter)
     chosen_plan = decide(problem, decider, plan)
     log.info("splitting over %d devices", len(chosen_plan.devices))
     compilation = split(replace(compilation, plan=chosen_plan), instruments)
     if output is not None:
+        compilation = occupy(compilation, problem)
         check_program(compilation, emitter)
     decision = Decision("" if decider is None else decider.name, objective, costs.name)
     compilation = replace(weigh(compilation, problem), decision=decision)
@@ -154,6 +155,25 @@ def decide(problem: Problem, strategy: Strategy | None, plan: str | Path | Plan 
     with nullcontext() if strategy is None else judged(strategy):
         check(problem, chosen)
     return chosen
+
+
+def occupy(compilation: Compilation, problem: Problem) -> Compilation:
+    """Adds what the program takes of RAM and flash by the target's measure, and what the uncut network would take on
+    one device; nothing where the target has none."""
+    assert problem.target is not None and compilation.program is not None
+    if compilation.plan is not None and compilation.plan.replicas:
+        return compilation
+    occupied = problem.target.occupied(compilation.program)
+    if not occupied:
+        return compilation
+    whole = whole_plan(problem.layers, problem.platform.fastest.name)
+    single = problem.sketch(problem.plan(whole.layers)).program
+    assert single is not None
+    try:
+        uncut = problem.target.occupied(single)
+    except DicompilerError:  # too large for the target: no figure to compare with
+        uncut = ()
+    return replace(compilation, occupied=occupied, occupied_single=uncut)
 
 
 def weigh(compilation: Compilation, problem: Problem) -> Compilation:

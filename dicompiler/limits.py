@@ -5,7 +5,7 @@ Problem + Plan → nothing, or an error that names the host, the layer and the b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dicompiler.blame import blamed, broken
 from dicompiler.compilation import Compilation
@@ -17,7 +17,7 @@ from dicompiler.plan import Plan
 from dicompiler.platform import Host, Platform
 from dicompiler.problem import Problem
 from dicompiler.routing import Routing, route
-from dicompiler.target import Target
+from dicompiler.target import Occupied, Target
 from dicompiler.units import format_bytes
 
 
@@ -82,7 +82,8 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
         host = problem.platform.host(name)
         if needed > host.memory:
             routing = route(problem.layers, plan, problem.platform.host_of)
-            raise _over(routing, problem.platform, host, f"{format_bytes(needed)} for weights and activations")
+            text = f"{format_bytes(needed)} for weights and activations and has {format_bytes(host.memory)}"
+            raise _over(routing, problem.platform, host, text)
 
 
 def check_program(compilation: Compilation, target: Target) -> None:
@@ -95,6 +96,9 @@ def check_program(compilation: Compilation, target: Target) -> None:
         )
     program, platform, routing = compilation.program, compilation.platform, compilation.routing
     assert program is not None and platform is not None and routing is not None
+    if compilation.occupied:
+        check_occupied(platform, compilation.occupied)
+        return
     held = program_memory(program)
     with blamed(target):
         added = target.memory(program)
@@ -106,11 +110,34 @@ def check_program(compilation: Compilation, target: Target) -> None:
         needed, more = sum(held[name].total for name in own), sum(added[name] for name in own)
         if needed + more > host.memory:
             text = f"{format_bytes(needed + more)} to run, {format_bytes(more)} of it added by target {target.name!r},"
+            raise _over(routing, platform, host, f"{text} and has {format_bytes(host.memory)}")
+        weights = sum(held[name].weights for name in own)
+        if host.flash and weights > host.flash:
+            text = f"{format_bytes(weights)} of flash for weights and has {format_bytes(host.flash)}"
+            raise _over(routing, platform, host, text)
+        if host.flash and needed + more - weights > host.ram:
+            text = f"{format_bytes(needed + more - weights)} of RAM to run and has {format_bytes(host.ram)}"
             raise _over(routing, platform, host, text)
 
 
+def check_occupied(platform: Platform, occupied: Sequence[Occupied]) -> None:
+    """The same of what a target has measured: RAM and flash, each by itself where a host has flash."""
+    for host in platform.hosts:
+        own = [one for one in occupied if platform.host_of[one.device] == host.name]
+        ram, flash = sum(one.ram for one in own), sum(one.flash for one in own)
+        limits = [("RAM", ram, host.ram), ("flash", flash, host.flash)]
+        for i, (kind, needed, limit) in enumerate(limits if host.flash else [("memory", ram + flash, host.memory)]):
+            if needed > limit:
+                worst = max(own, key=lambda one: (one.ram, one.flash)[i])
+                raise DicompilerError(
+                    f"plan: host {host.name} needs {format_bytes(needed)} of {kind}, {format_bytes(needed - limit)} "
+                    f"more than the {format_bytes(limit)} that it has: cut {worst.where[i]} into smaller parts, or "
+                    "give it to another device (--fit searches)"
+                )
+
+
 def _over(routing: Routing, platform: Platform, host: Host, needed: str) -> DicompilerError:
-    """The error for a host that has too little memory."""
+    """The error for a host that has too little memory. needed: how much of what, and how much it has."""
     weights: dict[str, int] = {}
     for task in (task for role in routing.roles for task in role.tasks):
         if platform.host_of[task.device] == host.name:
@@ -122,4 +149,4 @@ def _over(routing: Routing, platform: Platform, host: Host, needed: str) -> Dico
         else f"give it less of the network, above all of layer {largest!r} ({format_bytes(weights[largest])} of "
         "weights)"
     )
-    return DicompilerError(f"plan: host {host.name} needs {needed} and has {format_bytes(host.memory)}: {remedy}")
+    return DicompilerError(f"plan: host {host.name} needs {needed}: {remedy}")

@@ -26,12 +26,19 @@ NetworkKind = Literal["switch", "shared", "gateway"]
 class Host:
     """A machine. `memory`: bytes that its devices may use together.
 
+    flash: of these the bytes of flash, where weights lie and nothing else (0: weights lie in RAM, with all else).
     bandwidth: bit/s of its own connection, in each direction, where that is less than the network's (None: no limit).
     """
 
     name: str
     memory: int
     bandwidth: float | None = None
+    flash: int = 0
+
+    @property
+    def ram(self) -> int:
+        """Bytes for what changes, and for the weights where there is no flash."""
+        return self.memory - self.flash
 
 
 @dataclass(frozen=True)
@@ -259,17 +266,17 @@ def from_toml(text: str, place: str = "platform") -> Platform:
                 _bytes_per_second(entry.get("memory_bandwidth"), f"{key}.memory_bandwidth") or 0.0,
             )
         )
-    hosts = tuple(
-        Host(
-            entry["name"],
-            parse_bytes(entry["memory"], f"{place}: host[{index}].memory"),
-            parse(entry["bandwidth"], BANDWIDTH, f"{place}: host[{index}].bandwidth") if "bandwidth" in entry else None,
-        )
-        for index, entry in enumerate(document["host"])
-    )
+    hosts = tuple(_host(entry, f"{place}: host[{index}]") for index, entry in enumerate(document["host"]))
     _check_names(place, hosts, devices, network)
     name = document.get("name", Path(place).stem)
     return Platform(name, hosts, tuple(devices), network, document.get("description", ""))
+
+
+def _host(entry: Mapping[str, Any], key: str) -> Host:
+    """In a file `memory` is RAM alone where there is flash."""
+    flash = parse_bytes(entry["flash"], f"{key}.flash") if "flash" in entry else 0
+    bandwidth = parse(entry["bandwidth"], BANDWIDTH, f"{key}.bandwidth") if "bandwidth" in entry else None
+    return Host(entry["name"], parse_bytes(entry["memory"], f"{key}.memory") + flash, bandwidth, flash)
 
 
 def _network(entry: Mapping[str, Any], links: Sequence[Mapping[str, Any]], place: str) -> Network:
@@ -333,7 +340,9 @@ def to_toml(platform: Platform) -> str:
     if network.message:
         lines.append(f'message = "{write(network.message, TIME)}"')
     for host in platform.hosts:
-        lines += ["", "[[host]]", f"name = {_text(host.name)}", f'memory = "{write(host.memory, MEMORY)}"']
+        lines += ["", "[[host]]", f"name = {_text(host.name)}", f'memory = "{write(host.ram, MEMORY)}"']
+        if host.flash:
+            lines.append(f'flash = "{write(host.flash, MEMORY)}"')
         if host.bandwidth is not None:
             lines.append(f'bandwidth = "{write(host.bandwidth, BANDWIDTH)}"')
     for device in platform.devices:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dicompiler.compilation import Compilation
     from dicompiler.fronts import Front, Tell
     from dicompiler.model import Model
+    from dicompiler.target import Target
 
 __all__ = ["OBJECTIVES", "Metrics", "Problem", "Strategy"]
 
@@ -35,8 +36,8 @@ class Problem:
 
     source, sink: the devices that hold the inputs and want the outputs; the platform's first device by default (it
     may be compute-less). model: what the layers were formed of; `evaluate` and `simulate` need it. executor: whom
-    `evaluate_all` gives its work; strategies ask it for what can be done at once. Raises UsageError for an unknown
-    objective, DicompilerError for an unknown device.
+    `evaluate_all` gives its work; strategies ask it for what can be done at once. target: what the program will be
+    emitted by, where that is known. Raises UsageError for an unknown objective, DicompilerError for an unknown device.
     """
 
     layers: LayerGraph = field(repr=False)
@@ -47,6 +48,7 @@ class Problem:
     sink: tuple[str, ...] = ()
     model: Model | None = field(default=None, repr=False)
     executor: Executor | None = field(default=None, repr=False, compare=False)
+    target: Target | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         terms(self.objective)  # raises where it is none

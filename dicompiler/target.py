@@ -102,6 +102,19 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
+class Occupied:
+    """What a program takes of a device's host, by the target's own measure, in bytes. ram, flash: in all; where: what
+    takes most of the RAM, and of the flash, as an error names it. details: further figures by name, of what they are.
+    """
+
+    device: str
+    ram: int
+    flash: int
+    where: tuple[str, str]
+    details: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Installed:
     """What `Target.install` did for a device. host: what ssh connected to. directory: the device's on that host.
 
@@ -185,6 +198,12 @@ class Target(ABC):
         0 unless the target knows better. Memory limits count it.
         """
         return {device.device: 0 for device in program.devices}
+
+    def occupied(self, program: Program) -> tuple[Occupied, ...]:  # noqa: ARG002
+        """What each device needs of RAM and flash, measured. () where the target has no measure of its own, as by
+        default; where it has, memory limits count this alone. DicompilerError where it cannot express the program.
+        """
+        return ()
 
     @property
     def spec(self) -> Spec:

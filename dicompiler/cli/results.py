@@ -30,13 +30,60 @@ def show_compiled(result: Compilation, as_json: bool) -> None:
     if as_json:
         assert result.artifacts is not None
         outputs = [str(result.artifacts / name) for name in listed(result.artifacts)]
-        show_json({"devices": devices, **_predicted(result), "artifacts": str(result.artifacts), "outputs": outputs})
+        written = {"artifacts": str(result.artifacts), "outputs": outputs}
+        memory = {"memory": _occupied(result)} if result.occupied else {}
+        show_json({"devices": devices, **_predicted(result), **memory, **written})
         return
     headers = ("device", "segments", "weights", "sends", "bytes sent", "bytes received")
     show(headers, [[str(value) for value in record.values()] for record in devices], right=range(1, len(headers)))
     click.echo()
     _show_predicted(result)
+    if result.occupied:
+        click.echo()
+        _show_occupied(result)
     click.echo(f"\nwritten: {result.artifacts}")
+
+
+def _occupied(result: Compilation) -> dict[str, Any]:
+    """RAM and flash of each device with its host's limits, the most RAM of a device where one has the whole network,
+    and how many times the operations of the uncut network all devices do together."""
+    assert result.platform is not None
+    devices = []
+    for one in result.occupied:
+        host = result.platform.host(result.platform.host_of[one.device])
+        limits = {"ram_limit": host.ram, "flash_limit": host.flash or None}
+        devices.append({"device": one.device, "ram": one.ram, "flash": one.flash, **limits, **one.details})
+    return {
+        "devices": devices,
+        "uncut_ram": max((one.ram for one in result.occupied_single), default=None),
+        "operations": _operations(result.metrics) / _operations(result.single),
+    }
+
+
+def _operations(metrics: Metrics | None) -> int:
+    return 1 if metrics is None else sum(device.flops for device in metrics.devices)
+
+
+def _show_occupied(result: Compilation) -> None:
+    from dicompiler.units import format_bytes
+
+    found = _occupied(result)
+    details = list(result.occupied[0].details)
+    keys = ("ram", "ram_limit", "flash", "flash_limit", *details)
+    names = {"ram": "RAM", "ram_limit": "of", "flash_limit": "of"}
+    headers = ("device", *(names.get(key, key.replace("_", " ")) for key in keys))
+    rows = [
+        (one["device"], *("–" if one[key] is None else format_bytes(one[key]) for key in keys))
+        for one in found["devices"]
+    ]
+    show(headers, rows, right=range(1, len(headers)))
+    if found["uncut_ram"] is not None:
+        most = max(one["ram"] for one in found["devices"])
+        click.echo(
+            f"\nRAM of the fullest device: {format_bytes(most)}; of one that has the whole network, uncut: "
+            f"{format_bytes(found['uncut_ram'])}"
+        )
+    click.echo(f"multiplications: {found['operations']:.3f} times those of the uncut network")
 
 
 def show_planned(result: Compilation, written: Path, as_json: bool) -> None:

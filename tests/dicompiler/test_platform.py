@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dicompiler.boards import microcontroller
 from dicompiler.errors import DicompilerError, UsageError
 from dicompiler.platform import (
     Device,
@@ -223,7 +222,7 @@ AMOUNTS = st.floats(1e-9, 1e18)
 @st.composite
 def platforms(draw: st.DrawFn) -> Platform:
     hosts = tuple(
-        Host(name, draw(st.integers(1, 2**50))) for name in draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
+        Host(name, draw(st.integers(2, 2**50)), flash=draw(st.integers(0, 1))) for name in draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
     )
     names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
     pick = st.sampled_from([host.name for host in hosts])
@@ -254,15 +253,20 @@ def test_any_platform_is_written_as_text_that_reads_back_as_it(platform: Platfor
     assert from_toml(to_toml(platform), "x.toml") == platform
 
 
-def test_built_in_microcontrollers_have_their_makers_figures_and_a_target_finds_them() -> None:
-    found = {name: Platform.load(name) for name in ("nano33x2", "stm32f746x1", "stm32h743x3", "esp32s3x1", "rp2040x4")}
-    sizes = {name: microcontroller(name) for name in found}
-    assert [(b.ram, b.flash) for b in sizes.values() if b] == [
+def test_built_in_microcontrollers_have_their_makers_figures() -> None:
+    names = ("nano33x2", "stm32f746x1", "stm32h743x3", "esp32s3x1", "rp2040x4")
+    found = [Platform.load(name) for name in names]
+    assert [(platform.hosts[0].ram, platform.hosts[0].flash) for platform in found] == [
         (256 * 2**10, 2**20), (320 * 2**10, 2**20), (512 * 2**10, 2 * 2**20), (512 * 2**10, 8 * 2**20),
         (264 * 2**10, 2 * 2**20),
     ]  # fmt: skip
-    for name, platform in found.items():
-        board = sizes[name]
-        assert board is not None and platform.hosts[0].memory == board.ram + board.flash
-        assert "data sheet" in platform.description or "product specification" in platform.description
-    assert microcontroller("rpi4x4") is None and microcontroller("nano33") is None
+    assert all("data sheet" in p.description or "product specification" in p.description for p in found)
+
+
+def test_with_flash_memory_is_ram_alone_and_both_are_the_host_s() -> None:
+    text = 'network = {kind = "switch", bandwidth = "1 Mbit/s"}\n'
+    text += 'host = [{name = "a", memory = "256 KiB", flash = "2 MiB"}]\ndevice = [{name = "a", rate = "1 MFLOP/s"}]\n'
+    host = from_toml(text, "x.toml").hosts[0]
+    assert (host.ram, host.flash, host.memory) == (2**18, 2**21, 2**18 + 2**21)
+    with pytest.raises(DicompilerError, match=r"host\[0\]\.flash: '0 KiB': a memory size must be more than zero"):
+        from_toml(text.replace("2 MiB", "0 KiB"), "x.toml")

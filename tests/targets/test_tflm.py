@@ -20,11 +20,14 @@ from test_random_plans import compiled as random_compiled
 from tflm_runs import checked, compiled, emitted, litert, micro, numbers
 
 from dicompiler import networks
-from dicompiler.compiler import compile, verify
+from dicompiler.compilation import Compilation
+from dicompiler.compiler import compile, split, verify
 from dicompiler.cutting import cut
 from dicompiler.errors import DicompilerError, RunError, UsageError
 from dicompiler.executor import run_model
 from dicompiler.model import Model
+from dicompiler.passes import PassManager, pipeline
+from dicompiler.platform import from_toml, nameless
 from dicompiler.schema import load_json
 from dicompiler.target import RunOptions
 from dicompiler.verify import random_inputs
@@ -150,43 +153,68 @@ def test_the_same_compilation_gives_the_same_bytes_whatever_the_hash_seed(tmp_pa
     assert len(files[0]) > 30 and files[0] == files[1]
 
 
-def test_a_compiled_artifact_verifies_and_its_memory_is_listed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("WARNING", "dicompiler"):
-        compile(network("lenet"), "nano33x2", "modnn", target="tflm", output=tmp_path / "out")
+def test_a_compiled_artifact_verifies_and_its_memory_is_that_measured(tmp_path: Path) -> None:
+    compilation = compile(network("lenet"), "nano33x2", "modnn", target="tflm", output=tmp_path / "out")
     assert verify(tmp_path / "out").passed
     memory = load_json(tmp_path / "out" / "memory.json")
-    table = (tmp_path / "out" / "memory.txt").read_text()
-    assert table.strip() in caplog.text and "nano02" in table
-    for entry in memory["devices"]:
+    for entry, found in zip(memory["devices"], compilation.occupied, strict=True):
+        assert (entry["ram"], entry["flash"]) == (found.ram, found.flash)
         assert entry["ram_limit"] == 256 * 1024 and entry["flash_limit"] == 1024 * 1024
         assert entry["ram"] == entry["arena"] + entry["buffers"] <= entry["ram_limit"]
         assert entry["arena_needed"] <= entry["arena"] and entry["ram_32_bit_estimate"] < entry["ram"]
         models = (tmp_path / "out" / entry["device"]).glob("*.tflite")
-        assert entry["flash_models"] == sum(path.stat().st_size for path in models)
+        assert entry["flash"] == sum(path.stat().st_size for path in models)
+    (single,) = compilation.occupied_single
+    assert single.device == "nano01" and single.ram > min(one.ram for one in compilation.occupied)
 
 
-def test_tiles_of_equal_shape_share_a_model(tmp_path: Path) -> None:
-    emitted(compiled(network("tiny"), "modnn", 4), tmp_path / "out")
-    text = ['{"format": "dicompiler.plan/1", "source": ["d0"], "sink": ["d0"], "layers": {']
-    assert text and load_json(tmp_path / "out" / "d1" / "manifest.json")["layout"] == "NHWC"
+def tiled(model: onnx.ModelProto | Model, layers: str, parts: int) -> Compilation:
+    """A network on one device, the run of layers in fused tiles one after another."""
+    passes = pipeline(f"normalise,infer-shapes,form-layers,fuse-tiles{{layers={layers} parts={parts}}}")
+    return split(PassManager(passes).run(Compilation(model=Model.load(model), platform=nameless(1))))
+
+
+def test_tiles_of_equal_shape_share_a_model_and_their_inputs_and_outputs_are_copied_by_the_loop(
+    tmp_path: Path,
+) -> None:
+    model = Model.load(network("block"))
+    compilation = tiled(model, "stem.wide..stem.narrow", 6)  # 12 rows: two each; the first alone has pads
+    checked(compilation, model, tmp_path / "out", 1e-5)
+    manifest = load_json(tmp_path / "out" / "d0" / "manifest.json")
+    models = [segment["model"] for segment in manifest["segments"]]
+    assert len(models) == 7 and len(set(models)) == 3
+    assert len(set(models[1:6])) == 1
+    assert not {"STRIDED_SLICE", "CONCATENATION"} & set(manifest["operators"])
+    assert len(sorted((tmp_path / "out" / "d0").glob("*.tflite"))) == 3
+    (memory,) = load_json(tmp_path / "out" / "memory.json")["devices"]
+    arenas = {segment["model"]: segment["arena"] for segment in manifest["segments"]}
+    assert (
+        memory["arena"] == max(arenas.values())
+        and f"kArenaBytes = {memory['arena']};" in (tmp_path / "out" / "d0" / "arena.h").read_text()
+    )
+    program = compiled(model).program
+    assert program is not None
+    uncut = TflmTarget().occupied(program)
+    assert memory["ram"] < uncut[0].ram
 
 
 # -- bad input
 
 
 @pytest.mark.parametrize(
-    ("options", "cause"),
-    [({"ram": "16 KiB", "flash": "1 MiB"}, "more than the 16.4 kB of its board"),
-     ({"ram": "1 MiB", "flash": "16 KiB"}, "of flash for its models")],
+    ("memory", "flash", "cause"),
+    [("16 KiB", "1 MiB", r"host d0 needs \S+ kB of RAM, \S+ kB more than the 16\.4 kB that it has: cut layer 'conv"),
+     ("1 MiB", "64 KiB", r"host d0 needs \S+ kB of flash, \S+ kB more than the 65\.5 kB that it has: cut layer '")],
 )  # fmt: skip
-def test_a_board_too_small_is_an_error_with_the_bytes_and_the_segment(
-    options: dict[str, str], cause: str, tmp_path: Path
+def test_a_board_too_small_is_an_error_with_the_bytes_and_the_layer(
+    memory: str, flash: str, cause: str, tmp_path: Path
 ) -> None:
+    text = f'host = [{{name = "d0", memory = "{memory}", flash = "{flash}"}}]\n'
+    text += 'device = [{name = "d0", rate = "1 MFLOP/s"}]\nnetwork = {kind = "switch", bandwidth = "1 Mbit/s"}\n'
+    platform = from_toml(text, "one.toml")
     with pytest.raises(DicompilerError, match=cause) as caught:
-        emitted(compiled(network("tiny")), tmp_path / "out", **options)
-    assert "segment 'd0_000'" in str(caught.value) and not list((tmp_path / "out").iterdir())
+        compile(network("lenet"), platform, "single", target="tflm", output=tmp_path / "out")
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
 def test_compile_leaves_nothing_behind_where_an_operator_cannot_be_expressed(tmp_path: Path) -> None:
@@ -220,5 +248,5 @@ def test_a_damaged_artifact_and_wrong_options_are_errors(tmp_path: Path) -> None
     (directory / "d1" / "manifest.json").unlink()
     with pytest.raises(DicompilerError, match="the directory of device 'd1' is missing"):
         TflmTarget().run(directory, [frame], 10)
-    with pytest.raises(ValueError, match="ram and flash go together"):
-        TflmTarget(ram="1 MiB")
+    with pytest.raises(ValueError, match="margin must be between 0 and 10"):
+        TflmTarget(margin=-1)

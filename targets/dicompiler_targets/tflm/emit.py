@@ -22,7 +22,7 @@ from dicompiler_targets.tflm.layout import Held, border, buffer_bytes, given, la
 from dicompiler_targets.tflm.lowering import Border, Lowered, lower
 from dicompiler_targets.tflm.measure import arenas
 from dicompiler_targets.tflm.moves import Copy, Peeled, copies, peel
-from dicompiler_targets.tflm.sizes import Limits, Sizes, check, document, with_margin
+from dicompiler_targets.tflm.sizes import Limits, Sizes, document, with_margin
 
 FORMAT = "dicompiler.tflm/1"
 MANIFEST, MEMORY = "manifest.json", "memory.json"
@@ -109,19 +109,16 @@ def _device(
     return Device(device, peeled, lowered, models, needed, layout(program, device, peeled), peers)
 
 
-def write(program: Program, margin: float, limits: Mapping[str, Limits], directory: Path) -> Json:
-    """Writes the artifact into `directory`; gives what memory.json says. `limits`: of the devices' boards, by device.
+def write(program: Program, margin: float, limits: Mapping[str, Limits], directory: Path) -> None:
+    """Writes the artifact into `directory`. `limits`: of the devices' boards, by device, for memory.json.
 
-    DicompilerError for names that cannot be directories, for what TFLite-micro cannot express, and for a device whose
-    RAM or flash is too small.
+    DicompilerError for names that cannot be directories, and for what TFLite-micro cannot express.
     """
     for one in program.devices:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", one.device) or one.device in OUTSIDE:
             raise DicompilerError(f"device {one.device!r}: no name for the device's directory: give it another one")
     found = devices(program, margin)
     memory = document({device.program.device: device.sizes for device in found}, limits, margin)
-    for device in found:
-        check(device.program, device.sizes, device.models, device.data, limits.get(device.program.device))
     digest = hashlib.sha256()
     for device in found:
         name = device.program.device
@@ -132,7 +129,6 @@ def write(program: Program, margin: float, limits: Mapping[str, Limits], directo
     (directory / MEMORY).write_text(json_text(memory), encoding="utf-8")
     artifact = artifact_document(program, "tflm", digest.hexdigest())
     (directory / "artifact.json").write_text(json_text(artifact), encoding="utf-8")
-    return memory
 
 
 def runtime() -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""RAM and flash of devices: what is needed, what there is, and a table of both.
+"""RAM and flash of devices: what is needed, and what takes most of it.
 
 Arena and buffers are measured on this host, where pointers take 8 bytes; beside them stands an estimate for boards,
 where they take 4.
@@ -6,11 +6,12 @@ where they take 4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dicompiler.errors import DicompilerError
-from dicompiler.program import DeviceProgram
+from dicompiler.memory import constant_sizes, segment_values
+from dicompiler.program import PART, DeviceProgram, Segment
+from dicompiler.target import Occupied
 from dicompiler.units import format_bytes
 from dicompiler_targets.files import Json
 from dicompiler_targets.tflm.measure import STEP
@@ -47,6 +48,16 @@ class Sizes:
         return self.arena + self.buffers
 
     @property
+    def details(self) -> dict[str, int]:
+        """The figures beside RAM and flash."""
+        return {
+            "ram_32_bit_estimate": self.ram_32,
+            "arena": self.arena,
+            "arena_needed": self.needed,
+            "buffers": self.buffers,
+        }
+
+    @property
     def ram_32(self) -> int:
         """An estimate of the same where pointers take 4 bytes."""
         records = max(0, self.arena - self.activations)
@@ -59,53 +70,32 @@ def with_margin(size: int, margin: float) -> int:
 
 
 def document(sizes: Mapping[str, Sizes], limits: Mapping[str, Limits], margin: float) -> Json:
-    """memory.json."""
+    """memory.json. Where a board has no flash, its RAM is for the models too."""
     entries = []
     for device, one in sizes.items():
-        entry: Json = {"device": device, "ram": one.ram, "ram_32_bit_estimate": one.ram_32, "flash_models": one.models}
-        entry |= {"arena": one.arena, "arena_needed": one.needed, "buffers": one.buffers}
+        entry: Json = {"device": device, "ram": one.ram, "flash": one.models, **one.details}
         if device in limits:
             entry |= {"ram_limit": limits[device].ram, "flash_limit": limits[device].flash}
         entries.append(entry)
     return {"format": FORMAT, "margin": margin, "devices": entries}
 
 
-def table(memory: Json) -> str:
-    """The same as text, a line for each device. RAM is that of this host's 64 bits, beside it the estimate for 32."""
-    head = ("device", "RAM", "(32 bit)", "of", "arena", "buffers", "models in flash", "of")
-    rows = [head]
-    for entry in memory["devices"]:
-        numbers = [entry[key] for key in ("ram", "ram_32_bit_estimate")]
-        numbers += [entry.get("ram_limit"), entry["arena"], entry["buffers"], entry["flash_models"]]
-        numbers.append(entry.get("flash_limit"))
-        rows.append((entry["device"], *("–" if n is None else format_bytes(n) for n in numbers)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells]))
-    return "\n".join(lines)
-
-
-def check(
-    device: DeviceProgram, sizes: Sizes, models: DeviceModels, data: Mapping[str, bytes], limits: Limits | None
-) -> None:
-    """DicompilerError where the board is too small: by how much, and the segment that takes most of it."""
-    if limits is None:
-        return
-    if sizes.ram > limits.ram:
-        worst = models.arenas.index(sizes.arena)
-        name = device.segments[models.of.index(worst)].name
-        raise DicompilerError(
-            f"device {device.device!r} needs {format_bytes(sizes.ram)} of RAM, {format_bytes(sizes.ram - limits.ram)} "
-            f"more than the {format_bytes(limits.ram)} of its board: cut the layers of segment {name!r} (arena "
-            f"{format_bytes(sizes.arena)}) into smaller tiles"
-        )
-    if sizes.models > limits.flash:
+def occupied(device: DeviceProgram, sizes: Sizes, models: DeviceModels, data: Mapping[str, bytes]) -> Occupied:
+    """What a device takes, and the layers that take most of it."""
+    ram = flash = "its buffers"
+    if models.arenas:
         largest = max(data, key=lambda name: len(data[name]))
-        name = device.segments[models.of.index(models.names.index(largest))].name
-        raise DicompilerError(
-            f"device {device.device!r} needs {format_bytes(sizes.models)} of flash for its models, "
-            f"{format_bytes(sizes.models - limits.flash)} more than the {format_bytes(limits.flash)} of its board: "
-            f"give part of segment {name!r} ({format_bytes(len(data[largest]))}) to another device"
-        )
+        ram = _heaviest(device.segments[models.of.index(models.arenas.index(sizes.arena))], segment_values)
+        flash = _heaviest(device.segments[models.of.index(models.names.index(largest))], constant_sizes)
+    return Occupied(device.device, sizes.ram, sizes.models, (ram, flash), sizes.details)
+
+
+def _heaviest(segment: Segment, measure: Callable[[Segment], Mapping[str, int]]) -> str:
+    """The layer of the segment whose nodes read and make most of what is measured, for errors."""
+    bytes_of, totals = measure(segment), dict[str, int]()
+    for node in segment.model.graph.node:
+        part = next((entry.value for entry in node.metadata_props if entry.key == PART), "")
+        layer = part.rpartition("/")[0] or node.name
+        totals[layer] = max(totals.get(layer, 0), sum(bytes_of.get(name, 0) for name in {*node.input, *node.output}))
+    layer = max(totals, key=lambda name: totals[name])
+    return f"layer {layer!r} ({format_bytes(totals[layer])} in segment {segment.name!r})"

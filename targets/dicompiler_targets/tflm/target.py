@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.target import RunOptions, RunResult, Target
-from dicompiler.units import parse_bytes
+from dicompiler.target import Occupied, RunOptions, RunResult, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from dicompiler.program import Program
     from dicompiler.verify import Check, Tolerance
 
-log = logging.getLogger("dicompiler")
-
 
 @dataclass(frozen=True)
 class TflmTarget(Target):
@@ -28,47 +24,36 @@ class TflmTarget(Target):
 
     Tensors of rank 4 travel, and go in and out, channels last (N, H, W, C); all others in ONNX's order.
 
-    margin: how much larger an arena is written than the least that runs. ram, flash: of every device, such as
-    "256 KiB"; by default those of the built-in board that the platform is made of, else no limits.
+    margin: how much larger an arena is written than the least that runs.
     """
 
     name: ClassVar[str] = "tflm"
 
     margin: float = 0.05
-    ram: str = ""
-    flash: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin <= 10:
             raise ValueError(f"margin must be between 0 and 10, not {self.margin:g}")
-        if bool(self.ram) != bool(self.flash):
-            raise ValueError("ram and flash go together: give both or neither")
-        for key in ("ram", "flash"):
-            if getattr(self, key):
-                parse_bytes(getattr(self, key), key)
 
     def emit(self, compilation: Compilation, directory: Path) -> None:
         """Writes artifact.json, memory.json and a directory per device."""
         from dicompiler_targets.tflm.emit import write
-        from dicompiler_targets.tflm.sizes import table
-
-        assert compilation.program is not None
-        memory = write(compilation.program, self.margin, self._limits(compilation), directory)
-        (directory / "memory.txt").write_text(table(memory) + "\n", encoding="utf-8")
-        log.warning("target tflm: RAM and flash of each device (memory.json):\n%s", table(memory))
-
-    def _limits(self, compilation: Compilation) -> Mapping[str, Any]:
-        """Device → what its board has."""
-        from dicompiler.boards import microcontroller
         from dicompiler_targets.tflm.sizes import Limits
 
-        assert compilation.program is not None
-        names = [device.device for device in compilation.program.devices]
-        if self.ram:
-            given = Limits(parse_bytes(self.ram, "ram"), parse_bytes(self.flash, "flash"))
-            return dict.fromkeys(names, given)
-        board = None if compilation.platform is None else microcontroller(compilation.platform.name)
-        return {} if board is None else dict.fromkeys(names, Limits(board.ram, board.flash))
+        program, platform = compilation.program, compilation.platform
+        assert program is not None
+        limits = {}
+        if platform is not None:
+            hosts = {device.device: platform.host(platform.host_of[device.device]) for device in program.devices}
+            limits = {device: Limits(host.ram, host.flash) for device, host in hosts.items()}
+        write(program, self.margin, limits, directory)
+
+    def occupied(self, program: Program) -> tuple[Occupied, ...]:
+        """Arenas as tried in TFLite-micro on this host, buffers, and models."""
+        from dicompiler_targets.tflm.emit import devices
+        from dicompiler_targets.tflm.sizes import occupied
+
+        return tuple(occupied(one.program, one.sizes, one.models, one.data) for one in devices(program, self.margin))
 
     def tolerances(self, model: Model) -> Mapping[str, Tolerance]:
         """1e-4 of the range in float32; of a quantised network so many steps of the output's scale."""
