@@ -222,7 +222,8 @@ AMOUNTS = st.floats(1e-9, 1e18)
 @st.composite
 def platforms(draw: st.DrawFn) -> Platform:
     hosts = tuple(
-        Host(name, draw(st.integers(2, 2**50)), flash=draw(st.integers(0, 1))) for name in draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
+        Host(name, draw(st.integers(2, 2**50)), flash=draw(st.integers(0, 1)))
+        for name in draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
     )
     names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
     pick = st.sampled_from([host.name for host in hosts])
