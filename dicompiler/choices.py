@@ -86,12 +86,17 @@ class ChoiceSet:
         return rest + (f", LIP finished in {'+'.join(self.finishes)}" if "lip" in self.kinds else "")
 
 
-def choices(problem: Problem, layer: Layer, options: ChoiceSet = ChoiceSet()) -> tuple[Choice, ...]:
+def choices(
+    problem: Problem, layer: Layer, options: ChoiceSet = ChoiceSet(), most: int | None = None
+) -> tuple[Choice, ...]:
     """The choices of `layer` on the platform of `problem`, whole layers first (the fastest device's is the first of
-    all); what the layer's rule does not allow is left out, and so is what has the parts of an earlier one."""
+    all); what the layer's rule does not allow is left out, and so is what has the parts of an earlier one. most: so
+    many are enough."""
     found: dict[tuple[Part, ...], Choice] = {}
     for choice in _all(problem, layer, options):
         found.setdefault(choice.parts, choice)
+        if len(found) == most:
+            break
     return tuple(found.values())
 
 

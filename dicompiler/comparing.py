@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dicompiler.blame import ask, judged
 from dicompiler.bounds import bound
@@ -87,11 +87,11 @@ def _row(problem: Problem, name: str, strategy: Strategy) -> Row:
 def binding(platform: Platform, metrics: Metrics) -> str:
     """What takes most of a frame: the computing of the busiest device, the busiest line, or waiting for one another."""
     busiest = metrics.busiest
-    lines = max(metrics.devices, key=lambda entry: entry.line_s)
     if platform.network.kind != "switch":
-        medium = replace(lines, line_s=sum(entry.line_s for entry in metrics.devices) / 2)
-        share, text = medium.line_s / metrics.latency_s, f"the {platform.network.kind} network"
+        share = sum(entry.line_s for entry in metrics.devices) / 2 / metrics.latency_s
+        text = f"the {platform.network.kind} network"
     else:
+        lines = max(metrics.devices, key=lambda entry: entry.line_s)
         share, text = lines.line_s / metrics.latency_s, f"the line of {lines.device}"
     computing = busiest.compute_s / metrics.latency_s
     if computing >= share:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.blame import blamed, broken
-from dicompiler.compiler import DEFAULT_COST, prepare
+from dicompiler.compiler import DEFAULT_COST, load_problem
 from dicompiler.errors import DicompilerError
 from dicompiler.fronts import OBJECTIVES, Front, Tell
 from dicompiler.model import Model
@@ -22,7 +22,7 @@ from dicompiler.outputs import check_place, moved_in_whole
 from dicompiler.plan import dumps
 from dicompiler.platform import Platform
 from dicompiler.plugins import registry
-from dicompiler.problem import Problem, Strategy
+from dicompiler.problem import Strategy
 from dicompiler.specs import Spec, parse
 
 FORMAT = "dicompiler.front/1"
@@ -46,20 +46,17 @@ def explore(
     cannot be explored, UsageError for unknown names; nothing is written then.
     """
     explorer: Strategy = registry().make("strategies", strategy) if isinstance(strategy, str) else strategy
-    costs = registry().make("cost_models", cost)
-    place = Platform.load(platform, [provided.value for provided in registry().platforms.values()])
     if output is not None:
         check_place(Path(output), FILE, "front")  # before the work, and in the end once more
-    compilation = prepare(Model.load(model), shape)
-    assert compilation.layers is not None
-    problem = Problem(compilation.layers, place, costs, model=compilation.model)
+    problem = load_problem(model, platform, shape, cost=cost)
+    assert problem.model is not None
     with blamed(explorer):
         found: Any = explorer.front(problem, tell)
     if not isinstance(found, Front):
         raise broken(explorer, f"front() returned {type(found).__name__} instead of a Front")
-    front = _named(found, compilation.model.digest())
+    front = _named(found, problem.model.digest())
     if output is not None:
-        write(front, place, Path(output))
+        write(front, problem.platform, Path(output))
     return front
 
 

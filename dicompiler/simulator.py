@@ -71,9 +71,18 @@ class Simulation:
                 own[span.peer] = own.get(span.peer, 0.0) + span.seconds
         return found
 
+    @cached_property
+    def _sums(self) -> dict[tuple[str, bool, str], float]:
+        """(kind, whether its peer is meant, device) → seconds."""
+        found: dict[tuple[str, bool, str], float] = {}
+        for span in self.spans:
+            for key in ((span.kind, False, span.device), (span.kind, True, span.peer)):
+                found[key] = found.get(key, 0.0) + span.seconds
+        return found
+
     def seconds(self, kind: str, device: str, peer: bool = False) -> float:
         """All seconds of one kind of a device (`peer`: of messages to it instead of from it)."""
-        return sum(s.seconds for s in self.spans if s.kind == kind and (s.peer if peer else s.device) == device)
+        return self._sums.get((kind, peer, device), 0.0)
 
 
 @dataclass
@@ -112,7 +121,7 @@ class _Player:
         self.roles, self.count, self.in_flight = work.roles, frames, in_flight
         self.names = [device.device for device in work.devices]
         self.lines = _Lines(self.roles, platform)
-        self.readers = [[_readers(role, i) for i in range(len(role.messages))] for role in self.roles]
+        self.readers = [_readers(role) for role in self.roles]
         self.busy = [False] * len(work.devices)
         self.started = [0.0] * len(work.devices)
         self.idle_since = [0.0] * len(work.devices)
@@ -231,10 +240,14 @@ class _Player:
         self._advance(now, d)
 
 
-def _readers(work: Workload, message: int) -> list[int]:
-    """The jobs that wait for a message."""
-    jobs = work.devices[work.messages[message].receiver].jobs
-    return [i for i, job in enumerate(jobs) if message in job.needs]
+def _readers(work: Workload) -> list[list[int]]:
+    """For each message the jobs of its receiver that wait for it."""
+    found: list[list[int]] = [[] for _ in work.messages]
+    for device in work.devices:
+        for i, job in enumerate(device.jobs):
+            for message in dict.fromkeys(job.needs):
+                found[message].append(i)
+    return found
 
 
 class _Lines:

@@ -68,18 +68,16 @@ def lines(platform: Platform) -> Lines:
     """The lines of a platform's network."""
     devices, network = platform.devices, platform.network
     hosts = {host.name: i for i, host in enumerate(platform.hosts)}
-    limits = {host.name: host.bandwidth for host in platform.hosts}
     switch = network.kind == "switch"
     count = 2 * len(hosts) if switch else 1
     seconds, message = np.zeros((len(devices) ** 2, count)), np.zeros((len(devices) ** 2, count))
     latency = np.zeros(len(devices) ** 2)
     for pair, (sender, receiver) in enumerate((a, b) for a in devices for b in devices):
-        link = network.link(sender.host, receiver.host)
+        link = platform.link(sender.name, receiver.name)
         if link is None:
             continue
-        own = [limit for name in (sender.host, receiver.host) if (limit := limits[name]) is not None]
         for line in (2 * hosts[sender.host], 2 * hosts[receiver.host] + 1) if switch else (0,):
-            seconds[pair, line] = 8 / min((link.bandwidth, *own))
+            seconds[pair, line] = 8 / link.bandwidth
             message[pair, line] = network.message
         latency[pair] = link.latency
     apart = ~np.eye(len(devices), dtype=bool).ravel()

@@ -92,17 +92,17 @@ def graph(sizes: Sequence[int], edges: Sequence[Edge]) -> Graph:
 def minimise(plan: Graph, node: Sequence[Floats], edge: Mapping[Edge, Floats]) -> tuple[float, tuple[int, ...]]:
     """(the least Σ node + Σ edge, a selection that has it; of equals the one with the lowest choices met first)."""
     factors = _placed(plan, node, edge)
-    chosen: dict[int, NDArray[np.intp]] = {}
     least = 0.0
     for k, bucket in enumerate(plan.buckets):
-        table = _joined(plan, bucket.scope, factors[k])
-        chosen[k] = table.argmin(axis=0)
-        message = np.take_along_axis(table, chosen[k][None], axis=0)[0]
-        least += _send(plan, factors, k, message)
+        least += _send(plan, factors, k, _least(plan, bucket.scope, factors[k]))
     selection = [0] * len(plan.sizes)
-    for k in range(len(plan.buckets) - 1, -1, -1):
-        bucket = plan.buckets[k]
-        selection[bucket.variable] = int(chosen[k][tuple(selection[u] for u in bucket.rest)])
+    for bucket, own in zip(reversed(plan.buckets), reversed(factors), strict=True):
+        scope = bucket.scope
+        column: Floats = np.zeros(1)
+        for factor in _in_order(own):
+            at = tuple(slice(None) if v == bucket.variable else selection[v] for v in factor.scope)
+            column = column + factor.table[at]
+        selection[scope[0]] = int(column.argmin())
     return least, tuple(selection)
 
 
@@ -117,7 +117,7 @@ def min_marginals(plan: Graph, node: Sequence[Floats], edge: Mapping[Edge, Float
     parents: list[int | None] = []
     roots = []
     for k, bucket in enumerate(plan.buckets):
-        message = _joined(plan, bucket.scope, factors[k]).min(axis=0)
+        message = _least(plan, bucket.scope, factors[k])
         messages.append(message)
         parents.append(_parent(plan, bucket))
         roots.append(_send(plan, factors, k, message))
@@ -169,12 +169,38 @@ def _send(plan: Graph, factors: list[list[_Factor]], k: int, message: Floats) ->
     return 0.0
 
 
+def _in_order(factors: Sequence[_Factor]) -> list[_Factor]:
+    """The small ones first, so that adding them up is cheap. Always the same order: so are the sums, to the bit."""
+    return sorted(factors, key=lambda factor: factor.table.size)
+
+
+def _aligned(scope: tuple[int, ...], factor: _Factor) -> Floats:
+    """The factor's table with an axis for each variable of `scope`, of length 1 where it does not depend on it."""
+    order = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
+    lengths = dict(zip(factor.scope, factor.table.shape, strict=True))
+    return factor.table.transpose(order).reshape([lengths.get(v, 1) for v in scope])
+
+
 def _joined(plan: Graph, scope: tuple[int, ...], factors: Sequence[_Factor]) -> Floats:
-    """The sum of the factors as one table over `scope`; small ones are added up first."""
+    """The sum of the factors as one table over `scope`."""
     total: Floats = np.zeros((1,) * len(scope))
-    for factor in sorted(factors, key=lambda factor: factor.table.size):
-        order = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
-        inside = {factor.scope[axis] for axis in order}
-        shape = tuple(plan.sizes[v] if v in inside else 1 for v in scope)
-        total = total + factor.table.transpose(order).reshape(shape)
+    for factor in _in_order(factors):
+        total = total + _aligned(scope, factor)
     return np.ascontiguousarray(np.broadcast_to(total, tuple(plan.sizes[v] for v in scope)))
+
+
+def _least(plan: Graph, scope: tuple[int, ...], factors: Sequence[_Factor]) -> Floats:
+    """The minimum of the joint table over its first variable, worked out in pieces that stay in the cache."""
+    found: Floats
+    if len(scope) < 3:
+        found = _joined(plan, scope, factors).min(axis=0)
+        return found
+    sizes = [plan.sizes[v] for v in scope]
+    tables = [_aligned(scope, factor) for factor in _in_order(factors)]
+    found = np.empty(sizes[1:])
+    for i in range(sizes[1]):
+        total: Floats = np.zeros((1,) * len(scope))
+        for table in tables:
+            total = total + (table if table.shape[1] == 1 else table[:, i : i + 1])
+        found[i] = total.min(axis=0)[0]
+    return found

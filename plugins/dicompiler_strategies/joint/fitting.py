@@ -3,10 +3,12 @@ ChoiceSet.   Nothing of the solver is imported here."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from dicompiler.choices import ChoiceSet, choices
+from dicompiler.footprints import shareable
 from dicompiler.problem import Problem
 from dicompiler.tables import lines
 from dicompiler_strategies.joint.elimination import LIMIT
@@ -21,11 +23,11 @@ def fitting(problem: Problem, options: ChoiceSet) -> ChoiceSet:
     pairs = len(problem.platform.devices) ** (1 if uniform else 2)
     layers = problem.layers.layers
     edges = sum(len(layer.inputs) for layer in layers)
-    sample = layers[:: max(1, len(layers) // 4)]
+    most = min(math.isqrt(WORK // pairs), math.isqrt(4 * WORK // max(1, edges)), round(LIMIT ** (1 / 3)))
+    sample = {shareable(problem, layer): layer for layer in layers[:: max(1, len(layers) // 4)]}.values()
     chosen = options
     for chosen in _smaller(problem, options):
-        most = max(len(choices(problem, layer, chosen)) for layer in sample)
-        if most**2 * pairs <= WORK and most**2 * edges <= 4 * WORK and most**3 <= LIMIT:
+        if all(len(choices(problem, layer, chosen, most + 1)) <= most for layer in sample):
             break
     return chosen
 

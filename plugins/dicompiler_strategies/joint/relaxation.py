@@ -150,7 +150,6 @@ def relax(model: Model, start: Sequence[Sequence[int]] = (), iterations: int = 6
     search = _Search(model, start)
     if not len(model.caps):
         search.step(np.zeros(0))
-        search.fix(np.zeros(0))
         return Relaxed(search.bound, search.best, search.value, search.model, search.least)
     free = np.isinf(model.caps)
     prices = np.where(free, 1.0 / max(1, free.sum()), 0.0) if model.minimax else np.zeros(len(model.caps))

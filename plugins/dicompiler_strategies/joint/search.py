@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dicompiler.choices import ChoiceSet, ranked
 from dicompiler.errors import DicompilerError
-from dicompiler.metrics import Metrics
+from dicompiler.limits import used
 from dicompiler.plan import Plan
 from dicompiler.problem import Problem
 from dicompiler.tables import Tables, tables
@@ -122,8 +122,8 @@ class _Joint:
             over = self._over(best)
             if not over:
                 return self._solution(best, max(bound, limited_bound))
-            for host, used in over.items():  # leave as much room as this plan's activations were too large
-                limits[host] -= max(used - self.memory[host], 1)
+            for host, needed in over.items():  # leave as much room as this plan's activations were too large
+                limits[host] -= max(needed - self.memory[host], 1)
         return self._smallest(bound if limited_bound is None else max(bound, limited_bound))
 
     def _powered(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
@@ -188,8 +188,8 @@ class _Joint:
         """Host → bytes used, for the hosts that do not hold their share of the plan."""
         if self._plenty():
             return {}
-        used = self._used(self.tables.plan(selection))
-        return {host: bytes_ for host, bytes_ in used.items() if bytes_ > self.memory[host]}
+        needed = self._used(self.tables.plan(selection))
+        return {host: bytes_ for host, bytes_ in needed.items() if bytes_ > self.memory[host]}
 
     def _plenty(self) -> bool:
         """Whether every host could hold all weights and AMPLE times all tensors: no plan needs a closer look."""
@@ -201,14 +201,8 @@ class _Joint:
         devices = len(self.problem.platform.devices)  # those of one host may hold copies
         return min(self.memory.values()) >= devices * (sizes[True] + AMPLE * sizes[False])
 
-    def _used(self, plan: Plan) -> dict[str, float]:
-        metrics: Metrics = (
-            self.problem.evaluate(plan) if self.problem.model is not None else self.problem.estimate(plan)
-        )
-        used = dict.fromkeys(self.memory, 0.0)
-        for entry in metrics.devices:
-            used[self.problem.platform.host_of[entry.device]] += entry.memory
-        return used
+    def _used(self, plan: Plan) -> Mapping[str, int]:
+        return used(self.problem.platform, self.problem.estimate(plan))
 
     def _smallest(self, bound: float) -> Solution:
         """The plan that needs the least memory, where it fits; else the error."""
@@ -216,10 +210,10 @@ class _Joint:
         best, _ = self._best(model(least), self.start)
         assert best is not None
         plan = self.tables.plan(best)
-        used = self._used(plan)
-        if all(used[host] <= self.memory[host] for host in used):
+        needed = self._used(plan)
+        if all(needed[host] <= self.memory[host] for host in needed):
             return self._solution(best, bound)
-        need = max(used.values())
+        need = max(needed.values())
         sizes = [float(held[c].max()) for held, c in zip(self.tables.weights, best, strict=True)]
         layer = self.problem.layers.layers[int(np.argmax(sizes))].name
         raise DicompilerError(
