@@ -127,6 +127,7 @@ def no_bias(writer: Writer, count: int, x: int, about: Quantisation | None) -> i
 
 
 def pool_axes(graph: Graph, node: Node) -> tuple[Axis, Axis]:
+    """Its windows along height and width. DicompilerError for a pool with indices, and for a dilated one."""
     if len([name for name in node.outputs if name]) > 1:
         raise refusal(node, "its second output is read", "TFLite-micro gives no indices; use target sockets")
     if any(step != 1 for step in node.attribute("dilations", [1, 1])):
