@@ -5,6 +5,7 @@ A path goes in, a path to fill comes out. A build system that looks at times the
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -37,11 +38,11 @@ def whole(path: Path, cannot: str = "it cannot be written") -> Iterator[Path]:
 
 def check_place(output: Path, mark: str, what: str) -> None:
     """An earlier output of the same kind, known by LISTED, which begins with `mark`, is replaced; anything else that is
-    there is refused (an empty directory is nothing). `what`: how errors call such an output ("artifact")."""
+    there is refused (a directory without a file is nothing). `what`: how errors call such an output ("artifact")."""
     if (output / LISTED).is_file():
         known = listed(output)[0] == mark
     else:
-        known = not output.exists() or (output.is_dir() and not any(output.iterdir()))
+        known = not output.exists() or (output.is_dir() and not _holds_any(output))
     if not known:
         missing = f" (its list, {LISTED!r}, is missing)" if (output / mark).is_file() else ""
         raise DicompilerError(
@@ -69,7 +70,7 @@ def moved_in_whole(output: Path, mark: str, what: str) -> Iterator[Path]:
         files, _ = _entries(stage)
         names = [mark, *sorted(files - {mark})]
         (stage / LISTED).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-        if (place / LISTED).is_file() and not _carry_over(place, stage, names):
+        if place.exists() and not _carry_over(place, stage, names):
             return
         if place.exists():
             place.rename(scratch / "old")
@@ -91,11 +92,11 @@ def _carry_over(old: Path, stage: Path, names: list[str]) -> bool:
 
     `old` stays as it is, so that a failure leaves it.
     """
-    before = set(listed(old))
+    before = set(listed(old)) if (old / LISTED).is_file() else set[str]()
     same = [name for name in names if name in before and _same(old / name, stage / name)]
     if len(same) == len(names) == len(before):
         return False
-    for name in set(same) - {names[0]}:
+    for name in (*set(same) - {names[0]}, *([LISTED] if _same(old / LISTED, stage / LISTED) else [])):
         (stage / name).unlink()
         _link(old / name, stage / name)
     files, directories = _entries(old)
@@ -119,6 +120,12 @@ def _make_way(old: Path, stage: Path, name: str, fits: bool) -> None:
     blocked = any(path.is_file() or path.is_symlink() for path in taken)
     if not fits and (blocked or os.path.lexists(stage / name)):
         raise DicompilerError(f"{old / name}: it is not ours, and stands where we write: move it elsewhere")
+
+
+def _holds_any(root: Path) -> bool:
+    """Whether there is a file or link anywhere below `root`."""
+    walk = os.walk(root)
+    return any(names or any(Path(base, name).is_symlink() for name in inner) for base, inner, names in walk)
 
 
 def _entries(root: Path) -> tuple[set[str], set[str]]:
@@ -149,8 +156,10 @@ def _same_bytes(one: Path, other: Path) -> bool:
 
 
 def _link(old: Path, new: Path) -> None:
-    """Makes `new` the file that `old` is; where there are no hard links, a copy with its times."""
+    """Makes `new` the file that `old` is; where it may not be linked, a copy with its times."""
     try:
         os.link(old, new, follow_symlinks=False)
-    except OSError:
+    except OSError as error:
+        if error.errno == errno.EXDEV:  # something is mounted there, which a copy would tear apart
+            raise
         shutil.copy2(old, new, follow_symlinks=False)
