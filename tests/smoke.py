@@ -41,6 +41,8 @@ def check_files() -> None:
         assert f"{package}/py.typed" in files, package
     for name in ("plan", "platform", "artifact", "manifest"):
         assert f"dicompiler/schemas/{name}.schema.json" in files, name
+    for name in ("dicompilerConfig.cmake", "dicompilerConfigVersion.cmake"):
+        assert Path(run("--cmakedir").strip(), name).is_file() and f"dicompiler/cmake/{name}" in files, name
 
 
 def check_plugins() -> None:

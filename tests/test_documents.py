@@ -12,6 +12,7 @@ from pathlib import Path
 import console
 import formats
 import pytest
+from building import environment
 from console import blocks
 
 from dicompiler import networks
@@ -22,6 +23,7 @@ from dicompiler.plan import load as load_plan
 from dicompiler.platform import from_toml
 from dicompiler.schema import validate
 
+BUILDING = console.DOCUMENT.parent / "docs" / "build-systems.md"
 README = console.DOCUMENT.read_text(encoding="utf-8")
 FORMATS = formats.DOCUMENT.read_text(encoding="utf-8")
 COMMANDS = console.shown(README)
@@ -119,6 +121,21 @@ def test_the_readme_says_how_much_slower_mobilenet_is_predicted_to_be() -> None:
     auto = compile(networks.build("mobilenet_v2"), platform="rpi4x4", strategy="auto{tries=2}")
     assert auto.metrics is not None and len(auto.metrics.devices) == 2
     assert f"`auto` finds {1000 * auto.metrics.latency_s:.0f} ms, on two of them" in README
+
+
+def test_the_commands_and_files_of_the_build_systems_work(tmp_path: Path) -> None:
+    document = BUILDING.read_text(encoding="utf-8")
+    for name, language in (("build.ninja", "ninja"), ("Makefile", "make")):
+        (text,) = blocks(document, language)
+        (tmp_path / name).write_text(text)
+    (text,) = blocks(document, "cmake")
+    (tmp_path / "CMakeLists.txt").write_text(text)
+    for command in console.shown(document):
+        done = subprocess.run(
+            ["bash", "-c", command.line], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, f"{command.line}: {done.stderr}"
+        assert command.output in ("", done.stdout), command.line
 
 
 def test_the_tables_of_the_formats_are_those_of_the_schemas() -> None:

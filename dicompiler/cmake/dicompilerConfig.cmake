@@ -64,6 +64,7 @@ function(dicompiler_compile)
     set(arg_OUTPUT "${arg_NAME}")
   endif()
   cmake_path(ABSOLUTE_PATH arg_OUTPUT BASE_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}" NORMALIZE)
+  cmake_path(GET arg_OUTPUT PARENT_PATH parent)
   set(own "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${arg_NAME}.dir")
   # CMake's translation of depfiles for Ninja loses the escapes of $ and # (up to CMake 4 at least): Ninja gets ours.
   set(target "${own}/artifact.stamp")
@@ -86,6 +87,7 @@ function(dicompiler_compile)
   add_custom_command(
     OUTPUT "${own}/artifact.stamp"
     BYPRODUCTS "${arg_OUTPUT}/artifact.json"
+    COMMAND ${CMAKE_COMMAND} -E make_directory "${parent}"
     COMMAND ${dicompiler_COMMAND} ${line} --print-outputs > "${own}/artifact.outputs"
     COMMAND ${CMAKE_COMMAND} -E touch "${own}/artifact.stamp"
     DEPENDS ${depends} "${own}/artifact.options" ${arg_DEPENDS}
