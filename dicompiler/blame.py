@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from dicompiler.problem import Problem, Strategy
 
 
+UNINSTALLED = "uninstalled"
+"""The distribution of what `plugins.also` puts beside what is installed."""
+
+
 def provider(thing: Any) -> Provided | None:
     """Which plugin provides the class of a pass, strategy, target or cost model, or this very platform family."""
     from dicompiler.plugins import KINDS, registry
@@ -43,7 +47,7 @@ def provider(thing: Any) -> Provided | None:
 def origin(thing: Any) -> str:
     """How errors say where a thing is from: "of acme-dicompiler 1.2 (plugin 'acme')"."""
     found = provider(thing)
-    if found is None:
+    if found is None or found.distribution == UNINSTALLED:
         return f"of module {type(thing).__module__}"
     return f"of {found.distribution} {found.version}" + (f" (plugin {found.plugin!r})" if _foreign(found) else "")
 

@@ -103,7 +103,7 @@ def prepare(model: Model, shape: Sequence[str] = (), instruments: Sequence[Instr
 
 
 def load_problem(
-    model: str | Path | Model,
+    model: str | Path | bytes | onnx.ModelProto | Model,
     platform: str | Path | Platform | None,
     shape: Sequence[str] = (),
     objective: str = "latency",

@@ -13,7 +13,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +23,7 @@ from typing import Any
 import pluggy
 
 from dicompiler import hookspecs
-from dicompiler.blame import cause, watched
+from dicompiler.blame import UNINSTALLED, cause, watched
 from dicompiler.errors import DicompilerError, PluginError, UsageError, nearest
 from dicompiler.specs import Spec, instantiate, options_of, parse
 
@@ -124,17 +126,55 @@ class Registry:
         return instantiate(self.find(kind, parsed.name).value, parsed)
 
 
-@functools.cache
+_ALSO: ContextVar[Registry | None] = ContextVar("also", default=None)
+
+
 def registry() -> Registry:
     """What all installed plugins provide, loaded once for each process; warnings are logged, a line each.
 
     DicompilerError where two plugins provide things of one kind and name.
     """
+    return _ALSO.get() or loaded()
+
+
+@contextmanager
+def also(*things: Any) -> Iterator[Registry]:
+    """Inside, `registry()` (of this thread) provides these classes, rules and families too, as if a plugin named
+    "uninstalled" did; they take the place of what has their names. TypeError for what is of no kind."""
+    plugin = Plugin(UNINSTALLED, UNINSTALLED, UNINSTALLED, "0")
+    known = registry()
+    found = {kind: dict(known.of(kind)) for kind in KINDS}
+    for value in things:
+        kind = kind_of(value)
+        one = _checked(plugin, kind, value)
+        found[kind][one.name] = one
+    kept: dict[str, Any] = {kind: MappingProxyType(dict(sorted(named.items()))) for kind, named in found.items()}
+    token = _ALSO.set(replace(known, **kept, plugins=(*known.plugins, plugin)))
+    try:
+        yield registry()
+    finally:
+        _ALSO.reset(token)
+
+
+def kind_of(value: Any) -> str:
+    """The kind, one of KINDS, that a class, a rule or a family is of."""
+    for name, kind in KINDS.items():
+        base = _base(kind)
+        if kind.classes and isinstance(value, type) and issubclass(value, base):
+            return name
+        if not kind.classes and isinstance(value, base):
+            return name
+    raise TypeError(f"{value!r} is nothing that a plugin provides")
+
+
+@functools.cache
+def loaded() -> Registry:
+    """What `registry` gives where nothing else was put beside it."""
     found, broken = installed()
-    loaded = load(os.environ, found)
-    for warning in (*broken, *loaded.warnings):
+    everything = load(os.environ, found)
+    for warning in (*broken, *everything.warnings):
         log.warning(warning)
-    return loaded
+    return everything
 
 
 def installed() -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
@@ -200,7 +240,7 @@ def load(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
     built-in ones, separated by commas. DicompilerError where two provide things of one kind and name.
     """
     chosen, warnings = _restrict(env.get(RESTRICT), tuple(plugins))
-    loaded: list[Plugin] = []
+    kept: list[Plugin] = []
     left_out: list[str] = []
     found: dict[str, dict[str, Provided]] = {kind: {} for kind in KINDS}
     for plugin in chosen:
@@ -211,12 +251,12 @@ def load(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
             left_out.append(f"{plugin} is left out: {cause(error)}")
             warnings.append(left_out[-1])
             continue
-        loaded.append(plugin)
+        kept.append(plugin)
         for kind, one in provided:
             _add(found, kind, one)
     return Registry(
         **{kind: MappingProxyType(dict(sorted(named.items()))) for kind, named in found.items()},
-        plugins=tuple(loaded),
+        plugins=tuple(kept),
         warnings=tuple(warnings),
         left_out=tuple(left_out),
     )
@@ -265,16 +305,26 @@ def _provided(plugin: Plugin, kind: str, manager: pluggy.PluginManager) -> Itera
     hook = KINDS[kind].hook
     for values in getattr(manager.hook, hook)():
         for value in values:
-            name = _name(KINDS[kind], value)
-            rule = kind == "operators" and canonical(plugin.distribution) != "dicompiler"
-            kept = watched(value, name, plugin) if rule else value
-            yield Provided(name, kept, plugin.distribution, plugin.version, plugin.name)
+            yield _checked(plugin, kind, value)
+
+
+def _checked(plugin: Plugin, kind: str, value: Any) -> Provided:
+    """One thing that a plugin provides. TypeError says what is wrong with it."""
+    name = _name(KINDS[kind], value)
+    rule = kind == "operators" and canonical(plugin.distribution) != "dicompiler"
+    kept = watched(value, name, plugin) if rule else value
+    return Provided(name, kept, plugin.distribution, plugin.version, plugin.name)
+
+
+def _base(kind: Kind) -> Any:
+    """The class that is its base."""
+    module, _, attribute = kind.base.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _name(kind: Kind, value: Any) -> str:
     """The name of what a hook yields. TypeError where it is not of its kind, ValueError where the name is not one."""
-    module, _, attribute = kind.base.partition(":")
-    base = getattr(importlib.import_module(module), attribute)
+    base, attribute = _base(kind), kind.base.partition(":")[2]
     if not kind.classes:
         if not isinstance(value, base):
             raise TypeError(f"{kind.hook} yields {value!r}, which is not of type {attribute}")

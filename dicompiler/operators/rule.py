@@ -113,8 +113,8 @@ class OperatorRule:
     """A rule for one operator type.
 
     piece: `(operation, region of output, reduce) → Piece`; `reduce` is None unless `reduction` gives a length.
-    elementwise: out == region for every region, and the output's elements come from the same place of the inputs
-        (broadcasting allowed), so that a layer can absorb such a node.
+    elementwise: out == region for every region (or the whole), and the output's elements come from the same place of
+        the inputs (broadcasting allowed), so that a layer can absorb such a node.
     reduction: gives the length of the axis that LIP cuts, or None where this node has none (grouped convolutions).
     merge: the operator of two inputs that puts the partial results over two ranges together: Add, Max or Min.
     output: which of several outputs the rule cuts.

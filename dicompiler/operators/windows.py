@@ -67,11 +67,27 @@ def resolve_pads(operation: Operation, kernel: list[int], strides: list[int], di
         return [0] * (2 * rank)
     begins, ends = [], []
     for i, (extent, out) in enumerate(zip(operation.shape(0)[2:], operation.out_shape[2:], strict=True)):
-        total = max(0, (out - 1) * strides[i] + (kernel[i] - 1) * dilations[i] + 1 - extent)
+        total = max(0, _spanned(out, kernel[i], strides[i], dilations[i]) - extent)
         small, large = total // 2, total - total // 2
         begins.append(small if mode == "SAME_UPPER" else large)
         ends.append(large if mode == "SAME_UPPER" else small)
     return begins + ends
+
+
+def _spanned(out: int, kernel: int, stride: int, dilation: int) -> int:
+    """How far `out` windows reach, side by side."""
+    return (out - 1) * stride + (kernel - 1) * dilation + 1
+
+
+def _falls_short(operation: Operation, kernel: list[int]) -> bool:
+    """Whether auto_pad "SAME" leaves some of the input to no window: onnxruntime's LpPool then begins further in (its
+    other pools refuse that)."""
+    if not str(operation.attribute("auto_pad", "")).startswith("SAME"):
+        return False
+    strides = operation.attribute("strides") or [1] * len(kernel)
+    dilations = operation.attribute("dilations") or [1] * len(kernel)
+    sizes = zip(operation.shape(0)[2:], operation.out_shape[2:], kernel, strides, dilations, strict=True)
+    return any(_spanned(out, size, stride, dilation) < extent for extent, out, size, stride, dilation in sizes)
 
 
 def windows(operation: Operation, kernel: list[int]) -> tuple[Window, ...]:
@@ -156,9 +172,10 @@ def ungrouped(operation: Operation) -> int | None:
 
 def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """MaxPool, AveragePool, LpPool: y[n, c, tile] ← x[n, c, tile + halo]. With indices asked for: whole."""
-    if len(operation.outputs) > 1 and operation.outputs[1] is not None:
+    kernel = list(operation.attribute("kernel_shape"))
+    if (len(operation.outputs) > 1 and operation.outputs[1] is not None) or _falls_short(operation, kernel):
         return Piece(full(operation.out_shape), operation.full_needs())
-    out, need, attributes = spatial(operation, list(operation.attribute("kernel_shape")), region[2:])
+    out, need, attributes = spatial(operation, kernel, region[2:])
     return Piece((*region[:2], *out), ((*region[:2], *need),), attributes)
 
 

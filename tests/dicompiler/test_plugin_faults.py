@@ -13,7 +13,7 @@ import pytest
 
 from dicompiler import networks
 from dicompiler.cli import main
-from dicompiler.plugins import registry
+from dicompiler.plugins import loaded
 
 SOURCE = """
 import math
@@ -160,7 +160,7 @@ def fails(
     The plugin's source comes first."""
     log = logging.getLogger("dicompiler")
     state = log.handlers, log.propagate
-    registry.cache_clear()
+    loaded.cache_clear()
     monkeypatch.delitem(sys.modules, "acme_bad", raising=False)
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.chdir(tmp_path)
@@ -180,7 +180,7 @@ def fails(
 
     yield run
     log.handlers, log.propagate = state
-    registry.cache_clear()
+    loaded.cache_clear()
     sys.modules.pop("acme_bad", None)
 
 

@@ -1,0 +1,30 @@
+"""How the checks of this package fail: by an AssertionError that says what was checked, on what, and what was wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dicompiler.blame import cause
+
+
+def expect(holds: Any, what: str) -> None:
+    """AssertionError with `what` unless it holds; also where Python runs without assertions."""
+    if not holds:
+        raise AssertionError(what)
+
+
+@contextmanager
+def checking(place: str) -> Iterator[None]:
+    """Whatever is raised inside becomes an AssertionError that begins with `place`: "strategy 'x' on lenet: …"."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error) if isinstance(error, AssertionError) else cause(error)
+        raise AssertionError(f"{place}: {text}") from error
+
+
+def one_of(thing: Any) -> Any:
+    """An instance: `thing` itself, or one of that class with the default of every option."""
+    return thing() if isinstance(thing, type) else thing

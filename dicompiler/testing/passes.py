@@ -1,0 +1,88 @@
+"""Checks passes: the model stays legal and computes the same, and what the pass was given stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from dicompiler import compiler
+from dicompiler.blame import named
+from dicompiler.compilation import Compilation
+from dicompiler.executor import run_model
+from dicompiler.lowering import split
+from dicompiler.model import Model
+from dicompiler.passes import Pass, PassManager
+from dicompiler.plan import dumps
+from dicompiler.platform import nameless
+from dicompiler.specs import parse, spec_of
+from dicompiler.testing.faults import checking, expect, one_of
+from dicompiler.testing.samples import NETWORKS, network
+from dicompiler.tiling import whole_plan
+from dicompiler.verify import compare, graph_inputs, random_inputs
+
+
+def check_pass(step: Pass | type[Pass], on: Iterable[str | Path | onnx.ModelProto] = NETWORKS) -> None:
+    """On each network: the pass runs, returns a Compilation with a legal model and all that it `provides`, changes
+    nothing of what it was given, and does the same again; the model computes the same (within the tolerance of its
+    types; not where `preserves` is False), also split by the plan that the pass makes. Its text names it again.
+
+    on: names (see `samples.network`), ONNX files or models. A pass with `requires` is given normalised networks with
+    layers, two nameless devices d0, d1 and a plan that puts everything on d0, as far as it asks for them.
+    AssertionError otherwise, with pass, network and what was wrong.
+    """
+    one = one_of(step)
+    with checking(named(one)):
+        again = parse(str(spec_of(one)))
+        expect(again == spec_of(one), f"its text {spec_of(one)} reads as {again}")
+    for number, given in enumerate(on):
+        model = network(given) if isinstance(given, str) else given
+        name = given if isinstance(given, str) else getattr(getattr(given, "graph", None), "name", "") or str(number)
+        with checking(f"{named(one)} on {name}"):
+            _check(one, _given(one, Model.load(model)))
+
+
+def _given(step: Pass, model: Model) -> Compilation:
+    """What a pass that requires so much is given."""
+    if not step.requires:
+        return Compilation(model)
+    prepared = compiler.prepare(model)
+    assert prepared.layers is not None
+    plan = whole_plan(prepared.layers, "d0") if "plan" in step.requires else None
+    return replace(prepared, platform=nameless(2), plan=plan)
+
+
+def _check(step: Pass, given: Compilation) -> None:
+    before = given.model.to_bytes()
+    result = PassManager([step]).run(given)
+    expect(given.model.to_bytes() == before, "it changes the model that it was given: make a copy")
+    again = PassManager([step]).run(given)
+    expect(again.model.to_bytes() == result.model.to_bytes(), "run again it makes another model")
+    expect(_text(again) == _text(result), "run again it makes another plan")
+    for name in step.provides:
+        expect(getattr(result, name) is not None, f"it says that it provides {name}, and leaves it None")
+    if step.preserves:
+        _check_numbers(given.model, result.model)
+    if result.plan is not None and result.plan is not given.plan and result.routing is None:
+        if result.layers is None:
+            raise AssertionError("it makes a plan where there are no layers: add 'layers' to requires")
+        _check_numbers(given.model, split(replace(result, platform=given.platform or nameless(2))).model)
+
+
+def _text(compilation: Compilation) -> str:
+    return "" if compilation.plan is None else dumps(compilation.plan)
+
+
+def _check_numbers(before: Model, after: Model) -> None:
+    """Names, types and values of the outputs; the inputs are those of the first."""
+    inputs = random_inputs(graph_inputs(before))
+    names = [value.name for value in before.proto.graph.output]
+    expect([v.name for v in after.proto.graph.output][: len(names)] == names, "the graph's outputs have other names")
+    reference: dict[str, Any] = run_model(before, inputs)
+    got = run_model(after, inputs)
+    for name in names:
+        check = compare(name, reference[name], got[name])
+        expect(check.passed, f"output {name!r} {check.detail}")

@@ -1,0 +1,66 @@
+"""Checks a plan: it fits, keeps to the memory, computes the same bits, and sends the bytes that it predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dicompiler import limits
+from dicompiler.blame import cause
+from dicompiler.compilation import Compilation
+from dicompiler.compiler import prepare
+from dicompiler.executor import Executor, run_model
+from dicompiler.lowering import split
+from dicompiler.model import Model
+from dicompiler.plan import Plan
+from dicompiler.problem import Problem
+from dicompiler.program import Program
+from dicompiler.testing.faults import expect
+from dicompiler.verify import Check, compare, exact, graph_inputs, random_inputs, transfers
+
+
+def check_legal(problem: Problem, plan: Plan) -> None:
+    """AssertionError where the plan does not fit the layers, names other devices, asks a device without compute, or
+    leaves out what is read; where it is over a host's memory; and where source or sink are not the problem's."""
+    expected = problem.plan({layer.name: () for layer in problem.layers.layers})
+    for end in ("source", "sink"):
+        found, wanted = getattr(plan, end), getattr(expected, end)
+        expect(found == wanted, f"the plan's {end} is {found}, the problem's {wanted}: make it by problem.plan()")
+    try:
+        limits.check(problem, plan)
+    except Exception as error:
+        raise AssertionError(f"an illegal plan: {cause(error)}") from error
+
+
+def check_plan(problem: Problem, plan: Plan, seeds: Sequence[int] = (0, 1)) -> tuple[Check, ...]:
+    """What is checked of a legal plan: check models of `seeds` are bit-equal, all outputs are within the tolerance of
+    onnxruntime's, and every transfer is as long as predicted. AssertionError where not; the checks otherwise."""
+    assert problem.model is not None
+    base = Compilation(problem.model, problem.layers, problem.platform)
+
+    def program(model: Model) -> Program:
+        found = split(replace(prepare(model), plan=plan, platform=problem.platform)).program
+        assert found is not None
+        return found
+
+    result = split(replace(base, plan=plan))
+    assert result.program is not None and result.routing is not None
+    inputs = random_inputs(graph_inputs(problem.model))
+    reference = run_model(problem.model, inputs)
+    checks = [exact(problem.model, program, seeds)]
+    sent: list[int] = []
+    for role in result.program.roles:
+        execution = Executor(role).run(inputs)
+        sent += execution.sent
+        checks += [
+            compare(f"output {name!r} on {device}", reference[name], value)
+            for device, outputs in execution.delivered.items()
+            for name, value in outputs.items()
+        ]
+    checks.append(transfers(result.program.all_transfers, dict(enumerate(sent)), 1, len(plan.roles)))
+    for check in checks:
+        expect(check.passed, f"{check.name}: {check.detail}")
+    predicted = problem.estimate(plan).total_bytes
+    if not plan.replicas:  # whose metrics are means
+        expect(sum(sent) == predicted, f"{sum(sent)} bytes are sent, {predicted} were predicted")
+    return tuple(checks)

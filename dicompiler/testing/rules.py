@@ -1,0 +1,218 @@
+"""Checks operator rules: any region of a node's output, computed as its rule says, is the same region of the whole.
+
+A Case is a node with the values of its inputs. Regions are drawn; a region and what is left of the output around it
+become parts on different devices, partition makes the nodes of them, and onnxruntime runs these and the whole node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from dicompiler.blame import fault_of
+from dicompiler.compilation import Compilation
+from dicompiler.cutting import cut, sent_bytes
+from dicompiler.errors import DicompilerError
+from dicompiler.executor import Executor, run_model
+from dicompiler.layers import LayerGraph
+from dicompiler.model import Model
+from dicompiler.operators.rule import OperatorRule
+from dicompiler.plan import Part, Plan
+from dicompiler.plugins import also, registry
+from dicompiler.regions import Interval, Region, full, is_empty, replace
+from dicompiler.tasks import cuttable, output_shape, reduction
+from dicompiler.testing.faults import checking, expect
+
+Array = NDArray[Any]
+
+
+class Choose(Protocol):
+    """Chooses a whole number from `low` to `high`, both included: `Random(seed).randint`, or what hypothesis draws."""
+
+    def __call__(self, low: int, high: int, /) -> int: ...
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node and the values of its inputs (None: omitted); those in `computed` are inputs of the graph, the others
+    initializers. `close`: the node rounds, so that results may differ in the last bits; otherwise give whole numbers,
+    whose sums are exact. `others`: outputs after the one that is cut, which nobody reads. `shape`: the output's, where
+    onnx does not infer it (of a domain of its own onnxruntime is asked)."""
+
+    op: str
+    values: tuple[Array | None, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    opset: int = 17
+    computed: tuple[int, ...] = (0,)
+    close: bool = False
+    others: tuple[str, ...] = ()
+    shape: tuple[int, ...] | None = None
+    domain: str = ""
+
+    def model(self) -> Model:
+        """The node's model, with the output's shape. `opset` is the node's domain's."""
+        names = ["" if value is None else f"x{i}" for i, value in enumerate(self.values)]
+        node = helper.make_node(self.op, names, ["y", *self.others], "node", domain=self.domain, **self.attributes)
+        constants = [
+            numpy_helper.from_array(value, names[i])
+            for i, value in enumerate(self.values)
+            if value is not None and i not in self.computed
+        ]
+        inputs = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for name, array in self.feed.items()
+        ]
+        output = onnx.ValueInfoProto(name="y")
+        if self.shape is not None:
+            output = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, self.shape)
+        graph = helper.make_graph([node], "one", inputs, [output], constants)
+        opsets = {"": 17, self.domain: self.opset}
+        imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+        proto = helper.make_model(graph, opset_imports=imports, ir_version=10)
+        if self.domain and self.shape is None:
+            made = np.asarray(run_model(Model.load(proto), self.feed, optimization="none")["y"])
+            dtype = helper.np_dtype_to_tensor_dtype(made.dtype)
+            proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", dtype, made.shape))
+            return Model.load(proto)
+        return Model.load(onnx.shape_inference.infer_shapes(proto, strict_mode=self.shape is None, data_prop=True))
+
+    @property
+    def feed(self) -> dict[str, Array]:
+        """The graph's inputs by name."""
+        found = {f"x{i}": self.values[i] for i in self.computed}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def check_operator_rule(rule: OperatorRule, cases: Sequence[Case], seeds: int = 20) -> None:
+    """For each case and each of `seeds` seeds draws a region, splits the node, and compares with the whole: bit-equal
+    unless the case is `close`; partial sums too where the rule has a reduction. The rule need not be registered.
+
+    AssertionError where a piece leaves out something of its region or reads what is not there, where the pieces compute
+    something else than the whole, send other bytes than predicted, or where no axis can be cut at all.
+    """
+    name = f"rule {rule.domain + '::' if rule.domain else ''}{rule.op}"
+    expect(cases, f"{name}: there are no cases")
+    with also(rule):
+        for number, case in enumerate(cases):
+            place = f"{name}, case {number}"
+            expect((case.op, case.domain) == (rule.op, rule.domain), f"{place}: it is of operator {case.op!r}")
+            with checking(place):
+                model = case.model()
+                expected = run(model, case.feed)
+            expect(expected is not None, f"{place}: onnxruntime refuses the node: {_refusal(model, case.feed)}")
+            assert expected is not None
+            layers = layers_of(model)
+            with checking(place):
+                expect(cuttable(layers, layers.layers[0]), "no axis can be cut: is every piece the whole output?")
+            for seed in range(seeds):
+                with checking(f"{place}, seed {seed}"):
+                    check_cut(layers, model, case, expected, Random(seed).randint)
+
+
+def layers_of(model: Model) -> LayerGraph:
+    """The layers of a model with the rules that are registered."""
+    layers = registry().make("passes", "form-layers").run(Compilation(model)).layers
+    assert layers is not None
+    return layers  # type: ignore[no-any-return]
+
+
+def run(model: Model, feed: Mapping[str, Array]) -> Array | None:
+    """The whole node's output; None where onnxruntime refuses the model: such a one need not be split."""
+    try:
+        return np.asarray(run_model(model, feed, optimization="none")["y"])
+    except DicompilerError:
+        return None
+
+
+def _refusal(model: Model, feed: Mapping[str, Array]) -> str:
+    try:
+        run_model(model, feed, optimization="none")
+    except DicompilerError as error:
+        return str(error)
+    return ""
+
+
+def check_cut(layers: LayerGraph, model: Model, case: Case, expected: Array, choose: Choose) -> None:
+    """Chooses a region and parts, looks at the pieces, and compares what the parts compute with the whole."""
+    (layer,) = layers.layers
+    check_piece(layers, tuple(chosen_interval(choose, extent) for extent in output_shape(layers, layer)))
+    got = run_split(model, layers, chosen_parts(choose, layers), case.feed)
+    expect(got.dtype == expected.dtype, f"{got.dtype} comes out, {expected.dtype} of the whole")
+    close = {"rtol": 1e-5, "atol": 1e-6} if case.close else {"rtol": 0, "atol": 0}
+    np.testing.assert_allclose(got, expected, **close, err_msg="the parts compute something else than the whole")
+
+
+def chosen_interval(choose: Choose, extent: int) -> Interval:
+    """An interval of the axis that is not empty."""
+    start = choose(0, extent - 1)
+    return start, choose(start + 1, extent)
+
+
+def chosen_cuts(choose: Choose, extent: int) -> list[Interval]:
+    """The axis in one to three intervals."""
+    inner = sorted({choose(1, extent - 1) for _ in range(choose(0, 2))}) if extent > 1 else []
+    return list(zip([0, *inner], [*inner, extent], strict=True))
+
+
+def around(whole: Region, region: Region) -> Iterator[Region]:
+    """Boxes that tile what is left of `whole` without `region`."""
+    for axis, ((low, high), (start, stop)) in enumerate(zip(whole, region, strict=True)):
+        yield from (replace(whole, axis, (a, b)) for a, b in ((low, start), (stop, high)) if a < b)
+        whole = replace(whole, axis, (start, stop))
+
+
+def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = None) -> None:
+    """What holds of a rule whatever the region: nothing of it is left out, and it reads only what there is."""
+    (layer,) = layers.layers
+    (node,) = layer.nodes
+    operation, rule = layers.operation(node), layers.rule(node)
+    place = f"region {region}{f', input channels {reduce}' if reduce else ''}"
+    piece = rule.piece(operation, region, reduce)
+    fault = fault_of(operation, region, piece)
+    expect(not fault, f"{place}: {fault}")
+    again = rule.piece(operation, piece.out, reduce)
+    expect(again.out == piece.out, f"{place}: out is {piece.out}, but of that it is {again.out}: make it the same")
+    same = piece.out in (region, full(operation.out_shape))
+    expect(same or not rule.elementwise, f"{place}: out is {piece.out}, yet the rule is element-wise")
+    for i, (need, there) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
+        same = not rule.elementwise or there != full(operation.out_shape) or need == piece.out
+        expect(same, f"{place}: needs[{i}] is {need}, not out, {piece.out}, yet the rule is element-wise")
+        empty = need is not None and is_empty(need) and need != there
+        expect(not empty, f"{place}: needs[{i}] is {need}, which is empty: give None or something to read")
+
+
+def chosen_parts(choose: Choose, layers: LayerGraph) -> list[Part]:
+    """A region on device a, which is the sink and takes what its own device computes first, so that all of that part
+    is looked at; what is left around it on others."""
+    (layer,) = layers.layers
+    allowed, shape = cuttable(layers, layer), output_shape(layers, layer)
+    region = tuple(
+        chosen_interval(choose, extent) if axis in allowed else (0, extent) for axis, extent in enumerate(shape)
+    )
+    parts = [Part("a", region), *(Part("bc"[i % 2], box) for i, box in enumerate(around(full(shape), region)))]
+    extent = reduction(layers, layer)
+    if extent is None or choose(0, 1):
+        return parts
+    ranges = chosen_cuts(choose, extent)
+    for reduce in ranges:
+        check_piece(layers, region, reduce)
+    return [Part("abc"[i % 3], part.region, reduce) for i, reduce in enumerate(ranges) for part in parts] + parts
+
+
+def run_split(model: Model, layers: LayerGraph, parts: Sequence[Part], feed: Mapping[str, Array]) -> Array:
+    """The node's output put together from these parts; what travels is what was predicted."""
+    plan = Plan({"node": tuple(parts)}, ("b",), ("a",))
+    placed = registry().make("passes", "partition").run(Compilation(model, layers, plan=plan))
+    placed.model.check("partition")
+    program = cut(placed.model, plan.devices)
+    execution = Executor(program, "none").run(feed)
+    bytes_ = sum(execution.sent), placed.routing.total_bytes, sent_bytes(program.transfers)
+    expect(len(set(bytes_)) == 1, f"{bytes_[0]} bytes are sent, {bytes_[1]} were predicted")
+    return np.asarray(execution.outputs["y"])

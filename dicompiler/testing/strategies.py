@@ -1,0 +1,100 @@
+"""Checks strategies: what their plans must keep to, on networks × platforms × objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dicompiler.blame import named
+from dicompiler.errors import DicompilerError
+from dicompiler.limits import check_memory
+from dicompiler.plan import Plan, dumps
+from dicompiler.problem import Strategy
+from dicompiler.testing.elsewhere import elsewhere
+from dicompiler.testing.faults import checking, expect, one_of
+from dicompiler.testing.plans import check_legal, check_plan
+from dicompiler.testing.samples import Sample, samples, tight
+
+
+def check_strategy(
+    strategy: Strategy | type[Strategy], on: Iterable[Sample] | None = None, memory: bool = True
+) -> None:
+    """On each sample (by default those of `samples()`): the plan is legal, computes the same bits as the whole, sends
+    the bytes predicted, and comes again: here and in a process with another hash seed, unless its note says why not.
+
+    On each platform of several devices also with less memory than one device needs: the plan keeps to it (with
+    memory=False it need not: then it is the compiler that refuses it). A strategy may answer with a DicompilerError (it
+    has no plan), but not to every sample. AssertionError otherwise, with strategy, sample and what was wrong.
+    """
+    decider = one_of(strategy)
+    chosen = list(samples() if on is None else on)
+    expect(chosen, f"{named(decider)}: there are no samples")
+    tried = [*chosen, *_tight(chosen)]
+    plans = [planned(decider, sample) for sample in tried]
+    refused = next((plan for plan in plans if isinstance(plan, str)), "")
+    expect(any(isinstance(plan, Plan) for plan in plans), f"{named(decider)} refuses every sample: {refused}")
+    with checking(named(decider)):
+        others = elsewhere(texts, decider, tried)
+    seen: list[tuple[str, str, Plan]] = []
+    for sample, plan, other in zip(tried, plans, others, strict=True):
+        with checking(f"{named(decider)} on {sample}"):
+            _check_again(plan, planned(decider, sample), "asked again")
+            _check_again(plan, other, "in another process")
+            if isinstance(plan, Plan) and (memory or _fits(sample, plan)):
+                check_legal(sample.problem, plan)
+                key = sample.name, sample.platform.name, plan
+                if key not in seen:
+                    seen.append(key)
+                    check_plan(sample.problem, plan)
+
+
+def _tight(chosen: Iterable[Sample]) -> list[Sample]:
+    """One sample of each network on each platform of several devices, with less memory."""
+    found: dict[tuple[str, str], Sample] = {}
+    for sample in chosen:
+        if len(sample.platform.computing) > 1:
+            found.setdefault((sample.name, sample.platform.name), sample)
+    return [tight(sample) for sample in found.values()]
+
+
+def _fits(sample: Sample, plan: Plan) -> bool:
+    problem = sample.problem
+    try:
+        check_memory(problem, plan, problem.estimate(plan))
+    except DicompilerError:
+        return False
+    return True
+
+
+def planned(strategy: Strategy, sample: Sample) -> Plan | str:
+    """The plan, or the error of a strategy that has none."""
+    with checking(f"{named(strategy)} on {sample}"):
+        try:
+            plan: Any = strategy.plan(sample.problem)
+        except DicompilerError as error:
+            return str(error)
+        expect(isinstance(plan, Plan), f"plan() returned {type(plan).__name__} instead of a Plan")
+    return plan  # type: ignore[no-any-return]
+
+
+def texts(strategy: Strategy, on: list[Sample]) -> list[str]:
+    """The plans as text: what another process sends back."""
+    return [_text(planned(strategy, sample)) for sample in on]
+
+
+def _text(plan: Plan | str) -> str:
+    return plan if isinstance(plan, str) else dumps(plan)
+
+
+def _check_again(plan: Plan | str, other: Plan | str, how: str) -> None:
+    """A plan whose note says that it cannot be made again need not be."""
+    if not (isinstance(plan, Plan) and plan.note):
+        expect(_text(plan) == _text(other), f"{how} it makes another plan: {_difference(_text(plan), _text(other))}")
+
+
+def _difference(a: str, b: str) -> str:
+    """The first line that differs."""
+    for one, other in zip(a.splitlines(), b.splitlines(), strict=False):
+        if one != other:
+            return f"{one.strip()} became {other.strip()}"
+    return "one is longer"

@@ -1,0 +1,152 @@
+"""Checks targets: what they emit, and what that computes and sends when it is run on this host."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dicompiler import compiler
+from dicompiler.blame import named
+from dicompiler.compilation import Compilation
+from dicompiler.errors import DicompilerError
+from dicompiler.executor import run_model
+from dicompiler.memory import program_memory
+from dicompiler.plan import Plan
+from dicompiler.plugins import also, registry
+from dicompiler.program import Program
+from dicompiler.target import RunOptions, RunResult, Target
+from dicompiler.testing.elsewhere import elsewhere
+from dicompiler.testing.faults import checking, expect, one_of
+from dicompiler.testing.samples import Sample, cluster, samples
+from dicompiler.tiling import whole_plan
+from dicompiler.verify import compare, graph_inputs, random_inputs, transfers
+
+SPLITS = ("single", "modnn", "pipeline")
+"""The strategies whose plans are emitted: nothing is sent; tiles with halos; whole layers, one device after another."""
+FRAMES = 2
+TIMEOUT_S = 120.0
+
+
+def target_samples() -> tuple[Sample, ...]:
+    """By default a chain, and branches with two outputs of one shape, on three unequal devices."""
+    return tuple(samples(platforms=[cluster("switch", 2.0, 1.0, 0.5)], objectives=["latency"]))
+
+
+def check_target(
+    target: Target | type[Target],
+    on: Iterable[Sample] | None = None,
+    splits: Sequence[str] = SPLITS,
+    runs: bool = True,
+) -> None:
+    """Each sample is split by each strategy of `splits` and emitted: the same bytes again, here and in a process with
+    another hash seed; an artifact.json of this target; `memory` says something of every device. Then it is run with two
+    different frames (not with `runs=False`: what cannot run on this host): outputs within the tolerance of
+    onnxruntime's on every sink, bytes sent as predicted, a report of every device. A plan with replicas is run too, or
+    refused where `target.replicas` is False. AssertionError otherwise, with target, sample, and what was wrong.
+    """
+    emitter = one_of(target)
+    chosen = list(target_samples() if on is None else on)
+    expect(chosen, f"{named(emitter)}: there are no samples")
+    with also(type(emitter)):
+        for sample in chosen:
+            for strategy in splits:
+                with checking(f"{named(emitter)} on {sample}, split by {strategy}"):
+                    plan = registry().make("strategies", strategy).plan(sample.problem)
+                    _check(emitter, sample, plan, runs)
+        first = chosen[0]
+        with checking(f"{named(emitter)} on {first}, with replicas"):
+            _check_replicas(emitter, first, runs)
+
+
+def _split(sample: Sample, plan: Plan) -> Compilation:
+    return compiler.compile(sample.model, platform=sample.platform, plan=plan)
+
+
+def _check(target: Target, sample: Sample, plan: Plan, runs: bool) -> None:
+    compilation = _split(sample, plan)
+    assert compilation.program is not None
+    _check_memory(target, compilation.program)
+    with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
+        place = Path(directory, "first")
+        compiler.emit(compilation, target, place)
+        emitted = digests(place)
+        compiler.emit(_split(sample, plan), target, Path(directory, "a longer name"))
+        _check_same(emitted, digests(Path(directory, "a longer name")), "emitted again")
+        _check_same(emitted, elsewhere(emitted_digests, target, sample, plan), "emitted in another process")
+        if runs:
+            _check_run(target, compilation, place)
+
+
+def emitted_digests(target: Target, sample: Sample, plan: Plan) -> dict[str, str]:
+    """What another process emits."""
+    with tempfile.TemporaryDirectory() as directory, also(type(target)):
+        compiler.emit(_split(sample, plan), target, Path(directory, "out"))
+        return digests(Path(directory, "out"))
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """File → SHA-256 of what it holds."""
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _check_same(emitted: dict[str, str], other: dict[str, str], how: str) -> None:
+    differing = sorted(name for name in {*emitted, *other} if emitted.get(name) != other.get(name))
+    expect(not differing, f"{how} it writes other bytes: {', '.join(differing[:3])}")
+
+
+def _check_memory(target: Target, program: Program) -> None:
+    added: Any = target.memory(program)
+    for device in program_memory(program):
+        expect(device in added, f"memory() says nothing of device {device!r}")
+        right = isinstance(added[device], int) and added[device] >= 0
+        expect(right, f"memory() says {added[device]!r} bytes of device {device!r}: give a whole number, at least 0")
+
+
+def _check_run(target: Target, compilation: Compilation, place: Path, frames: int = FRAMES) -> None:
+    program, model = compilation.program, compilation.reference
+    assert program is not None and model is not None
+    given = [random_inputs(graph_inputs(model), seed) for seed in range(frames)]
+    result: Any = target.run(place, given, TIMEOUT_S, RunOptions())
+    expect(isinstance(result, RunResult), f"run() returned {type(result).__name__} instead of a RunResult")
+    expect(len(result.outputs) == frames, f"run() returned outputs of {len(result.outputs)} frames, not of {frames}")
+    for i, inputs in enumerate(given):
+        reference = run_model(model, inputs)
+        by_device = dict(result.delivered[i]) if result.delivered else {}
+        for device, outputs in {"the first sink": result.outputs[i], **by_device}.items():
+            expect(set(outputs) == set(reference), f"frame {i}: {device} gives outputs {sorted(outputs)}")
+            for name, value in outputs.items():
+                check = compare(name, reference[name], value)
+                expect(check.passed, f"frame {i}: output {name!r} of {device} {check.detail}")
+    reported = [report.device for report in result.reports]
+    expect(reported == [d.device for d in program.devices], f"run() reports of the devices {reported}")
+    sent = {index: count for report in result.reports for index, count in report.sent.items()}
+    roles = len(program.roles)
+    check = transfers(program.all_transfers, sent, frames // roles, roles)
+    expect(check.passed, check.detail)
+
+
+def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
+    """Everything on the first computing device for even frames, on the second for odd ones."""
+    a, b, *_ = [*sample.platform.computing, *sample.platform.computing]
+    if a == b:
+        return
+    plan = replace(
+        sample.problem.plan(whole_plan(sample.problem.layers, a.name).layers), replicas=({}, {a.name: b.name})
+    )
+    with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
+        place = Path(directory, "out")
+        try:
+            compilation = compiler.compile(
+                sample.model, platform=sample.platform, plan=plan, target=target, output=place
+            )
+        except DicompilerError as error:
+            expect(not target.replicas, f"it says that it takes replicas, and does not: {error}")
+            return
+        expect(target.replicas, "it says that it takes no replicas, and they are not refused")
+        if runs:
+            _check_run(target, compilation, place, frames=2 * len(plan.roles))
