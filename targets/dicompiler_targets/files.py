@@ -6,71 +6,31 @@ In: segments and weights of a Program. Out: bytes, the same for the same program
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import onnx
 
-from dicompiler.errors import DicompilerError
-from dicompiler.program import Program, Segment, Transfer, Value
-from dicompiler.weights import Weight, dtype_name, is_hollow
+from dicompiler.artifact import (
+    ARTIFACT,
+    TYPES,
+    Json,
+    artifact_document,
+    json_text,
+    transfer_document,
+    value_document,
+)
+from dicompiler.program import Program, Segment
+from dicompiler.weights import Weight, is_hollow
 
-ARTIFACT = "dicompiler.artifact/1"
+__all__ = [
+    "ALIGN", "ARTIFACT", "TYPES", "WEIGHTS", "Contents", "Json", "artifact_document", "json_text", "transfer_document",
+    "value_document", "write_parts",
+]  # fmt: skip
+
 WEIGHTS = "weights.bin"
 ALIGN = 64
 """Bytes; each weight starts at a multiple of it, so that onnxruntime can use it in the mapped file."""
-TYPES = {
-    "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "BOOL", "FLOAT16", "DOUBLE", "UINT32", "UINT64",
-    "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ",
-}  # fmt: skip
-"""The element types that can be sent, and go into and out of a network."""
-
-Json = dict[str, Any]
-
-
-def json_text(document: Json) -> str:
-    """JSON with one entry of each list per line, so that two artifacts can be compared by eye and by diff."""
-    rows = []
-    for key, value in sorted(document.items()):
-        text = json.dumps(value, sort_keys=True)
-        if isinstance(value, list) and value:
-            text = "[\n  " + ",\n  ".join(json.dumps(entry, sort_keys=True) for entry in value) + "]"
-        rows.append(f" {json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(rows) + "\n}\n"
-
-
-def artifact_document(program: Program, target: str, digest: str) -> Json:
-    """artifact.json, see the schema artifact. DicompilerError for tensors that cannot be exchanged."""
-    return {
-        "format": ARTIFACT,
-        "target": target,
-        "digest": digest,
-        "devices": [device.device for device in program.devices],
-        "inputs": [value_document(value) for value in program.inputs],
-        "outputs": [value_document(value) for value in program.outputs],
-        "transfers": [transfer_document(transfer) for transfer in program.all_transfers],
-    }
-
-
-def value_document(value: Value) -> Json:
-    """A tensor's name, type, shape and bytes. DicompilerError for a type that cannot be exchanged."""
-    dtype = dtype_name(value.dtype)
-    if dtype not in TYPES:
-        raise DicompilerError(
-            f"tensor {value.name!r}: values of type {dtype} cannot be sent between devices or into and out of them"
-        )
-    shape = None if value.shape is None else list(value.shape)
-    return {"name": value.name, "dtype": dtype, "shape": shape, "bytes": None if shape is None else value.nbytes}
-
-
-def transfer_document(transfer: Transfer) -> Json:
-    """A transfer with what it carries. DicompilerError for a tensor that cannot be sent."""
-    if transfer.value.shape is None:
-        raise DicompilerError(f"tensor {transfer.value.name!r}: its shape is not static, so it cannot be sent")
-    ends = {"index": transfer.index, "sender": transfer.sender, "receiver": transfer.receiver}
-    return ends | value_document(transfer.value)
 
 
 class Contents:

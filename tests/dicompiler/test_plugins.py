@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,9 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import onnx
-import onnxruntime
 import pytest
 
 from dicompiler import hookspecs
@@ -35,15 +31,6 @@ def distribution(site: Path, name: str, version: str, points: dict[str, str]) ->
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     lines = [f"{point} = {module}" for point, module in points.items()]
     (info / "entry_points.txt").write_text("\n".join(["[dicompiler]", *lines, ""]))
-
-
-def install_example(site: Path) -> None:
-    """Installs tests/plugin_example: its modules, and the metadata that its pyproject.toml states."""
-    document = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())
-    project = document["project"]
-    distribution(site, project["name"], project["version"], project["entry-points"]["dicompiler"])
-    for module in document["tool"]["setuptools"]["py-modules"]:
-        shutil.copy(EXAMPLE / f"{module}.py", site)
 
 
 def install(site: Path, name: str, source: str, version: str = "1.0", point: str | None = None) -> None:
@@ -94,72 +81,6 @@ def site(tmp_path: Path) -> Path:
     path = tmp_path / "site"
     path.mkdir()
     return path
-
-
-class TestExample:
-    """A third party's distribution, kept as real files."""
-
-    def test_it_is_listed_with_options_distribution_and_version(self, site: Path) -> None:
-        install_example(site)
-        origin = {"distribution": "acme-dicompiler", "version": "1.2", "plugin": "acme"}
-        assert listed(site, "strategies")["acme-round-robin"] == {
-            "name": "acme-round-robin",
-            "summary": "Whole layers, dealt out to the computing devices in turn.",
-            "options": [{"name": "order", "type": "forward|backward", "default": "forward", "help": ""}],
-            **origin,
-        }
-        passes = listed(site, "passes")
-        assert passes["acme-drop-dropout"].items() >= {"options": [], **origin}.items()
-        assert passes["partition"]["distribution"] == "dicompiler"
-        assert listed(site, "operators")["com.microsoft::QuickGelu"].items() >= origin.items()
-        assert listed(site, "plugins")["acme"]["provides"] == "passes: 1, strategies: 1, operators: 1"
-
-    TEXT: ClassVar = """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
-        g (float[1, 3, 16, 16] x) => (float[1, 8, 16, 16] y) <float[1, 8, 16, 16] r> {
-          h = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
-          r = com.microsoft.QuickGelu <alpha = 1.5> (h)
-          d = Dropout (r)
-          y = MaxPool <kernel_shape = [1, 1]> (d)
-        }"""
-
-    @pytest.fixture
-    def model(self, tmp_path: Path) -> Path:
-        proto = onnx.parser.parse_model(self.TEXT)
-        weights = np.random.default_rng(3).standard_normal((8, 3, 3, 3)).astype(np.float32)
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
-        onnx.save(proto, tmp_path / "model.onnx")
-        return tmp_path / "model.onnx"
-
-    def test_its_pass_runs_and_its_rule_cuts_a_foreign_operator(self, model: Path, site: Path) -> None:
-        install_example(site)
-        out = model.with_name("out.onnx")
-        pipeline = "acme-drop-dropout,infer-shapes,form-layers,tile-height{layers=h parts=2}"
-        done = command(site, "opt", str(model), "-p", pipeline, "-o", str(out))
-        assert (done.returncode, done.stderr) == (0, "")
-        operators = [node.op_type for node in onnx.load(out).graph.node]
-        assert "Dropout" not in operators
-        assert operators.count("QuickGelu") == 2
-        x = np.random.default_rng(4).standard_normal((1, 3, 16, 16)).astype(np.float32)
-        before, after = (onnxruntime.InferenceSession(str(path)).run(None, {"x": x})[0] for path in (model, out))
-        np.testing.assert_allclose(after, before, rtol=0, atol=1e-5 * np.abs(before).max())
-
-    def test_its_strategy_plans(self, model: Path, site: Path) -> None:
-        install_example(site)
-        plan = model.with_name("plan.json")
-        strategy = "acme-round-robin{order=backward}"
-        done = command(site, "plan", str(model), "--platform", "rpi4x2", "--strategy", strategy, "-o", str(plan))
-        assert done.returncode == 0, done.stderr
-        layers = json.loads(plan.read_text())["layers"]
-        assert {name: [part["device"] for part in parts] for name, parts in layers.items()} == {
-            "h": ["pi02"],
-            "y": ["pi01"],
-        }
-
-    def test_people_see_it_in_a_table(self, site: Path) -> None:
-        install_example(site)
-        done = command(site, "list", "strategies")
-        line = next(line for line in done.stdout.splitlines() if line.startswith("acme-round-robin"))
-        assert re.fullmatch(r"acme-round-robin\{order=forward\}  +Whole layers, dealt .*  acme-dicompiler 1\.2", line)
 
 
 class TestHooks:

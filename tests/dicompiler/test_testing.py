@@ -56,7 +56,12 @@ PASSES = (
     "tile-height{layers=c0 parts=2}", "tile-grid{layers=c0 rows=2 columns=2}", "fuse-tiles{layers=c0..cat parts=2}",
     "lop{layers=c0 parts=3}", "lip{layers=c1 parts=3}", "fuse{layers=c0..c1 parts=3}", "quantise{calibrate=x.npz}",
 )  # fmt: skip
-COSTS = ("analytic", 'roofline{bandwidth="4 GB/s"}', "linear{coefficients=*:0.001:1e-9:0}", "profile{file=p.json others=true}")
+COSTS = (
+    "analytic",
+    'roofline{bandwidth="4 GB/s"}',
+    "linear{coefficients=*:0.001:1e-9:0}",
+    "profile{file=p.json others=true}",
+)
 
 
 def built_in(kind: str) -> set[str]:

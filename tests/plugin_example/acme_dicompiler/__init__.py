@@ -1,0 +1,60 @@
+"""A whole plugin: one thing of each kind. Its hooks import what they give, so that looking for plugins stays quick."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dicompiler.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from dicompiler.costs import CostModel
+    from dicompiler.operators.rule import OperatorRule
+    from dicompiler.passes import Pass
+    from dicompiler.platform import PlatformFamily
+    from dicompiler.problem import Strategy
+    from dicompiler.target import Target
+
+dicompiler_api = 1
+
+
+@hookimpl
+def dicompiler_strategies() -> Iterable[type[Strategy]]:
+    from acme_dicompiler.strategy import RoundRobin
+
+    yield RoundRobin
+
+
+@hookimpl
+def dicompiler_targets() -> Iterable[type[Target]]:
+    from acme_dicompiler.target import Inline
+
+    yield Inline
+
+
+@hookimpl
+def dicompiler_operators() -> Iterable[OperatorRule]:
+    from acme_dicompiler.operators import RULES
+
+    return RULES
+
+
+@hookimpl
+def dicompiler_cost_models() -> Iterable[type[CostModel]]:
+    from acme_dicompiler.costs import PerCall
+
+    yield PerCall
+
+
+@hookimpl
+def dicompiler_passes() -> Iterable[type[Pass]]:
+    from acme_dicompiler.passes import DropDropout
+
+    yield DropDropout
+
+
+@hookimpl
+def dicompiler_platforms() -> Iterable[PlatformFamily]:
+    from acme_dicompiler.platforms import BOARDS
+
+    yield BOARDS

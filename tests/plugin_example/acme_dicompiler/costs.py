@@ -1,0 +1,35 @@
+"""A cost model: the analytic one, and a time for each call of onnxruntime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from dicompiler.costs import Analytic, CostModel
+from dicompiler.layers import Layer, LayerGraph
+from dicompiler.platform import Device
+from dicompiler.regions import Interval, Region
+
+
+@dataclass(frozen=True)
+class PerCall(CostModel):
+    """Operations / rate, and a fixed time for each part of a layer."""
+
+    name: ClassVar[str] = "acme-per-call"
+    microseconds: float = field(default=50.0, metadata={"help": "that a part takes beside its operations"})
+
+    def __post_init__(self) -> None:
+        if not self.microseconds >= 0:
+            raise ValueError(f"microseconds must be 0 or more, not {self.microseconds:g}")
+
+    def seconds(
+        self,
+        layers: LayerGraph,
+        layer: Layer,
+        region: Region | None,
+        reduce: Interval | None,
+        device: Device,
+        merge: int = 0,
+    ) -> float:
+        """Seconds of the part on the device."""
+        return Analytic().seconds(layers, layer, region, reduce, device, merge) + 1e-6 * self.microseconds

@@ -1,0 +1,14 @@
+"""Operator rules: which region of each input a region of the output needs."""
+
+from __future__ import annotations
+
+from dicompiler.operators.rule import Operation, OperatorRule, Piece
+from dicompiler.regions import Interval, Region
+
+
+def quick_gelu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """x · sigmoid(α x): a region of the output needs the same region of x."""
+    return Piece(region, (region,))
+
+
+RULES = (OperatorRule("QuickGelu", quick_gelu, domain="com.microsoft", elementwise=True),)

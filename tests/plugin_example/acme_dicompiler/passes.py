@@ -1,0 +1,32 @@
+"""A pass: takes Dropout out of the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from dicompiler.compilation import Compilation
+from dicompiler.passes import Pass
+
+
+@dataclass(frozen=True)
+class DropDropout(Pass):
+    """Removes Dropout nodes, which do nothing at inference.
+
+    x → Dropout → y → Relu → z   ⇒   x → Relu → z
+    """
+
+    name: ClassVar[str] = "acme-drop-dropout"
+
+    def run(self, compilation: Compilation) -> Compilation:
+        """Keeps a Dropout that makes a graph output or whose mask is read."""
+        graph = compilation.model.graph()
+        kept = {tensor.name for tensor in graph.outputs}
+        for node in [node for node in graph.nodes if node.op == "Dropout"]:
+            mask_read = any(tensor.outputs for tensor in node.outputs[1:])
+            if node.outputs[0].name in kept or mask_read:
+                continue
+            for reader in list(node.outputs[0].outputs):
+                reader.inputs = [node.inputs[0] if i is node.outputs[0] else i for i in reader.inputs]
+            graph.nodes.remove(node)
+        return replace(compilation, model=compilation.model.with_graph(graph))

@@ -1,0 +1,24 @@
+"""A strategy: whole layers, dealt out in turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import cycle
+from typing import ClassVar, Literal
+
+from dicompiler.plan import Part, Plan
+from dicompiler.problem import Problem, Strategy
+
+
+@dataclass(frozen=True)
+class RoundRobin(Strategy):
+    """Whole layers, dealt out to the computing devices in turn."""
+
+    name: ClassVar[str] = "acme-round-robin"
+    order: Literal["forward", "backward"] = "forward"
+
+    def plan(self, problem: Problem) -> Plan:
+        """Layer i goes to device i mod n."""
+        devices = problem.platform.computing if self.order == "forward" else problem.platform.computing[::-1]
+        turns = cycle(devices)
+        return problem.plan({layer.name: (Part(next(turns).name),) for layer in problem.layers.layers})

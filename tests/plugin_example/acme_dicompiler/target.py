@@ -1,0 +1,163 @@
+"""A target: every segment as an ONNX file; running it plays all devices, one after another, in this process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dicompiler.artifact import artifact_document, json_text
+from dicompiler.compilation import Compilation
+from dicompiler.model import Model
+from dicompiler.program import Program
+from dicompiler.target import DeviceReport, RunOptions, RunResult, Target
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Inline(Target):
+    """An ONNX file for each segment, run one after another in one process."""
+
+    name: ClassVar[str] = "acme-inline"
+
+    def emit(self, compilation: Compilation, directory: Path) -> None:
+        """Writes program.json, a directory of segments for each device, and artifact.json."""
+        program = compilation.program
+        assert program is not None
+        for device in program.devices:
+            (directory / device.device).mkdir()
+            for i, segment in enumerate(device.segments):
+                # Large weights are not in segment.model: Model.save puts them in.
+                names = {tensor.name for tensor in segment.model.graph.initializer}
+                weights = {name: weight for name, weight in program.weights.items() if name in names}
+                Model(segment.model, weights).save(directory / device.device / f"{i}.onnx")
+        (directory / "program.json").write_text(json_text(document(program)))
+        files = sorted(path for path in directory.rglob("*") if path.is_file())
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+        (directory / "artifact.json").write_text(json_text(artifact_document(program, self.name, digest)))
+
+    def run(
+        self, directory: Path, frames: Sequence[Arrays], timeout: float, options: RunOptions = RunOptions()
+    ) -> RunResult:
+        """Plays one frame after another; nothing can be lost on the way, so `timeout` is not needed."""
+        return Player(directory).run(frames, options)
+
+
+def document(program: Program) -> dict[str, Any]:
+    """What running needs beside the segments: who holds and wants what, and all steps in an order that works."""
+    after: dict[tuple[str, int], list[int]] = {}
+    for device in program.devices:
+        latest = -1
+        for step in device.steps:
+            if step.kind == "run":
+                latest = step.index
+            elif step.kind == "send":
+                after.setdefault((device.device, latest), []).append(step.index)
+    steps: list[list[Any]] = [["send", i] for d in program.devices for i in after.get((d.device, -1), [])]
+    for at, index in program.order:
+        device = program.devices[at]
+        segment = device.segments[index]
+        steps.append(
+            ["run", device.device, f"{device.device}/{index}.onnx", list(segment.inputs), list(segment.outputs)]
+        )
+        steps += [["send", i] for i in after.get((device.device, index), [])]
+    return {
+        "devices": {d.device: {"sources": list(d.sources), "sinks": dict(d.sinks)} for d in program.devices},
+        "steps": steps,
+    }
+
+
+class Player:
+    """An artifact with its segments loaded."""
+
+    def __init__(self, directory: Path) -> None:
+        import onnxruntime
+
+        program = json.loads((directory / "program.json").read_text())
+        artifact = json.loads((directory / "artifact.json").read_text())
+        self.devices, self.steps, self.transfers = program["devices"], program["steps"], artifact["transfers"]
+        files = [step[2] for step in self.steps if step[0] == "run"]
+        self.sessions = {file: onnxruntime.InferenceSession(directory / file) for file in files}
+        self.seconds = dict.fromkeys(files, 0.0)
+        self.sent = dict.fromkeys(range(len(self.transfers)), 0)
+
+    def frame(self, inputs: Arrays) -> dict[str, dict[str, Any]]:
+        """The outputs of one frame: of each sink device by name."""
+        held = {name: {key: inputs[key] for key in device["sources"]} for name, device in self.devices.items()}
+        for kind, *step in self.steps:
+            if kind == "send":
+                transfer = self.transfers[step[0]]
+                array = held[transfer["sender"]][transfer["name"]]
+                held[transfer["receiver"]][transfer["name"]] = array
+                self.sent[step[0]] += array.nbytes
+            else:
+                device, file, given, made = step
+                start = time.perf_counter()
+                arrays = self.sessions[file].run(made, {name: held[device][name] for name in given})
+                self.seconds[file] += time.perf_counter() - start
+                held[device].update(zip(made, arrays, strict=True))
+        return {
+            name: {output: held[name][tensor] for tensor, output in device["sinks"].items()}
+            for name, device in self.devices.items()
+            if device["sinks"]
+        }
+
+    def run(self, frames: Sequence[Arrays], options: RunOptions) -> RunResult:
+        """All frames, and what each device measured."""
+        start = time.perf_counter()
+        delivered, times = [], []
+        for inputs in frames:
+            before = time.perf_counter()
+            delivered.append(self.frame(inputs))
+            times.append(time.perf_counter() - before)
+        kept = delivered if options.keep is None else delivered[: options.keep]
+        outputs = tuple(next(iter(own.values())) for own in kept)
+        return RunResult(outputs, self.reports(), tuple(kept), tuple(times), time.perf_counter() - start)
+
+    def reports(self) -> tuple[DeviceReport, ...]:
+        """A report for each device; all share the memory of this process."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        found = []
+        for name in self.devices:
+            own = tuple(seconds for file, seconds in self.seconds.items() if file.startswith(f"{name}/"))
+            sent = {i: count for i, count in self.sent.items() if self.transfers[i]["sender"] == name}
+            found.append(DeviceReport(name, sum(own), 0.0, 0.0, sent, own, peak))
+        return tuple(found)
+
+
+class Session:
+    """What `dicompiler.connect` gives."""
+
+    reports: tuple[DeviceReport, ...] = ()
+
+    def __init__(self, directory: Path) -> None:
+        self.player = Player(directory)
+
+    def infer(self, inputs: Arrays) -> dict[str, Any]:
+        """One frame: its outputs by name."""
+        return next(iter(self.player.frame(inputs).values()))
+
+    def stream(self, frames: Iterable[Arrays]) -> Iterator[dict[str, Any]]:
+        """The outputs of each frame, in order."""
+        return map(self.infer, frames)
+
+    def close(self) -> None:
+        """Nothing runs on: keeps the reports."""
+        self.reports = self.player.reports()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect(directory: Path, options: RunOptions, timeout: float) -> Session:
+    """The client, for entry-point group `dicompiler.clients`."""
+    return Session(directory)
