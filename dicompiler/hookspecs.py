@@ -10,6 +10,7 @@ A module may state `dicompiler_api = 1`, the version of these hooks that it was 
 be written for this one. A plugin for a newer version is not loaded. Names must differ from all others of their kind.
 
 An option that names a file to read says so: `field(default="", metadata={"file": True})`. `--depfile` then lists it.
+docs/plugins has a page for each hook, and dicompiler.testing a check.
 """
 
 from __future__ import annotations

@@ -53,15 +53,18 @@ def check_plugins() -> None:
     assert (strategies["modnn"]["distribution"], strategies["modnn"]["version"]) == ("dicompiler", version)
     assert strategies["acme-round-robin"]["distribution"] == "acme-dicompiler"
     assert {"partition", "tile-height", "acme-drop-dropout"} <= set(listed("passes"))
-    assert "sockets" in listed("targets")
+    assert {"sockets", "acme-inline"} <= set(listed("targets"))
+    assert "acme-per-call" in listed("cost-models")
+    assert "acme-boardxN" in listed("platforms")
     assert {"Conv", "com.microsoft::QuickGelu"} <= set(listed("operators"))
 
 
 def check_way() -> None:
-    """A network is compiled, run and verified, by a built-in strategy and by the plugin's."""
+    """A network is compiled, run and verified, by what is built in and by what the plugin provides."""
     onnx.save(networks.build("tiny"), "tiny.onnx")
-    for strategy in ("pipeline", "acme-round-robin"):
-        given = ("--platform", "rpi4x4", "--strategy", strategy, "--objective", "throughput")
+    theirs = ("--platform", "acme-boardx4", "--cost", "acme-per-call", "--target", "acme-inline")
+    for strategy, others in (("pipeline", ("--platform", "rpi4x4")), ("acme-round-robin", theirs)):
+        given = ("--strategy", strategy, *others, "--objective", "throughput")
         directory = f"out-{strategy}"
         compiled = json.loads(run("compile", "tiny.onnx", *given, "-o", directory, "--json"))
         assert len(compiled["devices"]) == 4
