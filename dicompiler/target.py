@@ -30,8 +30,8 @@ Optimization = Literal["none", "basic", "extended", "all"]
 @dataclass(frozen=True)
 class Timed:
     """Something that a device did: `kind` is "run" (a segment: its place in DeviceReport.segments), "send" (a transfer:
-    its index) or "wait" (for a transfer: its index; -1: for an input), for a frame. start, end: seconds from when the
-    device heard of the run's last frame."""
+    its index) or "wait" (for a transfer: its index; -1: for an input), for a frame. start, end: seconds from the
+    beginning of the run's last frame (sockets: from when the device heard of it)."""
 
     kind: str
     index: int

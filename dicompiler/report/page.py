@@ -217,7 +217,7 @@ def _timelines(facts: Facts) -> list[Markup]:
         found.append(element("h3", f"measured, the last frame: {format_seconds(seconds)}"))
         found.append(timeline(facts, bars, "measured"))
         text = (
-            "Every device counts from when it heard of the frame; sending ends when the system has taken the bytes. "
+            "From when the frame began, or the device heard of it; sending ends when the system has taken the bytes. "
             "Pale: another frame that was on its way."
         )
         found.append(element("p", text, class_="note"))

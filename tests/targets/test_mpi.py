@@ -60,6 +60,29 @@ def test_ranks_compute_what_the_whole_model_computes(made: Any, tmp_path: Path) 
         assert len(report.segments) == len(device.segments)
         assert report.compute_s == pytest.approx(sum(report.segments))
         assert report.memory_peak > 10 << 20
+        last = [one for one in report.timeline if one.frame == 1]
+        assert sorted(one.index for one in last if one.kind == "run") == list(range(len(device.segments)))
+        assert sorted(one.index for one in last if one.kind == "send") == sorted(
+            step.index for step in device.steps if step.kind == "send"
+        )
+        assert all(0 <= one.start <= one.end for one in report.timeline)
+    begins, ends = _edges(result)
+    for transfer in program.transfers:
+        # What is received was made before: the ranks of one host have one clock.
+        assert all(begins[transfer.index] <= start for start in ends.get(transfer.index, ()))
+
+
+def _edges(result: RunResult) -> tuple[dict[int, float], dict[int, list[float]]]:
+    """Of the last frame: when each transfer's sending began, and when waits for it ended."""
+    begins: dict[int, float] = {}
+    ends: dict[int, list[float]] = {}
+    for report in result.reports:
+        for one in report.timeline:
+            if one.kind == "send":
+                begins[one.index] = one.start
+            elif one.kind == "wait" and one.frame == 1:
+                ends.setdefault(one.index, []).append(one.end)
+    return begins, ends
 
 
 def test_inputs_and_outputs_may_have_any_shape_where_it_is_not_known(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.errors import RunError, UsageError
-from dicompiler.target import DeviceReport, RunOptions, RunResult
+from dicompiler.target import DeviceReport, RunOptions, RunResult, Timed
 from dicompiler_targets.mpi.artifact import Artifact, Delivered
 
 GRACE_S = 5.0
@@ -116,7 +116,17 @@ def cause(artifact: Artifact, errors: str, code: int) -> str:
     return f"mpirun ended with exit code {code}: {lines[-1] if lines else 'it says nothing'}"
 
 
-def _device_report(report: Mapping[str, Any]) -> DeviceReport:
+def _last(ranks: Sequence[Mapping[str, Any]], lead: int, last: float) -> list[float]:
+    """When the last frame began, `last` on rank `lead`, in the time of each rank: they begin at once, as far as a
+    barrier can tell; those of one kernel have one clock, which tells exactly."""
+    first = ranks[lead]
+    shifts = [one["origin_ns"] - first["origin_ns"] if one["clock"] == first["clock"] else 0 for one in ranks]
+    return [last - shift / 1e9 for shift in shifts]
+
+
+def _device_report(report: Mapping[str, Any], last: float) -> DeviceReport:
+    """last: when the last frame began, in the time of this rank."""
+    spans = sorted(report["timeline"], key=lambda span: span[3])
     return DeviceReport(
         report["device"],
         report["compute_s"],
@@ -125,6 +135,11 @@ def _device_report(report: Mapping[str, Any]) -> DeviceReport:
         {int(index): count for index, count in report["sent"].items()},
         tuple(report["segments"]),
         report["memory_peak"],
+        tuple(
+            Timed(kind, index, frame, max(0.0, start - last), end - last)
+            for kind, index, frame, start, end in spans
+            if end > last
+        ),
     )
 
 
@@ -132,5 +147,6 @@ def result(artifact: Artifact, report: Mapping[str, Any], delivered: Delivered) 
     """What a run gave, of the report and the outputs of the frames that were kept."""
     names = [value["name"] for value in artifact.document["outputs"]]
     outputs = tuple({name: next(o[name] for o in frame.values() if name in o) for name in names} for frame in delivered)
-    reports = tuple(_device_report(one) for one in report["ranks"])
+    lasts = _last(report["ranks"], report["lead"], report["last_s"])
+    reports = tuple(map(_device_report, report["ranks"], lasts))
     return RunResult(outputs, reports, delivered, tuple(report["frames_s"]), report["total_s"])

@@ -50,6 +50,8 @@ public:
             if (since(start_) > flow_.timeout) overdue();
         }
         measured_.total = total_;
+        measured_.start = start_;
+        if (!starts_at_.empty()) measured_.last = starts_at_.back();
         return measured_;
     }
 
@@ -60,6 +62,8 @@ private:
         std::size_t frame, index;
         // The message of done_out.
         std::shared_ptr<std::uint64_t> word = nullptr;
+        // When a send began.
+        Clock::time_point since = {};
     };
 
     bool has(const std::vector<int>& ranks) const {
@@ -98,11 +102,12 @@ private:
     void send(const News::Sending& one) {
         const auto& send = role(one.frame).sends[one.send];
         const auto& tensor = slots_[slot(one.frame)]->tensors[send.tensor];
-        if (sending_++ == 0) sending_since_ = Clock::now();
+        const auto begun = Clock::now();
+        if (sending_++ == 0) sending_since_ = begun;
         MPI_Request request;
         MPI_Isend(tensor.data, static_cast<int>(tensor.bytes()), MPI_BYTE, send.to, send.transfer + 1, MPI_COMM_WORLD,
                   &request);
-        add(request, {What::send, one.frame, one.send});
+        add(request, {What::send, one.frame, one.send, nullptr, begun});
         ++left_[slot(one.frame)];
         measured_.sent[send.transfer] += tensor.bytes();
     }
@@ -168,9 +173,16 @@ private:
             await_done(one.index);
         } else if (one.kind == What::receive || one.kind == What::send) {
             if (one.kind == What::receive) player_.arrived(one.frame, one.index);
-            if (one.kind == What::send && --sending_ == 0) measured_.send += since(sending_since_);
+            if (one.kind == What::send) sent(one);
             if (--left_[slot(one.frame)] == 0 && played_[slot(one.frame)]) ++finished_;
         }
+    }
+
+    void sent(const What& one) {
+        if (--sending_ == 0) measured_.send += since(sending_since_);
+        if (one.frame + 1 < flow_.frames) return;
+        const auto transfer = role(one.frame).sends[one.index].transfer;
+        measured_.spans.push_back({"send", transfer, one.frame, one.since, Clock::now()});
     }
 
     // How long to wait for news of the player before looking for messages again.

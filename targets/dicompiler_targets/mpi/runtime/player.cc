@@ -7,8 +7,13 @@ namespace dicompiler {
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 Player::Player(const std::vector<Rank>& roles, std::vector<std::unique_ptr<Slot>>& slots, Samples& samples,
-               Deliver deliver)
-    : roles_(roles), slots_(slots), samples_(samples), deliver_(std::move(deliver)), needs_(roles.size()) {
+               Deliver deliver, std::size_t last)
+    : roles_(roles),
+      slots_(slots),
+      samples_(samples),
+      deliver_(std::move(deliver)),
+      last_(last),
+      needs_(roles.size()) {
     // Only segments read what is received.
     for (std::size_t r = 0; r < roles.size(); ++r) {
         const auto& rank = roles[r];
@@ -112,10 +117,7 @@ void Player::loop() {
     while (!stopping_) {
         auto* frame = ready();
         if (frame == nullptr) {
-            const auto start = Clock::now();
-            const bool waits = !frames_.empty();
-            changed_.wait(lock);
-            if (waits) times_.wait += since(start);
+            wait(lock);
             continue;
         }
         const auto number = frame->number;
@@ -157,6 +159,19 @@ void Player::loop() {
     }
 }
 
+void Player::wait(std::unique_lock<std::mutex>& lock) {
+    if (frames_.empty()) return changed_.wait(lock);
+    const auto& frame = frames_.front();
+    const auto lacking = missing(frame);
+    const long transfer = lacking < frame.here.size() ? role(frame.number).receives[lacking].transfer : -1;
+    Span span{"wait", transfer, frame.number, Clock::now(), {}};
+    const bool noted = frames_.back().number == last_;
+    changed_.wait(lock);
+    span.end = Clock::now();
+    times_.wait += std::chrono::duration<double>(span.end - span.start).count();
+    if (noted) times_.spans.push_back(span);
+}
+
 void Player::play(const Rank::Step& step, std::size_t frame) {
     auto& slot = *slots_[frame % slots_.size()];
     if (step.kind == Rank::Step::output) {
@@ -166,7 +181,10 @@ void Player::play(const Rank::Step& step, std::size_t frame) {
     }
     const auto start = Clock::now();
     slot.calls[step.index]->run();
-    times_.segments[first_[frame % roles_.size()] + step.index] += since(start);
+    const auto end = Clock::now();
+    const auto number = first_[frame % roles_.size()] + step.index;
+    times_.segments[number] += std::chrono::duration<double>(end - start).count();
+    if (frame == last_) times_.spans.push_back({"run", static_cast<long>(number), frame, start, end});
 }
 
 }  // namespace dicompiler

@@ -27,10 +27,21 @@ struct News {
     std::vector<std::size_t> played;
 };
 
+// Something that took time for a frame: "run" (a segment: its place in Times::segments), or "send" or "wait" (a
+// transfer; -1: none).
+struct Span {
+    const char* kind;
+    long index;
+    std::size_t frame;
+    Clock::time_point start, end;
+};
+
 struct Times {
     // Seconds of each segment, role by role, and those in which frames were on their way but none could go on.
     std::vector<double> segments;
     double wait = 0;
+    // Of the last frame.
+    std::vector<Span> spans;
 };
 
 class Player {
@@ -38,8 +49,9 @@ public:
     // Writes an output of a frame.
     using Deliver = std::function<void(std::size_t frame, const Tensor& tensor, const std::string& file)>;
 
+    // `last`: the number of the last frame.
     Player(const std::vector<Rank>& roles, std::vector<std::unique_ptr<Slot>>& slots, Samples& samples,
-           Deliver deliver);
+           Deliver deliver, std::size_t last);
     ~Player();
 
     // The frame's receives were posted: it is on its way.
@@ -67,6 +79,8 @@ private:
     // The receive that the frame's next step lacks, or the number of receives.
     std::size_t missing(const Frame& frame) const;
     void play(const Rank::Step& step, std::size_t frame);
+    // Waits for a change, and counts the time where frames are on their way.
+    void wait(std::unique_lock<std::mutex>& lock);
 
     const Rank& role(std::size_t frame) const { return roles_[frame % roles_.size()]; }
 
@@ -74,6 +88,7 @@ private:
     std::vector<std::unique_ptr<Slot>>& slots_;
     Samples& samples_;
     Deliver deliver_;
+    const std::size_t last_;
     // Of each role's steps: the receives (their place in Rank::receives) that must be complete.
     std::vector<std::vector<std::vector<std::size_t>>> needs_;
     // Where the segments of each role begin in Times::segments.

@@ -2,6 +2,7 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <numeric>
@@ -18,6 +19,31 @@ std::string json(double value) {
 std::string json(const std::vector<double>& values) {
     std::string text;
     for (const auto value : values) text += (text.empty() ? "" : ", ") + json(value);
+    return "[" + text + "]";
+}
+
+double between(Clock::time_point start, Clock::time_point end) {
+    return std::chrono::duration<double>(end - start).count();
+}
+
+// What is the same for all processes whose clocks are one: they run since the same start of a kernel.
+std::string clock_name() {
+    std::ifstream file("/proc/sys/kernel/random/boot_id");
+    std::string name;
+    file >> name;
+    return name;
+}
+
+// Entries [kind, index, frame, start, end], in seconds from `start`; so many at most that a report stays small.
+std::string json(const std::vector<Span>& spans, Clock::time_point start) {
+    constexpr std::size_t MOST = 10000;
+    std::string text;
+    for (std::size_t i = 0; i < std::min(spans.size(), MOST); ++i) {
+        const auto& one = spans[i];
+        text += std::string(text.empty() ? "" : ", ") + "[\"" + one.kind + "\", " + std::to_string(one.index) + ", " +
+                std::to_string(one.frame) + ", " + json(between(start, one.start)) + ", " +
+                json(between(start, one.end)) + "]";
+    }
     return "[" + text + "]";
 }
 
@@ -58,17 +84,23 @@ std::string report(int rank, const Device& device, int threads, const Measured& 
     for (const auto& entry : measured.sent) {
         sent += (sent.empty() ? "\"" : ", \"") + std::to_string(entry.first) + "\": " + std::to_string(entry.second);
     }
+    const auto origin = std::chrono::nanoseconds{measured.start.time_since_epoch()}.count();
+    auto spans = times.spans;
+    spans.insert(spans.end(), measured.spans.begin(), measured.spans.end());
     const double compute = std::accumulate(times.segments.begin(), times.segments.end(), 0.0);
     return "{\"rank\": " + std::to_string(rank) + ", \"device\": \"" + device.name + "\", \"host\": \"" + device.host +
            "\", \"threads\": " + std::to_string(threads) + ", \"compute_s\": " + json(compute) +
            ", \"wait_s\": " + json(times.wait) + ", \"send_s\": " + json(measured.send) +
            ", \"memory_peak\": " + std::to_string(memory_peak()) + ", \"segments\": " + json(times.segments) +
-           ", \"sent\": {" + sent + "}}";
+           ", \"clock\": \"" + clock_name() + "\", \"origin_ns\": " + std::to_string(origin) +
+           ", \"timeline\": " + json(spans, measured.start) + ", \"sent\": {" + sent + "}}";
 }
 
 void print_reports(int rank, const std::string& own, const Measured& measured, int lead) {
     const auto ranks = gather(rank, own);
-    const auto times = "\"frames_s\": " + json(measured.frames) + ", \"total_s\": " + json(measured.total);
+    const auto times = "\"frames_s\": " + json(measured.frames) + ", \"total_s\": " + json(measured.total) +
+                       ", \"lead\": " + std::to_string(lead) +
+                       ", \"last_s\": " + json(between(measured.start, measured.last));
     const auto frames = gather(rank, times);
     if (rank != 0) return;
     std::string text;

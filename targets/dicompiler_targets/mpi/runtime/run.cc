@@ -174,8 +174,9 @@ Times compute(const Task& task, const Flow& flow, Samples& samples, Outputs& out
     const auto deliver = [&](std::size_t frame, const Tensor& tensor, const std::string& file) {
         outputs.write(frame, tensor, file);
     };
-    Player player(task.roles, slots, samples, deliver);
+    Player player(task.roles, slots, samples, deliver, flow.frames - 1);
     barrier();
+    MPI_Barrier(MPI_COMM_WORLD);  // all are there: it is short, and all begin at the same time
     measured = exchange_or_end(task, flow, slots, player, outputs);
     return player.stop();
 }
@@ -202,6 +203,7 @@ void play(const Program& program, const Options& options, int self) {
         times = compute(task, flow, samples, outputs, measured);
     } else {
         barrier();
+        MPI_Barrier(MPI_COMM_WORLD);
     }
     barrier();
     outputs.publish();
