@@ -45,6 +45,7 @@ DEFAULT_STRATEGY = "auto"
 DEFAULT_TARGET = "sockets"
 DEFAULT_COST = "analytic"
 PREPARE = ("normalise", "infer-shapes", "form-layers")
+QUANTISE = "quantise"
 MANIFEST, PLAN, PLATFORM, REFERENCE = "artifact.json", "plan.json", "platform.toml", "reference/model.onnx"
 MADE, MADE_FORMAT = "reference/made.json", "dicompiler.made/1"
 KIND = "artifact"
@@ -62,10 +63,12 @@ def compile(
     output: str | Path | None = None,
     shape: Sequence[str] = (),
     instruments: Sequence[Instrument] = (),
+    calibrate: str | Path | None = None,
 ) -> Compilation:
     """Splits `model` over `platform` as `plan` says or as `strategy` decides, and writes `output` where it is given.
 
     strategy, target, cost: specs such as "modnn" or instances. shape: "input=1x3x224x224" for dynamic dimensions.
+    calibrate: an .npz file of samples with which the model is quantised first (see the pass `quantise`).
     Returns the compilation with plan, program, metrics, and artifacts where written. Raises DicompilerError for what
     cannot be compiled, UsageError for unknown names; nothing is written then.
     """
@@ -78,7 +81,7 @@ def compile(
         decider = registry().make("strategies", chosen) if isinstance(chosen, str) else chosen
     if output is not None:
         check_place(Path(output), MANIFEST, KIND)  # before the work, and in the end once more
-    compilation = prepare(Model.load(model), shape, instruments)
+    compilation = prepare(Model.load(model), shape, instruments, calibrate)
     compilation = replace(compilation, platform=_platform(platform, decider))
     costs: CostModel = registry().make("cost_models", cost) if isinstance(cost, str) else cost
     problem = replace(pose(compilation, objective, costs), target=emitter)
@@ -93,12 +96,22 @@ def compile(
     return compilation if output is None else emit(compilation, emitter, Path(output))
 
 
-def prepare(model: Model, shape: Sequence[str] = (), instruments: Sequence[Instrument] = ()) -> Compilation:
-    """Model → normalised, with shapes and layers."""
+def prepare(
+    model: Model,
+    shape: Sequence[str] = (),
+    instruments: Sequence[Instrument] = (),
+    calibrate: str | Path | None = None,
+) -> Compilation:
+    """Model → normalised, quantised where there are samples to calibrate it with, with shapes and layers."""
     from dicompiler.specs import Spec
 
+    normalise, infer, form = PREPARE
+    shapes = Spec.of(infer, {"shape": tuple(shape)})
+    specs = [Spec.of(normalise, {}), shapes, Spec.of(form, {})]
+    if calibrate is not None:  # what is quantised has static shapes before, and new tensors afterwards
+        specs[1:2] = [shapes, Spec.of(QUANTISE, {"calibrate": str(calibrate)}), Spec.of(infer, {})]
     make = registry().make
-    passes = [make("passes", Spec.of(name, {"shape": tuple(shape)} if name == PREPARE[1] else {})) for name in PREPARE]
+    passes = [make("passes", spec) for spec in specs]
     return PassManager(passes, instruments).run(Compilation(model=model))
 
 

@@ -31,6 +31,7 @@ from dicompiler.errors import UsageError
 @cost_option
 @click.option("--target", metavar="'NAME{…}'", help="What to emit: see 'dicompiler list targets'. Default: sockets.")
 @shape_option
+@click.option("--calibrate", metavar="SAMPLES.npz", type=PATH, help="Samples of the inputs: quantises to int8 first.")
 @json_option
 @building_options
 @click.option("-o", "--output", metavar="DIR", type=PATH, required=True, help="The directory to write.")
@@ -43,6 +44,7 @@ def command(
     cost: str | None,
     target: str | None,
     shape: tuple[str, ...],
+    calibrate: Path | None,
     as_json: bool,
     depfile: Path | None,
     depfile_target: str | None,
@@ -70,6 +72,7 @@ def command(
         "plan": None if plan is None else load_given(plan),
         "objective": objective,
         "shape": shape or None,
+        "calibrate": calibrate,
     }
     with progress(f"compiling {model.name}"):
         result = compile(model, output=output, **{name: value for name, value in given.items() if value is not None})
