@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from dicompiler.regions import Shape
 from dicompiler_targets.tflm.elementwise import operate
 from dicompiler_targets.tflm.graph import Node, refusal
 from dicompiler_targets.tflm.shaping import integers, place
@@ -26,7 +27,7 @@ def softmax(code: str, options: str, writer: Writer, node: Node) -> None:
     if node.opset < 13 and axis != rank - 1:
         rows = (math.prod(shape[:axis]), math.prod(shape[axis:]))
         flat = writer.reshape(writer.read(name), rows)
-        made = writer.like(flat, rows)
+        made = _result(writer, node, rows)
         writer.add(code, [flat], [made], options, **values)
         writer.alias(node.output, "plain", writer.reshape(made, shape))
     elif rank == 4 and axis in (1, 3):
@@ -35,9 +36,15 @@ def softmax(code: str, options: str, writer: Writer, node: Node) -> None:
     else:
         order = [*(i for i in range(rank) if i != axis), axis]
         last = writer.transpose(writer.read(name), order)
-        made = writer.like(last, writer.shape(last))
+        made = _result(writer, node, writer.shape(last))
         writer.add(code, [last], [made], options, **values)
         writer.alias(node.output, "plain", writer.transpose(made, [order.index(i) for i in range(rank)]))
+
+
+def _result(writer: Writer, node: Node, shape: Shape) -> int:
+    """A tensor of the type and scale of the node's output, of another shape."""
+    name = node.output
+    return writer.tensor(name, writer.graph.dtypes[name], shape, writer.graph.quantisations.get(name))
 
 
 def reduction(code: str, writer: Writer, node: Node) -> None:

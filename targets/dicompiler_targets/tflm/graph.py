@@ -18,6 +18,7 @@ from dicompiler.program import Segment
 from dicompiler.regions import Shape
 from dicompiler.weights import Weight, dtype_name, is_hollow
 from dicompiler_targets.tflm.flatbuffer import TYPES, Quantisation
+from dicompiler_targets.tflm.qlinear import expanded
 
 _PASSING = ("Reshape", "Transpose")
 """What may make and read tensors of a rank over 4, as a channel shuffle does: only memory is moved."""
@@ -85,7 +86,7 @@ def refusal(node: Node, cause: str, remedy: str) -> DicompilerError:
 def read(segment: Segment, weights: Mapping[str, Weight]) -> Graph:
     """The graph of a segment. DicompilerError naming the node where a tensor's shape is not static, or its type is none
     of TFLite-micro's."""
-    model = segment.model
+    model = expanded(segment.model, weights)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     constants = {
         t.name: weights[t.name].array() if is_hollow(t) else onnx.numpy_helper.to_array(t)
@@ -127,7 +128,8 @@ def _check(node: Node, name: str, kind: Any) -> None:
     except KeyError:
         dtype = dtype_name(kind.elem_type)
     if dtype not in TYPES:
-        raise refusal(node, f"tensor {name!r} is of type {dtype}", f"take one of {', '.join(TYPES)}")
+        remedy = "quantise to int8" if dtype == "uint8" else f"take one of {', '.join(TYPES)}"
+        raise refusal(node, f"tensor {name!r} is of type {dtype}", remedy)
 
 
 def check_ranks(graph: Graph) -> None:

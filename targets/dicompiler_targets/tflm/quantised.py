@@ -13,11 +13,12 @@ import numpy as np
 
 from dicompiler_targets.tflm.flatbuffer import Quantisation
 from dicompiler_targets.tflm.graph import Graph, Node, refusal
+from dicompiler_targets.tflm.qlinear import REWRITES
 from dicompiler_targets.tflm.resize import on_numbers
 from dicompiler_targets.tflm.writer import Writer
 
 DEQUANTISE, QUANTISE = "DequantizeLinear", "QuantizeLinear"
-QUANTISING = (DEQUANTISE, QUANTISE)
+QUANTISING = (DEQUANTISE, QUANTISE, *REWRITES)
 """Operators that quantised networks have."""
 RESCALING = {
     **{"Conv": (0, 1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1)},
@@ -77,8 +78,8 @@ def quantised(graph: Graph) -> Graph:
         if last is not None and _can(changed, node, last, known):
             changed, own = _on_numbers(changed, node, last, known)
             nodes.extend(own)
-            gone.add(last.name)
-        elif node.name not in gone:
+            gone.add(last.output)
+        elif node.output not in gone:
             nodes.append(node)
     return _without_unread(_floats(replace(changed, nodes=tuple(nodes))))
 
