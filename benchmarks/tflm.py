@@ -19,20 +19,15 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from splits import ALL, Case, splits
+from tflm_runs import int8, play
 
 from dicompiler import networks
-from dicompiler.compiler import split
 from dicompiler.errors import DicompilerError
-from dicompiler.executor import Executor
 from dicompiler.model import Model
 from dicompiler.plan import Plan
-from dicompiler.program import Program, Segment
 from dicompiler.tiling import whole_plan
-from dicompiler.verify import Check, Tolerance, compare, graph_inputs, random_inputs
-from dicompiler_passes.normalise import normalise
-from dicompiler_passes.quantise import quantise
-from dicompiler_targets.tflm.lowering import lower
-from dicompiler_targets.tflm.proof import LiteRt, Micro, Runtime, tolerances
+from dicompiler.verify import Check, Tolerance, compare
+from dicompiler_targets.tflm.proof import LiteRt, tolerances
 
 NETWORKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{name: (name, {}) for name in ("autoencoder", "ds_cnn", "resnet8", "person_detection", "squeezenet")},
@@ -71,29 +66,11 @@ class Row:
         return [f"{name}: {check.name}: {check.detail}" for check in self.checks if not check.passed]
 
 
-def _runtime(program: Program, make: type[Runtime], segment: Segment) -> Runtime:
-    return make(lower(segment, program.weights))
-
-
-def _outputs(case: Case, plan: Plan, make: type[Runtime]) -> Mapping[str, NDArray[Any]]:
-    """What the plan's programs give. DicompilerError where a transfer does not carry the bytes predicted."""
-    program = split(case.with_plan(plan)).program
-    assert program is not None
-    return Executor(program, make=partial(_runtime, program, make)).run(case.inputs).outputs
-
-
-def int8(source: Model) -> Model:
-    """The network quantised with seeded samples."""
-    model = normalise(source)
-    values = graph_inputs(model)
-    return quantise(model, [random_inputs(values, seed) for seed in range(SAMPLES)])
-
-
 def rows(name: str, numbers: str, kinds: Sequence[str]) -> Iterator[Row]:
     """The network whole on one device, then the kinds on two and on four."""
     network, options = NETWORKS[name]
     source = Model.load(networks.build(network, 1, **options))
-    model = source if numbers == "float32" else int8(source)
+    model = source if numbers == "float32" else int8(source, SAMPLES)
     whole: Mapping[str, NDArray[Any]] = {}
     litert: Mapping[str, NDArray[Any]] = {}
     for devices in (1, 2, 4):
@@ -106,9 +83,10 @@ def rows(name: str, numbers: str, kinds: Sequence[str]) -> Iterator[Row]:
         for kind, cut, plan in plans:
             start = time.perf_counter()
             try:
-                got = _outputs(case, plan(), Micro)
+                made = case.with_plan(plan())
+                got = play(made, case.inputs)
                 if devices == 1 and numbers == "int8":
-                    whole, litert = got, _outputs(case, plan(), LiteRt)
+                    whole, litert = got, play(made, case.inputs, LiteRt)
                 checks = _checks(model, case, got, whole, litert)
             except DicompilerError as error:
                 checks = (Check("error", False, str(error)),)

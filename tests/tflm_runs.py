@@ -13,13 +13,17 @@ from numpy.typing import NDArray
 
 from dicompiler.compilation import Compilation
 from dicompiler.compiler import decide, pose, prepare, split
-from dicompiler.executor import run_model
+from dicompiler.executor import Executor, run_model
 from dicompiler.model import Model
 from dicompiler.networks.builder import Builder
 from dicompiler.platform import nameless
 from dicompiler.plugins import registry
 from dicompiler.target import RunResult
-from dicompiler.verify import random_inputs
+from dicompiler.verify import graph_inputs, random_inputs
+from dicompiler_passes.normalise import normalise
+from dicompiler_passes.quantise import quantise
+from dicompiler_targets.tflm.lowering import lower
+from dicompiler_targets.tflm.proof import Micro, Runtime
 from dicompiler_targets.tflm.target import TflmTarget
 
 CODES = Path(__file__).parent / "fixtures" / "tflm"
@@ -47,6 +51,23 @@ def compiled(network: onnx.ModelProto | Model, strategy: str = "single", devices
     base = replace(prepare(Model.load(network)), platform=nameless(devices))
     plan = decide(pose(base), registry().make("strategies", strategy), None)
     return split(replace(base, plan=plan))
+
+
+def int8(source: Model, samples: int = 8) -> Model:
+    """The network quantised with seeded samples."""
+    model = normalise(source)
+    values = graph_inputs(model)
+    return quantise(model, [random_inputs(values, seed) for seed in range(samples)])
+
+
+def play(
+    compilation: Compilation, inputs: Mapping[str, NDArray[Any]], make: type[Runtime] = Micro
+) -> dict[str, NDArray[Any]]:
+    """What the segments of a compilation with a plan give in a runtime, in this process. DicompilerError where a
+    transfer does not carry the bytes predicted."""
+    program = split(compilation).program
+    assert program is not None
+    return Executor(program, make=lambda segment: make(lower(segment, program.weights))).run(inputs).outputs
 
 
 def emitted(compilation: Compilation, directory: Path, **options: Any) -> Path:

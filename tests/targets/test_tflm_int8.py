@@ -103,6 +103,13 @@ def test_the_int8_model_is_litert_s_to_the_bit_but_one_and_near_onnxruntime_s(na
         assert len(data) < 0.3 * len(_float_model(name, tmp_path / "float"))
 
 
+def test_a_channel_shuffle_and_averages_at_the_border_are_bit_equal_in_tiles(tmp_path: Path) -> None:
+    whole = delivered(compiled(quantised("quirks")), tmp_path / "whole")["output"]
+    for devices in (2, 3):
+        cut = delivered(compiled(quantised("quirks"), "modnn", devices), tmp_path / str(devices))["output"]
+        assert np.array_equal(cut, whole)
+
+
 def _float_model(name: str, directory: Path) -> bytes:
     emitted(compiled(network(name)), directory)
     return next(directory.glob("*/*.tflite")).read_bytes()

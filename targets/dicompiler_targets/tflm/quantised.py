@@ -130,7 +130,7 @@ def _can(graph: Graph, node: Node, last: Node, known: _Known) -> bool:
         along = len(weight.scale) == 1 or weight.axis == 1
         return sources[1] in graph.constants and rank == 2 and along and set(weight.zero) == {0}
     if node.op == "Resize":
-        return on_numbers(graph, node)
+        return on_numbers(graph, node) and (first == out or node.attribute("mode", "nearest") == "nearest")
     return node.op in RESCALING or node.op in KEEPING
 
 
