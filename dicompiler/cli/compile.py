@@ -27,6 +27,11 @@ from dicompiler.errors import UsageError
 @platform_option
 @strategy_option
 @click.option("--plan", metavar="PLAN.json", type=PATH, help="A plan to carry out, instead of a strategy.")
+@click.option(
+    "--fit",
+    is_flag=True,
+    help="Find the fewest boards, or on one the coarsest tiles in turn, that fit RAM and flash: strategy fit.",
+)
 @objective_option
 @cost_option
 @click.option("--target", metavar="'NAME{…}'", help="What to emit: see 'dicompiler list targets'. Default: sockets.")
@@ -40,6 +45,7 @@ def command(
     platform: str | None,
     strategy: str | None,
     plan: Path | None,
+    fit: bool,
     objective: str | None,
     cost: str | None,
     target: str | None,
@@ -63,8 +69,10 @@ def command(
 
     if strategy is not None and plan is not None:
         raise UsageError("compile: --strategy and --plan exclude each other: a plan needs no strategy")
+    if fit and (strategy is not None or plan is not None):
+        raise UsageError("compile: --fit decides itself: leave out --strategy and --plan, or take --strategy 'fit{…}'")
     check_parent(output)
-    parts = made(strategy=strategy, cost=cost, target=target)
+    parts = made(strategy="fit" if fit else strategy, cost=cost, target=target)
     told = building(depfile, depfile_target, [output / MANIFEST], model, platform, plan, parts.values())
     given: dict[str, Any] = {
         **parts,

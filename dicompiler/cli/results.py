@@ -46,7 +46,7 @@ def show_compiled(result: Compilation, as_json: bool) -> None:
 
 def _occupied(result: Compilation) -> dict[str, Any]:
     """RAM and flash of each device with its host's limits, the most RAM of a device where one has the whole network,
-    and how many times the operations of the uncut network all devices do together."""
+    and how many times the multiplications of the uncut network all devices do together."""
     assert result.platform is not None
     devices = []
     for one in result.occupied:
@@ -56,12 +56,17 @@ def _occupied(result: Compilation) -> dict[str, Any]:
     return {
         "devices": devices,
         "uncut_ram": max((one.ram for one in result.occupied_single), default=None),
-        "operations": _operations(result.metrics) / _operations(result.single),
+        "multiplications": _multiplications(result),
     }
 
 
-def _operations(metrics: Metrics | None) -> int:
-    return 1 if metrics is None else sum(device.flops for device in metrics.devices)
+def _multiplications(result: Compilation) -> float:
+    """Those of all parts of a frame, halos included, as a multiple of the uncut network's."""
+    from dicompiler.costs import macs, task_macs
+
+    assert result.layers is not None and result.routing is not None
+    whole = sum(macs(result.layers, layer) for layer in result.layers.layers)
+    return sum(task_macs(result.layers, task) for task in result.routing.tasks) / max(whole, 1)
 
 
 def _show_occupied(result: Compilation) -> None:
@@ -83,7 +88,7 @@ def _show_occupied(result: Compilation) -> None:
             f"\nRAM of the fullest device: {format_bytes(most)}; of one that has the whole network, uncut: "
             f"{format_bytes(found['uncut_ram'])}"
         )
-    click.echo(f"multiplications: {found['operations']:.3f} times those of the uncut network")
+    click.echo(f"multiplications: {found['multiplications']:.3f} times those of the uncut network")
 
 
 def show_planned(result: Compilation, written: Path, as_json: bool) -> None:

@@ -20,6 +20,7 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:
     from dicompiler_strategies.auto import Auto
     from dicompiler_strategies.cpsat import CpSat
     from dicompiler_strategies.dp import Dp
+    from dicompiler_strategies.fit import Fit
     from dicompiler_strategies.genetic.strategy import Genetic
     from dicompiler_strategies.gradient.strategy import Gradient
     from dicompiler_strategies.manual import Manual
@@ -29,7 +30,7 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:
     from dicompiler_strategies.single import Single
     from dicompiler_strategies.stahl import Stahl
 
-    return [Auto, CpSat, Dp, Genetic, Gradient, Manual, Modnn, Pipeline, Replicate, Single, Stahl]
+    return [Auto, CpSat, Dp, Fit, Genetic, Gradient, Manual, Modnn, Pipeline, Replicate, Single, Stahl]
 
 
 @hookimpl

@@ -15,6 +15,7 @@ SPECS = {
     "auto": "auto{tries=4}",
     "cpsat": "cpsat{time=2.0}",
     "dp": "dp",
+    "fit": "fit",
     "genetic": "genetic{generations=4 population=12}",
     "gradient": "gradient{restarts=4 iterations=50}",
     "modnn": "modnn",

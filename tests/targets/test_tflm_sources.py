@@ -139,13 +139,29 @@ def _ports_of(segments: Sequence[Mapping[str, Any]], kind: str, end: str, begin:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
-def test_tensors_that_are_there_at_the_same_time_never_share_a_place(devices: int) -> None:
+def test_what_is_there_at_the_same_time_never_shares_a_place(devices: int) -> None:
     program = compiled(networks.build("tiny"), "modnn", devices).program
     assert program is not None
     for device in program.devices:
-        held = list(layout(program, device, [peel(segment) for segment in device.segments]).values())
-        for i, one in enumerate(held):
-            assert one.offset % 16 == 0
-            for other in held[:i]:
-                together = one.first <= other.last and other.first <= one.last
-                assert not together or one.end <= other.offset or other.end <= one.offset
+        peeled = [peel(segment) for segment in device.segments]
+        models = [None if one.segment is None else i % 3 for i, one in enumerate(peeled)]
+        arenas = (5000, 90000, 16)
+        found = layout(program, device, peeled, models, arenas)
+        times = [t for t, step in enumerate((s for s in device.steps if s.kind != "receive"), 1) if step.kind == "run"]
+        own = [held for name, held in found.held.items() if name not in found.views]
+        assert found.views or devices == 1 or device.device != "d0"  # rows of the input for the others
+        for view in (held for name, held in found.held.items() if name in found.views):
+            assert any(
+                held.offset <= view.offset
+                and view.end <= held.end
+                and held.first <= view.first <= view.last <= held.last
+                for held in own
+            )
+        blocks = [(held.offset, held.end, held.first, held.last) for held in own]
+        for model, time, place in zip(models, times, found.arenas, strict=True):
+            if model is not None and place is not None:
+                blocks.append((place, place + arenas[model], time, time))
+        for i, (start, end, first, last) in enumerate(blocks):
+            assert start % 16 == 0 and end <= found.size
+            for low, high, begin, stop in blocks[:i]:
+                assert not (first <= stop and begin <= last) or end <= low or high <= start

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -18,7 +18,7 @@ from dicompiler.program import DeviceProgram, Program
 from dicompiler_targets.files import Json, artifact_document, json_text, write_parts
 from dicompiler_targets.tflm import sources
 from dicompiler_targets.tflm.flatbuffer import codes_of
-from dicompiler_targets.tflm.layout import Held, border, buffer_bytes, given, layout
+from dicompiler_targets.tflm.layout import Layout, border, given, layout
 from dicompiler_targets.tflm.lowering import Border, Lowered, lower
 from dicompiler_targets.tflm.measure import arenas
 from dicompiler_targets.tflm.moves import Copy, Peeled, copies, peel
@@ -40,7 +40,7 @@ class Device:
     lowered: tuple[Lowered | None, ...]
     models: sources.DeviceModels
     needed: tuple[int, ...]
-    held: Mapping[str, Held]
+    layout: Layout
     peers: tuple[str, ...]
 
     @property
@@ -61,7 +61,7 @@ class Device:
             max(self.models.arenas, default=0),
             max(self.needed, default=0),
             max((model.activations for model in self.lowered if model is not None), default=0),
-            buffer_bytes(self.held),
+            self.layout.size,
             sum(map(len, self.data.values())),
         )
 
@@ -106,7 +106,8 @@ def _device(
     mine = [t for t in program.transfers if device.device in (t.sender, t.receiver)]
     others = {name for t in mine for name in (t.sender, t.receiver)} - {device.device}
     peers = tuple(one.device for one in program.devices if one.device in others)
-    return Device(device, peeled, lowered, models, needed, layout(program, device, peeled), peers)
+    memory = layout(program, device, peeled, models.of, models.arenas)
+    return Device(device, peeled, lowered, models, needed, memory, peers)
 
 
 def write(program: Program, margin: float, limits: Mapping[str, Limits], directory: Path) -> None:
@@ -150,10 +151,9 @@ def _files(program: Program, device: Device) -> Iterable[tuple[str, bytes]]:
         raise DicompilerError(f"device {device.program.device!r}: its models hold other operators than were written")
     yield "resolver.cc", sources.resolver(codes).encode()
     incoming = sum(step.kind == "receive" for step in device.program.steps)
-    sizes = (device.models.arenas, buffer_bytes(device.held), len(device.peers), incoming)
-    yield "arena.h", sources.arena_header(*sizes).encode()
-    moves = tuple(map(_moves, device.peeled))
-    tables = sources.program_source(program, device.program, device.held, device.models, device.peers, moves)
+    yield "arena.h", sources.arena_header(device.layout, len(device.peers), incoming).encode()
+    moves = tuple(_moves(one, device.layout.views) for one in device.peeled)
+    tables = sources.program_source(program, device.program, device.layout, device.models, device.peers, moves)
     yield "program.cc", tables.encode()
     yield MANIFEST, json_text(_manifest(program, device)).encode()
 
@@ -168,13 +168,14 @@ def _manifest(program: Program, device: Device) -> Json:
         "operators": list(device.operators),
         "inputs": [_border(border(v)) for v in program.inputs if v.name in given(program, own)],
         "outputs": [
-            _border(device.held[name].border) | {"name": output, "tensor": name} for name, output in own.sinks.items()
+            _border(device.layout.held[name].border) | {"name": output, "tensor": name}
+            for name, output in own.sinks.items()
         ],
         "segments": [_segment(device, i) for i in range(len(own.segments))],
         "steps": [[step.kind, step.index] for step in own.steps],
         "tensors": [
             _border(held.border) | {"offset": held.offset, "first": held.first, "last": held.last}
-            for held in device.held.values()
+            for held in device.layout.held.values()
         ],
     }
 
@@ -186,6 +187,7 @@ def _segment(device: Device, index: int) -> Json:
         "name": segment.name,
         "model": None if k is None else f"model_{device.models.names[k]}.tflite",
         "arena": 0 if k is None else device.models.arenas[k],
+        "arena_offset": device.layout.arenas[index],
         "inputs": list(segment.inputs),
         "outputs": list(segment.outputs),
         "gathers": [_copy(copy) for copy in moves.gathers],
@@ -199,12 +201,15 @@ def _copy(copy: Copy) -> Json:
     return {key: getattr(copy, key) for key in keys}
 
 
-def _moves(peeled: Peeled) -> sources.Moves:
-    """The copies of a segment: ports of its model are numbers there, tensors that are held have names."""
+def _moves(peeled: Peeled, views: Container[str] = ()) -> sources.Moves:
+    """The copies of a segment: ports of its model are numbers there, tensors that are held have names. views: what
+    needs no copy."""
     inner = peeled.segment
     ports = {name: i for i, name in enumerate(inner.outputs)} if inner is not None else {}
     gathers = [copy for i, one in enumerate(peeled.gathers.values()) for copy in copies(i, one, peeled.values)]
-    every = [copy for name, one in peeled.places.items() for copy in copies(name, one, peeled.values)]
+    every = [
+        copy for name, one in peeled.places.items() if name not in views for copy in copies(name, one, peeled.values)
+    ]
     places = [replace(copy, source=ports[copy.source]) for copy in every if copy.source in ports]
     return sources.Moves(tuple(gathers), tuple(places), tuple(copy for copy in every if copy.source not in ports))
 

@@ -1,12 +1,13 @@
-"""What a device keeps outside the arena: the tensors at the borders of its segments, each at a place in one buffer.
+"""A device's memory: the tensors at the borders of its segments and the arenas of its models, all in one piece.
 
-DeviceProgram + shapes → places. A tensor holds its place from when it is made, or from the start of the frame where it
-is given or received, to its last reader; places are shared by tensors that are not there at the same time.
+DeviceProgram + shapes + arenas → places. A tensor holds its place from when it is made, or from the start of the frame
+where it is given or received, to its last reader; an arena, while its model runs. What is not there at the same time
+shares a place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import onnx
 
 from dicompiler.program import DeviceProgram, Program, Value
 from dicompiler_targets.tflm.lowering import Border, wire_shape
-from dicompiler_targets.tflm.moves import Peeled
+from dicompiler_targets.tflm.moves import Peeled, copies
 
 ALIGN = 16
 """Bytes; each tensor starts at a multiple of it."""
@@ -54,8 +55,27 @@ def given(program: Program, device: DeviceProgram) -> tuple[str, ...]:
     return tuple(value.name for value in program.inputs if value.name in device.sources and value.name in used)
 
 
-def layout(program: Program, device: DeviceProgram, peeled: Sequence[Peeled]) -> dict[str, Held]:
-    """Every tensor outside the arena by name. `peeled`: the device's segments, in order."""
+@dataclass(frozen=True)
+class Layout:
+    """held: the tensors by name. arenas: of each segment the place of its model's arena (None: it computes nothing).
+    frees: whether its arena is free for others behind it. size: bytes of the whole memory. views: of the tensors those
+    that lie in another one, so that nothing is copied for them."""
+
+    held: Mapping[str, Held]
+    arenas: tuple[int | None, ...]
+    frees: tuple[bool, ...]
+    size: int
+    views: frozenset[str]
+
+
+def layout(
+    program: Program,
+    device: DeviceProgram,
+    peeled: Sequence[Peeled],
+    models: Sequence[int | None],
+    arenas: Sequence[int],
+) -> Layout:
+    """The places of everything. peeled, models: of the device's segments in order; arenas: bytes for each model."""
     borders = {name: border(value) for one in peeled for name, value in one.values.items()}
     at_start = dict.fromkeys(given(program, device))
     at_start |= dict.fromkeys(program.transfers[i].value.name for i in received(device))
@@ -71,28 +91,86 @@ def layout(program: Program, device: DeviceProgram, peeled: Sequence[Peeled]) ->
         else:
             last[program.transfers[step.index].value.name] = time
     last |= dict.fromkeys(device.sinks, len(steps) + 1)
-    spans = {name: (first[name], last[name]) for name in first}
-    return _placed(borders, spans)
+    views = _views(peeled)
+    for name in reversed(views):  # what a view lies in is there as long as the view
+        last[views[name][0]] = max(last[views[name][0]], last[name])
+    times = [time for time, step in enumerate(steps, 1) if step.kind == "run"]
+    blocks = _blocks(models, times, len(steps) + 1)
+    spans: dict[str | int, _Span] = {
+        name: _Span(borders[name].nbytes, first[name], last[name]) for name in first if name not in views
+    }
+    spans |= {i: _Span(arenas[k], begin, end) for i, (k, begin, end) in enumerate(blocks)}
+    places = min((_placed(spans, order) for order in _ORDERS), key=lambda found: _size(spans, found))
+    size = _size(spans, places)
+    for name, (source, start) in views.items():
+        places[name] = places[source] + start
+    held = {name: Held(borders[name], first[name], last[name], places[name]) for name in first}
+    own = [
+        next((places[i] for i, (k, begin, end) in enumerate(blocks) if k == model and begin <= time <= end), None)
+        for model, time in zip(models, times, strict=True)
+    ]
+    ends = {(k, end) for k, _, end in blocks}
+    frees = tuple((model, time) in ends for model, time in zip(models, times, strict=True))
+    return Layout(held, tuple(own), frees, size, frozenset(views))
 
 
-def _placed(borders: Mapping[str, Border], spans: Mapping[str, tuple[int, int]]) -> dict[str, Held]:
-    """Large ones first, each at the lowest place that is free as long as it is there."""
-    placed: dict[str, Held] = {}
-    for name in sorted(spans, key=lambda n: (-borders[n].nbytes, spans[n])):
-        start, stop = spans[name]
-        others = sorted(
-            (held for held in placed.values() if held.first <= stop and start <= held.last),
-            key=lambda held: held.offset,
-        )
-        offset = 0
-        for held in others:
-            if offset + borders[name].nbytes <= held.offset:
+def _views(peeled: Sequence[Peeled]) -> dict[str, tuple[str, int]]:
+    """Outputs of segments that are one run of bytes of another tensor that the device holds: → (that tensor, the first
+    byte), such as rows of an image. In the order in which they are made."""
+    found: dict[str, tuple[str, int]] = {}
+    for one in peeled:
+        for name, assembly in one.places.items():
+            own = copies(name, assembly, one.values)
+            source = own[0].source
+            held = source in one.values and source != name and (source in one.places or source not in one.made)
+            if len(own) == 1 and not own[0].loops and isinstance(source, str) and held:
+                found[name] = source, own[0].start
+    return found
+
+
+def _blocks(models: Sequence[int | None], times: Sequence[int], end: int) -> list[tuple[int, int, int]]:
+    """(model, first step, last step): a model that runs several times with no other in between stays where it is; the
+    only one, from frame to frame."""
+    found: list[tuple[int, int, int]] = []
+    for model, time in zip(models, times, strict=True):
+        if model is not None and found and found[-1][0] == model:
+            found[-1] = (model, found[-1][1], time)
+        elif model is not None:
+            found.append((model, time, time))
+    return [(found[0][0], 0, end)] if len(found) == 1 else found
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Bytes that are there from a step to a step."""
+
+    size: int
+    first: int
+    last: int
+
+
+_ORDERS: tuple[Callable[[_Span], tuple[int, ...]], ...] = (
+    lambda span: (-span.size, span.first),
+    lambda span: (span.first - span.last, -span.size, span.first),
+    lambda span: (span.first, -span.last, -span.size),
+)
+"""In which places are given: the largest first, those that stay longest, in order of time. The best one is taken."""
+
+
+def _placed(spans: Mapping[str | int, _Span], order: Callable[[_Span], tuple[int, ...]]) -> dict[str | int, int]:
+    """Each at the lowest place that is free as long as it is there."""
+    placed: dict[str | int, int] = {}
+    for name in sorted(spans, key=lambda n: (order(spans[n]), str(n))):
+        own, offset = spans[name], 0
+        others = [n for n in placed if spans[n].first <= own.last and own.first <= spans[n].last]
+        for other in sorted(others, key=lambda n: placed[n]):
+            if offset + own.size <= placed[other]:
                 break
-            offset = max(offset, -(-held.end // ALIGN) * ALIGN)
-        placed[name] = Held(borders[name], start, stop, offset)
-    return {name: placed[name] for name in spans}
+            offset = max(offset, -(-(placed[other] + spans[other].size) // ALIGN) * ALIGN)
+        placed[name] = offset
+    return placed
 
 
-def buffer_bytes(held: Mapping[str, Held]) -> int:
-    """Bytes of the whole buffer."""
-    return max((one.end for one in held.values()), default=0)
+def _size(spans: Mapping[str | int, _Span], places: Mapping[str | int, int]) -> int:
+    """Bytes up to the end of what lies last."""
+    return max((places[name] + span.size for name, span in spans.items()), default=0)

@@ -60,6 +60,11 @@ class Peeled:
     places: Mapping[str, Assembly]
     values: Mapping[str, Value]
 
+    @property
+    def made(self) -> tuple[str, ...]:
+        """The model's outputs."""
+        return () if self.segment is None else self.segment.outputs
+
 
 @dataclass(frozen=True)
 class Copy:

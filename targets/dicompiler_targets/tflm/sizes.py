@@ -33,35 +33,30 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a device. arena: with the margin; needed: the least that runs; activations: what of it tensors take at
-    once, at least; buffers: tensors outside the arena; models: in flash."""
+    """Bytes of a device. arena: the largest, with the margin; needed: the least that runs; activations: what of it
+    tensors take at once, at least; ram: arenas and the tensors beside them, which take turns; models: in flash."""
 
     arena: int
     needed: int
     activations: int
-    buffers: int
+    ram: int
     models: int
 
     @property
-    def ram(self) -> int:
-        """Arena and buffers; stack and the program's own variables come on top."""
-        return self.arena + self.buffers
-
-    @property
     def details(self) -> dict[str, int]:
-        """The figures beside RAM and flash."""
+        """The figures beside RAM and flash; stack and the program's own variables come on top of all."""
         return {
             "ram_32_bit_estimate": self.ram_32,
             "arena": self.arena,
             "arena_needed": self.needed,
-            "buffers": self.buffers,
+            "beside_arena": self.ram - self.arena,
         }
 
     @property
     def ram_32(self) -> int:
         """An estimate of the same where pointers take 4 bytes."""
         records = max(0, self.arena - self.activations)
-        return self.activations + int(records * POINTER_SHARE) + self.buffers
+        return self.ram - records + int(records * POINTER_SHARE)
 
 
 def with_margin(size: int, margin: float) -> int:
@@ -85,9 +80,20 @@ def occupied(device: DeviceProgram, sizes: Sizes, models: DeviceModels, data: Ma
     ram = flash = "its buffers"
     if models.arenas:
         largest = max(data, key=lambda name: len(data[name]))
-        ram = _heaviest(device.segments[models.of.index(models.arenas.index(sizes.arena))], segment_values)
+        ram = _heaviest(device.segments[models.of.index(models.arenas.index(sizes.arena))], _activations)
         flash = _heaviest(device.segments[models.of.index(models.names.index(largest))], constant_sizes)
     return Occupied(device.device, sizes.ram, sizes.models, (ram, flash), sizes.details)
+
+
+def _activations(segment: Segment) -> dict[str, int]:
+    """Bytes of the segment's tensors; what is dequantised only there counts as what it is made of, or goes into."""
+    found = segment_values(segment)
+    for node in segment.model.graph.node:
+        if node.op_type == "DequantizeLinear":
+            found[node.output[0]] = found.get(node.input[0], 0)  # nothing of weights
+        elif node.op_type == "QuantizeLinear":
+            found[node.input[0]] = found.get(node.output[0], 0)
+    return found
 
 
 def _heaviest(segment: Segment, measure: Callable[[Segment], Mapping[str, int]]) -> str:

@@ -6,11 +6,11 @@ In: what a device holds and does. Out: texts, the same for the same device.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dicompiler.program import DeviceProgram, Program
-from dicompiler_targets.tflm.layout import Held, given, received
+from dicompiler_targets.tflm.layout import Layout, given, received
 from dicompiler_targets.tflm.moves import LOOPS, Copy
 
 NOTE = "// Written by dicompiler; compile the network again to change it.\n"
@@ -76,14 +76,9 @@ def resolver(codes: Sequence[str]) -> str:
     )
 
 
-def arena_header(arenas: Iterable[int], buffers: int, peers: int, incoming: int) -> str:
-    """arena.h: the largest arena of the models, which take turns in it, and the buffers beside it."""
-    sizes = {
-        "kArenaBytes": max(arenas, default=0),
-        "kBufferBytes": buffers,
-        "kPeerSlots": peers,
-        "kIncomingSlots": incoming,
-    }
+def arena_header(layout: Layout, peers: int, incoming: int) -> str:
+    """arena.h: the memory for arenas and the tensors beside them, and how many peers and transfers there are."""
+    sizes = {"kMemoryBytes": layout.size, "kPeerSlots": peers, "kIncomingSlots": incoming}
     lines = "".join(f"constexpr std::size_t {key} = {max(value, 1)};\n" for key, value in sizes.items())
     return (
         f"{NOTE}#pragma once\n\n#include <cstddef>\n\nnamespace dicompiler {{\n\n{lines}\n}}  // namespace dicompiler\n"
@@ -93,23 +88,23 @@ def arena_header(arenas: Iterable[int], buffers: int, peers: int, incoming: int)
 def program_source(
     program: Program,
     device: DeviceProgram,
-    held: Mapping[str, Held],
+    layout: Layout,
     models: DeviceModels,
     peers: Sequence[str],
     moves: Sequence[Moves],
 ) -> str:
     """program.cc: the tables that program.h declares. moves: of each segment."""
     numbers = {one.device: i for i, one in enumerate(program.devices)}
-    tensors = {name: i for i, name in enumerate(held)}
+    tensors = {name: i for i, name in enumerate(layout.held)}
     outgoing = [step.index for step in device.steps if step.kind == "send"]
     tables = [
         f"const int kDevice = {numbers[device.device]};",
         _table("int kPeerDevices", [str(numbers[name]) for name in peers], "0"),
         _table("char* const kPeerNames", [json.dumps(name) for name in peers], "nullptr"),
         f"const int kPeerCount = {len(peers)};",
-        _table("Tensor kTensors", [f"{{{one.offset}, {one.border.nbytes}}}" for one in held.values()], "{0, 0}"),
+        _table("Tensor kTensors", [f"{{{one.offset}, {one.border.nbytes}}}" for one in layout.held.values()], "{0, 0}"),
         _models(models),
-        _segments(device, models, tensors, moves),
+        _segments(device, models, layout, moves),
         *_transfers("Incoming", program, received(device), peers, tensors, True),
         f"const int kIncomingCount = {len(received(device))};",
         *_transfers("Outgoing", program, outgoing, peers, tensors, False),
@@ -135,7 +130,8 @@ def _models(models: DeviceModels) -> str:
     return _table("Model kModels", entries, "{nullptr, 0}")
 
 
-def _segments(device: DeviceProgram, models: DeviceModels, tensors: Mapping[str, int], moves: Sequence[Moves]) -> str:
+def _segments(device: DeviceProgram, models: DeviceModels, layout: Layout, moves: Sequence[Moves]) -> str:
+    tensors = {name: i for i, name in enumerate(layout.held)}
     lists, entries = [], []
     for i, (segment, own) in enumerate(zip(device.segments, moves, strict=True)):
         numbers = ", ".join(str(tensors[name]) for name in segment.inputs) or "0"
@@ -146,9 +142,11 @@ def _segments(device: DeviceProgram, models: DeviceModels, tensors: Mapping[str,
                 body = _table(f"Copy k_{kind}_{i}", [_copy(copy, tensors) for copy in copies], "")
                 lists.append(f"static {body}\n")
             ends.append(f"k_{kind}_{i}, {len(copies)}" if copies else "nullptr, 0")
-        model = models.of[i]
-        entries.append(f"{{{-1 if model is None else model}, {', '.join(ends)}}}")
-    return "".join(lists) + _table("Segment kSegments", entries, "{-1, nullptr, 0, nullptr, 0, nullptr, 0, nullptr, 0}")
+        model, place = models.of[i], f"{layout.arenas[i] or 0}, {str(layout.frees[i]).lower()}"
+        entries.append(f"{{{-1 if model is None else model}, {place}, {', '.join(ends)}}}")
+    return "".join(lists) + _table(
+        "Segment kSegments", entries, "{-1, 0, false, nullptr, 0, nullptr, 0, nullptr, 0, nullptr, 0}"
+    )
 
 
 def _copy(copy: Copy, tensors: Mapping[str, int]) -> str:

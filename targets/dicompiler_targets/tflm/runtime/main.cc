@@ -15,25 +15,30 @@
 namespace dicompiler {
 namespace {
 
-alignas(16) unsigned char arena[kArenaBytes];
-alignas(16) unsigned char buffers[kBufferBytes];
+alignas(16) unsigned char memory[kMemoryBytes];
 alignas(tflite::MicroInterpreter) unsigned char place[sizeof(tflite::MicroInterpreter)];
 tflite::MicroInterpreter* interpreter = nullptr;
 int loaded = -1;
 
-unsigned char* Data(int tensor) { return buffers + kTensors[tensor].offset; }
+unsigned char* Data(int tensor) { return memory + kTensors[tensor].offset; }
 
-// One arena serves all models, one after another; a model that is there already is not set up again.
-bool Load(int model) {
-  if (model == loaded) return true;
+// What is in the arena is needed for this as well: others may only use it afterwards.
+void Unload() {
   if (interpreter != nullptr) interpreter->~MicroInterpreter();
   interpreter = nullptr;
   loaded = -1;
+}
+
+// The arenas of models lie in one memory with the tensors beside them, where there is room while they run. A model that
+// is there already is not set up again.
+bool Load(int model, std::size_t place_of_arena) {
+  if (model == loaded) return true;
+  Unload();
   const tflite::MicroOpResolver* resolver = GetResolver();
   if (resolver == nullptr) return false;
   const tflite::Model* root = tflite::GetModel(kModels[model].data);
   if (root->version() != 3) return false;
-  interpreter = new (place) tflite::MicroInterpreter(root, *resolver, arena, kModels[model].arena_bytes);
+  interpreter = new (place) tflite::MicroInterpreter(root, *resolver, memory + place_of_arena, kModels[model].arena_bytes);
   if (interpreter->AllocateTensors() != kTfLiteOk) return false;
   loaded = model;
   return true;
@@ -88,7 +93,7 @@ bool Place(const Copy& copy) {
 
 bool Run(const Segment& segment) {
   if (segment.model >= 0) {
-    if (!Load(segment.model)) return false;
+    if (!Load(segment.model, segment.arena)) return false;
     for (int i = 0; i < segment.gather_count; ++i) {
       if (!Gather(segment.gathers[i])) return false;
     }
@@ -96,6 +101,7 @@ bool Run(const Segment& segment) {
     for (int i = 0; i < segment.place_count; ++i) {
       if (!Place(segment.places[i])) return false;
     }
+    if (segment.frees_arena) Unload();
   }
   for (int i = 0; i < segment.copy_count; ++i) {
     const Copy& copy = segment.copies[i];

@@ -6,7 +6,7 @@
 
 namespace dicompiler {
 
-// A tensor outside the arena: its place in the buffers. Images lie channels last (N, H, W, C).
+// A tensor outside of the arenas: its place in the memory. Images lie channels last (N, H, W, C).
 struct Tensor {
   std::size_t offset;
   std::size_t bytes;
@@ -31,11 +31,13 @@ struct Copy {
   std::size_t target_steps[3];
 };
 
-// A model that is run, -1 for none, and the tensors that it waits for. Copied are, before it, parts of tensors into its
-// inputs; behind it its outputs, or parts of them, into tensors; and tensors into tensors. So tiles of equal shape share
-// a model.
+// A model that is run, -1 for none, the place of its arena (free for others behind it, or not), and the tensors that it
+// waits for. Copied are, before it, parts of tensors into its inputs; behind it its outputs, or parts of them, into
+// tensors; and tensors into tensors. So tiles of equal shape share a model.
 struct Segment {
   int model;
+  std::size_t arena;
+  bool frees_arena;
   const int* inputs;
   int input_count;
   const Copy* gathers;

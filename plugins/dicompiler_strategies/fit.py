@@ -1,0 +1,139 @@
+"""Fit: the fewest boards, or the coarsest tiles one after another on one, with which a network fits RAM and flash.
+
+Problem → Plan. The search goes by an estimate of TFLite-micro's arena; what the target measures decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from dicompiler.errors import DicompilerError
+from dicompiler.limits import check_occupied
+from dicompiler.plan import Plan
+from dicompiler.platform import Host, Platform
+from dicompiler.problem import Problem, Strategy
+from dicompiler.target import Occupied
+from dicompiler.units import format_bytes
+from dicompiler_strategies.fit_stages import Board, Stages
+
+TRIES = 6
+"""Plans that are measured for a number of boards and tiles: each time as many bytes are left over as were missing."""
+STEP = 256
+"""Bytes that are left over besides."""
+
+
+@dataclass(frozen=True)
+class Fit(Strategy):
+    """The fewest boards, or the coarsest tiles one after another on one board, that fit RAM and flash.
+
+    conv1..conv5 in 4 fused tiles one after another, conv6 … whole     (one board, as MCUNetV2 does)
+
+    Layers that are too large are computed in height tiles, each with all that it needs (fused), runs of others whole,
+    a layer with too many weights by output channels. Of the plans that fit with that many boards and tiles the one
+    with the fewest multiplications by the estimate is taken. It is made for targets that measure (tflm).
+    """
+
+    name: ClassVar[str] = "fit"
+
+    serial: bool = field(
+        default=False,
+        metadata={"help": "fewer boards before fewer tiles one after another; else tiles side by side come first"},
+    )
+    tiles: int = field(default=64, metadata={"help": "tiles one after another on a board at most"})
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.tiles <= 1024:
+            raise ValueError(f"tiles must be between 1 and 1024, not {self.tiles}")
+
+    def plan(self, problem: Problem) -> Plan:
+        """DicompilerError where nothing fits: by how much, and the layer that needs most."""
+        boards = _boards(problem.platform)
+        stages = Stages(problem.layers, getattr(problem.target, "margin", 0.0))
+        refused: list[DicompilerError] = []
+        for count, each in self._orders(len(boards)):
+            left = list(boards[:count])
+            for _ in range(TRIES):
+                row = stages.row(left, each)
+                if row is None:
+                    break
+                plan = problem.plan(stages.parts(row))
+                missing = _missing(problem, plan, refused)
+                if not missing:
+                    return plan
+                left = [replace(b, ram=b.ram - missing.get(b.device, 0)) for b in left]
+        raise _failure(problem, boards, stages, refused)
+
+    def _orders(self, boards: int) -> Iterator[tuple[int, int]]:
+        """(boards, tiles one after another on each at most), in the order in which they are tried."""
+        if self.serial or boards == 1:
+            yield from ((count, each) for count in range(1, boards + 1) for each in range(1, self.tiles + 1))
+            return
+        yield from ((count, 1) for count in range(1, boards + 1))
+        for each in (2**i for i in range(1, self.tiles.bit_length())):
+            yield from ((count, each) for count in range(1, boards + 1))
+
+
+def _boards(platform: Platform) -> tuple[Board, ...]:
+    """The computing devices, the first of each host: the devices of a host share its memory."""
+    first: dict[str, str] = {}
+    for device in platform.computing:
+        first.setdefault(device.host, device.name)
+    hosts: Sequence[Host] = [platform.host(name) for name in first]
+    return tuple(Board(first[host.name], host.ram, host.flash) for host in hosts)
+
+
+def _missing(problem: Problem, plan: Plan, refused: list[DicompilerError]) -> dict[str, int]:
+    """Device → the bytes of RAM that it is short of by the target's measure, and some more, or a little where it is
+    short of flash; {}: it fits. Without such a measure the estimate holds."""
+    target = problem.target
+    if target is None or problem.model is None:
+        return {}
+    program = problem.sketch(plan).program
+    assert program is not None
+    found = target.occupied(program)
+    try:
+        check_occupied(problem.platform, found)
+    except DicompilerError as error:
+        refused.append(error)
+        return {one.device: max(STEP, _short(problem.platform, one) + STEP) for one in found}
+    return {}
+
+
+def _short(platform: Platform, one: Occupied) -> int:
+    host = platform.host(platform.host_of[one.device])
+    return one.ram - host.ram if host.flash else one.ram + one.flash - host.memory
+
+
+def _failure(
+    problem: Problem, boards: Sequence[Board], stages: Stages, refused: Sequence[DicompilerError]
+) -> DicompilerError:
+    count = f"{len(boards)} board{'s' if len(boards) > 1 else ''} of {problem.platform.name}"
+    weights = stages.need(0, len(problem.layers.layers), "whole", 1)[0].flash
+    flash = sum(board.flash for board in boards)
+    ram, layer = stages.least()
+    limit = min(board.ram for board in boards)
+    if ram > limit:
+        cause = (
+            f"layer {layer.name!r} needs about {format_bytes(ram)} of RAM in the smallest tiles, "
+            f"{format_bytes(ram - limit)} more than the {format_bytes(limit)} of a board"
+        )
+    elif flash and weights > flash:
+        cause = (
+            f"the models take about {format_bytes(weights)} of flash, {format_bytes(weights - flash)} more than the "
+            f"{format_bytes(flash)} of all together, most of it for layer {_heaviest(stages)!r}"
+        )
+    elif refused:
+        cause = str(refused[-1]).removeprefix("plan: ")
+    else:
+        cause = f"no row of tiles was found that leaves room for what layer {layer.name!r} reads and makes"
+    return DicompilerError(f"fit: nothing fits {count}: {cause}: take boards with more, or smaller inputs")
+
+
+def _heaviest(stages: Stages) -> str:
+    """The layer with the most bytes of weights."""
+    layers = stages.layers.layers
+    return max(
+        ((stages.need(i, i + 1, "whole", 1)[0].flash, -i, layer.name) for i, layer in enumerate(layers)),
+    )[2]

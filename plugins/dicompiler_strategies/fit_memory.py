@@ -1,0 +1,114 @@
+"""What a run of layers, or of tiles of them, takes of a microcontroller: an estimate of TFLite-micro's arena and flash.
+
+LayerGraph + tasks in order → Need.   Near enough to search by; what a target measures decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dicompiler.costs import task_macs, weight_regions
+from dicompiler.layers import LayerGraph
+from dicompiler.memory import peak
+from dicompiler.regions import Region, shape_of
+from dicompiler.tasks import Task, Work
+from dicompiler.weights import raw_nbytes
+
+FIXED, FOR_EACH_OPERATOR, FOR_EACH_CHANNEL = 1024, 350, 8
+"""Bytes of an arena beside its tensors, on a host of 64 bits: fitted to 178 models that were measured there (mostly
+within 400 bytes); channels are those of quantised convolutions, whose scales are prepared there."""
+MODEL_OPERATOR, MODEL_CHANNEL = 600, 10
+"""Bytes of a model beside its constants."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """arena: bytes with the margin that is written out. flash: bytes of the model. macs: multiplications. given, made:
+    bytes of what comes in and of what leaves."""
+
+    arena: int
+    flash: int
+    macs: int
+    given: int
+    made: int
+
+
+def need(layers: LayerGraph, tasks: Sequence[Task], margin: float) -> Need:
+    """What one model of these tasks takes. A tensor is there from the task that makes it to its last reader; what the
+    last task makes, to the end. Pads that TFLite does not know are a copy of the tensor with pads around it."""
+    first: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    last: dict[str, int] = {}
+    spans: list[tuple[int, int, int]] = []
+    channels = operators = 0
+    constants: dict[tuple[str, Region], int] = {}
+    for step, task in enumerate(tasks):
+        time = 2 * step + 2
+        elements = max((_padded(layers, work) for work in task.works), default=0)
+        around = elements * raw_nbytes(layers.tensors[next(iter(task.needs)).tensor].dtype, (1,)) if elements else 0
+        operators += 1 + (around > 0)
+        for i, (key, region) in enumerate(task.needs.items()):
+            first.setdefault(key.tensor, 0)
+            sizes[key.tensor] = max(sizes.get(key.tensor, 0), _nbytes(layers, key.tensor, region))
+            last[key.tensor] = max(last.get(key.tensor, 0), time - 1 if around and i == 0 else time)
+        if around:
+            spans.append((time - 1, time, around))
+        for key, made in task.outputs.items():
+            first.setdefault(key.tensor, time)
+            sizes[key.tensor] = _nbytes(layers, key.tensor, made)
+            last.setdefault(key.tensor, time)
+        constants |= weight_regions(layers, task)
+        channels += sum(_channels(layers, work) for work in task.works)
+    inside = {key.tensor for task in tasks for key in task.outputs}
+    out = [key.tensor for key in tasks[-1].outputs]
+    last |= dict.fromkeys(out, 2 * len(tasks) + 2)
+    most = peak([*spans, *((first[name], last[name], sizes[name]) for name in first)])
+    arena = most + FIXED + FOR_EACH_OPERATOR * operators + FOR_EACH_CHANNEL * channels
+    return Need(
+        int(arena * (1 + margin)),
+        sum(constants.values()) + MODEL_OPERATOR * operators + MODEL_CHANNEL * channels,
+        sum(task_macs(layers, task) for task in tasks),
+        sum(size for name, size in sizes.items() if name not in inside),
+        sum(sizes[name] for name in out),
+    )
+
+
+def _nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> int:
+    about = layers.tensors[tensor]
+    shape = shape_of(region) if region is not None else about.shape
+    return 0 if shape is None else raw_nbytes(about.dtype, shape)
+
+
+def _channels(layers: LayerGraph, work: Work) -> int:
+    """Output channels of a convolution whose weights are dequantised first."""
+    if work.node.op != "Conv" or work.piece is None or layers.tensors[work.node.inputs[1]].constant:
+        return 0
+    return work.piece.out[1][1] - work.piece.out[1][0]
+
+
+def _padded(layers: LayerGraph, work: Work) -> int:
+    """Elements of the padded copy that a window operator needs; 0 where TFLite's paddings, SAME and VALID, do."""
+    if work.node.op not in ("Conv", "MaxPool", "AveragePool") or work.piece is None or len(work.piece.out) != 4:
+        return 0
+    attributes: Mapping[str, object] = {**work.node.attributes, **work.piece.attributes}
+    pads, strides, dilations = (
+        list(attributes.get(key) or default)  # type: ignore[call-overload]  # lists of integers
+        for key, default in (("pads", [0] * 4), ("strides", [1, 1]), ("dilations", [1, 1]))
+    )
+    kernel = attributes.get("kernel_shape")
+    if kernel is None:
+        kernel = (layers.tensors[work.node.inputs[1]].shape or ())[2:]
+    source = work.piece.needs[0]
+    assert source is not None
+    given, made = shape_of(source), shape_of(work.piece.out)
+    valid, same, around = True, True, list(given)
+    for i, extent in enumerate(kernel):  # type: ignore[arg-type, var-annotated]
+        span = (extent - 1) * dilations[i] + 1
+        total = (made[2 + i] - 1) * strides[i] + span - given[2 + i]
+        begin, end = pads[i], max(total - pads[i], 0)
+        valid = valid and begin == 0 and end == 0
+        same = same and -(-given[2 + i] // strides[i]) == made[2 + i] and begin == max(total, 0) // 2
+        around[2 + i] += begin + end
+    return 0 if valid or same else math.prod(around)
