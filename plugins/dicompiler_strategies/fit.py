@@ -63,7 +63,33 @@ class Fit(Strategy):
                 if not missing:
                     return plan
                 left = [replace(b, ram=b.ram - missing.get(b.device, 0)) for b in left]
-        raise _failure(problem, boards, stages, refused)
+        raise self._failure(problem, boards, stages, refused)
+
+    def _failure(
+        self, problem: Problem, boards: Sequence[Board], stages: Stages, refused: Sequence[DicompilerError]
+    ) -> DicompilerError:
+        count = f"{len(boards)} board{'s' if len(boards) > 1 else ''} of {problem.platform.name}"
+        weights, flash = stages.whole.flash, sum(board.flash for board in boards)
+        ram, layer = stages.least(len(boards) * self.tiles)
+        limit = min(board.ram for board in boards)
+        if flash and weights > flash:
+            cause = (
+                f"the models take about {format_bytes(weights)} of flash, {format_bytes(weights - flash)} more than "
+                f"the {format_bytes(flash)} of all together, most of it for layer {stages.heaviest.name!r}"
+            )
+        elif ram > limit:
+            cause = (
+                f"layer {layer.name!r} needs about {format_bytes(ram)} of RAM in the smallest tiles, "
+                f"{format_bytes(ram - limit)} more than the {format_bytes(limit)} of a board"
+            )
+        elif refused:
+            cause = str(refused[-1]).removeprefix("plan: ")
+        else:
+            cause = (
+                f"no row of tiles was found that leaves room for all, layer {layer.name!r} alone needs about "
+                f"{format_bytes(ram)} of the {format_bytes(limit)} of RAM"
+            )
+        return DicompilerError(f"fit: nothing fits {count}: {cause}: take boards with more, or smaller inputs")
 
     def _orders(self, boards: int) -> Iterator[tuple[int, int]]:
         """(boards, tiles one after another on each at most), in the order in which they are tried."""
@@ -104,36 +130,3 @@ def _missing(problem: Problem, plan: Plan, refused: list[DicompilerError]) -> di
 def _short(platform: Platform, one: Occupied) -> int:
     host = platform.host(platform.host_of[one.device])
     return one.ram - host.ram if host.flash else one.ram + one.flash - host.memory
-
-
-def _failure(
-    problem: Problem, boards: Sequence[Board], stages: Stages, refused: Sequence[DicompilerError]
-) -> DicompilerError:
-    count = f"{len(boards)} board{'s' if len(boards) > 1 else ''} of {problem.platform.name}"
-    weights = stages.need(0, len(problem.layers.layers), "whole", 1)[0].flash
-    flash = sum(board.flash for board in boards)
-    ram, layer = stages.least()
-    limit = min(board.ram for board in boards)
-    if ram > limit:
-        cause = (
-            f"layer {layer.name!r} needs about {format_bytes(ram)} of RAM in the smallest tiles, "
-            f"{format_bytes(ram - limit)} more than the {format_bytes(limit)} of a board"
-        )
-    elif flash and weights > flash:
-        cause = (
-            f"the models take about {format_bytes(weights)} of flash, {format_bytes(weights - flash)} more than the "
-            f"{format_bytes(flash)} of all together, most of it for layer {_heaviest(stages)!r}"
-        )
-    elif refused:
-        cause = str(refused[-1]).removeprefix("plan: ")
-    else:
-        cause = f"no row of tiles was found that leaves room for what layer {layer.name!r} reads and makes"
-    return DicompilerError(f"fit: nothing fits {count}: {cause}: take boards with more, or smaller inputs")
-
-
-def _heaviest(stages: Stages) -> str:
-    """The layer with the most bytes of weights."""
-    layers = stages.layers.layers
-    return max(
-        ((stages.need(i, i + 1, "whole", 1)[0].flash, -i, layer.name) for i, layer in enumerate(layers)),
-    )[2]

@@ -67,7 +67,14 @@ class Stages:
 
     def __post_init__(self) -> None:
         self.cuts = _cuts(self.layers)
-        self.macs = self.need(0, len(self.layers.layers), "whole", 1)[0].macs
+        (self.whole,) = self.need(0, len(self.layers.layers), "whole", 1)
+        self.macs = self.whole.macs
+
+    @property
+    def heaviest(self) -> Layer:
+        """The layer that takes most of the flash."""
+        layers = self.layers.layers
+        return layers[max(range(len(layers)), key=lambda i: self.need(i, i + 1, "whole", 1)[0].flash)]
 
     def need(self, first: int, last: int, kind: Kind, tiles: int) -> tuple[Need, ...]:
         """What the tiles take that stand for all: the first, one in between, the last; () where it cannot be cut so."""
@@ -148,9 +155,13 @@ class Stages:
         given, made = (self.need(a, b, "whole", 1)[0] for a, b in ends)
         return given.given + made.made
 
-    def least(self) -> tuple[int, Layer]:
-        """Of all stages tried: the RAM that the worst layer needs in the best stage that it is in, and that layer."""
+    def least(self, most: int) -> tuple[int, Layer]:
+        """The RAM that the worst layer needs in the best stage that it is in, with up to `most` tiles, and that layer;
+        of the stages tried and of the shortest ones there are."""
         best: dict[int, int] = {}
+        for first in self.cuts[:-1]:
+            for tiles in (*(2**i for i in range(1, most.bit_length())), most):
+                self.need(first, _after(self.cuts, first), "whole" if tiles == 1 else "rows", tiles)
         for (first, last, _, _), found in list(self.needs.items()):
             if found and first in self.cuts and last in self.cuts:
                 ram = self.held(first, last) + max(one.arena for one in found)

@@ -1,0 +1,111 @@
+"""MobileNetV2 0.35 in int8 within 256 KiB of RAM: on one board in tiles one after another, and on several.
+
+In: nothing. Out: a table on stdout; exit code 1 where something does not fit, or computes other bits than the uncut
+network does in TFLite-micro.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fitting import boards, fitted, quantised, same_bits
+
+from dicompiler import networks
+from dicompiler.cli.tables import show
+from dicompiler.compilation import Compilation
+from dicompiler.costs import macs, task_macs
+from dicompiler.units import format_bytes
+
+RAM = 256 * 1024
+ROWS = ((160, 1, "fit"), (160, 8, "fit"), (224, 1, "fit"), (224, 8, "fit"))
+"""(the image's side, boards that there are, strategy)."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One network on boards: those used, tiles of a layer at most, bytes of RAM (fullest board; uncut on one), times
+    the uncut multiplications, seconds of compiling, and whether the bits are the same."""
+
+    size: int
+    boards: int
+    tiles: int
+    ram: int
+    uncut: int
+    multiplications: float
+    seconds: float
+    same: bool
+
+    @property
+    def passed(self) -> bool:
+        return self.same and self.ram <= RAM
+
+
+def row(size: int, count: int, strategy: str, directory: Path) -> Row:
+    """Compiles, runs and compares."""
+    model = quantised(networks.build("mobilenet_v2", width=0.35, size=size))
+    fitted(model, boards(1, "4 MiB"), directory / "whole", "single")
+    start = time.perf_counter()
+    found = fitted(model, boards(count, "256 KiB"), directory / "parts", strategy)
+    seconds = time.perf_counter() - start
+    assert found.plan is not None
+    return Row(
+        size,
+        len(found.occupied),
+        max(map(len, found.plan.layers.values())),
+        max(one.ram for one in found.occupied),
+        max(one.ram for one in found.occupied_single),
+        _multiplications(found),
+        seconds,
+        same_bits(model, directory / "parts", directory / "whole"),
+    )
+
+
+def _multiplications(found: Compilation) -> float:
+    assert found.layers is not None and found.routing is not None
+    whole = sum(macs(found.layers, layer) for layer in found.layers.layers)
+    return sum(task_macs(found.layers, task) for task in found.routing.tasks) / whole
+
+
+def main() -> int:
+    logging.disable(logging.WARNING)  # one board alone would be faster, if it fitted
+    rows = []
+    for size, count, strategy in ROWS:
+        with tempfile.TemporaryDirectory(prefix="dicompiler-fit-") as place:
+            rows.append(row(size, count, strategy, Path(place)))
+    headers = (
+        "image",
+        "boards",
+        "tiles of a layer",
+        "RAM",
+        "uncut on one",
+        "multiplications",
+        "same bits",
+        "compile s",
+    )
+    show(
+        headers,
+        [
+            (
+                f"{one.size}×{one.size}",
+                str(one.boards),
+                str(one.tiles),
+                format_bytes(one.ram),
+                format_bytes(one.uncut),
+                f"{one.multiplications:.3f}×",
+                "yes" if one.same else "NO",
+                f"{one.seconds:.1f}",
+            )
+            for one in rows
+        ],
+        right=range(1, len(headers)),
+    )
+    return 0 if all(one.passed for one in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
