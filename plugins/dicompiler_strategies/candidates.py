@@ -1,29 +1,53 @@
 """Candidates for the simulator: plans that are best under the barrier model, or would be if sending cost less.
 
-Problem + Tables → selections;   Problem + plans → the plan that the simulator finds best.
+Problem + Tables → selections;   Problem + plans → the plan that the simulator finds best, and plans around it.
 
 The barrier model counts all sending, but without barriers much of it goes on beside the computing. So the optimum is
-found anew with the edges at a fraction λ of their time, for several λ, and the simulator chooses.
+found anew with the edges at a fraction λ of their time, for several λ, and the simulator chooses. Around the best one
+runs of layers are then decided anew, also with cheaper sending, as long as the simulator likes what comes of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+import logging
+import math
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from dicompiler.footprints import Floats
 from dicompiler.limits import fits
 from dicompiler.metrics import Metrics
 from dicompiler.plan import Plan
 from dicompiler.problem import Problem
-from dicompiler.tables import Tables
+from dicompiler.tables import Edge, Tables
 from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
 
+log = logging.getLogger("dicompiler")
+
+INTERRUPTED = "the search was interrupted"
+"""The note of a plan that is the best one up to Ctrl-C."""
 LAMBDAS = (1.0, 0.7, 0.5, 0.3, 0.15, 0.05)
 """Of VGG16 and ResNet-50 on 4 and 8 devices no best plan lay outside these."""
 PARTS = 6_000
 """Parts of all layers beyond which a plan takes too long to be simulated in a search: it is estimated then."""
+HOPELESS = 2.2
+"""Without barriers times are up to 54 % lower (VGG16): what the barrier model gives more than this many times the best
+simulated time is not simulated."""
+AT_ONCE = 4
+"""Plans around the best one that are weighed before going on."""
+MOST_LAYERS = 256
+"""In a run of layers that is decided anew."""
+FEW = 48
+"""Choices of a layer when a run of layers is decided anew."""
+PATIENCE = 100
+"""Plans that are tried around the best one without a better one."""
+EFFORT = 20_000
+"""Parts of all plans that are tried around the best one: they take about ten seconds."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +67,19 @@ def weigh(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[Weighed]:
     """The plans (each with its origin) with their simulated metrics, at once where the problem has an executor; without
     those that fit no memory or do not fit the layers."""
     given = list(plans)
-    small = [plan for plan, _ in given if _is_small(plan)]
+    small = [plan for plan, _ in given if _size(plan) <= PARTS]
     simulated = iter(problem.evaluate_all(small))
     found = []
     for plan, origin in given:
-        metrics = next(simulated) if _is_small(plan) else problem.estimate(plan)
+        metrics = next(simulated) if _size(plan) <= PARTS else problem.estimate(plan)
         if isinstance(metrics, Metrics) and fits(problem, plan, metrics):
             found.append(Weighed(plan, metrics, origin))
     return found
 
 
-def _is_small(plan: Plan) -> bool:
-    return sum(map(len, plan.layers.values())) <= PARTS
+def _size(plan: Plan) -> int:
+    """Parts of all layers."""
+    return sum(map(len, plan.layers.values()))
 
 
 def best(problem: Problem, found: Iterable[Weighed]) -> Weighed | None:
@@ -75,24 +100,133 @@ def family(tables: Tables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple
             yield selection
 
 
+class Search:
+    """The best plan so far, by simulation. Plans are weighed a few at a time, the same ones whether there is somebody
+    to weigh them at once or not.
+
+    name: who searches, for the log. deadline: of `time.monotonic`, from which on `late` is true. seen: how many plans
+    were weighed.
+    """
+
+    def __init__(self, problem: Problem, name: str, deadline: float = math.inf) -> None:
+        self.problem, self.name, self.deadline = problem, name, deadline
+        self.best: Weighed | None = None
+        self.late = False
+        self._seen: set[object] = set()
+
+    @property
+    def seen(self) -> int:
+        return len(self._seen)
+
+    def is_late(self) -> bool:
+        """Whether the deadline is over; it stays so."""
+        self.late = self.late or time.monotonic() > self.deadline
+        return self.late
+
+    def weigh(self, plans: Iterable[tuple[Plan, str]]) -> bool:
+        """Whether one of the plans is better than the best so far, which it then is."""
+        new = []
+        for plan, origin in plans:
+            key = tuple(plan.layers.values()), tuple(tuple(one.items()) for one in plan.replicas)
+            if key not in self._seen:
+                self._seen.add(key)
+                new.append((plan, origin))
+        return self.take(weigh(self.problem, new))
+
+    def take(self, found: Iterable[Weighed]) -> bool:
+        """The same of what is weighed already."""
+        before = self.best
+        self.best = best(self.problem, [*([before] if before is not None else []), *found])
+        if self.best is None or self.best is before:
+            return False
+        log.info("%s: %s: %s %.4g", self.name, self.best.origin, self.problem.objective, self.best.value(self.problem))
+        return True
+
+    def family(self, made: Tables) -> None:
+        """Weighs the optima of the tables with cheaper sending."""
+        for selection in family(made):
+            if self.is_late():
+                return
+            if not self._is_hopeless(made, selection):
+                self.weigh([(made.plan(selection), "the tables' optimum")])
+
+    def polish(self, made: Tables, tries: int, seed: int) -> None:
+        """Tries plans around the best one, if it is one of the tables', and goes on from any that is better: so many in
+        all, or PATIENCE of them in vain, or EFFORT parts, whatever is less."""
+        selection = None if self.best is None else made.selection(self.best.plan)
+        effort, last = EFFORT, 0
+        for step in range(0, tries, AT_ONCE):
+            if self.best is None or selection is None or effort < 0 or step - last > PATIENCE or self.is_late():
+                return
+            moves = itertools.islice(neighbours(made, selection, seed + step), min(AT_ONCE, tries - step))
+            plans = [made.plan(move) for move in moves if not self._is_hopeless(made, move)]
+            effort -= sum(map(_size, plans))
+            if self.weigh((plan, "local search") for plan in plans):
+                selection, last = made.selection(self.best.plan), step
+
+    def _is_hopeless(self, made: Tables, selection: Sequence[int]) -> bool:
+        """Whether the tables' seconds are so many that simulating them is in vain."""
+        if self.best is None or self.problem.objective != "latency":
+            return False
+        return made.value(selection) > HOPELESS * self.best.value(self.problem)
+
+
 def neighbours(tables: Tables, selection: Sequence[int], seed: int, scale: float = 0.5) -> Iterator[tuple[int, ...]]:
     """Endless: selections near `selection`, in turn one with another choice for one layer (among the four that the
-    barrier model likes best there) and the optimum under randomly disturbed times."""
+    barrier model likes best there) and one with a run of layers decided anew, see `_decided`."""
     random = np.random.default_rng(seed)
-    order = graph([len(own) for own in tables.choices], list(tables.edge))
     free = [i for i, own in enumerate(tables.choices) if len(own) > 1]
     while free:
         i = free[int(random.integers(len(free)))]
-        around = tables.node[i].copy()
-        for (a, b), table in tables.edge.items():
-            if b == i:
-                around = around + scale * table[selection[a], :]
-            if a == i:
-                around = around + scale * table[:, selection[b]]
-        others = [int(k) for k in np.argsort(around, kind="stable") if k != selection[i]][:4]
+        around, _ = _within(tables, selection, [i], scale)
+        others = [int(k) for k in np.argsort(around[0], kind="stable") if k != selection[i]][:4]
         chosen = others[int(random.integers(len(others)))]
         yield (*selection[:i], chosen, *selection[i + 1 :])
-        if order.widest <= LIMIT:
-            node = [own * np.exp(random.normal(0, 0.1)) for own in tables.node]
-            edge = {key: scale * table * np.exp(random.normal(0, 0.3)) for key, table in tables.edge.items()}
-            yield minimise(order, node, edge)[1]
+        found = _decided(tables, selection, random)
+        if found is not None:
+            yield found
+
+
+def _decided(tables: Tables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
+    """The selection with the optimum for a run of layers of random place and length: with sending at one of the
+    fractions λ of its time, and all times disturbed. None where that is too entangled."""
+    count = len(selection)
+    length = min(count, MOST_LAYERS, 2 ** int(random.integers(1, count.bit_length() + 2)))
+    start = int(random.integers(count - length + 1))
+    node, edge = _within(tables, selection, range(start, start + length), float(random.choice(LAMBDAS)))
+    node = [own * np.exp(random.normal(0, 0.1)) for own in node]
+    edge = {key: table * np.exp(random.normal(0, 0.3)) for key, table in edge.items()}
+    kept = _promising(node, edge)
+    order = graph([len(own) for own in kept], list(edge))
+    if order.widest > LIMIT:
+        return None
+    node = [own[few] for own, few in zip(node, kept, strict=True)]
+    edge = {(i, j): table[np.ix_(kept[i], kept[j])] for (i, j), table in edge.items()}
+    chosen = [int(few[c]) for few, c in zip(kept, minimise(order, node, edge)[1], strict=True)]
+    return (*selection[:start], *chosen, *selection[start + length :])
+
+
+def _promising(node: Sequence[Floats], edge: Mapping[Edge, Floats]) -> list[NDArray[np.intp]]:
+    """For each layer the choices, at most FEW, that cost least if the others suit them."""
+    least = [own.copy() for own in node]
+    for (i, j), table in edge.items():
+        least[i] += table.min(axis=1)
+        least[j] += table.min(axis=0)
+    return [np.sort(np.argsort(own, kind="stable")[:FEW]) for own in least]
+
+
+def _within(
+    tables: Tables, selection: Sequence[int], layers: Collection[int], scale: float
+) -> tuple[list[Floats], dict[Edge, Floats]]:
+    """(node, edge) of some layers, numbered anew, all others as selected; edges at `scale` times their time."""
+    places = {layer: k for k, layer in enumerate(layers)}
+    node = [tables.node[layer].copy() for layer in layers]
+    edge = {}
+    for (i, j), table in tables.edge.items():
+        if i in places and j in places:
+            edge[places[i], places[j]] = scale * table
+        elif i in places:
+            node[places[i]] += scale * table[:, selection[j]]
+        elif j in places:
+            node[places[j]] += scale * table[selection[i]]
+    return node, edge

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,7 +12,7 @@ from dicompiler.errors import UsageError
 from dicompiler.plan import Plan
 from dicompiler.problem import Problem, Strategy
 from dicompiler.tables import Tables, tables
-from dicompiler_strategies.candidates import best, family, weigh
+from dicompiler_strategies.candidates import INTERRUPTED, Search, Weighed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from dicompiler_strategies.joint.search import Solution
 
 log = logging.getLogger("dicompiler")
+TRIES = 200
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class CpSat(Strategy):
     bases: tuple[str, ...] = field(default=BASES, metadata={"help": "where rows are cut"})
     finishes: tuple[str, ...] = field(default=FINISHES, metadata={"help": "how partial sums are merged"})
     rank: bool = field(default=True, metadata={"help": "let the simulator choose among optima, see candidates.py"})
+    tries: int = field(default=TRIES, metadata={"help": "plans to try around the one that the simulator finds best"})
 
     def __post_init__(self) -> None:
         if not self.time > 0:
@@ -48,6 +51,8 @@ class CpSat(Strategy):
             raise UsageError(f"cpsat: workers is {self.workers}: give it at least 1")
         if not 0 <= self.seed < 2**31:
             raise UsageError(f"cpsat: seed is {self.seed}: give it 0 to 2147483647")
+        if self.tries < 0:
+            raise UsageError(f"cpsat: tries must not be below 0, and is {self.tries}")
         self.options()
 
     def options(self) -> ChoiceSet:
@@ -57,16 +62,29 @@ class CpSat(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """The best plan found. Raises DicompilerError where none fits into memory.
 
-        With `rank`, for latency: of the proven optimum and those with cheaper sending, the one that the simulator, in
-        which sending goes on beside computing, finds best.
+        With `rank`, for latency: of the proven optimum, those with cheaper sending, and plans around the best of them,
+        the one that the simulator, in which sending goes on beside computing, finds best.
         """
-        made = self._tables(problem)
+        return self.weighed(self.tables(problem)).plan
+
+    def weighed(self, made: Tables, deadline: float = math.inf) -> Weighed:
+        """The same with its metrics, over tables that are there already. deadline: of `time.monotonic`, from which on
+        nothing more is tried. An interrupt gives the best plan so far."""
+        problem = made.problem
         found = self.solve(problem, known=made)
-        if not self.rank or problem.objective != "latency" or problem.model is None:
-            return found.plan
-        others = (made.plan(selection) for selection in family(made) if selection != found.selection)
-        chosen = best(problem, weigh(problem, ((plan, self.name) for plan in (found.plan, *others))))
-        return found.plan if chosen is None else chosen.plan
+        search = Search(problem, self.name, deadline)
+        search.weigh([(found.plan, self.name)])
+        interrupted = found.interrupted
+        if self.rank and problem.objective == "latency" and problem.model is not None and not interrupted:
+            try:
+                search.family(made)
+                search.polish(made, self.tries, self.seed)
+            except KeyboardInterrupt:
+                log.warning("cpsat: interrupted: this is the best plan so far")
+                interrupted = True
+        best = search.best or Weighed(found.plan, problem.estimate(found.plan), self.name)
+        note = INTERRUPTED if interrupted else best.plan.note
+        return replace(best, plan=replace(best.plan, note=note), origin=self.name)
 
     def solve(
         self, problem: Problem, hint: Plan | Sequence[int] | None = None, known: Tables | None = None
@@ -76,12 +94,13 @@ class CpSat(Strategy):
         from dicompiler_strategies.joint.search import solve
         from dicompiler_strategies.joint.solving import Effort
 
-        made = known or self._tables(problem)
+        made = known or self.tables(problem)
         found = solve(problem, made.options, hint, Effort(self.time, self.workers, self.seed), made)
         log.info("cpsat: %s", found.text())
         return found
 
-    def _tables(self, problem: Problem) -> Tables:
+    def tables(self, problem: Problem) -> Tables:
+        """The tables of the choices that are asked for, or of fewer where those are too many."""
         from dicompiler_strategies.joint.fitting import fitting
 
         options = self.options()

@@ -20,6 +20,7 @@ from dicompiler.problem import Problem
 from dicompiler.tables import Tables, tables
 from dicompiler.units import format_bytes
 from dicompiler.weights import raw_nbytes
+from dicompiler_strategies.candidates import INTERRUPTED
 from dicompiler_strategies.joint.elimination import LIMIT
 from dicompiler_strategies.joint.model import Model, activations, model
 from dicompiler_strategies.joint.relaxation import Relaxed, relax, unrelaxed
@@ -229,7 +230,7 @@ class _Joint:
         plan = self.tables.plan(selection)
         if self.interrupted:
             log.warning("cpsat: interrupted: this is the best plan so far")
-            plan = replace(plan, note="the search was interrupted")
+            plan = replace(plan, note=INTERRUPTED)
         return Solution(
             plan,
             selection,
