@@ -18,6 +18,8 @@ import pytest
 from building import environment, later
 
 from dicompiler import networks
+from dicompiler import plan as plans
+from dicompiler.compiler import compile
 from dicompiler.executor import run_model
 from dicompiler.model import Model
 
@@ -26,6 +28,12 @@ PACKAGE = ROOT / "dicompiler" / "cmake"
 EXAMPLE = ROOT / "examples" / "cmake_mpi"
 GENERATORS = ("Ninja", "Unix Makefiles")
 COMPILING = "Compiling net: "
+MAKE = """
+import pathlib, onnx
+from dicompiler.networks import build
+pathlib.Path("net.data").unlink(missing_ok=True)
+onnx.save(build("lenet", seed=0), "net.onnx", save_as_external_data=True, location="net.data")
+"""
 HEAD = "cmake_minimum_required(VERSION 3.21)\nproject(p NONE)\nfind_package(dicompiler CONFIG REQUIRED)\n"
 
 
@@ -129,17 +137,24 @@ def test_all_arguments_arrive_and_what_fails_says_so(generator: str, tmp_path: P
     (tmp_path / "CMakeLists.txt").write_text(HEAD + "add_subdirectory(sub)\n")
     arguments = (
         'NAME net MODEL net.onnx PLATFORM rpi4x2 TARGET "mpi{threads=2}" PLAN plan.json OBJECTIVE memory '
-        'COST "analytic{pools=false}" SHAPE input=1x1x32x32'
+        'COST "analytic{pools=false}" SHAPE input=1x1x32x32 DEPENDS net.data'
     )
-    made = 'file(COPY_FILE "${CMAKE_CURRENT_SOURCE_DIR}/there.onnx" "${CMAKE_CURRENT_BINARY_DIR}/net.onnx")\n'
-    (tmp_path / "sub" / "CMakeLists.txt").write_text(f"{made}dicompiler_compile({arguments})\n")
-    onnx.save(networks.build("lenet"), tmp_path / "sub" / "there.onnx")
-    plan = ("plan", tmp_path / "sub" / "there.onnx", "--platform", "rpi4x2", "--strategy", "pipeline")
-    call(sys.executable, "-m", "dicompiler.cli", *plan, "-o", tmp_path / "sub" / "plan.json")
+    made = f"add_custom_command(OUTPUT net.onnx net.data COMMAND {sys.executable} ${{CMAKE_CURRENT_SOURCE_DIR}}/make.py"
+    (tmp_path / "sub" / "CMakeLists.txt").write_text(f"{made} DEPENDS make.py)\ndicompiler_compile({arguments})\n")
+    script = tmp_path / "sub" / "make.py"
+    script.write_text(MAKE)
+    plan = plans.dumps(compile(networks.build("lenet"), platform="rpi4x2", strategy="pipeline").plan)
+    (tmp_path / "sub" / "plan.json").write_text(plan)
     configure(tmp_path, "-G", generator)
     build(tmp_path)
     idle(tmp_path)
     artifact = tmp_path / "b" / "sub" / "net"
+    before = (artifact / "artifact.json").read_bytes()
+    script.write_text(MAKE.replace("seed=0", "seed=1"))
+    later(script)
+    assert COMPILING in build(tmp_path)
+    assert (artifact / "artifact.json").read_bytes() != before
+    idle(tmp_path)
     assert '"threads": 2' in (artifact / "pi01" / "manifest.json").read_text()
     assert (artifact / "plan.json").read_bytes() == (tmp_path / "sub" / "plan.json").read_bytes()
     (tmp_path / "sub" / "plan.json").write_text("{")
