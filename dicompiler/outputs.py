@@ -69,7 +69,7 @@ def moved_in_whole(output: Path, mark: str, what: str) -> Iterator[Path]:
         yield stage
         files, _ = _entries(stage)
         names = [mark, *sorted(files - {mark})]
-        (stage / LISTED).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        (stage / LISTED).write_bytes(b"".join(os.fsencode(f"{name}\n") for name in names))
         if place.exists() and not _carry_over(place, stage, names):
             return
         if place.exists():
@@ -83,7 +83,7 @@ def moved_in_whole(output: Path, mark: str, what: str) -> Iterator[Path]:
 
 def listed(output: Path) -> tuple[str, ...]:
     """The files in a directory of ours that are ours, by relative path, the main file first."""
-    return tuple((output / LISTED).read_text(encoding="utf-8").removesuffix("\n").split("\n"))
+    return tuple(os.fsdecode((output / LISTED).read_bytes()).removesuffix("\n").split("\n"))
 
 
 def _carry_over(old: Path, stage: Path, names: list[str]) -> bool:

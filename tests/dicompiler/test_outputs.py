@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dicompiler.errors import DicompilerError
 from dicompiler.outputs import LISTED, check_place, listed, moved_in_whole, whole
@@ -21,7 +23,7 @@ FIRST = {"main.json": "1", "pi01/a.bin": "a", "pi01/b.bin": "b", "pi02/c.bin": "
 def write(output: Path, files: Mapping[str, str]) -> None:
     """Writes an output of ours with these files."""
     with moved_in_whole(output, "main.json", "output") as stage:
-        for name, text in files.items():
+        for name, text in {"main.json": "", **files}.items():
             (stage / name).parent.mkdir(exist_ok=True, parents=True)
             (stage / name).write_text(text)
 
@@ -90,6 +92,31 @@ def test_what_is_no_more_goes_and_what_is_not_ours_stays(output: Path) -> None:
     assert before["own.o"] == after["own.o"]
     write(output, {"main.json": "3"})  # still not ours, the second time
     assert (output / "notes.txt").is_file() and not (output / "pi01").exists()
+
+
+OURS = st.dictionaries(st.sampled_from(["a", "d/a", "d/b", "e/f/c"]), st.sampled_from(["0", "1"]))
+OTHERS = st.dictionaries(st.sampled_from(["x", "d/x", "e/y/z", "g/x"]), st.just("own"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(outputs=st.lists(st.tuples(OURS, OTHERS), min_size=2, max_size=4))
+def test_whatever_is_written_ours_is_new_and_the_rest_as_it_was(
+    outputs: list[tuple[dict[str, str], dict[str, str]]],
+) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        output, others, ours = Path(temporary, "out"), dict[str, str](), dict[str, str]()
+        for ours_now, others_now in outputs:
+            before = stamps(output) if output.exists() else {}
+            write(output, ours_now)
+            after = stamps(output)
+            assert held(output) == {**ours_now, **others, "main.json": ""}
+            kept = {name for name in ours_now if ours_now[name] == ours.get(name)} | others.keys()
+            assert {name for name in kept if before[name] != after[name]} == set()
+            assert (before.get("main.json") == after["main.json"]) == (bool(before) and ours == ours_now)
+            for name, text in others_now.items():
+                (output / name).parent.mkdir(parents=True, exist_ok=True)
+                (output / name).write_text(text)
+            others, ours = {**others, **others_now}, ours_now
 
 
 def write_as_nobody(output: Path, files: Mapping[str, str]) -> None:
@@ -185,7 +212,9 @@ def test_a_link_to_an_output_stays_a_link(output: Path) -> None:
 def test_places_that_are_not_ours_are_refused(tmp_path: Path) -> None:
     place = tmp_path / "place"
     (place / "inner").mkdir(parents=True)
-    check_place(place, "main.json", "output")  # a directory without a file is nothing
+    write(place, {})  # a directory without a file is nothing
+    assert (place / "inner").is_dir()
+    (place / LISTED).unlink()
     (place / "main.json").write_text("1")
     with pytest.raises(DicompilerError, match=r"no output of ours \(its list, '\.outputs', is missing\): choose"):
         check_place(place, "main.json", "output")
