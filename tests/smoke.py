@@ -70,6 +70,8 @@ def check_way() -> None:
         assert len(compiled["devices"]) == 4
         assert len(json.loads(run("run", directory, "--frames", "2", "--json"))["frames_s"]) == 2
         assert all(check["passed"] for check in json.loads(run("verify", directory, "--json")))
+        run("report", directory, "-o", f"{directory}.html")
+        assert Path(f"{directory}.html").read_text().count('class="node layer"') == 12
 
 
 for check in (check_files, check_plugins, check_way):
