@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,11 @@ def document(directory: Path, result: RunResult) -> dict[str, Any]:
     }
 
 
-def load(path: Path, artifact: Path) -> dict[str, Any]:
-    """Reads and checks a log. DicompilerError where it is none, or of another artifact than the one in `artifact`."""
+def load(path: Path, artifact: Path, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads and checks a log. DicompilerError where it is none, or of another artifact than the one in the directory
+    `artifact`, whose artifact.json is `own`."""
     found: dict[str, Any] = load_json(path)
     validate(found, "run", str(path))
-    own = manifest(artifact)
     if found["artifact"] != own["digest"]:
         raise DicompilerError(f"{path}: it is of another artifact than {artifact}: run this one again with --log")
     if [device["device"] for device in found["devices"]] != own["devices"]:

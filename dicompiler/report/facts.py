@@ -149,8 +149,8 @@ def gather(
             f"{artifact}: neither an artifact (of 'dicompiler compile') nor a front (of 'dicompiler explore'): "
             "compile a model into it first"
         )
-    ran = None if log is None else runlog.load(log, artifact)
     compilation, target, problem = reopen(artifact, cost)
+    ran = None if log is None else runlog.load(log, artifact, load_json(artifact / MANIFEST))
     program = compilation.program
     assert program is not None and compilation.plan is not None and problem.model is not None
     digest = compilation.plan.network or problem.model.digest()
