@@ -92,7 +92,9 @@ def _interpreter(path: Path, arena: int, device: str) -> Any:
         raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
         return load(RUNTIME).Interpreter.from_bytes(data, arena_size=arena)
-    except (RuntimeError, ValueError) as error:
+    except DicompilerError:
+        raise
+    except Exception as error:  # its reading of a damaged file breaks in any way
         raise RunError(f"device {device!r}: {path.name}: TFLite-micro cannot run it: {error}") from None
 
 
