@@ -16,9 +16,12 @@ from dicompiler.metrics import Metrics
 from dicompiler.plan import Plan
 from dicompiler.platform import Host, Platform
 from dicompiler.problem import Problem
+from dicompiler.regions import shape_of
 from dicompiler.routing import Routing, route
 from dicompiler.target import Occupied, Target
+from dicompiler.tasks import Task
 from dicompiler.units import format_bytes
+from dicompiler.weights import raw_nbytes
 
 
 def check(problem: Problem, plan: Plan, metrics: Metrics | None = None) -> None:
@@ -67,23 +70,28 @@ def _check_replicas(platform: Platform, plan: Plan) -> None:
                 )
 
 
-def used(platform: Platform, metrics: Metrics) -> Mapping[str, int]:
-    """Host → bytes of weights and live activations of its devices."""
-    found = dict.fromkeys((host.name for host in platform.hosts), 0)
+def used(platform: Platform, metrics: Metrics) -> Mapping[str, tuple[int, int]]:
+    """Host → bytes of weights, and of live activations, of its devices."""
+    found = dict.fromkeys((host.name for host in platform.hosts), (0, 0))
     for entry in metrics.devices:
-        found[platform.host_of[entry.device]] += entry.memory
+        weights, activations = found[platform.host_of[entry.device]]
+        found[platform.host_of[entry.device]] = weights + entry.weights, activations + entry.activations
     return found
 
 
 def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
-    """Memory is a hard limit: weights and live activations of a host's devices. The error names the layer whose
-    weights take most of it."""
-    for name, needed in used(problem.platform, metrics).items():
+    """Memory is a hard limit: weights and live activations of a host's devices, where there is flash each by itself.
+    The error names the layer whose weights take most of it."""
+    for name, (weights, activations) in used(problem.platform, metrics).items():
         host = problem.platform.host(name)
-        if needed > host.memory:
-            routing = route(problem.layers, plan, problem.platform.host_of)
-            text = f"{format_bytes(needed)} for weights and activations and has {format_bytes(host.memory)}"
-            raise _over(routing, problem.platform, host, text)
+        limits = [(weights + activations, host.memory, "for weights and activations")]
+        if host.flash:
+            limits = [(activations, host.ram, "of RAM for activations"), (weights, host.flash, "of flash for weights")]
+        for needed, limit, what in limits:
+            if needed > limit:
+                routing = route(problem.layers, plan, problem.platform.host_of)
+                text = f"{format_bytes(needed)} {what} and has {format_bytes(limit)}"
+                raise _over(routing, problem.platform, host, text, what.startswith("of RAM"))
 
 
 def check_program(compilation: Compilation, target: Target) -> None:
@@ -117,7 +125,7 @@ def check_program(compilation: Compilation, target: Target) -> None:
             raise _over(routing, platform, host, text)
         if host.flash and needed + more - weights > host.ram:
             text = f"{format_bytes(needed + more - weights)} of RAM to run and has {format_bytes(host.ram)}"
-            raise _over(routing, platform, host, text)
+            raise _over(routing, platform, host, text, True)
 
 
 def check_occupied(platform: Platform, occupied: Sequence[Occupied]) -> None:
@@ -136,17 +144,32 @@ def check_occupied(platform: Platform, occupied: Sequence[Occupied]) -> None:
                 )
 
 
-def _over(routing: Routing, platform: Platform, host: Host, needed: str) -> DicompilerError:
-    """The error for a host that has too little memory. needed: how much of what, and how much it has."""
-    weights: dict[str, int] = {}
+def _over(routing: Routing, platform: Platform, host: Host, needed: str, live: bool = False) -> DicompilerError:
+    """The error for a host that has too little memory. needed: how much of what, and how much it has; live: of what
+    changes, not of weights."""
+    sizes: dict[str, int] = {}
     for task in (task for role in routing.roles for task in role.tasks):
         if platform.host_of[task.device] == host.name:
-            weights[task.layer] = weights.get(task.layer, 0) + sum(weight_regions(routing.layers, task).values())
-    largest = max(weights, key=lambda name: weights[name], default=None)
-    remedy = (
-        "it only holds inputs or outputs: make another device the source or the sink"
-        if largest is None
-        else f"give it less of the network, above all of layer {largest!r} ({format_bytes(weights[largest])} of "
-        "weights)"
-    )
+            if live:
+                sizes[task.layer] = max(sizes.get(task.layer, 0), _live(routing, task))
+            else:
+                own = sum(weight_regions(routing.layers, task).values())
+                sizes[task.layer] = sizes.get(task.layer, 0) + own
+    largest = max(sizes, key=lambda name: sizes[name], default=None)
+    if largest is None:
+        remedy = "it only holds inputs or outputs: make another device the source or the sink"
+    elif live:
+        remedy = f"cut it into smaller tiles, above all layer {largest!r}, which reads and makes "
+        remedy += f"{format_bytes(sizes[largest])} (--fit searches)"
+    else:
+        remedy = (
+            f"give it less of the network, above all of layer {largest!r} ({format_bytes(sizes[largest])} of weights)"
+        )
     return DicompilerError(f"plan: host {host.name} needs {needed}: {remedy}")
+
+
+def _live(routing: Routing, task: Task) -> int:
+    """Bytes of what a task reads and makes."""
+    regions = {**task.needs, **{key: region for key, region in task.outputs.items() if region is not None}}
+    tensors = routing.layers.tensors
+    return sum(raw_nbytes(tensors[key.tensor].dtype, shape_of(region)) for key, region in regions.items())

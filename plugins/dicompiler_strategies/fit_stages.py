@@ -146,7 +146,8 @@ class Stages:
     def row(self, boards: Sequence[Board], most: int) -> tuple[Stage, ...] | None:
         """The row of stages with the fewest multiplications that fits `boards`, all of them or some, with at most
         `most` tiles one after another on a board; None where there is none."""
-        label = _Search(self, boards, most).run()
+        search = _Search(self, boards, most)
+        label = search.uncut() or search.run()
         return None if label is None else label.stages
 
     def held(self, first: int, last: int) -> int:
@@ -177,6 +178,10 @@ class _Search:
     stages: Stages
     boards: Sequence[Board]
     most: int
+
+    def uncut(self) -> _Label | None:
+        """The whole network on the first board, where it fits: nothing has fewer multiplications."""
+        return self._whole(_Label(0.0), 0, self.stages.cuts[-1])
 
     def run(self) -> _Label | None:
         cuts = self.stages.cuts
