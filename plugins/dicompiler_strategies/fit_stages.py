@@ -161,7 +161,7 @@ class Stages:
         of the stages tried and of the shortest ones there are."""
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:
-            for tiles in (*(2**i for i in range(1, most.bit_length())), most):
+            for tiles in (*(2**i for i in range(most.bit_length())), most):
                 self.need(first, _after(self.cuts, first), "whole" if tiles == 1 else "rows", tiles)
         for (first, last, _, _), found in list(self.needs.items()):
             if found and first in self.cuts and last in self.cuts:
