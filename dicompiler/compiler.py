@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -64,11 +65,14 @@ def compile(
     shape: Sequence[str] = (),
     instruments: Sequence[Instrument] = (),
     calibrate: str | Path | None = None,
+    executor: Executor | None = None,
 ) -> Compilation:
     """Splits `model` over `platform` as `plan` says or as `strategy` decides, and writes `output` where it is given.
 
     strategy, target, cost: specs such as "modnn" or instances. shape: "input=1x3x224x224" for dynamic dimensions.
-    calibrate: an .npz file of samples with which the model is quantised first (see the pass `quantise`).
+    calibrate: an .npz file of samples with which the model is quantised first (see the pass `quantise`). executor: whom
+    strategies that weigh many plans give that work, a ProcessPoolExecutor for instance. With `output` the memory that
+    the target adds counts when plans are chosen.
     Returns the compilation with plan, program, metrics, and artifacts where written. Raises DicompilerError for what
     cannot be compiled, UsageError for unknown names; nothing is written then.
     """
@@ -84,7 +88,8 @@ def compile(
     compilation = prepare(Model.load(model), shape, instruments, calibrate)
     compilation = replace(compilation, platform=_platform(platform, decider))
     costs: CostModel = registry().make("cost_models", cost) if isinstance(cost, str) else cost
-    problem = replace(pose(compilation, objective, costs), target=emitter)
+    runs = emitter if output is not None else None
+    problem = replace(pose(compilation, objective, costs), executor=executor, target=runs)
     chosen_plan = decide(problem, decider, plan)
     log.info("splitting over %d devices", len(chosen_plan.devices))
     compilation = split(replace(compilation, plan=chosen_plan), instruments)
@@ -192,7 +197,7 @@ def occupy(compilation: Compilation, problem: Problem) -> Compilation:
 def weigh(compilation: Compilation, problem: Problem) -> Compilation:
     """Adds the metrics of the program, by simulation, and those of the best single device beside them; warns where that
     one would be better."""
-    metrics, single = evaluate(compilation, problem.cost), single_device(problem)
+    metrics, single = evaluate(compilation, problem.cost, problem.target), single_device(problem)
     objective = problem.objective
     if metrics.value(objective) > single.value(objective):
         log.warning(

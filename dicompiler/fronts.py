@@ -67,12 +67,15 @@ class Front:
     interrupted: bool = False
 
     def best(self, objective: str) -> Point:
-        """The point with the least of one of `objectives`, or of a weighted sum of them (see `objectives.terms`); of
-        equals the first."""
+        """The first of `ranked`."""
+        return self.ranked(objective)[0]
+
+    def ranked(self, objective: str) -> list[Point]:
+        """The points by one of `objectives`, or by a weighted sum of them (see `objectives.terms`), the least first."""
         if objective in self.objectives:
-            return min(self.points, key=lambda point: point.objectives[objective])
+            return sorted(self.points, key=lambda point: point.objectives[objective])
         wanted = terms(objective).items()
-        return min(self.points, key=lambda point: sum(weight * point.objectives[name] for name, weight in wanted))
+        return sorted(self.points, key=lambda point: sum(weight * point.objectives[name] for name, weight in wanted))
 
 
 def check_objectives(names: Sequence[str]) -> None:

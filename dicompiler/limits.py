@@ -12,7 +12,7 @@ from dicompiler.compilation import Compilation
 from dicompiler.costs import weight_regions
 from dicompiler.errors import DicompilerError, nearest
 from dicompiler.memory import program_memory
-from dicompiler.metrics import Metrics
+from dicompiler.metrics import DeviceMetrics, Metrics
 from dicompiler.plan import Plan
 from dicompiler.platform import Host, Platform
 from dicompiler.problem import Problem
@@ -70,28 +70,56 @@ def _check_replicas(platform: Platform, plan: Plan) -> None:
                 )
 
 
-def used(platform: Platform, metrics: Metrics) -> Mapping[str, tuple[int, int]]:
-    """Host → bytes of weights, and of live activations, of its devices."""
-    found = dict.fromkeys((host.name for host in platform.hosts), (0, 0))
+def used(platform: Platform, metrics: Metrics) -> Mapping[str, int]:
+    """Host → bytes of weights and live activations of its devices, and what is added to them."""
+    found = dict.fromkeys((host.name for host in platform.hosts), 0)
     for entry in metrics.devices:
-        weights, activations = found[platform.host_of[entry.device]]
-        found[platform.host_of[entry.device]] = weights + entry.weights, activations + entry.activations
+        found[platform.host_of[entry.device]] += entry.needed
     return found
 
 
+def room(problem: Problem) -> dict[str, int]:
+    """Host → bytes that are left there for weights and activations if all its devices take part, at least 0."""
+    found = {host.name: host.memory for host in problem.platform.hosts}
+    for device in problem.platform.devices:
+        found[device.host] = max(0, found[device.host] - problem.reserve[device.name])
+    return found
+
+
+def needs(problem: Problem, plan: Plan) -> Mapping[str, int]:
+    """Host → bytes that `plan` needs there, as exactly as the problem can say: what a target adds is known of a
+    program alone. Raises as `Problem.estimate`."""
+    exact = problem.target is not None and problem.model is not None
+    return used(problem.platform, problem.evaluate(plan) if exact else problem.estimate(plan))
+
+
+def lacking(problem: Problem, plan: Plan) -> dict[str, int]:
+    """Host → bytes that `plan` needs beyond the host's memory, for the hosts where there are some."""
+    memory = {host.name: host.memory for host in problem.platform.hosts}
+    return {host: count - memory[host] for host, count in needs(problem, plan).items() if count > memory[host]}
+
+
 def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
-    """Memory is a hard limit: weights and live activations of a host's devices, where there is flash each by itself.
-    The error names the layer whose weights take most of it."""
-    for name, (weights, activations) in used(problem.platform, metrics).items():
-        host = problem.platform.host(name)
-        limits = [(weights + activations, host.memory, "for weights and activations")]
-        if host.flash:
-            limits = [(activations, host.ram, "of RAM for activations"), (weights, host.flash, "of flash for weights")]
-        for needed, limit, what in limits:
+    """Memory is a hard limit: weights and live activations of a host's devices, and what the problem's target adds;
+    where there is flash, weights there and activations in RAM. The error names the layer that takes most of it."""
+    for host in problem.platform.hosts:
+        own = [entry for entry in metrics.devices if problem.platform.host_of[entry.device] == host.name]
+        for needed, limit, what in _limits(problem, host, own):
             if needed > limit:
                 routing = route(problem.layers, plan, problem.platform.host_of)
                 text = f"{format_bytes(needed)} {what} and has {format_bytes(limit)}"
                 raise _over(routing, problem.platform, host, text, what.startswith("of RAM"))
+
+
+def _limits(problem: Problem, host: Host, own: Sequence[DeviceMetrics]) -> list[tuple[int, int, str]]:
+    """(bytes needed, bytes there, of and for what) of the devices of a host."""
+    if host.flash:
+        return [
+            (sum(entry.activations for entry in own), host.ram, "of RAM for activations"),
+            (sum(entry.weights for entry in own), host.flash, "of flash for weights"),
+        ]
+    added = "" if problem.target is None else f" and what target {problem.target.name!r} adds,"
+    return [(sum(entry.needed for entry in own), host.memory, f"for weights and activations{added}")]
 
 
 def check_program(compilation: Compilation, target: Target) -> None:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import onnx
 
 from dicompiler.program import DeviceProgram, Program, Segment, Value
 from dicompiler.structure import node_reads
 from dicompiler.weights import raw_nbytes
+
+if TYPE_CHECKING:
+    from dicompiler.target import Target
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,12 @@ def program_memory(program: Program, frames: int = 1) -> dict[str, MemoryUse]:
         device.device: _together([_device(role, role.devices[i], sizes) for role, sizes in roles], frames)
         for i, device in enumerate(program.devices)
     }
+
+
+def to_run(program: Program, target: Target) -> dict[str, int]:
+    """Device → bytes that `target` needs to run the program, one frame at a time."""
+    held, added = program_memory(program), target.memory(program)
+    return {name: use.total + added[name] for name, use in held.items()}
 
 
 @dataclass(frozen=True)

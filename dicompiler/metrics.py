@@ -34,7 +34,9 @@ class DeviceMetrics:
     weights: the constants that it holds; activations: the most that it holds at once of computed and received tensors;
     sent, received: what travels between it and other devices (of its own host as well). line_s: seconds in which its
     messages occupy a line; waits: seconds in which it had nothing that it could do, by the device whose message it
-    waited for ("": for a frame). An estimate knows neither.
+    waited for ("": for a frame). An estimate knows neither. added: what running it takes beside weights and
+    activations: copies that joins make, and what the problem's target adds (of which an estimate knows the least that
+    it can be); 0 where the problem names no target.
     """
 
     device: str
@@ -46,6 +48,7 @@ class DeviceMetrics:
     received: int
     line_s: float = 0.0
     waits: Mapping[str, float] = field(default_factory=dict)
+    added: int = 0
 
     @property
     def wait_s(self) -> float:
@@ -56,6 +59,11 @@ class DeviceMetrics:
     def memory(self) -> int:
         """Bytes of weights and activations; what a target adds is not in it."""
         return self.weights + self.activations
+
+    @property
+    def needed(self) -> int:
+        """Bytes that the device's host must have for it."""
+        return self.memory + self.added
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,10 @@ class Metrics:
     def busiest(self) -> DeviceMetrics:
         """The device that computes longest."""
         return max(self.devices, key=lambda entry: entry.compute_s)
+
+    def adding(self, added: Mapping[str, int]) -> Metrics:
+        """The same with `added` by device."""
+        return replace(self, devices=tuple(replace(entry, added=added[entry.device]) for entry in self.devices))
 
     def value(self, objective: str) -> float:
         """The number that `objective`, a text as `objectives.terms` takes it, wants small."""

@@ -9,15 +9,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from dicompiler.costs import Analytic, CostModel
 from dicompiler.errors import DicompilerError
 from dicompiler.layers import LayerGraph
+from dicompiler.memory import to_run
 from dicompiler.metrics import Metrics, measure, simulated
 from dicompiler.objectives import OBJECTIVES, terms
 from dicompiler.plan import Part, Plan
 from dicompiler.platform import Platform
+from dicompiler.program import DeviceProgram, Program
 from dicompiler.simulator import Simulation, simulate
 from dicompiler.workload import workload
 
@@ -27,7 +30,10 @@ if TYPE_CHECKING:
     from dicompiler.model import Model
     from dicompiler.target import Target
 
-__all__ = ["OBJECTIVES", "Metrics", "Problem", "Strategy"]
+__all__ = ["INTERRUPTED", "OBJECTIVES", "Metrics", "Problem", "Strategy"]
+
+INTERRUPTED = "the search was interrupted"
+"""The note of a plan that is the best one that a strategy had found when Ctrl-C came."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,9 @@ class Problem:
 
     source, sink: the devices that hold the inputs and want the outputs; the platform's first device by default (it
     may be compute-less). model: what the layers were formed of; `evaluate` and `simulate` need it. executor: whom
-    `evaluate_all` gives its work; strategies ask it for what can be done at once. target: what the program will be
-    emitted by, where that is known. Raises UsageError for an unknown objective, DicompilerError for an unknown device.
+    `evaluate_all` gives its work; strategies ask it for what can be done at once. target: what will run the plan, if
+    that is known: what it adds counts as memory then. Raises UsageError for an unknown objective, DicompilerError for
+    an unknown device.
     """
 
     layers: LayerGraph = field(repr=False)
@@ -48,7 +55,7 @@ class Problem:
     sink: tuple[str, ...] = ()
     model: Model | None = field(default=None, repr=False)
     executor: Executor | None = field(default=None, repr=False, compare=False)
-    target: Target | None = field(default=None, repr=False, compare=False)
+    target: Target | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         terms(self.objective)  # raises where it is none
@@ -65,12 +72,21 @@ class Problem:
         """What `plan` comes to by an estimate of milliseconds, see `metrics.measure`: exact bytes and operations, but
         times that suppose barriers between layers. Raises DicompilerError where the plan does not fit the layers or
         names an unknown device."""
-        return measure(self.layers, self.platform, self.cost, plan)
+        found = measure(self.layers, self.platform, self.cost, plan)
+        return found if self.target is None else found.adding(self.reserve)
+
+    @cached_property
+    def reserve(self) -> Mapping[str, int]:
+        """Device → bytes that the target adds there at least, whatever the device does."""
+        if self.target is None:
+            return {device.name: 0 for device in self.platform.devices}
+        idle = tuple(DeviceProgram(device.name, device.host, (), (), (), {}) for device in self.platform.devices)
+        return self.target.memory(Program(idle, (), (), (), {}, ()))
 
     def evaluate(self, plan: Plan) -> Metrics:
         """What `plan` comes to when its program is played by the simulator: the referee between plans. Takes as long
         as splitting does (0.05 to 0.5 s). Raises as `estimate`."""
-        return evaluate(self.sketch(plan), self.cost)
+        return evaluate(self.sketch(plan), self.cost, self.target)
 
     def evaluate_all(self, plans: Sequence[Plan]) -> list[Metrics | DicompilerError]:
         """`evaluate` of many plans, in their order and spread over `executor` where there is one (processes, or another
@@ -101,11 +117,16 @@ def play(compilation: Compilation, cost: CostModel, frames: int = 1, in_flight: 
     return simulate(workload(program, routing, platform, cost), platform, frames, in_flight)
 
 
-def evaluate(compilation: Compilation, cost: CostModel) -> Metrics:
-    """The metrics of a compilation that has a program, by simulation of one frame of each role."""
+def evaluate(compilation: Compilation, cost: CostModel, target: Target | None = None) -> Metrics:
+    """The metrics of a compilation that has a program, by simulation of one frame of each role; with the memory that
+    the target adds, if it is known."""
     routing, platform, plan = compilation.routing, compilation.platform, compilation.plan
     assert routing is not None and platform is not None and plan is not None
-    return simulated(play(compilation, cost, frames=len(plan.roles)), routing, platform, cost, plan)
+    found = simulated(play(compilation, cost, frames=len(plan.roles)), routing, platform, cost, plan)
+    if target is None or compilation.program is None:
+        return found
+    needed = to_run(compilation.program, target)
+    return found.adding({entry.device: needed[entry.device] - entry.memory for entry in found.devices})
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from dicompiler.errors import DicompilerError
 from dicompiler.limits import check
 from dicompiler.plan import Plan
 from dicompiler.plugins import registry
-from dicompiler.problem import Problem, Strategy
+from dicompiler.problem import INTERRUPTED, Problem, Strategy
 from dicompiler.tables import Tables
-from dicompiler_strategies.candidates import INTERRUPTED, Search, Weighed
+from dicompiler_strategies.candidates import Search, Weighed
 from dicompiler_strategies.cpsat import TRIES, CpSat
 
 log = logging.getLogger("dicompiler")

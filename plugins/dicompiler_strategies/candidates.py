@@ -29,8 +29,6 @@ from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
 
 log = logging.getLogger("dicompiler")
 
-INTERRUPTED = "the search was interrupted"
-"""The note of a plan that is the best one up to Ctrl-C."""
 LAMBDAS = (1.0, 0.7, 0.5, 0.3, 0.15, 0.05)
 """Of VGG16 and ResNet-50 on 4 and 8 devices no best plan lay outside these."""
 PARTS = 6_000

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 from dicompiler.choices import BASES, FINISHES, KINDS, SHARES, ChoiceSet
 from dicompiler.errors import UsageError
 from dicompiler.plan import Plan
-from dicompiler.problem import Problem, Strategy
+from dicompiler.problem import INTERRUPTED, Problem, Strategy
 from dicompiler.tables import Tables, tables
-from dicompiler_strategies.candidates import INTERRUPTED, Search, Weighed
+from dicompiler_strategies.candidates import Search, Weighed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,15 +73,15 @@ class CpSat(Strategy):
         problem = made.problem
         found = self.solve(problem, known=made)
         search = Search(problem, self.name, deadline)
-        search.weigh([(found.plan, self.name)])
         interrupted = found.interrupted
-        if self.rank and problem.objective == "latency" and problem.model is not None and not interrupted:
-            try:
+        try:
+            search.weigh([(found.plan, self.name)])
+            if self.rank and problem.objective == "latency" and problem.model is not None and not interrupted:
                 search.family(made)
                 search.polish(made, self.tries, self.seed)
-            except KeyboardInterrupt:
-                log.warning("cpsat: interrupted: this is the best plan so far")
-                interrupted = True
+        except KeyboardInterrupt:
+            log.warning("cpsat: interrupted: this is the best plan so far")
+            interrupted = True
         best = search.best or Weighed(found.plan, problem.estimate(found.plan), self.name)
         note = INTERRUPTED if interrupted else best.plan.note
         return replace(best, plan=replace(best.plan, note=note), origin=self.name)

@@ -181,12 +181,20 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, object]) -> No
 def test_ctrl_c_gives_the_best_plan_so_far(caplog: pytest.LogCaptureFixture) -> None:
     problem = Problem(vgg16(), cluster(*[RPI4] * 4, gateway=True), PAPERS, "throughput")
     known = tables(problem, ChoiceSet(extra=0, bases=("nearest",)))
-    timer = threading.Timer(2.0, lambda: signal.raise_signal(signal.SIGINT))
-    timer.start()
+    timer = threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT))
+
+    def note(record: logging.LogRecord) -> bool:
+        if "choices left" in record.getMessage():  # from here on CP-SAT is at work
+            timer.start()
+        return True
+
+    logger = logging.getLogger("dicompiler")
+    logger.addFilter(note)
     try:
-        with caplog.at_level(logging.WARNING, logger="dicompiler"):
+        with caplog.at_level(logging.INFO, logger="dicompiler"):
             found = solve(problem, known.options, effort=Effort(time=1e6), known=known)
     finally:
+        logger.removeFilter(note)
         timer.cancel()
     assert found.interrupted and "interrupted" in found.plan.note and not found.proven
     assert "best plan so far" in caplog.text

@@ -163,6 +163,55 @@ def test_the_search_finds_the_best_row_of_moves_of_a_chain(kind: str) -> None:
     assert search(team, known, Aim(problem)).seconds == pytest.approx(least(0, "source"))
 
 
+def branched(*ops: str) -> LayerGraph:
+    """x, then a row of layers: "conv" reads the last tensor, "side" the one before it, "join" both."""
+    random, nodes, weights, made, channels = np.random.default_rng(0), [], [], ["x"], [4]
+    for i, op in enumerate(ops):
+        if op == "conv":
+            weights.append(
+                onnx.numpy_helper.from_array(random.normal(size=(4, channels[-1], 3, 3)).astype("f"), f"w{i}")
+            )
+            nodes.append(onnx.helper.make_node("Conv", [made[-1], f"w{i}"], [f"t{i}"], f"l{i}", pads=[1, 1, 1, 1]))
+        elif op == "join":
+            nodes.append(onnx.helper.make_node("Concat", made[-2:], [f"t{i}"], f"l{i}", axis=1))
+        else:
+            nodes.append(onnx.helper.make_node("MaxPool", [made[-2]], [f"t{i}"], f"l{i}", kernel_shape=[1, 1]))
+        channels.append(sum(channels[-2:]) if op == "join" else channels[-2] if op == "side" else 4)
+        made.append(f"t{i}")
+    ends = [
+        onnx.helper.make_tensor_value_info(name, 1, [1, count, 8, 8])
+        for name, count in (("x", 4), (made[-1], channels[-1]))
+    ]
+    graph = onnx.helper.make_graph(nodes, "branched", ends[:1], ends[1:], weights)
+    return formed(onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 17)]))
+
+
+@pytest.mark.parametrize("ops", [("conv", "side", "join", "conv"), ("conv", "conv", "join", "side", "join")])
+@pytest.mark.parametrize("kind", ["shared", "switch"])
+def test_the_search_finds_the_best_row_of_moves_of_a_branched_graph(kind: str, ops: tuple[str, ...]) -> None:
+    """All rows of moves, tried one by one with the forms of all tensors in mind, come to no less."""
+    problem = Problem(branched(*ops), cluster(kind, 0.002, 0.001, bandwidth=1e7), FREE)
+    team = Team.of(Facts(problem), ("d0", "d1"))
+    known = moves(team, Rules(channels=True))
+    layers = problem.layers.layers
+    shape = output_shape(problem.layers, layers[-1])
+    output = Boxes.of(shape, [tuple((0, size) for size in shape), None])  # the sink is d0
+
+    def least(place: int, forms: dict[str, Form]) -> float:
+        if place == len(layers):
+            form = forms[layers[-1].output]
+            held = team.held(layers[-1].output, form)
+            return team.wire.seconds(4 * missing(output, held, form == "everywhere"))
+        costs = []
+        for move in known[place]:
+            made: dict[str, Form] = {name: move.after for layer in layers[place : move.stop] for name in layer.outputs}
+            costs.append(move.time(team, forms)[0] + least(move.stop, {**forms, **made}))
+        return min(costs)
+
+    assert any(len(layer.inputs) > 1 for layer in layers) and len(known[0]) > 3
+    assert search(team, known, Aim(problem)).seconds == pytest.approx(least(0, {"x": "source"}))
+
+
 def test_what_the_search_predicts_is_what_the_plan_sends() -> None:
     for rates, kind in product(((1, 1, 1, 1), (3, 1, 0.7), (0, 2, 1)), ("shared", "switch")):
         problem = Problem(vgg16(), cluster(kind, *(10 * rate for rate in rates)), FREE)

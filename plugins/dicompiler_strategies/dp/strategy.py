@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from dicompiler.errors import DicompilerError, UsageError
+from dicompiler.limits import needs
 from dicompiler.plan import Plan
-from dicompiler.problem import Problem, Strategy
+from dicompiler.problem import INTERRUPTED, Problem, Strategy
 from dicompiler.regions import full, volume
 from dicompiler.units import format_bytes
 from dicompiler_strategies.dp.boxes import Floats
@@ -86,7 +87,11 @@ class Dp(Strategy):
         counts = (self.devices,) if self.devices else candidate_counts(len(order), len(problem.layers.layers))
         if self.paper:
             return self._as_printed(facts, order, counts)
-        found = [self._search(facts, order[:k]) for k in counts]
+        found: list[Found] = []
+        try:
+            found.extend(self._search(facts, order[:k]) for k in counts)
+        except KeyboardInterrupt:
+            return _so_far(problem, found)
         for entry in sorted(found, key=lambda entry: (entry.cost, len(entry.team.members))):
             plan, over = _limited(problem, entry)
             if not over.any():
@@ -121,23 +126,15 @@ class Dp(Strategy):
         fitting: list[tuple[float, int, Plan]] = []
         least = (np.inf, 0)
         teams = dict.fromkeys(tuple(ranking[:k]) for k in counts for ranking in (order, roomy))
-        for number, chosen in enumerate(teams):
-            team = self._team(facts, chosen)
-            known = moves(team, self._rules(len(team.layers.layers), channels=True))
-            price: dict[str, float] = {}
-            for _ in range(_ROUNDS):
-                aim = Aim(facts.problem, dict(price))
-                found = search(team, known, aim)
-                plan, over = _limited(facts.problem, found)
-                if not over.any():
-                    fitting.append((found.cost - aim.weights_cost(team, found.weights), number, plan))
-                    break
-                least = min(least, (float(over.max()), int(over.argmax())))
-                worst = {host.name for host, lack in zip(platform.hosts, over, strict=True) if 2 * lack > over.max()}
-                dear = [name for name in team.names if platform.host_of[name] in worst]
-                if not dear:  # a source or a sink is too small for what it must hold
-                    break
-                price |= {name: max(price.get(name, 0.0) * _DEARER, unit) for name in dear}
+        try:
+            for number, chosen in enumerate(teams):
+                one, lack = self._within_memory(facts, chosen, unit)
+                least = min(least, lack)
+                fitting.extend((cost, number, plan) for cost, plan in one)
+        except KeyboardInterrupt:
+            if not fitting:
+                raise
+            return replace(min(fitting)[2], note=INTERRUPTED)
         if fitting:
             return min(fitting)[2]
         host = platform.hosts[least[1]]
@@ -147,6 +144,39 @@ class Dp(Strategy):
             f"least {format_bytes(host.memory + least[0])}: give it more memory or the platform more devices (layer "
             f"{largest!r} has {format_bytes(facts.weights[largest])} of weights)"
         )
+
+    def _within_memory(
+        self, facts: Facts, chosen: Sequence[str], unit: float
+    ) -> tuple[list[tuple[float, Plan]], tuple[float, int]]:
+        """(a team's plan that fits, with its cost, if one is found; the least that a host lacked, and which host).
+        unit: the first price of a byte."""
+        team = self._team(facts, chosen)
+        known = moves(team, self._rules(len(team.layers.layers), channels=True))
+        hosts = facts.problem.platform.hosts
+        price: dict[str, float] = {}
+        least = (np.inf, 0)
+        for _ in range(_ROUNDS):
+            aim = Aim(facts.problem, dict(price))
+            found = search(team, known, aim)
+            plan, over = _limited(facts.problem, found)
+            if not over.any():
+                return [(found.cost - aim.weights_cost(team, found.weights), plan)], least
+            least = min(least, (float(over.max()), int(over.argmax())))
+            worst = {host.name for host, lack in zip(hosts, over, strict=True) if 2 * lack > over.max()}
+            dear = [name for name in team.names if facts.problem.platform.host_of[name] in worst]
+            if not dear:  # a source or a sink is too small for what it must hold
+                break
+            price |= {name: max(price.get(name, 0.0) * _DEARER, unit) for name in dear}
+        return [], least
+
+
+def _so_far(problem: Problem, found: Sequence[Found]) -> Plan:
+    """The cheapest that fits of what was found when Ctrl-C came; KeyboardInterrupt where there is nothing."""
+    for entry in sorted(found, key=lambda entry: entry.cost):
+        plan, over = _limited(problem, entry)
+        if not over.any():
+            return replace(plan, note=INTERRUPTED)
+    raise KeyboardInterrupt
 
 
 def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
@@ -170,13 +200,10 @@ def _limited(problem: Problem, found: Found) -> tuple[Plan, Floats]:
     for device, weights in zip(found.team.problem.platform.devices, found.weights, strict=True):
         used[hosts.index(device.host)] += weights
     plan = problem.plan({name: own for move in found.moves for name, own in parts(found.team, move).items()})
-    if (
-        not (used > limits).any()
-        and (used + _activations(problem) * max(1, len(problem.platform.devices) // len(hosts)) > limits).any()
-    ):
-        used[:] = 0
-        for entry in (problem.evaluate(plan) if problem.model is not None else problem.estimate(plan)).devices:
-            used[hosts.index(problem.platform.host_of[entry.device])] += entry.memory
+    tensors = _activations(problem) * max(1, len(problem.platform.devices) // len(hosts))
+    if not (used > limits).any() and (problem.target is not None or (used + tensors > limits).any()):
+        exact = needs(problem, plan)
+        used = np.array([exact[host] for host in hosts], np.float64)
     return plan, np.maximum(used - limits, 0.0)
 
 

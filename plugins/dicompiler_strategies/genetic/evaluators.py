@@ -17,6 +17,7 @@ import numpy as np
 
 from dicompiler.errors import DicompilerError
 from dicompiler.fronts import values
+from dicompiler.limits import room, used
 from dicompiler.metrics import Metrics
 from dicompiler.plan import Plan
 from dicompiler.platform import Platform
@@ -82,7 +83,7 @@ class WholeLayers:
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
         """All numbers from the batched model, see `analytic.Model`."""
         found = self.model.evaluate(rows)
-        limits = np.array([host.memory for host in self.model.problem.platform.hosts])
+        limits = _limits(self.model.problem)
         return (
             np.stack([found.objective(name) for name in names], axis=1),
             (found.host_memory / limits - 1).max(axis=1),
@@ -166,7 +167,7 @@ class TiledLayers:
         active, idle = (
             np.array([getattr(d, f"power_{kind}") for d in platform.devices]) for kind in ("active", "idle")
         )
-        used = compute > 0
+        taking_part = compute > 0
         period = np.maximum(compute.max(axis=1), 8 * traffic / platform.network.bandwidth)
         frame = active * compute + idle * np.maximum(0.0, latency[:, None] - compute)
         stream = active * compute + idle * np.maximum(0.0, period[:, None] - compute)
@@ -175,13 +176,13 @@ class TiledLayers:
         found = {
             "latency": latency,
             "throughput": period,
-            "energy": (frame * used).sum(axis=1),
+            "energy": (frame * taking_part).sum(axis=1),
             "memory": memory.max(axis=1),
             "communication": traffic,
             "device-memory": weights.max(axis=1),
-            "device-energy": (stream * used).max(axis=1),
+            "device-energy": (stream * taking_part).max(axis=1),
         }
-        over = (memory / np.array([host.memory for host in platform.hosts]) - 1).max(axis=1)
+        over = (memory / _limits(made.problem) - 1).max(axis=1)
         return np.stack([found[name] for name in names], axis=1), over
 
     def plan(self, row: Genes) -> Plan:
@@ -245,7 +246,10 @@ def _numbers(platform: Platform, names: Sequence[str], measure: Measure, plan: P
         log.warning("a plan is left out: %s", error)
         return [UNMEASURED] * len(names), UNMEASURED
     found = values(platform, metrics, names)
-    used = {host.name: 0 for host in platform.hosts}
-    for entry in metrics.devices:
-        used[platform.host_of[entry.device]] += entry.memory
-    return [found[name] for name in names], max(used[host.name] / host.memory - 1 for host in platform.hosts)
+    taken = used(platform, metrics)
+    return [found[name] for name in names], max(taken[host.name] / host.memory - 1 for host in platform.hosts)
+
+
+def _limits(problem: Problem) -> Array:
+    """Bytes (hosts,), at least 1, that a host has for weights and activations."""
+    return np.maximum(np.array(list(room(problem).values()), np.float64), 1.0)

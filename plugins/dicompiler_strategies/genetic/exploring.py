@@ -16,6 +16,7 @@ import numpy as np
 
 from dicompiler.errors import DicompilerError, UsageError
 from dicompiler.fronts import AUTODICE, Front, Point, Tell, check_objectives
+from dicompiler.limits import needs
 from dicompiler.plan import Plan
 from dicompiler.problem import Problem
 from dicompiler.referee import Referee
@@ -217,11 +218,9 @@ def _front(problem: Problem, options: Options, level: Level, found: Found, depth
 
 def _misfit(problem: Problem, plan: Plan) -> str:
     """Why there is no front: the host that the best plan fills most."""
-    used = {host.name: 0 for host in problem.platform.hosts}
-    for entry in problem.estimate(plan).devices:
-        used[problem.platform.host_of[entry.device]] += entry.memory
-    host = max(problem.platform.hosts, key=lambda host: used[host.name] / host.memory)
+    needed = needs(problem, plan)
+    host = max(problem.platform.hosts, key=lambda host: needed[host.name] / host.memory)
     return (
-        f"genetic: no plan was found that fits the hosts' memory: the nearest needs {format_bytes(used[host.name])} on "
-        f"host {host.name}, which has {format_bytes(host.memory)}: give it more devices, or more generations"
+        f"genetic: no plan was found that fits the hosts' memory: the nearest needs {format_bytes(needed[host.name])} "
+        f"on host {host.name}, which has {format_bytes(host.memory)}: give it more devices, or more generations"
     )

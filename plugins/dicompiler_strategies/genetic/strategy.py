@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dicompiler.fronts import Front, Tell
+from dicompiler.limits import lacking
 from dicompiler.objectives import terms
 from dicompiler.plan import Plan
 from dicompiler.problem import Problem, Strategy
@@ -33,7 +34,9 @@ class Genetic(Options, Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """The plan with the least of the problem's objective, whose terms join the others where they are not among
-        them."""
+        them; of those that fit, if any does."""
         wanted = terms(problem.objective)
         names = (*wanted, *(name for name in self.objectives if name not in wanted))
-        return explore(problem, replace(self, objectives=names), tell=log.info).best(problem.objective).plan
+        found = explore(problem, replace(self, objectives=names), tell=log.info)
+        plans = [point.plan for point in found.ranked(problem.objective)]
+        return next((plan for plan in plans if not lacking(problem, plan)), plans[0])

@@ -118,19 +118,31 @@ def product(p: Floats, table: Floats) -> Floats:
     return np.concatenate([p[start : start + step] @ table for start in range(0, len(p), step)])
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with the selections (restarts, layers) that there are by then."""
+
+    def __init__(self, selections: Selections) -> None:
+        super().__init__()
+        self.selections = selections
+
+
 def descend(land: Landscape, how: Descent) -> Selections:
     """Selections (restarts, layers), decoded from where the restarts came to.
 
     The step is natural: ∂L/∂W without its factor p, which is the gradient in the softmax's own (Fisher) metric. With
-    the factor a choice that has become unlikely never comes back, which is what plain descent is stuck on.
+    the factor a choice that has become unlikely never comes back, which is what plain descent is stuck on. Ctrl-C
+    raises Interrupted.
     """
     relaxed = Relaxed(land)
     W = initial(land, relaxed, how)
     memory = how.memory * land.scale
-    for step in range(how.iterations):
-        temperature = WARM * (COLD / WARM) ** (step / max(1, how.iterations - 1))
-        p = relaxed.softmax(W, temperature)
-        W -= how.rate / land.scale * relaxed.centred(p, relaxed.slope(p, memory))
+    try:
+        for step in range(how.iterations):
+            temperature = WARM * (COLD / WARM) ** (step / max(1, how.iterations - 1))
+            p = relaxed.softmax(W, temperature)
+            W -= how.rate / land.scale * relaxed.centred(p, relaxed.slope(p, memory))
+    except KeyboardInterrupt:
+        raise Interrupted(relaxed.decode(relaxed.softmax(W))) from None
     return relaxed.decode(relaxed.softmax(W))
 
 

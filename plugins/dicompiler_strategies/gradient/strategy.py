@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from dicompiler.choices import ChoiceSet
 from dicompiler.errors import DicompilerError, UsageError
-from dicompiler.metrics import Metrics
+from dicompiler.limits import lacking
 from dicompiler.plan import Plan
-from dicompiler.problem import Problem, Strategy
+from dicompiler.problem import INTERRUPTED, Problem, Strategy
 from dicompiler.tables import Tables, tables
 from dicompiler_strategies.gradient import paper
 from dicompiler_strategies.gradient.landscape import Landscape, check_objective, landscapes
 from dicompiler_strategies.gradient.opportunities import space
 from dicompiler_strategies.gradient.polish import Polish
-from dicompiler_strategies.gradient.relax import Descent, descend
+from dicompiler_strategies.gradient.relax import Descent, Interrupted, descend
 
 Partition = Literal["equal", "proportional", "all"]
 _SHARES: Mapping[Partition, tuple[str, ...]] = {
@@ -34,12 +34,14 @@ _REPAIRS = 8  # how often a plan whose tensors do not fit is searched anew with 
 
 @dataclass(frozen=True)
 class Found:
-    """The best of a search. value: s or J of it by the tables; fits: whether its weights do; others: the next best."""
+    """The best of a search. value: s or J of it by the tables; fits: whether its weights do; others: the next best;
+    interrupted: it is the best up to Ctrl-C."""
 
     selection: tuple[int, ...]
     value: float
     fits: bool
     others: tuple[tuple[int, ...], ...] = ()
+    interrupted: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,11 @@ class Gradient(Strategy):
         reserve: dict[str, int] = {}
         for _ in range(_REPAIRS):
             plan = found.plan(best.selection)
-            short = missing_memory(problem, problem.estimate(plan))
+            short = lacking(problem, plan)
             if not short:
-                return plan
+                return replace(plan, note=INTERRUPTED) if best.interrupted else plan
+            if best.interrupted:
+                raise KeyboardInterrupt
             if not best.fits:
                 break
             # Tables know no tensors: what these lack, and a quarter more, is taken from the room for weights.
@@ -143,6 +147,9 @@ class Gradient(Strategy):
             one = _search_one(land, how, hints)
             if one is not None and (best is None or (not one.fits, one.value) < (not best.fits, best.value)):
                 best = one
+            if one is not None and one.interrupted:
+                best = replace(best or one, interrupted=True)
+                break
         assert best is not None
         return best
 
@@ -177,9 +184,9 @@ class Gradient(Strategy):
             for picks in decoded
         ]
         rated = [(plan, problem.estimate(plan)) for plan in plans]
-        fitting = [entry for entry in rated if not missing_memory(problem, entry[1])]
+        fitting = [entry for entry in rated if not lacking(problem, entry[0])]
         if not fitting:
-            raise _no_room(problem, missing_memory(problem, rated[0][1]), "; the paper's method knows no limits")
+            raise _no_room(problem, lacking(problem, rated[0][0]), "; the paper's method knows no limits")
         return min(fitting, key=lambda entry: entry[1].value(problem.objective))[0]
 
 
@@ -187,14 +194,23 @@ def _search_one(land: Landscape, how: Descent | None, hints: Sequence[Sequence[i
     """The best of one landscape; None where there is nothing to polish."""
     placed = [place for hint in hints if (place := land.place(hint)) is not None]
     starts = np.array(placed, np.intp).reshape(-1, len(land.node))
+    stopped = False
     if how is not None:
-        starts = np.concatenate((descend(land, how), starts))
+        try:
+            descended = descend(land, how)
+        except Interrupted as stop:
+            descended, stopped = stop.selections, True
+        starts = np.concatenate((descended, starts))
     if not len(starts):
         return None
-    best = Polish(land).run(starts)[:_OTHERS]
+    polish = Polish(land)
+    try:
+        best = (polish.ranked(starts) if stopped else polish.run(starts))[:_OTHERS]
+    except KeyboardInterrupt:
+        best, stopped = polish.ranked(starts)[:_OTHERS], True
     fits = bool(land.excess(land.loads(best[:1]))[0] == 0)
     first, *others = (land.original(selection) for selection in best.tolist())
-    return Found(first, float(land.values(best[:1])[0]), fits, tuple(others))
+    return Found(first, float(land.values(best[:1])[0]), fits, tuple(others), stopped)
 
 
 def some_counts(devices: int) -> tuple[int, ...]:
@@ -204,16 +220,6 @@ def some_counts(devices: int) -> tuple[int, ...]:
     while found and found[-1] < devices:
         found.append(min(devices, found[-1] + 2 * max(1, found[-1] // 6)))
     return tuple(found)
-
-
-def missing_memory(problem: Problem, metrics: Metrics) -> dict[str, int]:
-    """Host → bytes that a plan (weights and tensors) needs beyond its memory, for hosts where there are some."""
-    platform = problem.platform
-    used: dict[str, int] = {}
-    for entry in metrics.devices:
-        host = platform.host_of[entry.device]
-        used[host] = used.get(host, 0) + entry.memory
-    return {host: count - room for host, count in used.items() if count > (room := platform.host(host).memory)}
 
 
 def _no_room(problem: Problem, short: Mapping[str, int], note: str = "") -> DicompilerError:

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from dicompiler.choices import ChoiceSet, ranked
 from dicompiler.errors import DicompilerError
-from dicompiler.limits import used
+from dicompiler.limits import needs, room
 from dicompiler.plan import Plan
-from dicompiler.problem import Problem
+from dicompiler.problem import INTERRUPTED, Problem
 from dicompiler.tables import Tables, tables
 from dicompiler.units import format_bytes
 from dicompiler.weights import raw_nbytes
-from dicompiler_strategies.candidates import INTERRUPTED
 from dicompiler_strategies.joint.elimination import LIMIT
 from dicompiler_strategies.joint.model import Model, activations, model
 from dicompiler_strategies.joint.relaxation import Relaxed, relax, unrelaxed
@@ -102,7 +101,7 @@ class _Joint:
         self.tables, self.problem, self.effort, self.start = found, found.problem, effort, start
         self.interrupted = False
         self.on: set[str] | None = None  # the devices that are on, where that is part of the question
-        self.memory = {host.name: float(host.memory) for host in found.problem.platform.hosts}
+        self.memory = {host.name: host.memory for host in found.problem.platform.hosts}
 
     def solve(self) -> Solution:
         """Without limits first: where that plan fits, it is the best of all."""
@@ -113,7 +112,7 @@ class _Joint:
             best, bound = self._best(model(self.tables).kept(keep), self.start)
         if best is not None and not self._over(best):
             return self._solution(best, bound)
-        limits, limited_bound, self.on = dict(self.memory), None, None
+        limits, limited_bound, self.on = room(self.problem), None, None
         for _ in range(ROUNDS):
             start = self.start if best is None else [*self.start, best]
             best, own_bound = self._best(model(self.tables, limits).kept(keep), start)
@@ -124,7 +123,7 @@ class _Joint:
             if not over:
                 return self._solution(best, max(bound, limited_bound))
             for host, needed in over.items():  # leave as much room as this plan's activations were too large
-                limits[host] -= max(needed - self.memory[host], 1)
+                limits[host] = max(0, limits[host] - max(needed - self.memory[host], 1))
         return self._smallest(bound if limited_bound is None else max(bound, limited_bound))
 
     def _powered(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
@@ -172,9 +171,12 @@ class _Joint:
         hosts = self.problem.platform.hosts
         caps = np.array([host.memory for host in hosts], np.float64)
         place = np.array([[d.host == host.name for host in hosts] for d in self.problem.platform.devices], np.float64)
+        reserve = np.array([self.problem.reserve[d.name] for d in self.problem.platform.devices], np.float64)
         keep: list[NDArray[np.bool_]] = []
         for i, (held, live) in enumerate(zip(self.tables.weights, activations(self.tables), strict=True)):
             need = held @ place + live
+            if reserve.any():
+                need += (self._taking_part(i) * reserve) @ place
             fits: NDArray[np.bool_] = np.all(need <= caps, axis=1)
             if not fits.any():
                 least = int(need.max(axis=1).min())
@@ -185,25 +187,31 @@ class _Joint:
             keep.append(fits)
         return keep
 
-    def _over(self, selection: Sequence[int]) -> Mapping[str, float]:
+    def _taking_part(self, layer: int) -> NDArray[np.bool_]:
+        """Which devices have a part in each choice of a layer: (choices, devices)."""
+        names = [device.name for device in self.problem.platform.devices]
+        parts = [{part.device for part in choice.parts} for choice in self.tables.choices[layer]]
+        return np.array([[name in own for name in names] for own in parts])
+
+    def _over(self, selection: Sequence[int]) -> Mapping[str, int]:
         """Host → bytes used, for the hosts that do not hold their share of the plan."""
         if self._plenty():
             return {}
-        needed = self._used(self.tables.plan(selection))
+        needed = needs(self.problem, self.tables.plan(selection))
         return {host: bytes_ for host, bytes_ in needed.items() if bytes_ > self.memory[host]}
 
     def _plenty(self) -> bool:
-        """Whether every host could hold all weights and AMPLE times all tensors: no plan needs a closer look."""
+        """Whether every host could hold all weights and AMPLE times all tensors: no plan needs a closer look. With a
+        target AMPLE times all weights (they are copied while they are loaded) and twice what it always adds."""
         layers = self.problem.layers
         sizes = {False: 0, True: 0}
         for tensor in layers.tensors.values():
             if tensor.shape is not None:
                 sizes[tensor.constant] += raw_nbytes(tensor.dtype, tensor.shape)
         devices = len(self.problem.platform.devices)  # those of one host may hold copies
-        return min(self.memory.values()) >= devices * (sizes[True] + AMPLE * sizes[False])
-
-    def _used(self, plan: Plan) -> Mapping[str, int]:
-        return used(self.problem.platform, self.problem.estimate(plan))
+        copies = 1 if self.problem.target is None else AMPLE
+        added = 2 * max(self.problem.reserve.values())
+        return min(self.memory.values()) >= devices * (copies * sizes[True] + AMPLE * sizes[False] + added)
 
     def _smallest(self, bound: float) -> Solution:
         """The plan that needs the least memory, where it fits; else the error."""
@@ -211,7 +219,7 @@ class _Joint:
         best, _ = self._best(model(least), self.start)
         assert best is not None
         plan = self.tables.plan(best)
-        needed = self._used(plan)
+        needed = needs(self.problem, plan)
         if all(needed[host] <= self.memory[host] for host in needed):
             return self._solution(best, bound)
         need = max(needed.values())
