@@ -101,7 +101,7 @@ class _Run:
         return self.errors.get("cpsat", next(iter(self.errors.values()), None))
 
     def _strategy(self, name: str, strategy: Strategy) -> None:
-        log.info("auto: %s decides", name)
+        log.info("auto: asks %s", name)
         search = self.search
         try:
             if isinstance(strategy, CpSat):
