@@ -49,6 +49,8 @@ class Session:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{_LEVELS[optimization]}")
+        if optimization != "all":  # what is fused differs from a whole network to its parts, and rounds otherwise
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         names = [tensor.name for tensor in proto.graph.initializer if is_hollow(tensor)]
         # onnxruntime promises no copy: the values stay alive as long as the session.
         self._values = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]

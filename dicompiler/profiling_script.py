@@ -180,6 +180,7 @@ def prepare(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any], li
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVEL)
+    options.add_session_config_entry("session.disable_quant_qdq", "1")  # as on a device: see target.Optimization
     random = numpy.random.default_rng(0)
     constants = {value["name"]: tensor(value, random) for value in task["constants"]}
     if constants:

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from dicompiler.verify import Check, Tolerance
 
 Optimization = Literal["none", "basic", "extended", "all"]
-"""onnxruntime's graph optimisation levels. Up to "extended" all of them give the same bits; "all" does not."""
+"""onnxruntime's graph optimisation levels. Up to "extended" all of them give the same bits; "all" does not.
+
+In networks in QDQ form "all" alone computes on integers, where onnxruntime finds a pattern to fuse: not always the same
+in a network's parts as in the whole, and integers round otherwise.
+"""
 
 
 @dataclass(frozen=True)

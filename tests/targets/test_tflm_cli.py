@@ -44,13 +44,17 @@ def run(*arguments: object) -> int:
     return main([str(argument) for argument in arguments])
 
 
-@pytest.mark.parametrize(("target", "platform"), [("tflm", "nano33x2"), ("sockets", "rpi4x2")])
+@pytest.mark.parametrize(
+    ("target", "platform", "name", "shape"),
+    [("tflm", "nano33x2", "lenet", SHAPE), ("sockets", "rpi4x2", "resnet8", (1, 3, 32, 32))],
+)
 def test_a_float_network_is_quantised_on_the_way_split_and_verified(
-    target: str, platform: str, lenet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target: str, platform: str, name: str, shape: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = samples(tmp_path / "samples.npz", input=normal(8, *SHAPE))
+    given = samples(tmp_path / "samples.npz", input=normal(8, *shape))
+    onnx.save(networks.build(name), tmp_path / "model.onnx")
     options = ("--platform", platform, "--strategy", "modnn", "--target", target, "--calibrate", given)
-    assert run("compile", lenet, *options, "-o", tmp_path / "out") == 0
+    assert run("compile", tmp_path / "model.onnx", *options, "-o", tmp_path / "out") == 0
     capsys.readouterr()
     assert run("verify", tmp_path / "out") == 0
     rows = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}

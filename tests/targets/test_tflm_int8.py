@@ -15,6 +15,7 @@ import pytest
 import tflm_runs
 from generators import random_plan
 from numpy.typing import NDArray
+from splits import Case, splits
 from tflm_runs import compiled, emitted
 
 from dicompiler import networks
@@ -115,12 +116,15 @@ def _float_model(name: str, directory: Path) -> bytes:
     return next(directory.glob("*/*.tflite")).read_bytes()
 
 
-def test_a_quantised_network_is_split_by_onnxruntime_to_the_same_bits_too() -> None:
-    compilation = compiled(quantised("tiny"), "modnn", 3)
-    assert compilation.program is not None
-    inputs = random_inputs(compilation.program.inputs)
-    reference = run_model(quantised("tiny"), inputs)["output"]
-    assert np.array_equal(execute(compilation.program, inputs).outputs["output"], reference)
+@pytest.mark.parametrize("name", ["tiny", "quirks", "resnet8"])
+def test_the_parts_of_a_quantised_network_are_bit_equal_in_onnxruntime_too(name: str) -> None:
+    case = Case.of(quantised(name), 2)
+    found = list(splits(case.layers, ("height", "grid", "lop", "fused-grid"), 0, devices=2))
+    assert len(found) == 4
+    for one in found:
+        program = split(case.with_plan(case.plan(one))).program
+        assert program is not None
+        assert np.array_equal(execute(program, case.inputs).outputs["output"], case.reference["output"]), one.kind
 
 
 def test_a_quantised_layer_holds_its_quantising_nodes_and_has_no_partial_sums() -> None:

@@ -134,6 +134,8 @@ public:
         for (const auto& level : levels) {
             if (level.first == options.optimization) options_.SetGraphOptimizationLevel(level.second);
         }
+        // What is fused differs from segment to segment, and rounds otherwise.
+        if (options.optimization != "all") options_.AddConfigEntry("session.disable_quant_qdq", "1");
         options_.DisablePerSessionThreads();
         if (!options.provider.empty()) add(options.provider);
     }

@@ -71,6 +71,8 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{LEVELS[manifest['optimization']]}")
+    if manifest["optimization"] != "all":  # what is fused differs from segment to segment, and rounds otherwise
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.add_session_config_entry("session.use_env_allocators", "1")
     # Between two segments the processor belongs to the threads that send and receive.
     options.add_session_config_entry("session.force_spinning_stop", "1")
