@@ -31,6 +31,7 @@ from dicompiler.problem import Problem, Strategy
 from dicompiler.tables import tables
 from dicompiler_strategies.auto import Auto
 from dicompiler_strategies.candidates import family, neighbours
+from dicompiler_strategies.cpsat import CpSat
 
 QUICK = ("single", "pipeline", "modnn")
 
@@ -129,6 +130,17 @@ def test_options_that_cannot_be() -> None:
         registry().make("strategies", "auto{budget=0}")
     with pytest.raises(UsageError, match="unknown strategy 'modn'"):
         Auto(strategies=("modn",)).plan(problem("lenet"))
+
+
+def test_cpsat_tries_plans_as_auto_does_and_what_it_tries_pays() -> None:
+    """SqueezeNet on a shared medium: the barrier model's optimum is one device alone, but sending beside computing
+    makes a split better."""
+    posed = problem("light/squeezenet", "rpi4x2")
+    posed = replace(posed, platform=replace(posed.platform, network=Network("shared", 1e8, 0.0002)))
+    none, some = (posed.evaluate(CpSat(tries=tries).plan(posed)).latency_s for tries in (0, 60))
+    assert some < 0.97 * none
+    auto = posed.evaluate(Auto(strategies=("single", "cpsat"), tries=60).plan(posed)).latency_s
+    assert auto == some
 
 
 def test_neighbours_differ_and_are_legal() -> None:
