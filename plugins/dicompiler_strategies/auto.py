@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from dicompiler.errors import DicompilerError
 from dicompiler.limits import check
+from dicompiler.objectives import terms
 from dicompiler.plan import Plan
 from dicompiler.plugins import registry
 from dicompiler.problem import INTERRUPTED, Problem, Strategy
@@ -30,6 +31,8 @@ class Auto(Strategy):
     """The best of all strategies' plans by simulation, polished by local search.
 
     single, pipeline, modnn, dp, gradient, cpsat → simulator → best → other choices for a layer, disturbed optima → …
+
+    Of an objective that is a weighted sum the strategies are asked for each term, and the sum ranks their plans.
 
     The work is the same on every run. Only where the budget runs out before it is done does the plan depend on the
     machine's speed; then its note says so.
@@ -84,12 +87,19 @@ class _Run:
             if self.search.is_late() and self.search.best is not None:
                 return
             if size <= SLOW.get(name, math.inf):
-                self._strategy(name, strategy)
+                for aim in self.aims:
+                    self._strategy(name, strategy, aim)
         if self.refined is None and not self.search.is_late():
             self.search.family(self.made)
         best = self.search.best
         if best is None or self.refined is None or best.value(self.problem) < self.refined.value(self.problem):
             self.search.polish(self.made, self.options.tries, self.options.seed)
+
+    @cached_property
+    def aims(self) -> tuple[Problem, ...]:
+        """What strategies are asked for: of a weighted sum, which few know, each of its terms."""
+        wanted = terms(self.problem.objective)
+        return (self.problem,) if len(wanted) == 1 else tuple(replace(self.problem, objective=name) for name in wanted)
 
     @cached_property
     def made(self) -> Tables:
@@ -100,18 +110,18 @@ class _Run:
         """Why there is no plan: cpsat tells most, else the first who told."""
         return self.errors.get("cpsat", next(iter(self.errors.values()), None))
 
-    def _strategy(self, name: str, strategy: Strategy) -> None:
+    def _strategy(self, name: str, strategy: Strategy, aim: Problem) -> None:
         log.info("auto: asks %s", name)
         search = self.search
         try:
-            if isinstance(strategy, CpSat):
+            if isinstance(strategy, CpSat) and aim is self.problem:
                 tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
                 found = tried.weighed(self.made, search.deadline)
                 search.take([found])
                 self.refined = found if self.problem.objective == "latency" else None
                 plan = found.plan
             else:
-                plan = strategy.plan(self.problem)
+                plan = strategy.plan(aim)
                 search.weigh([(plan, name)])
             if search.best is None:
                 check(self.problem, plan)

@@ -194,3 +194,12 @@ def test_the_same_plan_whoever_weighs_the_candidates() -> None:
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         spread = Auto(tries=4, strategies=QUICK).plan(replace(posed, executor=pool))
     assert spread == Auto(tries=4, strategies=QUICK).plan(posed)
+
+
+def test_of_a_weighted_sum_it_finds_what_is_between_its_terms() -> None:
+    """Each term's own best plan is a candidate, so none is better in the sum."""
+    sums = {}
+    for objective in ("latency", "energy", "latency+0.1*energy"):
+        problem = load_problem(networks.build("lenet", 0), "rpi4x3", objective=objective)
+        sums[objective] = problem.evaluate(Auto(tries=8).plan(problem)).value("latency+0.1*energy")
+    assert sums["latency+0.1*energy"] <= min(sums["latency"], sums["energy"]) * (1 + 1e-9)
