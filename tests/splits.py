@@ -15,22 +15,22 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dicompiler import compiler
 from dicompiler.compilation import Compilation
 from dicompiler.compiler import prepare
 from dicompiler.errors import DicompilerError
-from dicompiler.executor import Execution, Executor, run_model
+from dicompiler.executor import run_model
 from dicompiler.layers import Layer, LayerGraph
 from dicompiler.model import Model
 from dicompiler.passes import PassManager, pipeline
 from dicompiler.plan import Plan
 from dicompiler.platform import Platform
 from dicompiler.plugins import registry
-from dicompiler.program import Program, Value
+from dicompiler.program import Value
 from dicompiler.specs import Spec, format_pipeline
 from dicompiler.tasks import cuttable, output_shape, reduction
+from dicompiler.testing.plans import verified
 from dicompiler.tiling import Label, axes, cut_axis, largest_set, read_within
-from dicompiler.verify import Check, compare, exact, random_inputs, transfers
+from dicompiler.verify import Check, random_inputs
 
 KINDS = ("pipeline", "height", "grid", "lop", "lip", "fuse")
 FUSED = ("fused-height", "fused-grid")
@@ -96,29 +96,8 @@ class Case:
     def verify(self, split: Split, seeds: Sequence[int] | None = None) -> tuple[Check, Check, Check]:
         """(exact, real weights, bytes): bit-equal check models of all seeds that are needed, outputs of every sink
         within tolerance, and every transfer as long as predicted."""
-        plan = self.plan(split)
-
-        def program(model: Model) -> Program:
-            made = compiler.split(replace(prepare(model), plan=plan, platform=self.compilation.platform)).program
-            assert made is not None
-            return made
-
-        result = compiler.split(replace(self.compilation, plan=plan))
-        assert result.program is not None and result.routing is not None
-        execution = Executor(result.program).run(self.inputs)
-        sent = transfers(result.program.transfers, dict(enumerate(execution.sent)), 1)
-        if sent.passed and sum(execution.sent) != result.routing.total_bytes:
-            sent = Check("bytes", False, f"{sum(execution.sent)} sent, {result.routing.total_bytes} routed")
-        return exact(self.compilation.model, program, seeds), self._compare(execution), sent
-
-    def _compare(self, execution: Execution) -> Check:
-        """Every output of every sink with the whole model's; the first that differs too much, else the first."""
-        checks = [
-            compare(name, self.reference[name], value)
-            for outputs in execution.delivered.values()
-            for name, value in outputs.items()
-        ]
-        return next((check for check in checks if not check.passed), checks[0])
+        exact, *outputs, sent = verified(self.compilation, self.plan(split), self.inputs, self.reference, seeds)
+        return exact, next((check for check in outputs if not check.passed), outputs[0]), sent
 
 
 def splits(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,7 +87,7 @@ def test_built_in_strategies_pass(name: str) -> None:
     check_strategy(registry().make("strategies", STRATEGIES[name]), few, memory=name not in LEAVES_MEMORY)
 
 
-@pytest.mark.parametrize("name", ["sockets"])
+@pytest.mark.parametrize("name", sorted(built_in("targets")))
 def test_built_in_targets_pass(name: str) -> None:
     check_target(registry().make("targets", name), FEW, splits=["modnn"])
 
@@ -267,6 +270,13 @@ def test_what_is_not_installed_can_be_named_inside() -> None:
         registry().find("strategies", "bad-strategy")
     with pytest.raises(TypeError, match="is nothing that a plugin provides"), also(int):
         pass
+
+
+def test_it_needs_no_test_framework() -> None:
+    code = "import sys, dicompiler.testing; print({'pytest', 'hypothesis'} & {*sys.modules})"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_samples_are_the_same_each_time() -> None:

@@ -175,9 +175,7 @@ def test_a_network_without_such_layers_is_computed_whole() -> None:
 
 def test_bad_options_are_refused() -> None:
     problem = Problem(vgg16(), cluster("switch", 1, 1))
-    with pytest.raises(
-        DicompilerError, match=r"stahl: devices=3, and the platform 'switch2' has 2 that compute: take 0"
-    ):
+    with pytest.raises(DicompilerError, match=r"stahl: devices=3, and the platform 'switch2' has 2 that compute"):
         Stahl(devices=3).plan(problem)
     with pytest.raises(ValueError, match="devices must be 0"):
         Stahl(devices=-1)
