@@ -139,12 +139,30 @@ def test_a_quantised_layer_holds_its_quantising_nodes_and_has_no_partial_sums() 
         assert reduction(layers, layer) is None
 
 
-def test_partial_sums_of_a_quantised_layer_are_refused_with_the_reason() -> None:
-    passes = pipeline("normalise,infer-shapes,form-layers,lip{layers=two.wide parts=2}")
-    with pytest.raises(
-        DicompilerError, match=r"'two\.wide' cannot be cut by input channels: it is quantised, and partial"
-    ):
+@pytest.mark.parametrize("text", ["lip{layers=two.wide parts=2}", "fuse{layers=two.wide..two.narrow parts=2}"])
+def test_partial_sums_of_a_quantised_layer_are_refused_with_the_reason(text: str) -> None:
+    passes = pipeline(f"normalise,infer-shapes,form-layers,{text}")
+    with pytest.raises(DicompilerError, match=r"cannot be cut by input channels: it is quantised, and partial sums"):
         PassManager(passes).run(Compilation(model=quantised("block")))
+
+
+QLINEAR = """<ir_version: 8, opset_import: ["" : 17]> g (int8[1,4,3,3] x) => (int8[1,2,3,3] y)
+<float s = {0.1}, int8 z = {0}, int8[2,4,1,1] w = {1,2,3,4,5,6,7,8}> { y = QLinearConv(x, s, z, w, s, z, s, z) }"""
+INTEGERS = """<ir_version: 8, opset_import: ["" : 17]> g (uint8[1,4,3,3] x) => (int32[1,2,3,3] y)
+<int8[2,4,1,1] w = {1,2,3,4,5,6,7,8}> { y = ConvInteger(x, w) }"""
+
+
+def test_partial_sums_are_of_integers_in_32_bits_or_refused() -> None:
+    passes = pipeline("normalise,infer-shapes,form-layers,lip{layers=y parts=2}")
+    with pytest.raises(DicompilerError, match="'y' cannot be cut by input channels: it is quantised"):
+        PassManager(passes).run(Compilation(model=Model.load(onnx.parser.parse_model(QLINEAR))))
+    model = Model.load(onnx.parser.parse_model(INTEGERS))
+    annotated = PassManager(passes).run(Compilation(model=model, platform=nameless(2)))
+    program = split(annotated).program
+    assert program is not None
+    inputs = {"x": np.random.default_rng(0).integers(0, 256, (1, 4, 3, 3)).astype(np.uint8)}
+    assert np.array_equal(execute(program, inputs).outputs["y"], run_model(model, inputs)["y"])
+    assert [t.value.dtype for t in program.transfers if "+" in t.value.name] == [onnx.TensorProto.INT32]
 
 
 def test_layers_of_a_quantised_network_are_cut_by_output_channels_and_rows(tmp_path: Path) -> None:
