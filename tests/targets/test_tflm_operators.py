@@ -100,6 +100,14 @@ CASES = [
     case("Resize", *NONE_THEN_SCALES, mode="linear", coordinate_transformation_mode="asymmetric"),
     case("Resize", None, None, np.asarray([1, 6, 15, 19]), mode="linear",
          coordinate_transformation_mode="align_corners"),
+    case("Conv", weights(5, 6, 3), weights(5), shape=(1, 6, 20), pads=[1, 2], strides=[2]),
+    case("Conv", weights(6, 1, 3), shape=(2, 6, 20), group=6, dilations=[2]),
+    case("MaxPool", shape=(1, 6, 20), kernel_shape=[3], strides=[2]),
+    case("AveragePool", shape=(1, 6, 20), kernel_shape=[3], pads=[1, 1]), case("GlobalAveragePool", shape=(2, 6, 20)),
+    case("ConvTranspose", weights(6, 5, 3, 3), weights(5), strides=[2, 2], pads=[1, 1, 1, 1], output_padding=[1, 1]),
+    case("ConvTranspose", weights(6, 5, 2, 2), strides=[2, 2]), case("ConvTranspose", weights(6, 5, 3, 4)),
+    case("Elu"), case("Reciprocal", shape=(3, 5)), case("Pow", F(2)), case("Pow", F(3), shape=(4, 5)),
+    case("ReduceMin", axes=[1, 3]), case("ReduceMin", axes=[2], keepdims=0, shape=(3, 4, 5)),
     case("Upsample", np.asarray([1, 1, 2, 2], F), opset=9, mode="nearest"),
 ]  # fmt: skip
 
@@ -127,11 +135,16 @@ REFUSED = [
     (("Pad", np.asarray([0, 0, 1, 1, 0, 0, 1, 1])), "only pads above 0"),
     (("MaxPool",), "it is dilated"),
     (("Resize", None, np.asarray([1, 1, 2, 2], F)), "mode 'cubic'"),
+    (("Elu",), "alpha is not 1"),
+    (("Pow", F(2.5)), "its exponent is none of"),
+    (("ConvTranspose", weights(6, 1, 3, 3)), "only one group"),
 ]
 MORE = {
     "Pad": {"mode": "reflect"},
     "MaxPool": {"kernel_shape": [2, 2], "dilations": [2, 2]},
     "Resize": {"mode": "cubic"},
+    "Elu": {"alpha": 0.5},
+    "ConvTranspose": {"group": 6},
 }
 
 

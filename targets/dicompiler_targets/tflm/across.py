@@ -48,7 +48,7 @@ def _result(writer: Writer, node: Node, shape: Shape) -> int:
 
 
 def reduction(code: str, writer: Writer, node: Node) -> None:
-    """ReduceMean, ReduceSum, ReduceMax → MEAN, SUM, REDUCE_MAX over constant axes."""
+    """ReduceMean, ReduceSum, ReduceMax, ReduceMin → MEAN, SUM, REDUCE_MAX, REDUCE_MIN over constant axes."""
     name, shape = node.inputs[0], writer.graph.shape(node.inputs[0])
     along = integers(writer, node, 1, "axes")
     if not along:
@@ -120,5 +120,6 @@ LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {
     "ReduceMean": partial(reduction, "MEAN"),
     "ReduceSum": partial(reduction, "SUM"),
     "ReduceMax": partial(reduction, "REDUCE_MAX"),
+    "ReduceMin": partial(reduction, "REDUCE_MIN"),
     "LRN": lrn,
 }

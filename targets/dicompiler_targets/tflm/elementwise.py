@@ -152,6 +152,38 @@ def batch_normalization(writer: Writer, node: Node) -> None:
     operate(writer, "ADD", [between, writer.constant(shift, "shift")], made, node.activation)
 
 
+def elu(writer: Writer, node: Node) -> None:
+    """Elu with alpha 1 → ELU."""
+    if node.attribute("alpha", 1.0) != 1.0:
+        raise refusal(node, "alpha is not 1", "use target sockets")
+    unary("ELU", "", writer, node)
+
+
+def reciprocal(writer: Writer, node: Node) -> None:
+    """Reciprocal → DIV."""
+    form = writer.form(node.inputs[0])
+    inputs = [writer.constant(np.ones(1, np.float32), "one"), writer.read(node.inputs[0], form)]
+    operate(writer, "DIV", inputs, writer.make(node.output, form))
+
+
+def power(writer: Writer, node: Node) -> None:
+    """Pow with one constant exponent: 2 and 3 → MUL, 0.5 → SQRT, -0.5 → RSQRT."""
+    given = writer.graph.constants.get(node.inputs[1])
+    exponent = float(given.reshape(())) if given is not None and given.size == 1 else None
+    form = writer.form(node.inputs[0])
+    x = writer.read(node.inputs[0], form)
+    if exponent in (2, 3):
+        factor = x
+        if exponent == 3:
+            factor = writer.like(x, writer.shape(x))
+            operate(writer, "MUL", [x, x], factor)
+        operate(writer, "MUL", [factor, x], writer.make(node.output, form))
+    elif exponent in (0.5, -0.5):
+        writer.add("SQRT" if exponent > 0 else "RSQRT", [x], [writer.make(node.output, form)])
+    else:
+        raise refusal(node, "its exponent is none of 2, 3, 0.5 and -0.5", "use target sockets")
+
+
 _UNARY = {
     "Sigmoid": ("LOGISTIC", ""),
     "Tanh": ("TANH", ""),
@@ -178,6 +210,9 @@ LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {
     "Relu": clip,
     "LeakyRelu": leaky_relu,
     "PRelu": prelu,
+    "Elu": elu,
+    "Reciprocal": reciprocal,
+    "Pow": power,
     "HardSigmoid": hard_sigmoid,
     "BatchNormalization": batch_normalization,
 }

@@ -17,6 +17,7 @@ from dicompiler.weights import Weight
 from dicompiler_targets.tflm import across, averages, dense, elementwise, quantised, resize, shaping, windows
 from dicompiler_targets.tflm.folding import fold
 from dicompiler_targets.tflm.graph import Graph, Node, check_ranks, read, refusal
+from dicompiler_targets.tflm.widening import widened
 from dicompiler_targets.tflm.writer import IMAGE, Writer, natural, permuted
 
 LOWERINGS: Mapping[str, Callable[[Writer, Node], None]] = {
@@ -66,7 +67,7 @@ def wire_shape(shape: Shape) -> Shape:
 
 def lower(segment: Segment, weights: Mapping[str, Weight]) -> Lowered:
     """The TFLite model of a segment. DicompilerError, one line, naming the node that cannot be expressed."""
-    graph = quantised.quantised(fold(read(segment, weights)))
+    graph = widened(quantised.quantised(fold(read(segment, weights))))
     check_ranks(graph)
     writer = Writer(graph)
     for node in graph.nodes:

@@ -117,6 +117,37 @@ def conv(writer: Writer, node: Node) -> None:
     writer.add(kind[0], inputs, [writer.make(node.output, "image")], kind[1], **values)
 
 
+def conv_transpose(writer: Writer, node: Node) -> None:
+    """ConvTranspose of one group → TRANSPOSE_CONV over all that the windows reach, cropped by the pads; its bias by
+    ADD."""
+    weight = writer.graph.constants.get(node.inputs[1])
+    if weight is None or weight.ndim != 4 or node.attribute("group", 1) != 1 or writer.graph.quantisations:
+        raise refusal(node, "only one group of constant weights in float32 can be expressed", "use target sockets")
+    strides, pads = node.attribute("strides", [1, 1]), node.attribute("pads", [0, 0, 0, 0])
+    x = writer.read(node.inputs[0], "image")
+    batch, *extents, _ = writer.shape(x)
+    reach = [(extent - 1) * step + size for extent, step, size in zip(extents, strides, weight.shape[2:], strict=True)]
+    out = writer.graph.shapes[node.output][2:]
+    outside = any(begin + size > most for begin, size, most in zip(pads[:2], out, reach, strict=True))
+    if outside or max(node.attribute("dilations", [1])) > 1 or node.attribute("auto_pad", "NOTSET") != "NOTSET":
+        raise refusal(node, "it is dilated, padded by itself or wider than its windows", "use target sockets")
+    channels = weight.shape[1]
+    whole = writer.like(x, (batch, *reach, channels))
+    sizes = writer.constant(np.asarray([batch, *reach, channels], np.int32), "size")
+    filters = writer.constant(weight.transpose(1, 2, 3, 0), node.inputs[1])
+    values = {"Padding": VALID, "StrideW": strides[1], "StrideH": strides[0]}
+    writer.add("TRANSPOSE_CONV", [sizes, filters, x], [whole], "TransposeConv", **values)
+    cropped = writer.like(x, (batch, *out, channels))
+    ends = (batch, pads[0] + out[0], pads[1] + out[1], channels)
+    ranges = [np.asarray(row, np.int32) for row in ((0, *pads[:2], 0), ends, (1, 1, 1, 1))]
+    columns = [writer.constant(row, "range") for row in ranges]
+    writer.add("STRIDED_SLICE", [whole, *columns], [cropped], "StridedSlice")
+    bias = writer.graph.constants[node.inputs[2]] if node.has(2) else np.zeros(channels, np.float32)
+    activation = ACTIVATIONS[node.activation]
+    made = writer.make(node.output, "image")
+    writer.add("ADD", [cropped, writer.constant(bias, "bias")], [made], "Add", FusedActivationFunction=activation)
+
+
 def no_bias(writer: Writer, count: int, x: int, about: Quantisation | None) -> int:
     """Zeros: LiteRT insists on a bias."""
     source = writer.tensors[x].quantisation
@@ -168,6 +199,7 @@ def global_max_pool(writer: Writer, node: Node) -> None:
 
 LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {
     "Conv": conv,
+    "ConvTranspose": conv_transpose,
     "MaxPool": max_pool,
     "GlobalMaxPool": global_max_pool,
 }
