@@ -14,7 +14,9 @@ from tflm_runs import compiled, difference, litert, micro
 from dicompiler.errors import DicompilerError
 from dicompiler.executor import run_model
 from dicompiler.model import Model
-from dicompiler_targets.tflm.lowering import Lowered, lower
+from dicompiler.networks import LIGHT_NAMES, light
+from dicompiler_passes.normalise import normalise
+from dicompiler_targets.tflm.lowering import LOWERINGS, Lowered, lower
 
 IMAGE = (1, 6, 8, 10)
 F = np.float32
@@ -178,3 +180,9 @@ def test_batch_normalisation_bias_and_activation_go_into_the_convolution() -> No
     x = np.random.default_rng(0).standard_normal((1, 2, 4, 4)).astype(F)
     (got,) = micro(made.data, [x.transpose(0, 2, 3, 1)], 1 << 16)
     assert difference(run_model(source, {"x": x})["y"], got.transpose(0, 3, 1, 2)) <= 1e-6
+
+
+@pytest.mark.parametrize("name", LIGHT_NAMES)
+def test_every_operator_of_the_nine_cnns_can_be_expressed(name: str) -> None:
+    found = {node.op_type for node in normalise(Model.load(light(name))).proto.graph.node}
+    assert found and found <= LOWERINGS.keys()
