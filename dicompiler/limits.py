@@ -107,7 +107,7 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
         for needed, limit, what in _limits(problem, host, own):
             if needed > limit:
                 routing = route(problem.layers, plan, problem.platform.host_of)
-                text = f"{format_bytes(needed)} {what} and has {format_bytes(limit)}"
+                text = f"{_much(needed, limit)} {what} and has {format_bytes(limit)}"
                 raise _over(routing, problem.platform, host, text, what.startswith("of RAM"))
 
 
@@ -145,14 +145,15 @@ def check_program(compilation: Compilation, target: Target) -> None:
         own = [device.device for device in program.devices if device.host == host.name]
         needed, more = sum(held[name].total for name in own), sum(added[name] for name in own)
         if needed + more > host.memory:
-            text = f"{format_bytes(needed + more)} to run, {format_bytes(more)} of it added by target {target.name!r},"
-            raise _over(routing, platform, host, f"{text} and has {format_bytes(host.memory)}")
+            text = f"{_much(needed + more, host.memory)} to run, {format_bytes(more)} of it added by target "
+            text += f"{target.name!r}, and has {format_bytes(host.memory)}"
+            raise _over(routing, platform, host, text)
         weights = sum(held[name].weights for name in own)
         if host.flash and weights > host.flash:
-            text = f"{format_bytes(weights)} of flash for weights and has {format_bytes(host.flash)}"
+            text = f"{_much(weights, host.flash)} of flash for weights and has {format_bytes(host.flash)}"
             raise _over(routing, platform, host, text)
         if host.flash and needed + more - weights > host.ram:
-            text = f"{format_bytes(needed + more - weights)} of RAM to run and has {format_bytes(host.ram)}"
+            text = f"{_much(needed + more - weights, host.ram)} of RAM to run and has {format_bytes(host.ram)}"
             raise _over(routing, platform, host, text, True)
 
 
@@ -170,6 +171,10 @@ def check_occupied(platform: Platform, occupied: Sequence[Occupied]) -> None:
                     f"more than the {format_bytes(limit)} that it has: cut {worst.where[i]} into smaller parts, or "
                     "give it to another device (--fit searches)"
                 )
+
+
+def _much(needed: int, limit: int) -> str:
+    return f"{format_bytes(needed)} ({format_bytes(needed - limit)} too much)"
 
 
 def _over(routing: Routing, platform: Platform, host: Host, needed: str, live: bool = False) -> DicompilerError:
