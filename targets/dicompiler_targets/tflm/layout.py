@@ -18,7 +18,7 @@ from dicompiler_targets.tflm.lowering import Border, wire_shape
 from dicompiler_targets.tflm.moves import Peeled, copies
 
 ALIGN = 16
-"""Bytes; each tensor starts at a multiple of it."""
+"""Bytes; each tensor that is no view of another starts at a multiple of it, and each arena."""
 
 
 @dataclass(frozen=True)
