@@ -28,8 +28,9 @@ from splits import ALL, Case, splits
 
 import dicompiler
 from dicompiler import networks, plan
+from dicompiler.artifacts import install, run
 from dicompiler.compilation import Compilation
-from dicompiler.compiler import decide, install, pose, prepare, run
+from dicompiler.compiler import decide, pose, prepare
 from dicompiler.exact import check_model
 from dicompiler.executor import run_model
 from dicompiler.hosts import Hosts

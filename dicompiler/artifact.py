@@ -13,6 +13,10 @@ from dicompiler.program import Program, Transfer, Value
 from dicompiler.weights import dtype_name
 
 ARTIFACT = "dicompiler.artifact/1"
+MANIFEST, PLAN, PLATFORM, REFERENCE = "artifact.json", "plan.json", "platform.toml", "reference/model.onnx"
+MADE, MADE_FORMAT = "reference/made.json", "dicompiler.made/1"
+"""Where things lie in an artifact's directory."""
+KIND = "artifact"
 TYPES = {
     "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "BOOL", "FLOAT16", "DOUBLE", "UINT32", "UINT64",
     "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ",

@@ -61,8 +61,8 @@ class Compilation:
     artifacts: Path | None = None
 
     def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
-        """Verifies the artifacts that were written, see `compiler.verify`."""
-        from dicompiler.compiler import verify
+        """Verifies the artifacts that were written, see `artifacts.verify`."""
+        from dicompiler.artifacts import verify
 
         if self.artifacts is None:
             raise UsageError("verify: nothing was written: compile with output=…")

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dicompiler import networks
-from dicompiler.compiler import REFERENCE, compile, run
+from dicompiler.artifact import REFERENCE
+from dicompiler.artifacts import run
+from dicompiler.compiler import compile
 from dicompiler.verify import Verification, random_inputs
 
 if TYPE_CHECKING:

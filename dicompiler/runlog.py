@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dicompiler.compiler import manifest
+from dicompiler.artifacts import manifest
 from dicompiler.errors import DicompilerError
 from dicompiler.schema import load_json, validate
 from dicompiler.target import RunResult

@@ -61,9 +61,10 @@ def command(
 
     Prints who computes what; 'dicompiler verify DIR' then proves that the programs compute what the model does.
     """
+    from dicompiler.artifact import MANIFEST
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_compiled
-    from dicompiler.compiler import MANIFEST, compile
+    from dicompiler.compiler import compile
     from dicompiler.outputs import listed
     from dicompiler.plan import load_given
 

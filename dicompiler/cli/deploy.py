@@ -105,11 +105,11 @@ def _deploy(
     log: Path | None,
     as_json: bool,
 ) -> None:
+    from dicompiler.artifacts import TIMEOUT_S, compare_run, install, run
     from dicompiler.cli.files import read_npz, write_json, write_npz
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_run, show_verification
     from dicompiler.cli.tables import show_json
-    from dicompiler.compiler import TIMEOUT_S, compare_run, install, run
     from dicompiler.runlog import document
     from dicompiler.verify import Verification
 

@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dicompiler.artifact import MANIFEST
+from dicompiler.artifacts import reopen
 from dicompiler.bounds import bound
 from dicompiler.compilation import Compilation
-from dicompiler.compiler import MANIFEST, reopen
 from dicompiler.errors import DicompilerError
 from dicompiler.exploring import FILE as FRONT
 from dicompiler.memory import MemoryCourse, memory_course

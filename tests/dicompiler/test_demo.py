@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from dicompiler import compiler
+from dicompiler.artifacts import verify
 from dicompiler.cli import main
-from dicompiler.compiler import verify
 from dicompiler.demo import FRAMES, Demo, demo
 from dicompiler.verify import Check, Verification
 

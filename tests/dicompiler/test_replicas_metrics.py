@@ -14,8 +14,9 @@ from planning import FREE
 from planning import cluster as rated
 
 from dicompiler import networks
+from dicompiler.artifacts import compare_run, run, verify
 from dicompiler.cli import main
-from dicompiler.compiler import compare_run, compile, load_problem, run, verify
+from dicompiler.compiler import compile, load_problem
 from dicompiler.errors import DicompilerError
 from dicompiler.limits import check
 from dicompiler.metrics import Metrics

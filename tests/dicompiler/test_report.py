@@ -22,8 +22,8 @@ from onnx import numpy_helper
 from refusing import Refused
 
 import dicompiler
+from dicompiler.artifacts import reopen
 from dicompiler.cli import main
-from dicompiler.compiler import reopen
 from dicompiler.memory import memory_course, program_memory
 from dicompiler.networks import build
 from dicompiler.report.facts import gather

@@ -22,8 +22,8 @@ from running import LIMIT_S, pids, wait_until
 
 import dicompiler
 from dicompiler import networks
+from dicompiler.artifacts import install
 from dicompiler.cli.entry import main
-from dicompiler.compiler import install
 from dicompiler.errors import UsageError
 from dicompiler.hosts import Hosts
 from dicompiler.keys import make

@@ -22,7 +22,7 @@ from handmade import halo, partial, unknown_shape
 from mpi_runs import emit, environment
 from test_random_plans import compiled
 
-from dicompiler import compiler, networks
+from dicompiler import artifacts, compiler, networks
 from dicompiler.cutting import cut
 from dicompiler.executor import run_model
 from dicompiler.memory import program_memory
@@ -146,7 +146,7 @@ def artifact_of(name: str, strategy: str, place: Path, target: str = "mpi", plat
 
 @pytest.mark.parametrize("strategy", ["single", "modnn"])
 def test_verify_runs_the_program_and_compares_outputs_and_bytes(strategy: str, tmp_path: Path) -> None:
-    found = compiler.verify(artifact_of("lenet", strategy, tmp_path / "a"))
+    found = artifacts.verify(artifact_of("lenet", strategy, tmp_path / "a"))
     assert found.passed, [check.detail for check in found.checks]
     assert [check.name for check in found.checks][0::2] == ["exact", "bytes"]
 
@@ -274,7 +274,7 @@ def test_the_memory_that_it_adds_is_close_to_what_its_processes_take(tmp_path: P
     )
     assert made.program is not None
     held, more = program_memory(made.program), MpiTarget().memory(made.program)
-    result = compiler.run(tmp_path / "a")
+    result = artifacts.run(tmp_path / "a")
     for report in result.reports:
         predicted = held[report.device].total + more[report.device]
         assert 0.85 < predicted / report.memory_peak < 1.2, (report, predicted)

@@ -18,8 +18,8 @@ from running import wait_until
 
 import dicompiler
 from dicompiler import networks
+from dicompiler.artifacts import install, run
 from dicompiler.cli.entry import main
-from dicompiler.compiler import install, run
 from dicompiler.errors import RunError, UsageError
 from dicompiler.hosts import Hosts
 from dicompiler.schema import load_json

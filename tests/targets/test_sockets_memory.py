@@ -11,7 +11,8 @@ from handmade import segment
 from onnx import helper, numpy_helper
 
 from dicompiler import networks
-from dicompiler.compiler import compile, run
+from dicompiler.artifacts import run
+from dicompiler.compiler import compile
 from dicompiler.memory import program_memory
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.memory import BASE, MIB, Loading, loading, workspace

@@ -20,8 +20,9 @@ from test_random_plans import compiled as random_compiled
 from tflm_runs import checked, compiled, emitted, litert, micro, numbers
 
 from dicompiler import networks
+from dicompiler.artifacts import verify
 from dicompiler.compilation import Compilation
-from dicompiler.compiler import compile, split, verify
+from dicompiler.compiler import compile, split
 from dicompiler.cutting import cut
 from dicompiler.errors import DicompilerError, RunError, UsageError
 from dicompiler.executor import run_model

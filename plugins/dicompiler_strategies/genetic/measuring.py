@@ -39,7 +39,8 @@ class OnThisHost:
     def __call__(self, plan: Plan) -> Measurement:
         """What was measured, averaged over the frames; bytes are those of the estimate, which are exact. Raises
         DicompilerError where the plan cannot be compiled, RunError where a run fails."""
-        from dicompiler.compiler import compile, run
+        from dicompiler.artifacts import run
+        from dicompiler.compiler import compile
 
         with tempfile.TemporaryDirectory(prefix="dicompiler-") as temporary:
             directory = Path(temporary, "artifact")
