@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from dicompiler.platform import Device
     from dicompiler.plugins import Plugin, Provided
     from dicompiler.problem import Problem, Strategy
+    from dicompiler.program import Program
+    from dicompiler.target import Target
 
 
 UNINSTALLED = "uninstalled"
@@ -184,6 +186,16 @@ def seconds(cost: CostModel, found: Any, layer: Layer, device: Device) -> float:
     if number >= 0 and (number < math.inf or not device.computes):
         return number
     raise broken(cost, f"layer {layer.name!r} on {device.name} takes {found!r} s: give a number of at least 0")
+
+
+def memory(target: Target, program: Program) -> Mapping[str, int]:
+    """What `target.memory` says of the program; the error of `broken` where it leaves out a device."""
+    with blamed(target):
+        found = target.memory(program)
+        missing = [device.device for device in program.devices if device.device not in found]
+    if missing:
+        raise broken(target, f"memory() says nothing of device {missing[0]!r}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dicompiler.costs import Share
 from dicompiler.layers import Layer
 from dicompiler.objectives import terms
 from dicompiler.problem import Problem
@@ -36,7 +37,7 @@ def latency_bound(problem: Problem) -> LatencyBound:
     """
     layers, devices = problem.layers, problem.platform.computing
     seconds = [
-        [problem.cost.seconds(layers, layer, None, None, device) * _read_share(problem, layer) for device in devices]
+        [problem.cost.seconds(layers, layer, Share(), device) * _read_share(problem, layer) for device in devices]
         for layer in layers.layers
     ]
     speeds = [1 / total if (total := sum(column)) > 0 else 1.0 for column in zip(*seconds, strict=True)]

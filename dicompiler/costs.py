@@ -34,7 +34,11 @@ _GLOBAL_POOLS = frozenset(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 
 
 class Share(NamedTuple):
-    """A part of a layer without its device: `region`, `reduce` and `merge` as `CostModel.seconds` takes them."""
+    """A part of a layer without its device; all of the layer by default.
+
+    region: of the layer's output (None: all of it); reduce: the range of input channels of a partial sum; merge: how
+    many partial sums the part adds up (0: it adds none).
+    """
 
     region: Region | None = None
     reduce: Interval | None = None
@@ -52,26 +56,15 @@ class CostModel(ABC):
     measured: ClassVar[bool] = False
 
     @abstractmethod
-    def seconds(
-        self,
-        layers: LayerGraph,
-        layer: Layer,
-        region: Region | None,
-        reduce: Interval | None,
-        device: Device,
-        merge: int = 0,
-    ) -> float:
-        """Seconds that `device` computes on a part of `layer`, the waiting and the sending not counted.
-
-        region: of the layer's output (None: all of it); reduce: the range of input channels of a partial sum;
-        merge: how many partial sums the part adds up (0: it adds none). Endless on a compute-less device.
-        """
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        """Seconds that `device` computes on a part of `layer`, the waiting and the sending not counted. Endless on a
+        compute-less device."""
 
     def fill(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
         """`seconds` of every share on every device: an array (shares, devices). A model may have a quicker way."""
-        rows = [[self.seconds(layers, layer, *share[:2], d, share[2]) for d in devices] for share in shares]
+        rows = [[self.seconds(layers, layer, share, device) for device in devices] for share in shares]
         return np.array(rows, np.float64).reshape(len(shares), len(devices))
 
 
@@ -86,19 +79,11 @@ class Analytic(CostModel):
     pools: bool = field(default=True, metadata={"help": "count pools; many papers take them as free"})
     elementwise: bool = field(default=True, metadata={"help": "count activations, additions and the like"})
 
-    def seconds(
-        self,
-        layers: LayerGraph,
-        layer: Layer,
-        region: Region | None,
-        reduce: Interval | None,
-        device: Device,
-        merge: int = 0,
-    ) -> float:
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
         """FLOPs of the part / the device's rate."""
         if not device.computes:
             return math.inf
-        return flops(layers, layer, region, reduce, merge, pools=self.pools, elementwise=self.elementwise) / device.rate
+        return flops(layers, layer, *share, pools=self.pools, elementwise=self.elementwise) / device.rate
 
     def fill(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]

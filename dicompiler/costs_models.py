@@ -20,7 +20,6 @@ from dicompiler.errors import DicompilerError
 from dicompiler.layers import Layer, LayerGraph
 from dicompiler.platform import Device
 from dicompiler.profiles import Profiles, kind_of
-from dicompiler.regions import Interval, Region
 from dicompiler.units import BANDWIDTH, RATE, parse
 
 
@@ -43,17 +42,9 @@ class Roofline(CostModel):
         if self.bandwidth:
             parse(self.bandwidth, BANDWIDTH, "option 'bandwidth' of 'roofline'")
 
-    def seconds(
-        self,
-        layers: LayerGraph,
-        layer: Layer,
-        region: Region | None,
-        reduce: Interval | None,
-        device: Device,
-        merge: int = 0,
-    ) -> float:
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
         """The slower of both. DicompilerError for a device whose memory bandwidth nobody says."""
-        return float(self.fill(layers, layer, [Share(region, reduce, merge)], [device])[0, 0])
+        return float(self.fill(layers, layer, [share], [device])[0, 0])
 
     def fill(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
@@ -134,20 +125,12 @@ class Linear(CostModel):
         """Profile's place → layer kind → coefficients."""
         return {profile.place: fits(profile.samples()) for profile in self._profiles.profiles}
 
-    def seconds(
-        self,
-        layers: LayerGraph,
-        layer: Layer,
-        region: Region | None,
-        reduce: Interval | None,
-        device: Device,
-        merge: int = 0,
-    ) -> float:
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
         """By the coefficients of the layer's anchor. DicompilerError for a kind without coefficients, and for a
         profile of another network or device."""
         if not device.computes:
             return math.inf
-        counted = count(layers, layer, region, reduce, merge)
+        counted = count(layers, layer, *share)
         kind = kind_of(layer)
         known, factor = self._given, 1.0
         if self.file:

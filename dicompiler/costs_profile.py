@@ -18,7 +18,7 @@ from dicompiler.costs import CostModel, Share, count, flops
 from dicompiler.layers import Layer, LayerGraph
 from dicompiler.platform import Device
 from dicompiler.profiles import Profile, Profiles, axis_cut, signature
-from dicompiler.regions import Interval, Region, full
+from dicompiler.regions import Region, full
 from dicompiler.tasks import align, output_shape, reduction
 
 
@@ -44,20 +44,12 @@ class Measured(CostModel):
     def _profiles(self) -> Profiles:
         return Profiles.load(self.file, self.others)
 
-    def seconds(
-        self,
-        layers: LayerGraph,
-        layer: Layer,
-        region: Region | None,
-        reduce: Interval | None,
-        device: Device,
-        merge: int = 0,
-    ) -> float:
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
         """Measured or interpolated. DicompilerError for a profile of another network or device, naming both."""
         if not device.computes:
             return math.inf
         profile = self._profiles.of(layers, device)
-        return _seconds(profile, layers, layer, Share(region, reduce, merge), device)
+        return _seconds(profile, layers, layer, share, device)
 
     def fill(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dicompiler import blame
 from dicompiler.choices import Choice
-from dicompiler.costs import Analytic, weight_regions
+from dicompiler.costs import Analytic, Share, weight_regions
 from dicompiler.layers import Layer, LayerGraph
 from dicompiler.plan import Part
 from dicompiler.problem import Problem
@@ -178,7 +178,7 @@ class _Builder:
         key = region, part.reduce, merge, known
         if key not in self.costs:
             cost = self.problem.cost
-            found = cost.seconds(self.problem.layers, self.layer, region, part.reduce, device, merge)
+            found = cost.seconds(self.problem.layers, self.layer, Share(region, part.reduce, merge), device)
             self.costs[key] = blame.seconds(cost, found, self.layer, device)
         return self.costs[key]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dicompiler.blame import blamed, broken
+from dicompiler import blame
 from dicompiler.compilation import Compilation
 from dicompiler.costs import weight_regions
 from dicompiler.errors import DicompilerError, nearest
@@ -135,12 +135,7 @@ def check_program(compilation: Compilation, target: Target) -> None:
     if compilation.occupied:
         check_occupied(platform, compilation.occupied)
         return
-    held = program_memory(program)
-    with blamed(target):
-        added = target.memory(program)
-        missing = [device.device for device in program.devices if device.device not in added]
-    if missing:
-        raise broken(target, f"memory() says nothing of device {missing[0]!r}")
+    held, added = program_memory(program), blame.memory(target, program)
     for host in platform.hosts:
         own = [device.device for device in program.devices if device.host == host.name]
         needed, more = sum(held[name].total for name in own), sum(added[name] for name in own)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
+from dicompiler import blame
 from dicompiler.program import DeviceProgram, Program, Segment, Value
 from dicompiler.structure import node_reads
 from dicompiler.weights import raw_nbytes
@@ -54,7 +55,7 @@ def program_memory(program: Program, frames: int = 1) -> dict[str, MemoryUse]:
 
 def to_run(program: Program, target: Target) -> dict[str, int]:
     """Device → bytes that `target` needs to run the program, one frame at a time."""
-    held, added = program_memory(program), target.memory(program)
+    held, added = program_memory(program), blame.memory(target, program)
     return {name: use.total + added[name] for name, use in held.items()}
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
+from dicompiler import blame
 from dicompiler.costs import Analytic, CostModel
 from dicompiler.errors import DicompilerError
 from dicompiler.layers import LayerGraph
@@ -81,7 +82,7 @@ class Problem:
         if self.target is None:
             return {device.name: 0 for device in self.platform.devices}
         idle = tuple(DeviceProgram(device.name, device.host, (), (), (), {}) for device in self.platform.devices)
-        return self.target.memory(Program(idle, (), (), (), {}, ()))
+        return blame.memory(self.target, Program(idle, (), (), (), {}, ()))
 
     def evaluate(self, plan: Plan) -> Metrics:
         """What `plan` comes to when its program is played by the simulator: the referee between plans. Takes as long

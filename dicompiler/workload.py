@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dicompiler import blame
-from dicompiler.costs import CostModel
+from dicompiler.costs import CostModel, Share
 from dicompiler.platform import Platform
 from dicompiler.program import ORIGIN, PART, DeviceProgram, Program
 from dicompiler.routing import Routing
@@ -140,7 +140,7 @@ def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Ta
     layer = routing.layers.by_name[task.layer]
     (key, region), *_ = task.outputs.items()
     device, region = platform.device(task.device), None if layer.reason else region
-    found = cost.seconds(routing.layers, layer, region, key.reduce, device, merged(routing, task))
+    found = cost.seconds(routing.layers, layer, Share(region, key.reduce, merged(routing, task)), device)
     return blame.seconds(cost, found, layer, device)
 
 

@@ -156,16 +156,8 @@ class BadCost(CostModel):
     name: ClassVar[str] = "bad-cost"
     fault: Literal["none", "negative", "nan", "shape", "fill", "random", "hash", "text"] = "none"
 
-    def seconds(
-        self,
-        layers: LayerGraph,
-        layer: Layer,
-        region: Region | None,
-        reduce: Interval | None,
-        device: Device,
-        merge: int = 0,
-    ) -> float:
-        found = Analytic().seconds(layers, layer, region, reduce, device, merge)
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        found = Analytic().seconds(layers, layer, share, device)
         if self.fault == "text":
             return str(found)  # type: ignore[return-value]
         noise = {"random": os.urandom(1)[0] + 1, "hash": hash("x") % 1000 + 1}.get(self.fault, 1)

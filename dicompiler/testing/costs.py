@@ -66,7 +66,7 @@ def _seconds(cost: CostModel, layers: LayerGraph, layer: Layer, devices: Sequenc
     expect(right, f"fill() returned {filled.dtype} {filled.shape}: give float64 (shares, devices), here {shape}")
     for share, row in zip(own, filled, strict=True):
         for device, value in zip(devices, row, strict=True):
-            one = blame.seconds(cost, cost.seconds(layers, layer, *share[:2], device, share.merge), layer, device)
+            one = blame.seconds(cost, cost.seconds(layers, layer, share, device), layer, device)
             blame.seconds(cost, float(value), layer, device)
             same = math.isclose(one, value, rel_tol=1e-9) or not device.computes
             expect(same, f"{share} on {device.name} takes {one:.6g} s by seconds(), {value:.6g} s by fill()")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import ClassVar
 
+from dicompiler.costs import Share
 from dicompiler.errors import DicompilerError
 from dicompiler.plan import Part, Plan
 from dicompiler.problem import Problem, Strategy
@@ -39,7 +40,7 @@ class Pipeline(Strategy):
                 raise DicompilerError(f"pipeline: device {device.name!r} stands twice in 'devices': name it once")
         layers = problem.layers
         costs = [
-            [problem.cost.seconds(layers, layer, None, None, device) for layer in layers.layers] for device in devices
+            [problem.cost.seconds(layers, layer, Share(), device) for layer in layers.layers] for device in devices
         ]
         ends = balance(costs)
         stage = [

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from dicompiler.costs import Share
 from dicompiler.errors import UsageError
 from dicompiler.limits import fits
 from dicompiler.metrics import Metrics
@@ -75,7 +76,7 @@ def _seconds(problem: Problem) -> dict[str, list[float]]:
     """Device → seconds of each layer on it."""
     layers = problem.layers
     return {
-        device.name: [problem.cost.seconds(layers, layer, None, None, device) for layer in layers.layers]
+        device.name: [problem.cost.seconds(layers, layer, Share(), device) for layer in layers.layers]
         for device in problem.platform.computing
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from dicompiler.costs import Share
 from dicompiler.errors import DicompilerError
 from dicompiler.plan import Part, Plan
 from dicompiler.platform import Device
@@ -34,6 +35,6 @@ def fastest(problem: Problem) -> Device:
     layers = problem.layers
 
     def seconds(device: Device) -> float:
-        return sum(problem.cost.seconds(layers, layer, None, None, device) for layer in layers.layers)
+        return sum(problem.cost.seconds(layers, layer, Share(), device) for layer in layers.layers)
 
     return min(problem.platform.computing, key=seconds)

@@ -117,7 +117,7 @@ def test_an_array_holds_the_seconds_of_each_share_on_each_device(model: CostMode
             shares += [Share(None, (0, 2)), Share(merge=2)]
         array = model.fill(layers, layer, shares, devices)
         assert array.shape == (len(shares), 3)
-        expected = [[model.seconds(layers, layer, s.region, s.reduce, d, s.merge) for d in devices] for s in shares]
+        expected = [[model.seconds(layers, layer, share, device) for device in devices] for share in shares]
         assert np.array_equal(array, expected)
         assert np.all(np.isinf(array[:, 2]))
     assert model.fill(layers, layers.layers[0], [], devices).shape == (0, 3)
@@ -131,16 +131,16 @@ class TestRoofline:
             counted = count(layers, layer)
             for device in (FAST, SLOW):
                 expected = max(counted.flops / device.rate, counted.moved / device.memory_bandwidth)
-                assert Roofline().seconds(layers, layer, None, None, device) == pytest.approx(expected)
-        assert Roofline().seconds(layers, conv, None, None, SLOW) == flops(layers, conv) / SLOW.rate
-        assert Roofline().seconds(layers, layers.by_name["flatten5"], None, None, SLOW) > 0
+                assert Roofline().seconds(layers, layer, Share(), device) == pytest.approx(expected)
+        assert Roofline().seconds(layers, conv, Share(), SLOW) == flops(layers, conv) / SLOW.rate
+        assert Roofline().seconds(layers, layers.by_name["flatten5"], Share(), SLOW) > 0
 
     def test_a_bandwidth_that_nobody_says_is_an_error_with_both_remedies(self) -> None:
         layers, bare = network(), replace(FAST, memory_bandwidth=0.0)
         with pytest.raises(DicompilerError, match=r"'fast' is not known: .*memory_bandwidth.*roofline\{bandwidth="):
-            Roofline().seconds(layers, layers.layers[0], None, None, bare)
-        both = [Roofline(bandwidth="8 GB/s").seconds(layers, x, None, None, bare) for x in layers.layers]
-        assert both == [Roofline().seconds(layers, x, None, None, FAST) for x in layers.layers]
+            Roofline().seconds(layers, layers.layers[0], Share(), bare)
+        both = [Roofline(bandwidth="8 GB/s").seconds(layers, x, Share(), bare) for x in layers.layers]
+        assert both == [Roofline().seconds(layers, x, Share(), FAST) for x in layers.layers]
 
     def test_a_wrong_bandwidth_is_an_error(self) -> None:
         with pytest.raises(DicompilerError, match="unknown unit"):
@@ -153,22 +153,22 @@ class TestLinear:
         model = Linear(coefficients=("Conv:1e-9:2e-9:3e-6", "*:0:1e-9:0"))
         conv, pool = layers.layers[0], layers.by_name["pool4"]
         counted = count(layers, conv)
-        assert model.seconds(layers, conv, None, None, FAST) == pytest.approx(
+        assert model.seconds(layers, conv, Share(), FAST) == pytest.approx(
             1e-9 * counted.flops + 2e-9 * counted.moved + 3e-6
         )
-        assert model.seconds(layers, pool, None, None, FAST) == pytest.approx(1e-9 * count(layers, pool).moved)
+        assert model.seconds(layers, pool, Share(), FAST) == pytest.approx(1e-9 * count(layers, pool).moved)
 
     def test_with_a_rate_others_are_as_much_slower_as_their_rates_are_lower(self) -> None:
         layers = network()
         model = Linear(coefficients=("*:1e-9:0:0",), rate="4 GFLOP/s")
-        fast, slow = (model.seconds(layers, layers.layers[0], None, None, device) for device in (FAST, SLOW))
+        fast, slow = (model.seconds(layers, layers.layers[0], Share(), device) for device in (FAST, SLOW))
         assert slow == pytest.approx(4 * fast)
         assert fast == pytest.approx(1e-9 * flops(layers, layers.layers[0]))
 
     def test_a_kind_without_coefficients_is_an_error(self) -> None:
         layers = network()
         with pytest.raises(DicompilerError, match=r"no coefficients for 'MaxPool' \(layer 'pool4'\)"):
-            Linear(coefficients=("Conv:1:1:1",)).seconds(layers, layers.by_name["pool4"], None, None, FAST)
+            Linear(coefficients=("Conv:1:1:1",)).seconds(layers, layers.by_name["pool4"], Share(), FAST)
 
     @pytest.mark.parametrize(
         ("spec", "cause"),
@@ -191,7 +191,7 @@ class TestLinear:
         layers = stack((1, 4, 8, 8), [("conv", 4, 3, 1, 1, 1), ("conv", 4, 3, 1, 1, 4)])
         assert [kind_of(layer) for layer in layers.layers] == ["Conv", "GroupConv"]
         model = Linear(coefficients=("Conv:0:0:1", "GroupConv:0:0:2"))
-        assert [model.seconds(layers, layer, None, None, FAST) for layer in layers.layers] == [1, 2]
+        assert [model.seconds(layers, layer, Share(), FAST) for layer in layers.layers] == [1, 2]
 
     def test_a_fit_finds_the_coefficients_that_made_the_samples(self) -> None:
         work = [(1e6, 3e4), (2e7, 1e4), (5e3, 8e6), (1e2, 1e2), (3e6, 3e6)]
@@ -208,7 +208,7 @@ class TestLinear:
         layers, model = network(), Linear(file=(profile,))
         for layer in layers.layers:
             expected = 1e-3 + 1e-6 * flops(layers, layer)
-            assert model.seconds(layers, layer, None, None, FAST) == pytest.approx(expected, rel=1e-3)
+            assert model.seconds(layers, layer, Share(), FAST) == pytest.approx(expected, rel=1e-3)
         assert model.measured and not Linear(coefficients=("*:1:1:1",)).measured
 
 
@@ -217,17 +217,17 @@ class TestMeasured:
         layers, model = network(), Measured((profile,))
         for layer in layers.layers:
             expected = 1e-3 + 1e-6 * flops(layers, layer)
-            assert model.seconds(layers, layer, None, None, FAST) == pytest.approx(expected)
+            assert model.seconds(layers, layer, Share(), FAST) == pytest.approx(expected)
         conv = layers.layers[1]
         quarter = cut(full((1, 8, 16, 16)), 2, (4, 8))
-        assert model.seconds(layers, conv, quarter, None, FAST) == pytest.approx(
+        assert model.seconds(layers, conv, Share(quarter), FAST) == pytest.approx(
             1e-3 + 1e-6 * flops(layers, conv, quarter)
         )
 
     def test_sizes_in_between_lie_between_and_time_never_falls(self, profile: str) -> None:
         layers, model = network(), Measured((profile,))
         conv = layers.layers[1]
-        times = [model.seconds(layers, conv, cut(full((1, 8, 16, 16)), 2, (0, n)), None, FAST) for n in range(1, 17)]
+        times = [model.seconds(layers, conv, Share(cut(full((1, 8, 16, 16)), 2, (0, n))), FAST) for n in range(1, 17)]
         assert times == sorted(times)
         assert times[0] >= 1e-3 * 0.99
         assert times[5] == pytest.approx((times[3] + times[7]) / 2)
@@ -235,16 +235,16 @@ class TestMeasured:
     def test_an_axis_that_was_not_measured_goes_in_proportion(self, profile: str) -> None:
         layers, model = network(), Measured((profile,))
         conv = layers.layers[1]
-        whole = model.seconds(layers, conv, None, None, FAST)
+        whole = model.seconds(layers, conv, Share(), FAST)
         half = cut(full((1, 8, 16, 16)), 1, (0, 4))
-        assert model.seconds(layers, conv, half, None, FAST) == pytest.approx(whole / 2)
+        assert model.seconds(layers, conv, Share(half), FAST) == pytest.approx(whole / 2)
         rows = cut(full((1, 8, 16, 16)), 2, (0, 8))
         both = cut(rows, 1, (0, 4))
-        assert model.seconds(layers, conv, both, None, FAST) == pytest.approx(
-            model.seconds(layers, conv, rows, None, FAST) / 2
+        assert model.seconds(layers, conv, Share(both), FAST) == pytest.approx(
+            model.seconds(layers, conv, Share(rows), FAST) / 2
         )
-        assert model.seconds(layers, conv, None, (0, 2), FAST) == pytest.approx(whole / 4)
-        assert 0 < model.seconds(layers, conv, None, None, FAST, 2) < whole
+        assert model.seconds(layers, conv, Share(None, (0, 2)), FAST) == pytest.approx(whole / 4)
+        assert 0 < model.seconds(layers, conv, Share(merge=2), FAST) < whole
 
     def test_measured_partial_sums_and_mergers_count(self, tmp_path: Path) -> None:
         layers = network()
@@ -258,18 +258,18 @@ class TestMeasured:
                     entry("merge", 4, 3e-3),
                 ]
         model, conv = Measured((written(tmp_path, made),)), layers.layers[1]
-        whole = model.seconds(layers, conv, None, None, FAST)
-        assert model.seconds(layers, conv, None, (0, 4), FAST) == pytest.approx(0.75 * whole)
-        assert [model.seconds(layers, conv, None, None, FAST, n) for n in (2, 3, 8)] == pytest.approx(
+        whole = model.seconds(layers, conv, Share(), FAST)
+        assert model.seconds(layers, conv, Share(None, (0, 4)), FAST) == pytest.approx(0.75 * whole)
+        assert [model.seconds(layers, conv, Share(merge=n), FAST) for n in (2, 3, 8)] == pytest.approx(
             [1e-3, 2e-3, 7e-3]
         )
         half = cut(full((1, 8, 16, 16)), 1, (0, 4))
-        assert model.seconds(layers, conv, half, None, FAST, 2) == pytest.approx(0.5e-3)
+        assert model.seconds(layers, conv, Share(half, None, 2), FAST) == pytest.approx(0.5e-3)
 
     def test_the_empty_call_is_taken_off(self, tmp_path: Path) -> None:
         layers = network()
         model = Measured((written(tmp_path, document(layers, call_s=1e-3)),))
-        assert model.seconds(layers, layers.layers[0], None, None, FAST) == pytest.approx(
+        assert model.seconds(layers, layers.layers[0], Share(), FAST) == pytest.approx(
             1e-6 * flops(layers, layers.layers[0])
         )
 
@@ -286,7 +286,7 @@ class TestMeasured:
         assert array[:, 1] == pytest.approx(3 * array[:, 0])
         assert np.all(np.isinf(array[:, 2]))
         for i, device in enumerate((FAST, SLOW)):
-            assert list(array[:, i]) == [model.seconds(layers, conv, *s[:2], device, s[2]) for s in shares]
+            assert list(array[:, i]) == [model.seconds(layers, conv, share, device) for share in shares]
 
     def test_a_layer_that_could_not_be_measured_is_counted(self, tmp_path: Path) -> None:
         layers = network()
@@ -294,21 +294,21 @@ class TestMeasured:
         made["layers"] = [one for one in made["layers"] if "fc6" not in one["names"]]
         made["unmeasured"] = [{"name": "fc6", "reason": "it would not run"}]
         fc, model = layers.by_name["fc6"], Measured((written(tmp_path, made),))
-        assert model.seconds(layers, fc, None, None, SLOW) == Analytic().seconds(layers, fc, None, None, SLOW)
+        assert model.seconds(layers, fc, Share(), SLOW) == Analytic().seconds(layers, fc, Share(), SLOW)
 
     def test_a_profile_of_another_network_is_an_error_that_names_both(self, profile: str) -> None:
         other = stack((1, 4, 16, 16), [("conv", 8, 5, 1, 2, 1)])
         message = f"measured was {network_digest(network())[:12]}, this one is {network_digest(other)[:12]}"
         with pytest.raises(DicompilerError, match=message):
-            Measured((profile,)).seconds(other, other.layers[0], None, None, FAST)
+            Measured((profile,)).seconds(other, other.layers[0], Share(), FAST)
 
     def test_a_profile_of_another_device_is_an_error_that_names_both(self, tmp_path: Path) -> None:
         layers = network()
         file = written(tmp_path, document(layers, "pi*"))
         for model in (Measured((file,)), Linear(file=(file,))):
             with pytest.raises(DicompilerError, match=r"none is of device 'fast' \(there is .*p.json of 'pi\*'\)"):
-                model.seconds(layers, layers.layers[0], None, None, FAST)
-        assert math.isfinite(Measured((file,), others=True).seconds(layers, layers.layers[0], None, None, FAST))
+                model.seconds(layers, layers.layers[0], Share(), FAST)
+        assert math.isfinite(Measured((file,), others=True).seconds(layers, layers.layers[0], Share(), FAST))
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -323,7 +323,7 @@ class TestMeasured:
         layers = network()
         file = written(tmp_path, document(layers, **change))
         with pytest.raises(DicompilerError, match=message) as caught:
-            Measured((file,)).seconds(layers, layers.layers[0], None, None, FAST)
+            Measured((file,)).seconds(layers, layers.layers[0], Share(), FAST)
         assert "\n" not in str(caught.value)
 
     def test_a_layer_without_its_whole_is_an_error(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from layer_graphs import alexnet, formed, stack, vgg16
 
-from dicompiler.costs import Analytic, flops, macs
+from dicompiler.costs import Analytic, Share, flops, macs
 from dicompiler.layers import LayerGraph
 from dicompiler.networks import build
 from dicompiler.platform import Device
@@ -131,6 +131,6 @@ def test_time_is_operations_by_rate_and_endless_without_compute() -> None:
     layers = small()
     conv = layers.layers[0]
     fast, none = Device("a", "a", 2e9), Device("b", "b", 0.0)
-    assert Analytic().seconds(layers, conv, None, None, fast) == pytest.approx(flops(layers, conv) / 2e9)
-    assert Analytic(elementwise=False).seconds(layers, conv, None, None, fast) == 2 * macs(layers, conv) / 2e9
-    assert Analytic().seconds(layers, conv, None, None, none) == math.inf
+    assert Analytic().seconds(layers, conv, Share(), fast) == pytest.approx(flops(layers, conv) / 2e9)
+    assert Analytic(elementwise=False).seconds(layers, conv, Share(), fast) == 2 * macs(layers, conv) / 2e9
+    assert Analytic().seconds(layers, conv, Share(), none) == math.inf

@@ -83,7 +83,7 @@ class Costs(CostModel):
     name = "bad-cost"
     how: str = "raise"
 
-    def seconds(self, layers, layer, region, reduce, device, merge=0):
+    def seconds(self, layers, layer, share, device):
         return {"negative": -1.0, "nan": math.nan, "none": None}[self.how] if self.how != "raise" else helper({})
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
-from typing import Any
 
 import onnx
 import pytest
@@ -19,7 +18,7 @@ from dicompiler import networks
 from dicompiler.bounds import bound, latency_bound
 from dicompiler.compilation import Compilation
 from dicompiler.compiler import pose, prepare, single_device
-from dicompiler.costs import Analytic
+from dicompiler.costs import Analytic, Share
 from dicompiler.errors import DicompilerError
 from dicompiler.layers import Layer, LayerGraph
 from dicompiler.lowering import sketch, split
@@ -251,8 +250,7 @@ def test_no_plan_beats_the_bounds(name: str, strategy: str) -> None:
 class Specialised(Analytic):
     """d0 is four times as fast as d1 on the first half of the layers, and four times as slow on the others."""
 
-    def seconds(self, layers: LayerGraph, layer: Layer, *where: Any, **_: Any) -> float:  # type: ignore[override]
-        (device,) = [one for one in where if isinstance(one, Device)]
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:  # noqa: ARG002
         early = layers.position[layer.name] < len(layers.layers) // 2
         return 1.0 if early == (device.name == "d0") else 4.0
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.costs import CostModel
+from dicompiler.costs import CostModel, Share
 from dicompiler.layers import Layer, LayerGraph
 from dicompiler.plan import Part
 from dicompiler.platform import Device
@@ -148,5 +148,6 @@ def row_seconds(layers: LayerGraph, layer: Layer, row_map: RowMap, cost: CostMod
     height = row_map.height
     heights = sorted({1, -(-height // 16), -(-height // 8), -(-height // 4), -(-height // 2), height})
     whole = full(output_shape(layers, layer))
-    seconds = [cost.seconds(layers, layer, replace(whole, row_map.axis, (0, count)), None, device) for count in heights]
+    shares = [Share(replace(whole, row_map.axis, (0, count))) for count in heights]
+    seconds = [cost.seconds(layers, layer, share, device) for share in shares]
     return np.asarray(np.interp(np.arange(height + 1), [0, *heights], [0.0, *seconds]), np.float64)

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from dicompiler.costs import macs
+from dicompiler.costs import Share, macs
 from dicompiler.layers import Layer, LayerGraph
 from dicompiler.plan import Part
 from dicompiler.platform import Device
@@ -48,7 +48,7 @@ class Facts:
         probed = layers.layers[:: -(-len(layers.layers) // _PROBED)]
         return {
             device.name: tuple(
-                cost.seconds(layers, layer, None, None, device) if device.computes else math.inf for layer in probed
+                cost.seconds(layers, layer, Share(), device) if device.computes else math.inf for layer in probed
             )
             for device in self.problem.platform.devices
         }
@@ -237,8 +237,8 @@ class Team:
                 size = None if part.region is None else tuple(stop - start for start, stop in part.region)
                 key = (kind, size, part.reduce and part.reduce[1] - part.reduce[0])
                 if key not in known:
-                    region = None if layer.reason else part.region
-                    known[key] = self.problem.cost.seconds(self.layers, layer, region, part.reduce, device, merge)
+                    share = Share(None if layer.reason else part.region, part.reduce, merge)
+                    known[key] = self.problem.cost.seconds(self.layers, layer, share, device)
                 total[index] = known[key]
         return total
 

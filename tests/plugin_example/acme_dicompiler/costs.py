@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.costs import Analytic, CostModel
+from dicompiler.costs import Analytic, CostModel, Share
 from dicompiler.layers import Layer, LayerGraph
 from dicompiler.platform import Device
-from dicompiler.regions import Interval, Region
 
 
 @dataclass(frozen=True)
@@ -22,14 +21,6 @@ class PerCall(CostModel):
         if not self.microseconds >= 0:
             raise ValueError(f"microseconds must be 0 or more, not {self.microseconds:g}")
 
-    def seconds(
-        self,
-        layers: LayerGraph,
-        layer: Layer,
-        region: Region | None,
-        reduce: Interval | None,
-        device: Device,
-        merge: int = 0,
-    ) -> float:
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
         """Seconds of the part on the device."""
-        return Analytic().seconds(layers, layer, region, reduce, device, merge) + 1e-6 * self.microseconds
+        return Analytic().seconds(layers, layer, share, device) + 1e-6 * self.microseconds
