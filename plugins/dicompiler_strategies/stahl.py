@@ -179,11 +179,15 @@ def solve(layers: Sequence[Size], N: int, reuse: bool = False, lip: bool = True,
 def _solved(model: Any, x: Sequence[Mapping[Scheme, Any]], N: int) -> Solution:
     from ortools.sat.python import cp_model
 
+    from dicompiler_strategies.joint.solving import run
+
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = LIMIT
-    status = solver.solve(model)
+    status, interrupted = run(solver, model)
+    if interrupted:
+        raise KeyboardInterrupt
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise DicompilerError("stahl: the solver found nothing within its limit of work: take the strategy 'dp'")
     schemes = tuple(next(s for s, variable in row.items() if solver.boolean_value(variable)) for row in x)

@@ -141,7 +141,7 @@ def test_an_interrupt_gives_the_best_plan_of_the_gradient_so_far() -> None:
     problem = load_problem(networks.build("lenet", 1), "rpi4x4")
     strategy = Gradient(iterations=10**9, restarts=4)
     known = tables(problem, strategy.choices(problem))
-    timer = threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT))
+    timer = threading.Timer(2.0, lambda: signal.raise_signal(signal.SIGINT))
     timer.start()
     try:
         plan = strategy.plan_of(known)
@@ -149,6 +149,15 @@ def test_an_interrupt_gives_the_best_plan_of_the_gradient_so_far() -> None:
         timer.cancel()
     assert plan.note == INTERRUPTED
     problem.estimate(plan)
+
+
+@pytest.mark.parametrize("spec", [SPECS["cpsat"], SPECS["stahl"]])
+def test_after_a_solver_an_interrupt_is_still_python_s(spec: str) -> None:
+    """A solver that catches Ctrl-C by itself would leave it deadly behind."""
+    problem = load_problem(networks.build("lenet", 1), "rpi4x3")
+    registry().make("strategies", spec).plan(problem)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize("spec", ["auto{budget=0}", "cpsat{time=0}"])

@@ -103,14 +103,20 @@ class Model:
         return tuple(found)
 
 
-def model(tables: Tables, limits: Mapping[str, float] | None = None, on: Collection[str] | None = None) -> Model:
+def model(
+    tables: Tables,
+    limits: Mapping[str, float] | None = None,
+    on: Collection[str] | None = None,
+    full: Collection[int] = (),
+) -> Model:
     """The model for the objective of the tables' problem.
 
     latency: the barrier model's seconds. communication: bytes. energy: Joule: what each device draws while it computes,
     and idles for the rest of the latency (the network's power is not in it); `on` names the devices that idle, by
     default all: the choices must use no others. throughput: seconds of the busiest device
     or line (messages and their bytes, no latency). memory: bytes of weights, and of the largest layer's inputs and
-    outputs, on the fullest host. limits: host → bytes that the weights of its devices may take.
+    outputs, on the fullest host. limits: host → bytes that the weights of its devices may take, and with them the
+    tensors of each layer in `full` (by place) while it is computed.
     """
     problem = tables.problem
     if problem.objective not in OBJECTIVES:
@@ -141,9 +147,11 @@ def model(tables: Tables, limits: Mapping[str, float] | None = None, on: Collect
             own.append(held @ place)
         caps += [np.inf] * len(hosts)
     if limits is not None:
-        for own, held in zip(load_node, tables.weights, strict=True):
-            own.append(held @ place)
-        caps += [limits[host.name] for host in hosts]
+        live = activations(tables) if full else ()
+        for layer in full or (-1,):
+            for i, (own, held) in enumerate(zip(load_node, tables.weights, strict=True)):
+                own.append(held @ place + live[i] if i == layer else held @ place)
+            caps += [limits[host.name] for host in hosts]
     return Model(
         node,
         edge,

@@ -6,7 +6,7 @@ Problem + ChoiceSet → Solution.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,7 +30,8 @@ log = logging.getLogger("dicompiler")
 PROOF = 1e-6
 """Relative gap at which a value counts as proven: what rounding to whole numbers can come to."""
 AMPLE = 8  # copies of a tensor that a device may hold: received, joined, partial sums, buffers
-ROUNDS = 8  # of solving again with more room left for activations
+FULL = 4  # layers whose tensors are kept within the limits by the model itself
+ROUNDS = 12  # of solving again with more room left for activations
 
 
 @dataclass(frozen=True)
@@ -112,19 +113,37 @@ class _Joint:
             best, bound = self._best(model(self.tables).kept(keep), self.start)
         if best is not None and not self._over(best):
             return self._solution(best, bound)
-        limits, limited_bound, self.on = room(self.problem), None, None
+        self.on = None
+        return self._limited(keep, best, bound)
+
+    def _limited(self, keep: Sequence[NDArray[np.bool_]], best: tuple[int, ...] | None, bound: float) -> Solution:
+        """The best plan that fits. Of a plan that does not, the layer with the most tensors beside the weights is kept
+        within the limits as well from then on, which holds for every plan; where that is not enough, less room is left
+        for weights, which costs the bound its meaning: then it stays as it was."""
+        limits, full, valid = room(self.problem), list[int](), True
         for _ in range(ROUNDS):
             start = self.start if best is None else [*self.start, best]
-            best, own_bound = self._best(model(self.tables, limits).kept(keep), start)
-            limited_bound = own_bound if limited_bound is None else limited_bound
+            best, own_bound = self._best(model(self.tables, limits, full=full).kept(keep), start)
+            bound = max(bound, own_bound) if valid else bound
             if best is None:
                 break
             over = self._over(best)
             if not over:
-                return self._solution(best, max(bound, limited_bound))
+                return self._solution(best, bound)
+            fullest = self._fullest(best, over)
+            if fullest not in full and len(full) < FULL:
+                full.append(fullest)
+                continue
+            valid = False
             for host, needed in over.items():  # leave as much room as this plan's activations were too large
                 limits[host] = max(0, limits[host] - max(needed - self.memory[host], 1))
-        return self._smallest(bound if limited_bound is None else max(bound, limited_bound))
+        return self._smallest(bound)
+
+    def _fullest(self, selection: Sequence[int], hosts: Collection[str]) -> int:
+        """The layer whose tensors take most on one of these hosts."""
+        places = [i for i, host in enumerate(self.problem.platform.hosts) if host.name in hosts]
+        live = [own[c][places].max() for own, c in zip(activations(self.tables), selection, strict=True)]
+        return int(np.argmax(live))
 
     def _powered(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
         """Energy: one model for each number of the fastest devices that are on; all that are on draw idle power."""

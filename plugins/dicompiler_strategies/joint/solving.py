@@ -72,8 +72,7 @@ def _attempt(relaxed: Relaxed, effort: Effort, pairs: int) -> Found:
     parameters.max_deterministic_time = effort.time
     parameters.num_workers, parameters.random_seed = effort.workers, effort.seed
     parameters.interleave_search = effort.workers > 1  # without it several workers do not repeat their results
-    parameters.catch_sigint_signal = False
-    status, interrupted = _run(solver, builder.model, _Watch(scale / UNITS, relaxed.bound))
+    status, interrupted = run(solver, builder.model, _Watch(scale / UNITS, relaxed.bound))
     best, value = relaxed.best, relaxed.value
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         chosen = tuple(next(c for c, x in enumerate(own) if solver.boolean_value(x)) for own in builder.chosen)
@@ -90,9 +89,13 @@ def _attempt(relaxed: Relaxed, effort: Effort, pairs: int) -> Found:
     return Found(best, value, bound, interrupted)
 
 
-def _run(solver: cp_model.CpSolver, posed: cp_model.CpModel, watch: _Watch) -> tuple[cp_model.CpSolverStatus, bool]:
+def run(
+    solver: cp_model.CpSolver, posed: cp_model.CpModel, watch: cp_model.CpSolverSolutionCallback | None = None
+) -> tuple[cp_model.CpSolverStatus, bool]:
     """(the status, whether Ctrl-C ended it). The solver works in a thread of its own: while the main thread is inside
-    it, Python cannot see Ctrl-C."""
+    it, Python cannot see Ctrl-C; and it must not catch Ctrl-C itself, for the default that it then puts back is to
+    kill the process."""
+    solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(1) as pool:
         future, interrupted = pool.submit(solver.solve, posed, watch), False
         while True:
