@@ -40,15 +40,8 @@ def quantised(network: onnx.ModelProto) -> Model:
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "samples.npz"
         np.savez(path, input=np.random.default_rng(0).standard_normal((4, *shape)).astype(np.float32))
-        passes = pipeline(f"normalise,quantise{{calibrate={path}}}")
-        proto = PassManager(passes).run(Compilation(model=Model.load(network))).model.to_proto()
-    graph = proto.graph
-    first = next(n for n in graph.node if n.op_type == "QuantizeLinear" and n.input[0] == graph.input[0].name)
-    graph.node.remove(first)
-    for node in graph.node:
-        node.input[:] = [graph.input[0].name if name == first.output[0] else name for name in node.input]
-    graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT8
-    return Model.load(proto)
+        passes = pipeline(f"normalise,quantise{{calibrate={path} inputs=int8}}")
+        return PassManager(passes).run(Compilation(model=Model.load(network))).model
 
 
 def boards(count: int, ram: str, flash: str = "2 MiB") -> Platform:

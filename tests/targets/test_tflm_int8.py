@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -28,7 +29,8 @@ from dicompiler.passes import PassManager, pipeline
 from dicompiler.platform import nameless
 from dicompiler.schema import load_json
 from dicompiler.tasks import reduction
-from dicompiler.verify import random_inputs
+from dicompiler.verify import graph_inputs, random_inputs
+from dicompiler_passes.quantise import take_int8
 from dicompiler_targets.tflm.target import TflmTarget
 
 NAMES = ("block", "tiny", "lenet")
@@ -205,3 +207,23 @@ def test_a_file_that_is_none_no_samples_and_a_quantised_network_are_one_line(tmp
         PassManager(pipeline("quantise")).run(Compilation(model=Model.load(network("lenet"))))
     with pytest.raises(DicompilerError, match="quantised already"):
         run_quantise(quantised("lenet").to_proto(), samples(tmp_path / "samples.npz", network("lenet")))
+
+
+def test_inputs_of_int8_are_those_of_the_network_with_its_own_quantising(tmp_path: Path) -> None:
+    model = network("lenet")
+    path = samples(tmp_path / "samples.npz", model)
+    text = f"normalise,quantise{{calibrate={path} inputs=int8}}"
+    taking = PassManager(pipeline(text)).run(Compilation(model=Model.load(model))).model
+    (value,) = taking.proto.graph.input
+    found = re.fullmatch(r"value = (\S+) \* \(q - (-?\d+)\)", value.doc_string)
+    assert found is not None
+    given = random_inputs(graph_inputs(quantised("lenet")))["input"]
+    whole = np.clip(np.rint(given / np.float32(found[1])) + int(found[2]), -128, 127).astype(np.int8)
+    expected = run_model(quantised("lenet"), {"input": given})
+    for name, output in run_model(taking, {"input": whole}).items():
+        assert np.array_equal(output, expected[name])
+
+
+def test_an_input_that_is_read_unquantised_cannot_be_int8() -> None:
+    with pytest.raises(DicompilerError, match="input 'input' is read as it is: leave out inputs=int8"):
+        take_int8(Model.load(network("lenet")))
