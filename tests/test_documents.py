@@ -159,7 +159,7 @@ def test_the_examples_of_the_formats_load() -> None:
 
 
 def test_the_examples_of_microcontrollers_have_the_keys_that_are_written(tmp_path: Path) -> None:
-    _, _, _, manifest, memory, _ = map(json.loads, blocks(FORMATS, "json"))
+    _, _, _, manifest, memory, *_ = map(json.loads, blocks(FORMATS, "json"))
     compile(networks.build("lenet"), "nano33x2", "modnn", target="tflm", output=tmp_path / "out")
     for example, name in ((manifest, "nano01/manifest.json"), (memory, "memory.json")):
         written = json.loads((tmp_path / "out" / name).read_text())

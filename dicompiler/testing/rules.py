@@ -182,7 +182,7 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
     same = piece.out in (region, full(operation.out_shape))
     expect(same or not rule.elementwise, f"{place}: out is {piece.out}, yet the rule is element-wise")
     for i, (need, there) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
-        same = not rule.elementwise or there != full(operation.out_shape) or need == piece.out
+        same = not rule.elementwise or there != full(operation.out_shape) or need in (None, piece.out)
         expect(same, f"{place}: needs[{i}] is {need}, not out, {piece.out}, yet the rule is element-wise")
         empty = need is not None and is_empty(need) and need != there
         expect(not empty, f"{place}: needs[{i}] is {need}, which is empty: give None or something to read")

@@ -430,7 +430,7 @@ class TestPlans:
             '[[host]]\nname = "tiny"\nmemory = "8 KiB"\n[[device]]\nname = "cpu"\nhost = "tiny"\nrate = "1 GFLOP/s"\n'
         )
         line = refused(1, "compile", model, "--platform", platform, "--strategy", "single", "-o", tmp_path / "out")
-        assert re.match(r"plan: host tiny needs [\d.]+ kB .* and has 8.19 kB: .* layer '[hy]'", line), line
+        assert re.match(r"plan: host tiny needs [\d.]+ MB .* and has 8.19 kB: .* layer '[hy]'", line), line
 
     def test_a_plan_that_is_no_plan(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         plan = tmp_path / "plan.json"

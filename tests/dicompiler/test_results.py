@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -47,9 +48,11 @@ KINDS = ("passes", "strategies", "targets", "operators", "cost-models", "platfor
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the commands run, one after another."""
+    """Where the commands run, in any order: there is a network, compiled, and a plan."""
     directory = tmp_path_factory.mktemp("results")
     onnx.save(build("tiny"), directory / "tiny.onnx")
+    with contextlib.chdir(directory):
+        assert main(LINES["compile"].split()) == main(LINES["plan"].split()) == 0
     return directory
 
 

@@ -44,6 +44,7 @@ STRATEGIES = {
     "auto": "auto{tries=2 strategies=single,modnn}",
     "cpsat": "cpsat{time=1.0}",
     "dp": "dp",
+    "fit": "fit",
     "genetic": "genetic{generations=2 population=6}",
     "gradient": "gradient{restarts=2 iterations=20}",
     "modnn": "modnn",
