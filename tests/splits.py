@@ -93,6 +93,10 @@ class Case:
         assert plan is not None
         return plan
 
+    def with_plan(self, plan: Plan) -> Compilation:
+        """The compilation, to be split as the plan says."""
+        return replace(self.compilation, plan=plan)
+
     def verify(self, split: Split, seeds: Sequence[int] | None = None) -> tuple[Check, Check, Check]:
         """(exact, real weights, bytes): bit-equal check models of all seeds that are needed, outputs of every sink
         within tolerance, and every transfer as long as predicted."""

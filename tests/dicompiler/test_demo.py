@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dicompiler import compiler
+from dicompiler import artifacts
 from dicompiler.artifacts import verify
 from dicompiler.cli import main
 from dicompiler.demo import FRAMES, Demo, demo
@@ -128,7 +128,7 @@ def test_a_check_that_fails_is_shown_and_ends_it_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checks = (Check("exact", False, "seed 0: 3 of 10 elements differ"), Check("bytes", True, "as predicted"))
-    monkeypatch.setattr(compiler, "verify", lambda *_: Verification(checks))
+    monkeypatch.setattr(artifacts, "verify", lambda *_: Verification(checks))
     assert main(["demo", "--network", "lenet", "--platform", "rpi4x1"]) == 1
     printed = capsys.readouterr()
     assert "exact  FAILED  seed 0: 3 of 10 elements differ" in printed.out.splitlines()

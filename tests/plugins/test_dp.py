@@ -389,7 +389,7 @@ def test_a_memory_limit_is_kept_where_a_plan_can_keep_it() -> None:
 
 def test_bad_options_are_refused() -> None:
     problem = Problem(vgg16(), cluster("switch", 1, 1))
-    with pytest.raises(DicompilerError, match=r"dp: devices=3, and the platform 'test' has 2 that compute: take 0"):
+    with pytest.raises(DicompilerError, match=r"dp: devices=3, and the platform 'switch2' has 2 that compute: take 0"):
         Dp(devices=3).plan(problem)
     with pytest.raises(ValueError, match="devices must be 0"):
         Dp(devices=-1)
