@@ -9,8 +9,6 @@ import json
 import math
 import re
 import subprocess
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,22 +19,16 @@ from dealing import dealt
 from generators import integers
 from handmade import halo, partial, unknown_shape
 from mpi_runs import emit, environment
-from test_random_plans import compiled
+from random_runs import check_random, sent_bytes
 
 from dicompiler import artifacts, compiler, networks
-from dicompiler.cutting import cut
 from dicompiler.executor import run_model
 from dicompiler.memory import program_memory
-from dicompiler.platform import nameless
 from dicompiler.schema import load_json, validate
 from dicompiler.target import RunOptions, RunResult
 from dicompiler_targets.mpi import MpiTarget, build, tools
 from dicompiler_targets.mpi.artifact import Artifact
 from dicompiler_targets.mpi.source import output_files, text
-
-
-def sent_bytes(result: RunResult) -> Mapping[int, int]:
-    return {index: count for report in result.reports for index, count in report.sent.items()}
 
 
 @pytest.mark.parametrize(
@@ -96,24 +88,7 @@ def test_inputs_and_outputs_may_have_any_shape_where_it_is_not_known(tmp_path: P
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_networks_under_random_plans_are_bit_equal(seed: int, tmp_path: Path) -> None:
-    placed, model, _ = compiled(8000 + seed)
-    assert placed.plan is not None and placed.routing is not None
-    program = cut(placed.model, placed.plan.devices)
-    target = MpiTarget()
-    target.emit(replace(placed, program=program, platform=nameless(4)), tmp_path)
-    frames = [integers(Random(frame), model.proto) for frame in range(6)]
-
-    result = target.run(tmp_path, frames, 60, RunOptions(in_flight=1 + seed % 4))
-
-    assert len(result.delivered) == len(frames)
-    for inputs, delivered in zip(frames, result.delivered, strict=True):
-        reference = run_model(model, inputs)
-        assert set(delivered) == set(placed.plan.sink)
-        for outputs in delivered.values():
-            assert set(outputs) == set(reference)
-            assert all(np.array_equal(outputs[name], value) for name, value in reference.items())
-    assert sent_bytes(result) == {transfer.index: 6 * transfer.value.nbytes for transfer in program.transfers}
-    assert sum(sent_bytes(result).values()) == 6 * placed.routing.total_bytes
+    check_random(MpiTarget(), 8000 + seed, 6, tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(3))
