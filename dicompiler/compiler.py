@@ -45,6 +45,8 @@ DEFAULT_TARGET = "sockets"
 DEFAULT_COST = "analytic"
 PREPARE = ("normalise", "infer-shapes", "form-layers")
 QUANTISE = "quantise"
+NOTABLY = 1.001
+"""How many times what one device takes a plan takes that is warned of: less would read the same."""
 
 
 def compile(
@@ -193,7 +195,7 @@ def weigh(compilation: Compilation, problem: Problem) -> Compilation:
     one would be better."""
     metrics, single = evaluate(compilation, problem.cost, problem.target), single_device(problem)
     objective = problem.objective
-    if metrics.value(objective) > single.value(objective):
+    if metrics.value(objective) > NOTABLY * single.value(objective):
         log.warning(
             "this plan's predicted %s is worse than that of one device alone (%.3g against %.3g; --strategy single)",
             objective,
