@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import click
 from rich.console import Console
@@ -97,6 +98,11 @@ def main(names: Sequence[str], kinds: Sequence[str], sets: int, seeds: int) -> N
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
             click.echo(f"{'  '.join(row.cells())}  {'FAILED' if row.failures else ''}({peak:.1f} GiB)", err=True)
         table.add_section()
+    finish(table, failures)
+
+
+def finish(table: Table, failures: Sequence[str]) -> NoReturn:
+    """Prints the table and what failed; the exit code is 1 where something did."""
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     for failure in failures:
         click.echo(failure)

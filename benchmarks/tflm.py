@@ -7,7 +7,6 @@ where anything was missed. Run it as README.md says; nothing is written.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from functools import partial
 from typing import Any
 
 import click
+from matrix import finish
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 from splits import ALL, Case, splits
 from tflm_runs import int8, play
@@ -130,10 +129,7 @@ def main(names: Sequence[str], kinds: Sequence[str], numbers: Sequence[str]) -> 
                 failures += row.failures
                 click.echo(f"{'  '.join(row.cells())}{'  FAILED' if row.failures else ''}", err=True)
             table.add_section()
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-    for failure in failures:
-        click.echo(failure)
-    sys.exit(1 if failures else 0)
+    finish(table, failures)
 
 
 if __name__ == "__main__":

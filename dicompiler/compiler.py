@@ -180,8 +180,7 @@ def occupy(compilation: Compilation, problem: Problem) -> Compilation:
     occupied = problem.target.occupied(compilation.program)
     if not occupied:
         return compilation
-    whole = whole_plan(problem.layers, problem.platform.fastest.name)
-    single = problem.sketch(problem.plan(whole.layers)).program
+    single = problem.sketch(_uncut(problem)).program
     assert single is not None
     try:
         uncut = problem.target.occupied(single)
@@ -208,8 +207,12 @@ def weigh(compilation: Compilation, problem: Problem) -> Compilation:
 def single_device(problem: Problem) -> Metrics:
     """The metrics of the whole network on the fastest device, the candidate that every plan is reported beside. Nothing
     overlaps there: the estimate is what the simulator gives."""
-    whole = whole_plan(problem.layers, problem.platform.fastest.name)
-    return problem.estimate(problem.plan(whole.layers))
+    return problem.estimate(_uncut(problem))
+
+
+def _uncut(problem: Problem) -> Plan:
+    """The whole network on the fastest device."""
+    return problem.plan(whole_plan(problem.layers, problem.platform.fastest.name).layers)
 
 
 def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:

@@ -54,6 +54,15 @@ def run(line: str, directory: Path) -> str:
     return done.stderr + done.stdout
 
 
+def run_python(code: str, directory: Path) -> str:
+    """What a program of a document prints on stdout. CalledProcessError where it fails."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=directory, env=env, capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout
+
+
 def written(text: str, directory: Path) -> str:
     """The document with the output that its commands have now, where it shows any."""
 

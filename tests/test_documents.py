@@ -73,16 +73,7 @@ def test_the_plan_in_the_readme_is_the_one_that_its_commands_make(walked: Path) 
 
 def test_the_python_of_the_readme_runs(walked: Path) -> None:
     code, _ = blocks(README, "python")
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=walked,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    _, counts, shape, *streamed = done.stdout.splitlines()
+    _, counts, shape, *streamed = console.run_python(code, walked).splitlines()
     assert len(set(counts.split())) == 1
     assert shape == "(1, 10)"
     assert len(streamed) == 10

@@ -5,10 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,16 +53,7 @@ def test_the_commands_of_the_tutorial_print_what_it_shows(boards: Cluster, tmp_p
 
 def test_the_program_that_follows_a_model_prints_what_the_page_shows(tmp_path: Path) -> None:
     """All Python of the page is one program; what it prints stands in the block that follows each piece."""
-    done = subprocess.run(
-        [sys.executable, "-c", "".join(blocks(WAY, "python"))],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    assert done.stdout == "".join(blocks(WAY, "text"))
+    assert console.run_python("".join(blocks(WAY, "python")), tmp_path) == "".join(blocks(WAY, "text"))
 
 
 def test_the_reference_has_a_page_for_each_module_and_says_what_it_says_of_itself(tmp_path: Path) -> None:
