@@ -10,7 +10,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -143,7 +142,6 @@ class Count:
         return self.multiply + self.pool + self.other + self.add
 
 
-@lru_cache(maxsize=1 << 16)
 def count(
     layers: LayerGraph,
     layer: Layer,
@@ -152,6 +150,14 @@ def count(
     merge: int = 0,
 ) -> Count:
     """The operations and bytes of a part of `layer`; the arguments are those of `CostModel.seconds`."""
+    key = layer.name, region, reduce, merge
+    if key not in layers.counts:
+        layers.counts[key] = _count(layers, layer, region, reduce, merge)
+    found: Count = layers.counts[key]
+    return found
+
+
+def _count(layers: LayerGraph, layer: Layer, region: Region | None, reduce: Interval | None, merge: int) -> Count:
     task = _task(layers, layer, region, reduce, merge)
     found = {"multiply": 0, "pool": 0, "other": 0}
     for work in task.works:

@@ -73,6 +73,11 @@ class LayerGraph:
         return {}
 
     @cached_property
+    def counts(self) -> dict[Any, Any]:
+        """The operations and bytes of parts of layers, as far as somebody has asked: a memory of `costs.count`."""
+        return {}
+
+    @cached_property
     def _operations(self) -> dict[int, Operation]:
         return {}
 

@@ -5,6 +5,7 @@ Problem + ChoiceSet → Tables;   Tables + selections (a choice for each layer) 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,7 +33,7 @@ from dicompiler.problem import Problem
 from dicompiler.weights import raw_nbytes
 
 Edge = tuple[int, int]
-_BLOCK = 1 << 21  # elements of the largest array that filling an edge makes at once
+_BLOCK = 1 << 17  # elements of the largest array that filling an edge makes at once: it stays in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,30 +293,58 @@ def carried(lines: Lines, flows: Sequence[Flow], shape: tuple[int, int]) -> tupl
 
 def sent_to(held: Ints, shares: Ints, needs: Sequence[Need], item: int) -> Ints:  # noqa: ARG001
     """Bytes (P, C, D) that each device misses: what it needs less what it holds."""
-    missing = np.zeros((len(held), len(needs[0].boxes), held.shape[1]), np.int64)
-    for need in needs:
-        wanted = need.boxes
-        missing += need.sign * (sizes(wanted)[None] - common(held[:, None], wanted[None]))
-    return missing * item
+    (held, *wanted), factor = _narrowed([held, *(need.boxes for need in needs)])
+    missing = np.zeros((held.shape[1], len(held), len(wanted[0])), held.dtype)  # (D, P, C): long rows are fast
+    for need, own in zip(needs, wanted, strict=True):
+        met = common(held.swapaxes(0, 1)[:, :, None], own.swapaxes(0, 1)[:, None])
+        missing += need.sign * (sizes(own).astype(held.dtype).T[:, None] - met)
+    return np.moveaxis(missing, 0, 2) * np.int64(factor * item)
 
 
 def sent_between(held: Ints, shares: Ints, needs: Sequence[Need], item: int) -> Ints:
     """Bytes (P, C, D, D) from device to device: what of the sender's share the receiver needs and does not hold."""
+    devices = held.shape[1]
+    (held, shares, *wanted), factor = _narrowed([held, shares, *(need.boxes for need in needs)])
     both = overlap(shares[:, :, None], held[:, None, :])  # (P, sender, receiver, axes, 2)
-    found: Ints = np.zeros((len(held), len(needs[0].boxes), held.shape[1], held.shape[1]), np.int64)
-    for need in needs:
-        wanted = need.boxes[None, :, None, :]
-        found += need.sign * (common(shares[:, None, :, None], wanted) - common(both[:, None], wanted))
-    return found * item
+    apart = ~np.eye(devices, dtype=bool)
+    p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & apart)  # few: a receiver holds what is not its share
+    found = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)  # (P, sender, C, receiver)
+    for need, own in zip(needs, wanted, strict=True):
+        found += need.sign * common(shares[:, :, None, None], own)
+        found[p, s, :, r] -= need.sign * common(both[p, s, r][:, None], own[:, r].swapaxes(0, 1))
+    found *= apart[:, None]
+    return found.swapaxes(1, 2) * np.int64(factor * item)
+
+
+def _narrowed(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
+    """Arrays of boxes (…, axes, 2) with only the axes on which boxes differ (at least one), in 32 bits if that will
+    do; and how many elements every box has on the other axes. Empty boxes are 0..0 on every axis and do not count."""
+    rows = np.concatenate([boxes.reshape(-1, *boxes.shape[-2:]) for boxes in arrays])
+    rows = rows[sizes(rows) > 0]
+    if not len(rows):
+        return [boxes[..., :1, :] for boxes in arrays], 1
+    same = (rows == rows[0]).all(axis=(0, 2))
+    axes = np.flatnonzero(~same) if not same.all() else np.zeros(1, np.intp)
+    kind = np.int32 if math.prod(rows.max(axis=(0, 2)).tolist()) < 2**31 else np.int64
+    extents = rows[0, :, 1] - rows[0, :, 0]
+    rest = math.prod(int(extent) for axis, extent in enumerate(extents) if axis not in axes)
+    return [boxes[..., axes, :].astype(kind) for boxes in arrays], rest
 
 
 def common(a: Ints, b: Ints) -> Ints:
     """Elements (…) that two arrays of boxes (…, axes, 2) have in common; they are broadcast against each other."""
     found: Ints | None = None
     for axis in range(a.shape[-2]):
-        low = np.maximum(a[..., axis, 0], b[..., axis, 0])
-        extent = np.minimum(a[..., axis, 1], b[..., axis, 1]) - low
+        # Sides that lie one after the other in memory are many times faster to compare.
+        (a_low, a_high), (b_low, b_high) = (
+            (np.ascontiguousarray(boxes[..., axis, 0]), np.ascontiguousarray(boxes[..., axis, 1])) for boxes in (a, b)
+        )
+        extent = np.minimum(a_high, b_high)
+        extent -= np.maximum(a_low, b_low)
         np.maximum(extent, 0, out=extent)
-        found = extent if found is None else found * extent
+        if found is None:
+            found = extent
+        else:
+            found *= extent
     assert found is not None
     return found

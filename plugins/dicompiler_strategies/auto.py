@@ -18,6 +18,7 @@ from dicompiler.problem import INTERRUPTED, Problem, Strategy
 from dicompiler.tables import Tables
 from dicompiler_strategies.candidates import Search, Weighed
 from dicompiler_strategies.cpsat import TRIES, CpSat
+from dicompiler_strategies.gradient.strategy import Gradient
 
 log = logging.getLogger("dicompiler")
 
@@ -103,7 +104,7 @@ class _Run:
 
     @cached_property
     def made(self) -> Tables:
-        """The tables of cpsat."""
+        """The tables of cpsat, which gradient has as well: its own would be the same, or larger ones."""
         return CpSat().tables(self.problem)
 
     def error(self) -> DicompilerError | None:
@@ -120,6 +121,9 @@ class _Run:
                 search.take([found])
                 self.refined = found if self.problem.objective == "latency" else None
                 plan = found.plan
+            elif isinstance(strategy, Gradient) and aim is self.problem and aim.objective == "latency":
+                plan = strategy.plan_of(self.made)
+                search.weigh([(plan, name)])
             else:
                 plan = strategy.plan(aim)
                 search.weigh([(plan, name)])

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from dicompiler.tables import Edge
 from dicompiler_strategies.gradient.landscape import Floats, Landscape, Selections
 
 _SWEEPS = 50
@@ -31,7 +32,7 @@ class Polish:
         """For each layer its neighbours b with a table (choices of b, own choices)."""
         found: list[list[tuple[int, Floats]]] = [[] for _ in self.land.node]
         for (i, j), table in self.land.edge.items():
-            found[i].append((j, np.ascontiguousarray(table.T)))
+            found[i].append((j, self._backwards[i, j]))
             found[j].append((i, table))
         return tuple(map(tuple, found))
 
@@ -116,36 +117,66 @@ class Polish:
         it did not pass before.
         """
         found = selections.copy()
+        alone = prices is None and not len(self.land.limits)  # then only what a run is joined to matters
         for path in self._paths:
+            rows = np.arange(len(found))
+            if alone:
+                rows = rows[[self._near(row, path) not in self._settled for row in found]]
             step = max(1, _BLOCK // max(self.land.edge[pair].size for pair in pairwise(path)))
-            for start in range(0, len(found), step):
-                block = slice(start, start + step)
-                self._along(found[block], path, None if prices is None else prices[block])
+            for start in range(0, len(rows), step):
+                block = rows[start : start + step]
+                found[block] = self._along(found[block], path, None if prices is None else prices[block])
+            if alone:
+                self._settled.update(self._near(row, path) for row in found[rows])
         return found
 
-    def _along(self, found: Selections, path: Sequence[int], prices: Floats | None) -> None:
-        """The best choices along a path, in place: the least cost up to each choice of each layer, and back again."""
+    @cached_property
+    def _settled(self) -> set[tuple[int, bytes]]:
+        """Runs that have their best choices, as `_near` writes them."""
+        return set()
+
+    @cached_property
+    def _joined(self) -> dict[int, Selections]:
+        """First layer of a run → the run and all layers that it is joined to."""
+        return {
+            path[0]: np.array(sorted({*path, *(b for a in path for b, _ in self._around[a])})) for path in self._paths
+        }
+
+    def _near(self, selection: Selections, path: Sequence[int]) -> tuple[int, bytes]:
+        """A run with its choices in a selection and those that its best choices depend on."""
+        return path[0], selection[self._joined[path[0]]].tobytes()
+
+    def _along(self, found: Selections, path: Sequence[int], prices: Floats | None) -> Selections:
+        """The selections with the best choices along a path: the least cost up to each choice of each layer, and back
+        again."""
         costs = []
         for k, layer in enumerate(path):
             own = self._around_cost(found, layer, (*path[max(0, k - 1) : k], *path[k + 1 : k + 2]))
             costs.append(own if prices is None else own + prices @ self.land.weights[layer].T)
-        least = costs[0]
+        rows = np.arange(len(found))
+        least, before = costs[0], costs[0][rows, found[:, path[0]]]
         came: list[Selections] = []
         for (a, b), own in zip(pairwise(path), costs[1:], strict=True):
-            both = least[:, :, None] + self.land.edge[a, b][None]
-            came.append(both.argmin(axis=1))
-            least = both.min(axis=1) + own
-        rows, chosen = np.arange(len(found)), least.argmin(axis=1)
-        after = found.copy()
+            before = before + own[rows, found[:, b]] + self.land.edge[a, b][found[:, a], found[:, b]]
+            both = least[:, None, :] + self._backwards[a, b][None]
+            came.append(both.argmin(axis=2))
+            least = np.take_along_axis(both, came[-1][:, :, None], axis=2)[:, :, 0] + own
+        chosen = least.argmin(axis=1)
+        least, after = least[rows, chosen], found.copy()
         after[:, path[-1]] = chosen
         for layer, origin in zip(reversed(path[:-1]), reversed(came), strict=True):
             chosen = origin[rows, chosen]
             after[:, layer] = chosen
-        if prices is None:
-            better = self.cost(after) < self.cost(found) * (1 - 1e-12)
-            found[better] = after[better]
-        else:
-            found[:] = after
+        if prices is not None:
+            return after
+        if len(self.land.limits):
+            least, before = self.cost(after), self.cost(found)
+        return np.where((least < before * (1 - 1e-12))[:, None], after, found)
+
+    @cached_property
+    def _backwards(self) -> dict[Edge, Floats]:
+        """The tables of edges with the first layer's choices last: a minimum over them is fast along memory."""
+        return {edge: np.ascontiguousarray(table.T) for edge, table in self.land.edge.items()}
 
     def _around_cost(self, found: Selections, a: int, without: Collection[int] = ()) -> Floats:
         """Costs (plans, choices of a) of layer a and of its edges but those to `without`, all else as selected."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from dicompiler.tables import Edge
 
 Floats = NDArray[np.float64]
-LIMIT = 1 << 24
-"""Elements of the largest table that elimination may make (128 MiB); see `Graph.widest`."""
+LIMIT = 1 << 25
+"""Elements of the largest table that elimination may make (256 MiB); see `Graph.widest`."""
 
 
 @dataclass(frozen=True, eq=False)
