@@ -10,19 +10,19 @@ from functools import cached_property
 from typing import ClassVar
 
 from dicompiler.errors import DicompilerError
-from dicompiler.limits import check
+from dicompiler.limits import check, lacking
 from dicompiler.objectives import terms
 from dicompiler.plan import Plan
 from dicompiler.plugins import registry
 from dicompiler.problem import INTERRUPTED, Problem, Strategy
 from dicompiler.tables import Tables
 from dicompiler_strategies.candidates import Search, Weighed
-from dicompiler_strategies.cpsat import TRIES, CpSat
+from dicompiler_strategies.cpsat import MOST, TRIES, CpSat, relaxed
 from dicompiler_strategies.gradient.strategy import Gradient
 
 log = logging.getLogger("dicompiler")
 
-SLOW = {"dp": 2_000, "gradient": 2_000, "modnn": 20_000}
+SLOW = {"dp": 2_000, "gradient": MOST, "modnn": 20_000}
 """Strategies that are left out where layers times devices are more than that: they would take the whole budget."""
 STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat", "replicate")
 
@@ -80,6 +80,7 @@ class _Run:
         self.search = Search(problem, "auto", time.monotonic() + options.budget)
         self.refined: Weighed | None = None  # the best plan around which plans were tried
         self.errors: dict[str, DicompilerError] = {}
+        self.hints: list[tuple[int, ...]] | None = None  # for cpsat: what gradient found in its tables
 
     def run(self) -> None:
         strategies = {name: registry().make("strategies", name) for name in self.options.strategies}
@@ -113,21 +114,9 @@ class _Run:
 
     def _strategy(self, name: str, strategy: Strategy, aim: Problem) -> None:
         log.info("auto: asks %s", name)
-        search = self.search
         try:
-            if isinstance(strategy, CpSat) and aim is self.problem:
-                tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
-                found = tried.weighed(self.made, search.deadline)
-                search.take([found])
-                self.refined = found if self.problem.objective == "latency" else None
-                plan = found.plan
-            elif isinstance(strategy, Gradient) and aim is self.problem and aim.objective == "latency":
-                plan = strategy.plan_of(self.made)
-                search.weigh([(plan, name)])
-            else:
-                plan = strategy.plan(aim)
-                search.weigh([(plan, name)])
-            if search.best is None:
+            plan = self._plan(name, strategy, aim)
+            if self.search.best is None:
                 check(self.problem, plan)
         except DicompilerError as error:
             self.errors[name] = error
@@ -135,3 +124,21 @@ class _Run:
             return
         if plan.note == INTERRUPTED:
             raise KeyboardInterrupt
+
+    def _plan(self, name: str, strategy: Strategy, aim: Problem) -> Plan:
+        """The strategy's plan, weighed. What gradient and cpsat can have in common is done once."""
+        search, latency = self.search, self.problem.objective == "latency"
+        if isinstance(strategy, CpSat) and aim is self.problem:
+            tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
+            found = tried.weighed(self.made, search.deadline, self.hints)
+            search.take([found])
+            self.refined = found if latency else None
+            return found.plan
+        if isinstance(strategy, Gradient) and latency:
+            self.hints = relaxed(self.made)
+            search.weigh((self.made.plan(selection), name) for selection in self.hints)
+            if self.hints and not lacking(aim, plan := self.made.plan(self.hints[0])):
+                return plan
+        plan = strategy.plan(aim)
+        search.weigh([(plan, name)])
+        return plan

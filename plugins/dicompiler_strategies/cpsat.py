@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dicompiler")
 TRIES = 200
+MOST = 2_000
+"""Layers times devices for which gradient's descent takes some seconds."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,18 @@ class CpSat(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """The best plan found. Raises DicompilerError where none fits into memory.
 
-        With `rank`, for latency: of the proven optimum, those with cheaper sending, and plans around the best of them,
-        the one that the simulator, in which sending goes on beside computing, finds best.
+        With `rank`, for latency: of the proven optimum, those with cheaper sending, what gradient finds in the same
+        tables, and plans around the best of them, the one that the simulator, in which sending goes on beside
+        computing, finds best.
         """
         return self.weighed(self.tables(problem)).plan
 
-    def weighed(self, made: Tables, deadline: float = math.inf) -> Weighed:
+    def weighed(
+        self, made: Tables, deadline: float = math.inf, hints: Sequence[Sequence[int]] | None = None
+    ) -> Weighed:
         """The same with its metrics, over tables that are there already. deadline: of `time.monotonic`, from which on
-        nothing more is tried. An interrupt gives the best plan so far."""
+        nothing more is tried. hints: selections to begin with as well, instead of gradient's. An interrupt gives the
+        best plan so far."""
         problem = made.problem
         found = self.solve(problem, known=made)
         search = Search(problem, self.name, deadline)
@@ -78,6 +84,8 @@ class CpSat(Strategy):
             search.weigh([(found.plan, self.name)])
             if self.rank and problem.objective == "latency" and problem.model is not None and not interrupted:
                 search.family(made)
+                others = relaxed(made) if hints is None else hints
+                search.weigh((made.plan(selection), "a hint") for selection in others)
                 search.polish(made, self.tries, self.seed)
         except KeyboardInterrupt:
             log.warning("cpsat: interrupted: this is the best plan so far")
@@ -108,3 +116,15 @@ class CpSat(Strategy):
             # Extra rows save messages, not work: there are no more than needed, for the solver's sake.
             options = replace(options, extra=min(self.extra, 1), bases=self.bases[:2][-1:])
         return tables(problem, fitting(problem, options))
+
+
+def relaxed(made: Tables) -> list[tuple[int, ...]]:
+    """The selections that gradient finds best in the tables; none where it would take too long."""
+    from dicompiler_strategies.gradient.strategy import Gradient
+
+    if len(made.choices) * len(made.problem.platform.devices) > MOST:
+        return []
+    found = Gradient().search(made)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return [found.selection, *found.others]
