@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
+import multiprocessing
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from random import Random
 
 import click
 
 from dicompiler import networks
-from dicompiler.comparing import Comparison, compare
+from dicompiler.comparing import compare
 from dicompiler.compiler import load_problem
 from dicompiler.model import Model
 from dicompiler.platform import Device, Host, Network, NetworkKind, Platform
 from dicompiler.plugins import registry
+from dicompiler.problem import Problem
 
 KINDS: tuple[NetworkKind, ...] = ("switch", "shared", "gateway")
 FAST, SLOW = 13.6e9, 3.75e9  # Raspberry Pi 4 and 3
@@ -62,53 +67,74 @@ def cases(names: Sequence[str]) -> Iterator[Case]:
         yield Case(*case)
 
 
-def show(case: Case, found: Comparison) -> None:
-    cells = [
-        f"{row.strategy} {'-' if row.metrics is None else f'{1000 * found.value(row):.1f}'} ({row.seconds:.1f} s)"
-        for row in found.rows
-    ]
-    click.echo(f"{case}: {'  '.join(cells)}  bound {1000 * (found.bound or 0):.1f} ms")
+@dataclass(frozen=True)
+class Result:
+    """A case's comparison: of each strategy the value in seconds (endless without a plan) and the seconds of its
+    search; the bound."""
+
+    case: Case
+    values: Mapping[str, float]
+    seconds: Mapping[str, float]
+    bound: float
+
+    @property
+    def least(self) -> float:
+        return min(self.values.values())
+
+    def is_best(self, name: str) -> bool:
+        return self.values[name] <= EQUAL * self.least
+
+    def __str__(self) -> str:
+        cells = [
+            f"{name} {1000 * value:.1f}{'' if self.is_best(name) else '!'} ({self.seconds[name]:.1f} s)"
+            for name, value in self.values.items()
+        ]
+        return f"{self.case}: {'  '.join(cells)}  bound {1000 * self.bound:.1f} ms"
 
 
-def summary(done: Sequence[Comparison], names: Sequence[str]) -> int:
+@lru_cache(maxsize=1)
+def problem(network: str) -> Problem:
+    """The network's layers, which all its cases have in common."""
+    return load_problem(Model.load(networks.build(network, 1)), "rpi4x1")
+
+
+def run(case: Case) -> Result:
+    """All strategies on one case."""
+    logging.getLogger("dicompiler").setLevel(logging.ERROR)
+    strategies = {name: registry().make("strategies", name) for name in STRATEGIES}
+    found = compare(replace(problem(case.network), platform=case.platform()), strategies)
+    values = {row.strategy: math.inf if row.metrics is None else found.value(row) for row in found.rows}
+    return Result(case, values, {row.strategy: row.seconds for row in found.rows}, found.bound or 0.0)
+
+
+def summary(done: Sequence[Result]) -> int:
     """Prints who was best how often, and the gap; how many times auto was worse than another."""
-    least = [min(found.value(row) for row in found.rows if row.metrics) for found in done]
-    for i, name in enumerate(names):
-        own = [found.rows[i] for found in done]
-        best = sum(
-            row.metrics is not None and found.value(row) <= EQUAL * value
-            for row, found, value in zip(own, done, least, strict=True)
-        )
-        click.echo(f"{name}: best or equal in {best} of {len(done)}, median search {median(own):.1f} s")
-    gaps = [value / found.bound for value, found in zip(least, done, strict=True) if found.bound]
+    for name in STRATEGIES:
+        best = sum(result.is_best(name) for result in done)
+        search = statistics.median(result.seconds[name] for result in done)
+        behind = max(result.values[name] / result.least for result in done) - 1
+        most = f", at most {100 * behind:.1f} % behind" if math.isfinite(behind) else ""
+        click.echo(f"{name}: best or equal in {best} of {len(done)}{most}; median search {search:.1f} s")
+    gaps = [result.least / result.bound for result in done if result.bound]
     click.echo(f"the best plan is {statistics.median(gaps):.2f} times the valid bound in the median case")
-    last = names.index("auto") if "auto" in names else -1
-    worse = sum(found.value(found.rows[last]) > EQUAL * value for value, found in zip(least, done, strict=True))
-    click.echo(f"auto was worse than another one in {worse} of {len(done)}")
-    return worse
-
-
-def median(rows: Sequence[object]) -> float:
-    return statistics.median(row.seconds for row in rows)  # type: ignore[attr-defined]
+    return sum(not result.is_best("auto") for result in done)
 
 
 @click.command()
 @click.option("--network", "chosen", multiple=True, help="Only these (repeatable). Default: the nine CNNs of onnx.")
 @click.option("--sample", type=click.IntRange(min=1), help="So many cases, taken at random with seed 0.")
-def main(chosen: Sequence[str], sample: int | None) -> None:
-    """Compare all strategies by simulation."""
-    logging.getLogger("dicompiler").setLevel(logging.ERROR)
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="So many cases at once, each in its own process.")
+def main(chosen: Sequence[str], sample: int | None, jobs: int) -> None:
+    """Compare all strategies by simulation. Rows end as their cases do; "!" marks who is not best or equal."""
     every = list(cases(chosen or [f"light/{name}" for name in networks.LIGHT_NAMES]))
     taken = sorted(Random(0).sample(every, min(sample, len(every))), key=every.index) if sample else every
-    done, problem = [], None
-    for case in taken:
-        if problem is None or problem[0] != case.network:
-            problem = (case.network, load_problem(Model.load(networks.build(case.network, 1)), "rpi4x1"))
-        strategies = {name: registry().make("strategies", name) for name in STRATEGIES}
-        found = compare(replace(problem[1], platform=case.platform()), strategies)
-        done.append(found)
-        show(case, found)
-    sys.exit(1 if summary(done, STRATEGIES) else 0)
+    done = []
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for result in pool.map(run, taken):
+            done.append(result)
+            click.echo(result)
+            sys.stdout.flush()
+    sys.exit(1 if summary(done) else 0)
 
 
 if __name__ == "__main__":
