@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import onnx
@@ -42,9 +42,27 @@ def reads(graph: onnx.GraphProto) -> Iterator[str]:
 def node_reads(node: onnx.NodeProto) -> Iterator[str]:
     """The tensor names that a node reads: its inputs, and all that its control-flow bodies name (their own too)."""
     yield from (name for name in node.input if name)
+    yield from body_reads(node)
+
+
+def body_reads(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node's control-flow bodies name: what their nodes read, and their outputs."""
     for body in bodies(node):
         yield from reads(body)
         yield from (value.name for value in body.output)
+
+
+def rename_captures(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
+    """In place: names that the node's bodies take from outside become what `renamed` says."""
+    for body in bodies(node):
+        own = {v.name for v in body.input} | {t.name for t in body.initializer}
+        own |= {name for inner in body.node for name in inner.output}
+        outer = {old: new for old, new in renamed.items() if old not in own}
+        for inner in body.node:
+            inner.input[:] = [outer.get(name, name) for name in inner.input]
+            rename_captures(inner, outer)
+        for value in body.output:
+            value.name = outer.get(value.name, value.name)
 
 
 def captures(node: onnx.NodeProto) -> set[str]:
