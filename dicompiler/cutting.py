@@ -1,6 +1,6 @@
 """Cut, the driver's last step: the placed model becomes a Program, per device segments and between devices transfers.
 
-placed Model (every node on a device, in step order) → Program
+placed Model (every node on a device, in step order) → Program;   PlacedGraph, the same unwritten → Outline
 """
 
 from __future__ import annotations
@@ -8,11 +8,30 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import onnx
 
 from dicompiler.model import Model
-from dicompiler.program import DEVICE, LANE, SINKS, SOURCE, DeviceProgram, Program, Segment, Step, Transfer, Value
+from dicompiler.placed import Known, PlacedGraph
+from dicompiler.program import (
+    DEVICE,
+    LANE,
+    SINKS,
+    SOURCE,
+    DeviceOutline,
+    DeviceProgram,
+    Mark,
+    Outline,
+    Program,
+    Segment,
+    SegmentOutline,
+    Step,
+    Transfer,
+    Value,
+    mark_of,
+)
+from dicompiler.regions import shape_of
 from dicompiler.structure import node_reads
 
 GIVEN = -1  # the step of graph inputs: there from the start
@@ -32,27 +51,48 @@ class _Group:
 class _Placed:
     """The placed graph as the cut reads it.
 
-    devices, lanes, uses: of each node its device, lane, and the tensors that it reads (captured ones included).
-    made: tensor → index of the node that makes it. users: tensor → indices of the nodes that read it, in order.
-    sinks: the graph's outputs → the outputs of the original that they are.
+    devices, lanes, reads, makes, marks: of each node in step order its device, its lane, the tensors that it reads
+    (captured ones included) and makes, and what it says of its part. infos: what is known of tensors. sinks: the
+    graph's outputs → the outputs of the original that they are.
     """
 
-    model: Model
     hosts: Mapping[str, str]
-    nodes: Sequence[onnx.NodeProto]
     devices: Sequence[str]
-    lanes: Sequence[str]
-    uses: Sequence[tuple[str, ...]]
-    made: Mapping[str, int]
-    users: Mapping[str, Sequence[int]]
-    infos: Mapping[str, onnx.ValueInfoProto]
+    lanes: Sequence[int]
+    reads: Sequence[Sequence[str]]
+    makes: Sequence[Sequence[str]]
+    marks: Sequence[Mark | None]
+    infos: Mapping[str, Known]
     inputs: tuple[str, ...]
     source: tuple[str, ...]
     sinks: Mapping[str, str]
 
+    @cached_property
+    def made(self) -> Mapping[str, int]:
+        """Tensor → index of the node that makes it."""
+        return {name: i for i, names in enumerate(self.makes) for name in names if name}
+
+    @cached_property
+    def uses(self) -> Sequence[Sequence[str]]:
+        """Of each node the tensors that it reads, constants left out."""
+        there = self.made.keys() | set(self.inputs)
+        return [[name for name in names if name in there] for names in self.reads]
+
+    @cached_property
+    def users(self) -> Mapping[str, Sequence[int]]:
+        """Tensor → indices of the nodes that read it, in order."""
+        found: dict[str, list[int]] = {}
+        for i, names in enumerate(self.uses):
+            for name in names:
+                found.setdefault(name, []).append(i)
+        return found
+
     def value(self, tensor: str) -> Value:
         """Its type and shape (no shape where it is not static, or where it is no tensor)."""
-        kind = self.infos[tensor].type.tensor_type
+        info = self.infos[tensor]
+        if isinstance(info, tuple):
+            return Value(tensor, info[0], shape_of(info[1]))
+        kind = info.type.tensor_type
         dims = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in kind.shape.dim)
         return Value(tensor, kind.elem_type, dims if kind.HasField("shape") and -1 not in dims else None)
 
@@ -78,7 +118,7 @@ def cut(model: Model, devices: Sequence[str], hosts: Mapping[str, str] | None = 
     """The program of a placed model. `devices`: all in order, also those without work; `hosts`: device → host."""
     placed = _read(model, hosts or {})
     groups = _gather(placed)
-    transfers = _transfers(placed)
+    drawn = _draw(placed, groups, devices)
     index = {device: i for i, device in enumerate(devices)}
     counts = dict.fromkeys(devices, 0)
     order: list[tuple[int, int]] = []
@@ -87,13 +127,37 @@ def cut(model: Model, devices: Sequence[str], hosts: Mapping[str, str] | None = 
         counts[group.device] += 1
     constants = {tensor.name: tensor for tensor in model.proto.graph.initializer}
     programs = []
-    for device in devices:
-        own = [group for group in groups if group.device == device]
-        segments = tuple(_segment(f"{device}_{k:03}", group, placed, constants) for k, group in enumerate(own))
-        programs.append(_device(device, segments, placed, transfers))
+    for device in drawn.devices:
+        own = [group for group in groups if group.device == device.device]
+        segments = tuple(
+            _segment(one, group, placed, model, constants) for one, group in zip(device.segments, own, strict=True)
+        )
+        sources = placed.inputs if device.device in placed.source else ()
+        programs.append(DeviceProgram(device.device, device.host, segments, device.steps, sources, device.sinks))
     outputs = tuple(placed.value(name) for name, output in placed.sinks.items() if name == output)
     inputs = tuple(placed.value(name) for name in placed.inputs)
-    return Program(tuple(programs), transfers, inputs, outputs, model.weights, tuple(order))
+    return Program(tuple(programs), drawn.transfers, inputs, outputs, model.weights, tuple(order))
+
+
+def outline(graph: PlacedGraph, devices: Sequence[str], hosts: Mapping[str, str]) -> Outline:
+    """The outline of the program that `cut` makes of the graph once it is written."""
+    given, nodes = graph.given, graph.nodes
+    own = {name: given.values[known] if isinstance(known, str) else known for name, known in graph.values.items()}
+    outputs = {name: given.outputs[output] for name, output in graph.sinks.items()}
+    constants = (given.initializers & graph.used) | given.sparse
+    placed = _Placed(
+        hosts,
+        [node.place.device for node in nodes],
+        [node.place.lane for node in nodes],
+        [node.reads for node in nodes],
+        [node.outputs for node in nodes],
+        [None if node.place.part is None else (node.place.part, node.origin) for node in nodes],
+        {**own, **given.inputs, **outputs},
+        tuple(name for name in given.inputs if name not in constants),
+        graph.source,
+        graph.sinks,
+    )
+    return _draw(placed, _gather(placed), devices)
 
 
 def _read(model: Model, hosts: Mapping[str, str]) -> _Placed:
@@ -102,46 +166,48 @@ def _read(model: Model, hosts: Mapping[str, str]) -> _Placed:
     extra = json.loads(marks[SINKS])
     constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
     node_marks = [{entry.key: entry.value for entry in node.metadata_props} for node in graph.node]
-    made = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
-    inputs = tuple(v.name for v in graph.input if v.name not in constants)
-    uses = [tuple(n for n in node_reads(node) if n in made or n in inputs) for node in graph.node]
-    users: dict[str, list[int]] = {}
-    for i, names in enumerate(uses):
-        for name in names:
-            users.setdefault(name, []).append(i)
     return _Placed(
-        model,
         hosts,
-        list(graph.node),
-        [mark[DEVICE] for mark in node_marks],
-        [mark.get(LANE, "0") for mark in node_marks],
-        uses,
-        made,
-        users,
+        [own[DEVICE] for own in node_marks],
+        [int(own.get(LANE, "0")) for own in node_marks],
+        [tuple(node_reads(node)) for node in graph.node],
+        [tuple(node.output) for node in graph.node],
+        [mark_of(own) for own in node_marks],
         {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)},
-        inputs,
+        tuple(v.name for v in graph.input if v.name not in constants),
         tuple(json.loads(marks[SOURCE])),
         {v.name: extra.get(v.name, v.name) for v in graph.output},
     )
+
+
+def _draw(placed: _Placed, groups: Sequence[_Group], devices: Sequence[str]) -> Outline:
+    transfers = _transfers(placed)
+    drawn = []
+    for device in devices:
+        own = [group for group in groups if group.device == device]
+        segments = tuple(_outline(f"{device}_{k:03}", group, placed) for k, group in enumerate(own))
+        drawn.append(_device(device, segments, placed, transfers))
+    return Outline(tuple(drawn), transfers)
 
 
 def _gather(placed: _Placed) -> list[_Group]:
     """Greedy and eager: a device's segment closes after a tensor that another device needs (unless its next node
     makes one too), before a node that needs something newer than the segment's start, and where the lane changes.
     In order of their first nodes; each depends only on earlier ones."""
+    devices, made, users = placed.devices, placed.made, placed.users
     sends = [
-        any(placed.devices[user] != device for name in node.output for user in placed.users.get(name, ()))
-        for node, device in zip(placed.nodes, placed.devices, strict=True)
+        any(devices[user] != device for name in names for user in users.get(name, ()))
+        for names, device in zip(placed.makes, devices, strict=True)
     ]
     groups: list[_Group] = []
     current: dict[str, _Group] = {}
     for unit in _units(placed):
-        device = placed.devices[unit[0]]
+        device = devices[unit[0]]
         group = current.get(device)
         sent = any(sends[i] for i in unit)
         if group is not None:
-            read = {name for i in unit for name in placed.uses[i] if placed.is_remote(name, device)}
-            newest = max((placed.made.get(name, GIVEN) for name in read), default=GIVEN)
+            read = (made.get(name, GIVEN) for i in unit for name in placed.uses[i])
+            newest = max((at for at in read if at != GIVEN and devices[at] != device), default=GIVEN)
             turned = placed.lanes[group.nodes[-1]] != placed.lanes[unit[0]]
             if newest > group.nodes[0] or (group.sends and not sent) or turned:
                 group = None
@@ -156,9 +222,10 @@ def _gather(placed: _Placed) -> list[_Group]:
 def _units(placed: _Placed) -> list[list[int]]:
     """The nodes in order, those together that must share a segment: a tensor whose type nobody knows cannot be the
     input of one. Only layers that stay whole have such tensors, and the nodes of a layer stand side by side."""
+    unknown = placed.made.keys() - placed.infos.keys()
     units: list[list[int]] = []
     for i, names in enumerate(placed.uses):
-        first = min((placed.made[n] for n in names if n in placed.made and n not in placed.infos), default=i)
+        first = min((placed.made[n] for n in names if n in unknown), default=i) if unknown else i
         unit = [i]
         while unit[0] > first:
             unit = units.pop() + unit
@@ -181,8 +248,8 @@ def _transfers(placed: _Placed) -> tuple[Transfer, ...]:
 
 
 def _device(
-    device: str, segments: tuple[Segment, ...], placed: _Placed, transfers: Sequence[Transfer]
-) -> DeviceProgram:
+    device: str, segments: tuple[SegmentOutline, ...], placed: _Placed, transfers: Sequence[Transfer]
+) -> DeviceOutline:
     outgoing: dict[str, list[int]] = {}
     for transfer in transfers:
         if transfer.sender == device:
@@ -192,25 +259,37 @@ def _device(
     for k, segment in enumerate(segments):
         steps.append(Step("run", k))
         steps += [Step("send", i) for name in segment.outputs for i in outgoing.get(name, ())]
-    sources = placed.inputs if device in placed.source else ()
     sinks = {name: output for name, output in placed.sinks.items() if placed.devices[placed.made[name]] == device}
-    return DeviceProgram(device, placed.hosts.get(device, device), segments, tuple(steps), sources, sinks)
+    return DeviceOutline(device, placed.hosts.get(device, device), segments, tuple(steps), sinks)
 
 
-def _segment(name: str, group: _Group, placed: _Placed, constants: Mapping[str, onnx.TensorProto]) -> Segment:
-    inside, source = set(group.nodes), placed.model.proto
-    made = dict.fromkeys(n for i in group.nodes for n in placed.nodes[i].output if n)
+def _outline(name: str, group: _Group, placed: _Placed) -> SegmentOutline:
+    inside = set(group.nodes)
+    made = dict.fromkeys(n for i in group.nodes for n in placed.makes[i] if n)
     needed = dict.fromkeys(n for i in group.nodes for n in placed.uses[i] if n not in made)
     outputs = tuple(n for n in made if n in placed.sinks or not inside.issuperset(placed.users.get(n, ())))
-    read = dict.fromkeys(n for i in group.nodes for n in node_reads(placed.nodes[i]))
-    proto = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import, functions=source.functions)
-    proto.graph.name = name
-    proto.graph.node.extend(placed.nodes[i] for i in group.nodes)
-    proto.graph.input.extend(placed.infos[n] for n in needed)
-    proto.graph.output.extend(placed.infos.get(n) or onnx.ValueInfoProto(name=n) for n in outputs)
+    marks = tuple(mark for i in group.nodes if (mark := placed.marks[i]) is not None)
+    return SegmentOutline(name, tuple(needed), outputs, marks)
+
+
+def _segment(
+    drawn: SegmentOutline, group: _Group, placed: _Placed, source: Model, constants: Mapping[str, onnx.TensorProto]
+) -> Segment:
+    """The segment with its model."""
+    nodes = [source.proto.graph.node[i] for i in group.nodes]
+    read = dict.fromkeys(n for i in group.nodes for n in placed.reads[i])
+    proto = onnx.ModelProto(
+        ir_version=source.proto.ir_version,
+        opset_import=source.proto.opset_import,
+        functions=source.proto.functions,
+    )
+    proto.graph.name = drawn.name
+    proto.graph.node.extend(nodes)
+    proto.graph.input.extend(placed.infos[n] for n in drawn.inputs)
+    proto.graph.output.extend(placed.infos.get(n) or onnx.ValueInfoProto(name=n) for n in drawn.outputs)
     proto.graph.initializer.extend(constants[n] for n in read if n in constants)
-    proto.graph.sparse_initializer.extend(t for t in source.graph.sparse_initializer if t.values.name in read)
-    return Segment(name, group.device, proto, tuple(needed), outputs)
+    proto.graph.sparse_initializer.extend(t for t in source.proto.graph.sparse_initializer if t.values.name in read)
+    return Segment(drawn.name, group.device, proto, drawn.inputs, drawn.outputs)
 
 
 def sent_bytes(transfers: Iterable[Transfer]) -> int:

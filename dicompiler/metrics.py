@@ -16,7 +16,7 @@ from dicompiler.objectives import terms
 from dicompiler.plan import Plan
 from dicompiler.platform import Platform
 from dicompiler.regions import Region
-from dicompiler.routing import Box, Routing, leaves, route
+from dicompiler.routing import Box, Routing, leaves, route_on
 from dicompiler.tasks import Task, task_id
 from dicompiler.workload import merged, task_seconds
 
@@ -146,9 +146,7 @@ def measure(layers: LayerGraph, platform: Platform, cost: CostModel, plan: Plan)
     and can turn a ranking round. Bytes follow from the routing and are exact. Memory counts what is read or sent later;
     the copies that joins make, and what a target adds, come on top.
     """
-    for name in plan.devices:
-        platform.device(name)
-    roles = _roles(route(layers, plan, platform.host_of), platform, cost)
+    roles = _roles(route_on(platform, layers, plan), platform, cost)
     latency = sum(_latency(role, platform) for role in roles) / len(roles)
     return _metrics(roles, _devices(roles, platform, plan), platform, latency, _lines(roles, platform))
 

@@ -36,6 +36,9 @@ class Cut(NamedTuple):
 Constant = NDArray[Any] | tuple[int, ...] | Cut
 """An initializer that the model has not; a tuple of numbers is an int64 vector."""
 
+Known = onnx.ValueInfoProto | tuple[int, Region]
+"""What is known of a tensor: its value info, or element type and region."""
+
 
 class Held(NamedTuple):
     """A tensor of the placed graph: its name there, and the region of the original tensor that it holds."""

@@ -23,12 +23,14 @@ from dicompiler.plan import Part, Plan
 from dicompiler.platform import Platform
 from dicompiler.program import DeviceProgram, Program
 from dicompiler.simulator import Simulation, simulate
-from dicompiler.workload import workload
+from dicompiler.workload import Workload, played, workload
 
 if TYPE_CHECKING:
     from dicompiler.compilation import Compilation
     from dicompiler.fronts import Front, Tell
     from dicompiler.model import Model
+    from dicompiler.placed import Given
+    from dicompiler.routing import Routing
     from dicompiler.target import Target
 
 __all__ = ["INTERRUPTED", "OBJECTIVES", "Metrics", "Problem", "Strategy"]
@@ -86,8 +88,12 @@ class Problem:
 
     def evaluate(self, plan: Plan) -> Metrics:
         """What `plan` comes to when its program is played by the simulator: the referee between plans. Takes as long
-        as splitting does (0.05 to 0.5 s). Raises as `estimate`."""
-        return evaluate(self.sketch(plan), self.cost, self.target)
+        as XX. Raises as `estimate`."""
+        if self.target is not None:
+            return evaluate(self.sketch(plan), self.cost, self.target)
+        routing, work = self.weigh(plan)
+        once = simulate(work, self.platform, frames=len(work.roles))
+        return simulated(once, routing, self.platform, self.cost, plan)
 
     def evaluate_all(self, plans: Sequence[Plan]) -> list[Metrics | DicompilerError]:
         """`evaluate` of many plans, in their order and spread over `executor` where there is one (processes, or another
@@ -99,16 +105,34 @@ class Problem:
 
     def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> Simulation:
         """Plays the plan's program for a stream of frames, see `simulator.simulate`. Raises as `estimate`."""
-        return play(self.sketch(plan), self.cost, frames, in_flight)
+        return simulate(self.weigh(plan)[1], self.platform, frames, in_flight)
+
+    def weigh(self, plan: Plan) -> tuple[Routing, Workload]:
+        """The plan's routing, and what the simulator plays of its program, which is not written. DicompilerError where
+        the problem has no model."""
+        from dicompiler.lowering import outlines
+
+        routing, drawn = outlines(self._given, self.layers, self.platform, plan)
+        return routing, played(drawn, routing, self.platform, self.cost)
 
     def sketch(self, plan: Plan) -> Compilation:
         """The plan's routing and program. DicompilerError where the problem has no model."""
         from dicompiler.compilation import Compilation
         from dicompiler.lowering import sketch
 
+        return sketch(Compilation(model=self._known, layers=self.layers, platform=self.platform, plan=plan))
+
+    @cached_property
+    def _given(self) -> Given:
+        from dicompiler.placed import Given
+
+        return Given.of(self._known)
+
+    @property
+    def _known(self) -> Model:
         if self.model is None:
             raise DicompilerError("problem: it was made without a model: give one, or use `estimate`")
-        return sketch(Compilation(model=self.model, layers=self.layers, platform=self.platform, plan=plan))
+        return self.model
 
 
 def play(compilation: Compilation, cost: CostModel, frames: int = 1, in_flight: int = 1) -> Simulation:

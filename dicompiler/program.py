@@ -12,10 +12,23 @@ from dicompiler.weights import Weight, raw_nbytes
 if TYPE_CHECKING:
     import onnx
 
+    from dicompiler.tasks import TaskId
+
 # Metadata of nodes in a placed model, and of the model itself.
 DEVICE, LANE, REGION, ORIGIN = "dicompiler.device", "dicompiler.lane", "dicompiler.region", "dicompiler.origin"
 PART = "dicompiler.part"  # layer/index of the part that a node belongs to
 SOURCE, SINKS = "dicompiler.source", "dicompiler.sinks"
+
+Mark = tuple["TaskId", str]
+"""The part that a node belongs to, and the model's node or the tensor that it is made for."""
+
+
+def mark_of(metadata: Mapping[str, str]) -> Mark | None:
+    """What a node's metadata say of its part; None where it belongs to none."""
+    if PART not in metadata:
+        return None
+    layer, _, index = metadata[PART].rpartition("/")
+    return (layer, int(index)), metadata.get(ORIGIN, "")
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,16 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class SegmentOutline:
+    """A segment without its model. marks: of those of its nodes that belong to a part, in order."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
 class Step:
     """`receive` and `send` name a transfer by its index; `run` names a segment by its index in the device's list."""
 
@@ -80,6 +103,25 @@ class DeviceProgram:
     steps: tuple[Step, ...]
     sources: tuple[str, ...]
     sinks: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DeviceOutline:
+    """What one device does for a frame, without the models; see `DeviceProgram`."""
+
+    device: str
+    host: str
+    segments: tuple[SegmentOutline, ...]
+    steps: tuple[Step, ...]
+    sinks: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A role's program without the models: all that the simulator asks of it."""
+
+    devices: tuple[DeviceOutline, ...]
+    transfers: tuple[Transfer, ...]
 
 
 @dataclass(frozen=True)

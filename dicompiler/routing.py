@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 from dicompiler.errors import DicompilerError
 from dicompiler.layers import LayerGraph
@@ -18,9 +19,11 @@ from dicompiler.regions import Region, full, intersect, replace, shape_of, volum
 from dicompiler.tasks import Key, Task, TaskId, make_tasks, task_id
 from dicompiler.weights import raw_nbytes
 
+if TYPE_CHECKING:
+    from dicompiler.platform import Platform
 
-@dataclass(frozen=True)
-class Box:
+
+class Box(NamedTuple):
     """One region of a tensor (or of partial sums of it) that a device holds.
 
     task: the one that computes it; None for a graph input on a source, and for a received box.
@@ -36,16 +39,14 @@ class Box:
     origin: Box | None = None
 
 
-@dataclass(frozen=True)
-class Take:
+class Take(NamedTuple):
     """A leaf of an assembly: `region` of a box that is held on the reader's device."""
 
     box: Box
     region: Region
 
 
-@dataclass(frozen=True)
-class Join:
+class Join(NamedTuple):
     """`children` side by side along `axis`."""
 
     axis: int
@@ -110,6 +111,13 @@ def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None
     check(layers, plan)
     first, *others = (_Router(layers, role, hosts or {}).run() for role in plan.roles)
     return changed(first, others=tuple(others))
+
+
+def route_on(platform: Platform, layers: LayerGraph, plan: Plan) -> Routing:
+    """`route` on a platform. DicompilerError for a device that it has not."""
+    for name in plan.devices:
+        platform.device(name)
+    return route(layers, plan, platform.host_of)
 
 
 def _leaves(tree: Tree) -> Iterator[Take]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dicompiler.layers import Layer, LayerGraph
 from dicompiler.operators.rule import Node, Piece
@@ -19,8 +19,7 @@ Kind = Literal["plain", "partial", "merger"]
 TaskId = tuple[str, int]  # (layer name, index of the part in the plan's list for that layer)
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """Names what is held or read: a tensor, or the partial sums of it over one range of the reduction axis."""
 
     tensor: str

@@ -5,13 +5,13 @@ Program + Routing + Platform + CostModel → Workload.   The steps are the Progr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dicompiler import blame
 from dicompiler.costs import CostModel, Share
 from dicompiler.platform import Platform
-from dicompiler.program import ORIGIN, PART, DeviceProgram, Program
+from dicompiler.program import DeviceOutline, Outline, Program, Segment, SegmentOutline, mark_of
 from dicompiler.routing import Routing
 from dicompiler.tasks import Task, TaskId, task_id
 
@@ -71,13 +71,31 @@ class Workload:
 def workload(program: Program, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
     """The program with predicted seconds, role by role. What a task takes is counted in the segment that holds its
     layer's anchor."""
-    first, *others = (
-        _role(role, routes, platform, cost) for role, routes in zip(program.roles, routing.roles, strict=True)
-    )
+    return played([_outline(role) for role in program.roles], routing, platform, cost)
+
+
+def played(outlines: Sequence[Outline], routing: Routing, platform: Platform, cost: CostModel) -> Workload:
+    """The same of the outline of each role's program."""
+    first, *others = (_role(role, routes, platform, cost) for role, routes in zip(outlines, routing.roles, strict=True))
     return replace(first, others=tuple(others))
 
 
-def _role(program: Program, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
+def _outline(program: Program) -> Outline:
+    """A role's program without the models."""
+    devices = tuple(
+        DeviceOutline(d.device, d.host, tuple(_segment(s) for s in d.segments), d.steps, d.sinks)
+        for d in program.devices
+    )
+    return Outline(devices, program.transfers)
+
+
+def _segment(segment: Segment) -> SegmentOutline:
+    metadata = [{entry.key: entry.value for entry in node.metadata_props} for node in segment.model.graph.node]
+    marks = tuple(mark for own in metadata if (mark := mark_of(own)) is not None)
+    return SegmentOutline(segment.name, segment.inputs, segment.outputs, marks)
+
+
+def _role(program: Outline, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
     seconds = _segment_seconds(program, routing, platform, cost)
     place = {device.device: i for i, device in enumerate(program.devices)}
     messages = tuple(
@@ -86,7 +104,7 @@ def _role(program: Program, routing: Routing, platform: Platform, cost: CostMode
     return Workload(tuple(_device(program, device, seconds) for device in program.devices), messages)
 
 
-def _device(program: Program, device: DeviceProgram, seconds: Mapping[str, float]) -> DeviceWork:
+def _device(program: Outline, device: DeviceOutline, seconds: Mapping[str, float]) -> DeviceWork:
     """The device's steps, sorted by the segment that they follow."""
     sends: dict[int, list[int]] = {}
     received: dict[str, int] = {}
@@ -113,22 +131,17 @@ def _device(program: Program, device: DeviceProgram, seconds: Mapping[str, float
     return DeviceWork(device.device, device.host, tuple(sends.get(-1, ())), jobs)
 
 
-def _segment_seconds(program: Program, routing: Routing, platform: Platform, cost: CostModel) -> dict[str, float]:
+def _segment_seconds(program: Outline, routing: Routing, platform: Platform, cost: CostModel) -> dict[str, float]:
     """Segment name → seconds of the tasks whose anchors it holds."""
     tasks = {task_id(task): task for task in routing.tasks}
     home: dict[TaskId, str] = {}
     for device in program.devices:
         for segment in device.segments:
-            for node in segment.model.graph.node:
-                marks = {entry.key: entry.value for entry in node.metadata_props}
-                if PART in marks:
-                    layer, _, index = marks[PART].rpartition("/")
-                    key = (layer, int(index))
-                    nodes = routing.layers.by_name[layer].nodes
-                    anchor = nodes[routing.layers.by_name[layer].anchor].name
-                    # A merger has no anchor: then its last node counts.
-                    if marks.get(ORIGIN) == anchor or tasks[key].kind == "merger" or key not in home:
-                        home[key] = segment.name
+            for key, origin in segment.marks:
+                layer = routing.layers.by_name[key[0]]
+                # A merger has no anchor: then its last node counts.
+                if key not in home or origin == layer.nodes[layer.anchor].name or tasks[key].kind == "merger":
+                    home[key] = segment.name
     found: dict[str, float] = {}
     for key, name in home.items():
         found[name] = found.get(name, 0.0) + task_seconds(routing, platform, cost, tasks[key])

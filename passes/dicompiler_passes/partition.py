@@ -14,7 +14,7 @@ from dicompiler.passes import Pass
 from dicompiler.placed import Given
 from dicompiler.placing import place
 from dicompiler.plan import Part, Plan
-from dicompiler.routing import route
+from dicompiler.routing import route, route_on
 from dicompiler_passes.rewriting import write
 
 log = logging.getLogger("dicompiler")
@@ -39,10 +39,7 @@ class Partition(Pass):
         assert layers is not None
         plan = compilation.plan or Plan({x.name: (Part("d0"),) for x in layers.layers}, ("d0",), ("d0",))
         platform = compilation.platform
-        if platform is not None:
-            for name in plan.devices:
-                platform.device(name)
-        routing = route(layers, plan, platform.host_of if platform is not None else None)
+        routing = route(layers, plan) if platform is None else route_on(platform, layers, plan)
         for layer, index in () if self.quiet else routing.dropped:
             log.warning("partition: part %d of layer %r is read by nobody and is left out", index, layer)
         placed = place(Given.of(compilation.model), routing, plan)
