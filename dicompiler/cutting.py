@@ -13,7 +13,7 @@ from functools import cached_property
 import onnx
 
 from dicompiler.model import Model
-from dicompiler.placed import Known, PlacedGraph
+from dicompiler.placed import Held, Known, PlacedGraph
 from dicompiler.program import (
     DEVICE,
     LANE,
@@ -90,15 +90,23 @@ class _Placed:
     def value(self, tensor: str) -> Value:
         """Its type and shape (no shape where it is not static, or where it is no tensor)."""
         info = self.infos[tensor]
-        if isinstance(info, tuple):
-            return Value(tensor, info[0], shape_of(info[1]))
+        if isinstance(info, Held):
+            return Value(tensor, info.dtype, shape_of(info.region))
         kind = info.type.tensor_type
         dims = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in kind.shape.dim)
         return Value(tensor, kind.elem_type, dims if kind.HasField("shape") and -1 not in dims else None)
 
-    def readers(self, tensor: str) -> tuple[str, ...]:
-        """The devices that read it, in order of their first reading node."""
-        return tuple(dict.fromkeys(self.devices[i] for i in self.users.get(tensor, ())))
+    @cached_property
+    def wanted(self) -> Sequence[tuple[int, str, int, str]]:
+        """What must travel: (step that makes it, tensor, how many devices read it before this one does, the device), in
+        order."""
+        found: list[tuple[int, str, int, str]] = []
+        for name, indices in self.users.items():
+            at = self.made.get(name, GIVEN)
+            there = self.source if at == GIVEN else (self.devices[at],)
+            readers = dict.fromkeys([self.devices[i] for i in indices])
+            found += [(at, name, place, reader) for place, reader in enumerate(readers) if reader not in there]
+        return sorted(found)
 
     def sender(self, tensor: str, receiver: str) -> str:
         """Who sends `tensor` to `receiver`: its maker; of an input's sources one of the same host, else the first."""
@@ -106,12 +114,6 @@ class _Placed:
             return self.devices[self.made[tensor]]
         host = self.hosts.get(receiver, receiver)
         return next((s for s in self.source if self.hosts.get(s, s) == host), self.source[0])
-
-    def is_remote(self, tensor: str, device: str) -> bool:
-        """Whether `device` must receive the tensor to read it."""
-        if tensor in self.made:
-            return self.devices[self.made[tensor]] != device
-        return device not in self.source
 
 
 def cut(model: Model, devices: Sequence[str], hosts: Mapping[str, str] | None = None) -> Program:
@@ -142,7 +144,6 @@ def cut(model: Model, devices: Sequence[str], hosts: Mapping[str, str] | None = 
 def outline(graph: PlacedGraph, devices: Sequence[str], hosts: Mapping[str, str]) -> Outline:
     """The outline of the program that `cut` makes of the graph once it is written."""
     given, nodes = graph.given, graph.nodes
-    own = {name: given.values[known] if isinstance(known, str) else known for name, known in graph.values.items()}
     outputs = {name: given.outputs[output] for name, output in graph.sinks.items()}
     constants = (given.initializers & graph.used) | given.sparse
     placed = _Placed(
@@ -152,7 +153,7 @@ def outline(graph: PlacedGraph, devices: Sequence[str], hosts: Mapping[str, str]
         [node.reads for node in nodes],
         [node.outputs for node in nodes],
         [None if node.place.part is None else (node.place.part, node.origin) for node in nodes],
-        {**own, **given.inputs, **outputs},
+        {**graph.values, **given.inputs, **outputs},
         tuple(name for name in given.inputs if name not in constants),
         graph.source,
         graph.sinks,
@@ -194,22 +195,19 @@ def _gather(placed: _Placed) -> list[_Group]:
     """Greedy and eager: a device's segment closes after a tensor that another device needs (unless its next node
     makes one too), before a node that needs something newer than the segment's start, and where the lane changes.
     In order of their first nodes; each depends only on earlier ones."""
-    devices, made, users = placed.devices, placed.made, placed.users
-    sends = [
-        any(devices[user] != device for name in names for user in users.get(name, ()))
-        for names, device in zip(placed.makes, devices, strict=True)
-    ]
+    devices, made = placed.devices, placed.made
+    sends = {at for at, *_ in placed.wanted}
     groups: list[_Group] = []
     current: dict[str, _Group] = {}
     for unit in _units(placed):
         device = devices[unit[0]]
         group = current.get(device)
-        sent = any(sends[i] for i in unit)
+        sent = not sends.isdisjoint(unit)
         if group is not None:
-            read = (made.get(name, GIVEN) for i in unit for name in placed.uses[i])
-            newest = max((at for at in read if at != GIVEN and devices[at] != device), default=GIVEN)
+            read = [at for i in unit for name in placed.uses[i] if (at := made.get(name, GIVEN)) > group.nodes[0]]
+            newer = any(devices[at] != device for at in read)
             turned = placed.lanes[group.nodes[-1]] != placed.lanes[unit[0]]
-            if newest > group.nodes[0] or (group.sends and not sent) or turned:
+            if newer or (group.sends and not sent) or turned:
                 group = None
         if group is None:
             group = current[device] = _Group(device)
@@ -235,15 +233,9 @@ def _units(placed: _Placed) -> list[list[int]]:
 
 def _transfers(placed: _Placed) -> tuple[Transfer, ...]:
     """One per tensor and device that must receive it, in order of making."""
-    wanted = sorted(
-        (placed.made.get(name, GIVEN), name, place, reader)
-        for name in placed.users
-        for place, reader in enumerate(placed.readers(name))
-        if placed.is_remote(name, reader)
-    )
     return tuple(
         Transfer(i, placed.sender(name, reader), reader, placed.value(name))
-        for i, (_, name, _, reader) in enumerate(wanted)
+        for i, (_, name, _, reader) in enumerate(placed.wanted)
     )
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dicompiler.importing import unique
 from dicompiler.model import Model
 from dicompiler.operators.rule import Piece
-from dicompiler.regions import Region, full, replace, shift
+from dicompiler.regions import Region, full, replace
 from dicompiler.routing import show
 from dicompiler.structure import bodies, body_reads, node_reads, rename_captures
 from dicompiler.tasks import TaskId
@@ -36,15 +36,18 @@ class Cut(NamedTuple):
 Constant = NDArray[Any] | tuple[int, ...] | Cut
 """An initializer that the model has not; a tuple of numbers is an int64 vector."""
 
-Known = onnx.ValueInfoProto | tuple[int, Region]
-"""What is known of a tensor: its value info, or element type and region."""
-
 
 class Held(NamedTuple):
-    """A tensor of the placed graph: its name there, and the region of the original tensor that it holds."""
+    """A tensor of the placed graph: its name there, the region of the original tensor that it holds, and its element
+    type (an onnx.TensorProto.DataType)."""
 
     name: str
     region: Region
+    dtype: int
+
+
+Known = onnx.ValueInfoProto | Held
+"""What is known of a tensor."""
 
 
 class Place(NamedTuple):
@@ -59,9 +62,9 @@ class Place(NamedTuple):
 class PlacedNode(NamedTuple):
     """A node that is not written yet.
 
-    op, name: its operator and its own name. origin: the model's node or the tensor that it is
-    made for; region: of what it makes (None: layers that stay whole). attributes: by name, None takes one away.
-    copied: the node that it is a copy of, but for all this. reads: the tensors that it reads, captured ones included.
+    op: its operator. origin: the model's node or the tensor that it is made for; region: of what it makes (None: in
+    layers that stay whole). attributes: by name, None takes one away. copied: the node that it is a copy of, but for
+    all this; op "" is that one's. reads: the tensors that it reads, captured ones included.
     """
 
     op: str
@@ -119,14 +122,14 @@ class Given:
 class PlacedGraph:
     """`nodes`: in step order, those alone that lead to an output.
 
-    values: what is known of the tensors that are new: element type and region, or the model's tensor whose value info
-    holds for it. constants: the initializers that are new. used: the names that are read or kept. sinks: the graph's
-    outputs → the outputs of the original that they are. source: the devices that hold the inputs.
+    values: what is known of the tensors that are new, by name; a value info may bear another name. constants: the
+    initializers that are new. used: the names that are read or kept. sinks: the graph's outputs → the outputs of the
+    original that they are. source: the devices that hold the inputs.
     """
 
     given: Given
     nodes: Sequence[PlacedNode]
-    values: Mapping[str, tuple[int, Region] | str]
+    values: Mapping[str, Known]
     constants: Mapping[str, Constant]
     used: frozenset[str]
     sinks: Mapping[str, str]
@@ -139,7 +142,7 @@ class Draft:
 
     given: Given
     nodes: list[PlacedNode] = field(default_factory=list)
-    values: dict[str, tuple[int, Region] | str] = field(default_factory=dict)
+    values: dict[str, Known] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
     named: dict[object, str] = field(default_factory=dict)
 
@@ -153,8 +156,8 @@ class Draft:
 
     def declare(self, name: str, dtype: int, region: Region) -> Held:
         """Says what type and shape a new tensor has."""
-        self.values[name] = (dtype, region)
-        return Held(name, region)
+        held = self.values[name] = Held(name, region, dtype)
+        return held
 
     def constant(self, wanted: str, array: NDArray[Any]) -> str:
         """An initializer with these values; the same values under the same wanted name are one."""
@@ -183,7 +186,9 @@ class Draft:
     ) -> None:
         """The model's node, called `name`, with these inputs and outputs, as the piece says."""
         own, (inputs, outputs), copied = unique(name, self.called), tensors, self.given.nodes[node]
-        reads = [*filter(None, inputs), *self.given.inner.get(node, ())]
+        reads = inputs
+        if "" in inputs or node in self.given.inner:
+            reads = [*filter(None, inputs), *self.given.inner.get(node, ())]
         self.nodes.append(
             PlacedNode(how.op or "", own, inputs, outputs, place, node, how.out, how.attributes, copied, reads)
         )
@@ -198,66 +203,62 @@ class Draft:
             copied.CopyFrom(original)
             rename_captures(copied, names)
             reads += body_reads(copied)
-        self.nodes.append(
-            PlacedNode("", unique(node, self.called), inputs, outputs, place, node, None, {}, copied, reads)
-        )
+        own = unique(node, self.called)
+        self.nodes.append(PlacedNode("", own, inputs, outputs, place, node, None, NOTHING, copied, reads))
 
-    def slice(self, held: Held, region: Region, dtype: int, place: Place, name: str = "") -> Held:
+    def slice(self, held: Held, region: Region, place: Place, name: str = "") -> Held:
         """held → Slice → region, under this name. Itself where nothing is cut."""
         if held.region == region:
             return held
-        local = shift(region, held.region)
-        axes = tuple(axis for axis, cut in enumerate(region) if cut != held.region[axis])
-        starts, ends = tuple(local[a][0] for a in axes), tuple(local[a][1] for a in axes)
+        axes, starts, ends = _cuts(held.region, region)
         out = name or self.name(held.name + show(region))
+        made = self.declare(out, held.dtype, region)
         if 0 < self.given.opset < 10:
-            written = {"axes": axes, "ends": ends, "starts": starts}
-            self._own("Slice", [held.name], out, place, held.name, region, written)
+            self._own("Slice", [held.name], made, place, held.name, {"axes": axes, "ends": ends, "starts": starts})
         else:
             inputs = [held.name, self.integers(starts), self.integers(ends), self.integers(axes)]
-            self._own("Slice", inputs, out, place, held.name, region)
-        return self.declare(out, dtype, region)
+            self._own("Slice", inputs, made, place, held.name)
+        return made
 
-    def concat(self, pieces: Sequence[Held], axis: int, dtype: int, place: Place, name: str) -> Held:
+    def concat(self, pieces: Sequence[Held], axis: int, place: Place, name: str) -> Held:
         """pieces side by side along `axis` → Concat → the region of them all."""
         first = pieces[0].region
         region = replace(first, axis, (first[axis][0], pieces[-1].region[axis][1]))
-        self._own("Concat", [p.name for p in pieces], name, place, name, region, {"axis": axis})
-        return self.declare(name, dtype, region)
+        made = self.declare(name, pieces[0].dtype, region)
+        self._own("Concat", [p.name for p in pieces], made, place, name, {"axis": axis})
+        return made
 
-    def merge(self, terms: Sequence[Held], op: str, dtype: int, place: Place, name: str) -> Held:
+    def merge(self, terms: Sequence[Held], op: str, place: Place, name: str) -> Held:
         """terms[0] + terms[1] + …, in this order, as a chain of Adds (or of another `op`); one term: Identity."""
         op = "Sum" if op == "Add" and 0 < self.given.opset < 7 else op  # onnxruntime has no Add of before opset 7
         total = terms[0]
         if len(terms) == 1:
-            self._own("Identity", [total.name], name, place, name, total.region)
+            return self.identity(total, place, name, name)
         for i, term in enumerate(terms[1:], 1):
             out = name if i == len(terms) - 1 else self.name(f"{name}+{i}")
-            self._own(op, [total.name, term.name], out, place, name, total.region)
-            total = self.declare(out, dtype, total.region)
-        return self.declare(name, dtype, total.region)
+            made = self.declare(out, total.dtype, total.region)
+            self._own(op, [total.name, term.name], made, place, name)
+            total = made
+        return total
 
-    def identity(self, held: Held, dtype: int, place: Place, name: str) -> Held:
+    def identity(self, held: Held, place: Place, name: str, origin: str) -> Held:
         """held under another name."""
-        self._own("Identity", [held.name], name, place, held.name, held.region)
-        return self.declare(name, dtype, held.region)
+        made = self.declare(name, held.dtype, held.region)
+        self._own("Identity", [held.name], made, place, origin)
+        return made
 
     def _own(
         self,
         op: str,
         inputs: Sequence[str],
-        output: str,
+        made: Held,
         place: Place,
         origin: str,
-        region: Region,
         attributes: Mapping[str, Any] = NOTHING,
     ) -> None:
         """A node that the model has not, called like what it makes."""
-        self.nodes.append(
-            PlacedNode(
-                op, unique(output, self.called), inputs, (output,), place, origin, region, attributes, None, inputs
-            )
-        )
+        own, outputs = unique(made.name, self.called), (made.name,)
+        self.nodes.append(PlacedNode(op, own, inputs, outputs, place, origin, made.region, attributes, None, inputs))
 
     def finish(self, kept: Iterable[str], extra: Mapping[str, str], source: tuple[str, ...]) -> PlacedGraph:
         """The placed graph. kept: initializers that stay though no node's inputs name them; extra: further outputs →
@@ -267,6 +268,16 @@ class Draft:
         nodes = _live(sorted(self.nodes, key=lambda node: node.place.step), {*sinks, *kept})
         used = kept.union(*(node.inputs for node in nodes))
         return PlacedGraph(self.given, nodes, self.values, self.constants, used, sinks, source)
+
+
+def _cuts(whole: Region, region: Region) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """(axes, starts, ends) of the Slice that makes `region` of a tensor that holds `whole`."""
+    cuts = [(i, cut, held[0]) for i, (cut, held) in enumerate(zip(region, whole, strict=True)) if cut != held]
+    return (
+        tuple([axis for axis, _, _ in cuts]),
+        tuple([start - origin for _, (start, _), origin in cuts]),
+        tuple([stop - origin for _, (_, stop), origin in cuts]),
+    )
 
 
 def _live(nodes: Sequence[PlacedNode], wanted: set[str]) -> list[PlacedNode]:

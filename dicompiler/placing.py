@@ -31,10 +31,10 @@ class _Placer:
         self.given, self.routing, self.plan = given, routing, plan
         self.layers = routing.layers
         self.draft = Draft(given)
-        self.computed: dict[tuple[Key, TaskId], Held | str] = {}
+        self.computed: dict[tuple[Key, TaskId], Held] = {}
         self.sent: dict[tuple[Box, Region], Held] = {}
-        self.cut: dict[tuple[str, Region, str], Held] = {}
-        self.joined: dict[tuple[Tree, str], Held] = {}
+        self.cut: dict[tuple[str, Region, str, int], Held] = {}
+        self.joined: dict[tuple[Tree, str, int], Held] = {}
         self.kept: set[str] = set()
         self.alone = Counter(task.layer for task in routing.tasks)
         self.delivered = self._delivered_as_computed()
@@ -80,40 +80,40 @@ class _Placer:
 
     def _hold(self, tree: Tree, key: Key, place: Place, name: str = "") -> Held:
         """The nodes of an assembly on the reader's device, shared by all its readers in that lane."""
-        dtype = self._dtype(key.tensor)
         if isinstance(tree, Take):
-            return self._local(self._box(tree.box, place), tree.region, dtype, place)
-        at = (tree, f"{place.device}#{place.lane}")
-        if at not in self.joined:
+            return self._local(self._box(tree.box, place), tree.region, place)
+        at = (tree, place.device, place.lane)
+        held = self.joined.get(at)
+        if held is None:
             pieces = [self._hold(child, key, place) for child in tree.children]
             name = name or self.draft.name(f"{key.tensor}@{place.device}&")
-            self.joined[at] = self.draft.concat(pieces, tree.axis, dtype, place, name)
-        return self.joined[at]
+            held = self.joined[at] = self.draft.concat(pieces, tree.axis, place, name)
+        return held
 
-    def _local(self, held: Held, region: Region, dtype: int, place: Place) -> Held:
+    def _local(self, held: Held, region: Region, place: Place) -> Held:
         """A slice on the reader's device, shared by all its readers in that lane."""
-        key = (held.name, region, f"{place.device}#{place.lane}")
-        if key not in self.cut:
-            self.cut[key] = self.draft.slice(held, region, dtype, place)
-        return self.cut[key]
+        if held.region == region:
+            return held
+        at = (held.name, region, place.device, place.lane)
+        cut = self.cut.get(at)
+        if cut is None:
+            cut = self.cut[at] = self.draft.slice(held, region, place)
+        return cut
 
     def _box(self, box: Box, place: Place) -> Held:
         """The tensor that a box is; for a received one the slice of it that its sender makes, once for all."""
+        assert box.region is not None
         if box.origin is None:
             if box.task is None:
-                assert box.region is not None
-                return Held(box.key.tensor, box.region)
-            held = self.computed[box.key, box.task]
-            assert isinstance(held, Held)
-            return held
-        assert box.region is not None
-        if (box.origin, box.region) not in self.sent:
+                return Held(box.key.tensor, box.region, self._dtype(box.key.tensor))
+            return self.computed[box.key, box.task]
+        at = (box.origin, box.region)
+        sent = self.sent.get(at)
+        if sent is None:
             run, _, position, _ = place.step
             early = Place(box.origin.device, box.origin.lane, (run, -1, position, 0))
-            origin = self._box(box.origin, place)
-            dtype = self._dtype(box.key.tensor)
-            self.sent[box.origin, box.region] = self.draft.slice(origin, box.region, dtype, early)
-        return self.sent[box.origin, box.region]
+            sent = self.sent[at] = self.draft.slice(self._box(box.origin, place), box.region, early)
+        return sent
 
     def _task(self, task: Task, place: Place) -> None:
         """Nodes of a layer that can be cut: inputs assembled, then node by node as the pieces say."""
@@ -128,20 +128,30 @@ class _Placer:
             partials = sorted((key for key in reads if key.reduce is not None), key=lambda key: key.reduce or (0, 0))
             terms = [self._hold(reads[key], key, place) for key in partials]
             name = self._name(tensor, Key(tensor), task)
-            held[tensor] = self.draft.merge(terms, operator, self._dtype(tensor), place, name)
+            held[tensor] = self.draft.merge(terms, operator, place, name)
         for work in task.works:
             assert work.piece is not None
             output = self.layers.cut_output(work.node)
-            key = target if output == target.tensor else Key(output)
-            held[output] = self._node(work.node, work.piece, held, self._name(output, key, task), place)
+            name = self._name(output, target if output == target.tensor else Key(output), task)
+            held[output] = self._node(work.node, work.piece, held, output, name, place)
         self.computed[target, task_id(task)] = held[target.tensor]
 
-    def _node(self, node: Node, piece: Piece, held: dict[str, Held], name: str, place: Place) -> Held:
-        """One node on regions of its inputs: its proto with inputs, output, attributes and operator changed."""
+    def _node(self, node: Node, piece: Piece, held: dict[str, Held], output: str, name: str, place: Place) -> Held:
+        """One node on regions of its inputs, with inputs, output, attributes and operator changed; it makes `name`."""
+        inputs = self._inputs(node, piece, held, place)
+        raw = name if piece.raw in (None, piece.out) else self.draft.name(f"{name}{show(piece.raw)}")
+        # Outputs that nobody reads but that the operator insists on keep a name.
+        others = [o and self.draft.name(f"{o}@{place.device}") if o != output else raw for o in node.outputs]
+        called = node.name if name in node.outputs else f"{node.name}@{place.device}"
+        self.draft.copy(node.name, called, (inputs, others), place, piece)
+        written = self.draft.declare(raw, self._dtype(output), piece.raw or piece.out)
+        return self.draft.slice(written, piece.out, place, name)
+
+    def _inputs(self, node: Node, piece: Piece, held: dict[str, Held], place: Place) -> list[str]:
+        """What the node reads there; '' for what it leaves out."""
         inputs: list[str] = []
-        arity = max((len(node.inputs), *(i + 1 for i in piece.constants)))
-        for i in range(arity):
-            tensor, need = (node.inputs[i], piece.needs[i]) if i < len(node.inputs) else ("", None)
+        beyond = [("", None)] * (max(piece.constants, default=-1) + 1 - len(node.inputs))
+        for i, (tensor, need) in enumerate((*zip(node.inputs, piece.needs, strict=True), *beyond)):
             if i in piece.constants:
                 inputs.append(self._constant(node, i, piece.constants[i]))
             elif not tensor:
@@ -149,18 +159,10 @@ class _Placer:
             elif need is not None and self.layers.tensors[tensor].constant:
                 inputs.append(self.draft.weight(tensor, need))
             elif need is not None:
-                inputs.append(self._local(held[tensor], need, self._dtype(tensor), place).name)
+                inputs.append(self._local(held[tensor], need, place).name)
         while inputs and not inputs[-1]:
             inputs.pop()
-        output = self.layers.cut_output(node)
-        dtype = self._dtype(output)
-        raw = name if piece.raw in (None, piece.out) else self.draft.name(f"{name}{show(piece.raw)}")
-        # Outputs that nobody reads but that the operator insists on keep a name.
-        others = [o and self.draft.name(f"{o}@{place.device}") if o != output else raw for o in node.outputs]
-        called = node.name if name in node.outputs else f"{node.name}@{place.device}"
-        self.draft.copy(node.name, called, (inputs, others), place, piece)
-        written = self.draft.declare(raw, dtype, piece.raw or piece.out)
-        return self.draft.slice(written, piece.out, dtype, place, name)
+        return inputs
 
     def _constant(self, node: Node, index: int, array: NDArray[Any]) -> str:
         if array.dtype == np.int64 and array.ndim == 1:
@@ -178,12 +180,12 @@ class _Placer:
                 if shape is not None:
                     self.draft.declare(names[tensor], self._dtype(tensor), full(shape))
                 elif tensor in self.given.values:
-                    self.draft.values[names[tensor]] = tensor
+                    self.draft.values[names[tensor]] = self.given.values[tensor]
             self.kept.update(work.node.inputs)  # among them initializers that only sub-graphs name
             self.draft.keep(work.node.name, names, place)
         for key, region in task.outputs.items():
-            name = names[key.tensor]
-            self.computed[key, task_id(task)] = name if region is None else Held(name, region)
+            if region is not None:  # a tensor without static shape is read where it is made alone
+                self.computed[key, task_id(task)] = Held(names[key.tensor], region, self._dtype(key.tensor))
 
     def _deliver(self) -> dict[str, str]:
         """The graph's outputs on the devices that want them: name of each further sink's output → the output that it
@@ -200,7 +202,7 @@ class _Placer:
             name = output if first else self.draft.name(f"{output}@{delivery.device}")
             held = self._hold(delivery.tree, Key(output), place, name)
             if held.name != name:
-                self.draft.identity(held, self._dtype(output), place, name)
+                self.draft.identity(held, place, name, held.name)
             if not first:
                 extra[name] = output
         return extra

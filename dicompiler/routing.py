@@ -6,10 +6,11 @@ LayerGraph + Plan → Routing.   The rewrite reads it and the costs read it: one
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from dicompiler.errors import DicompilerError
@@ -21,6 +22,9 @@ from dicompiler.weights import raw_nbytes
 
 if TYPE_CHECKING:
     from dicompiler.platform import Platform
+
+
+Order = tuple[int, int, int]
 
 
 class Box(NamedTuple):
@@ -130,7 +134,7 @@ def _leaves(tree: Tree) -> Iterator[Take]:
 
 def leaves(tree: Tree) -> tuple[Take, ...]:
     """The leaves of an assembly, in order."""
-    return tuple(_leaves(tree))
+    return (tree,) if isinstance(tree, Take) else tuple(_leaves(tree))
 
 
 class _Router:
@@ -140,13 +144,13 @@ class _Router:
         self.layers, self.plan, self.hosts = layers, plan, hosts
         self.rank = {device: i for i, device in enumerate(plan.devices)}
         self.live: set[TaskId] = set()
-        self.readers: dict[Key, list[tuple[Task, Region]]] = {}
+        self.readers: dict[Key, list[tuple[Order, Task, Region]]] = {}
         self.reads: dict[TaskId, dict[Key, Tree]] = {}
         self.received: list[Box] = []
 
     def run(self) -> Routing:
         deliveries: list[Delivery] = []
-        tasks: list[Task] = []
+        made: list[list[Task]] = []
         for layer in reversed(self.layers.layers):
             own = make_tasks(self.layers, layer, self.plan.layers[layer.name])
             finals = [task for task in own if task.kind != "partial"]
@@ -157,20 +161,24 @@ class _Router:
             )
             for task in own:
                 if task_id(task) in self.live:
-                    for key, need in task.needs.items():
-                        self.readers.setdefault(key, []).append((task, need))
-            tasks = own + tasks
+                    self._read(task, task.needs.items())
+            made.append(own)
         for name in self.layers.inputs:
             region = full(self.layers.tensors[name].shape or ())
             boxes = [Box(Key(name), region, device, 0) for device in self.plan.source]
             deliveries.extend(self._serve(Key(name), boxes))
-        return self._finish(tasks, deliveries)
+        return self._finish([task for own in reversed(made) for task in own], deliveries)
+
+    def _read(self, task: Task, needs: Iterable[tuple[Key, Region]]) -> None:
+        """Notes what the task reads, which is assembled once all its other readers are known."""
+        order = self._order(task)
+        for key, need in needs:
+            self.readers.setdefault(key, []).append((order, task, need))
 
     def _serve(self, key: Key, boxes: Sequence[Box]) -> list[Delivery]:
         """Assembles `key` for all who read it, in layer order; the sinks of a graph output come last."""
         held: dict[str, list[Box]] = {}
-        readers = self.readers.pop(key, [])
-        for task, need in sorted(readers, key=lambda reader: self._order(reader[0])):
+        for _, task, need in sorted(self.readers.pop(key, []), key=itemgetter(0)):
             tree = self._assemble(need, (task.device, task.lane), boxes, held, f"{task.layer!r} on {task.device}")
             self.reads.setdefault(task_id(task), {})[key] = tree
         if key.reduce is not None or key.tensor not in self.layers.outputs:
@@ -189,9 +197,8 @@ class _Router:
         """Every live merger reads, range by range, the partial sums over its region."""
         for merger in mergers if partials else ():
             (region,) = merger.outputs.values()
-            for key in touching(region, partials):
-                assert region is not None
-                self.readers.setdefault(key, []).append((merger, region))
+            assert region is not None
+            self._read(merger, ((key, region) for key in touching(region, partials)))
         for key in dict.fromkeys(key for task in partials for key in task.outputs):
             self._serve(key, _boxes(partials, key))
 
@@ -207,14 +214,18 @@ class _Router:
         for i, box in enumerate((*boxes, *held.get(device, ()))):
             assert box.region is not None
             overlap = need if need == box.region else intersect(need, box.region)  # an empty tensor is its own part
-            if overlap is not None:
-                found.append(((self._distance(box, at), -volume(overlap), self.rank[box.device], i), box, overlap))
+            if overlap is None:
+                continue
+            if box.device == device and box.lane == lane and overlap == need:  # nothing is better: so it is most often
+                found = [((0, 0, 0, i), box, need)]
+                break
+            found.append(((self._distance(box, at), -volume(overlap), self.rank[box.device], i), box, overlap))
         if not found:
             raise DicompilerError(
                 f"plan: nobody computes {show(need)} of {boxes[0].key.tensor!r}, which {reader} reads: "
                 "let the region of one of its parts cover it"
             )
-        _, box, overlap = min(found, key=lambda candidate: candidate[0])
+        _, box, overlap = min(found, key=itemgetter(0))
         # What has nothing in common with the need has nothing in common with a part of it.
         near = [one for _, one, _ in found if one.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
@@ -241,14 +252,14 @@ class _Router:
         if box.task is not None:
             self.live.add(box.task)
 
-    def _order(self, task: Task) -> tuple[int, int, int]:
+    def _order(self, task: Task) -> Order:
         """Layer order; within a layer partial sums first."""
         return self.layers.position[task.layer], 0 if task.kind == "partial" else 1, task.index
 
     def _finish(self, tasks: Sequence[Task], deliveries: Sequence[Delivery]) -> Routing:
         live = sorted((task for task in tasks if task_id(task) in self.live), key=self._order)
         runs = lane_runs(live, self.reads)
-        live.sort(key=lambda task: (runs[task_id(task)], task.lane, self._order(task)))
+        live.sort(key=lambda task: (runs[task_id(task)], task.lane))
         return Routing(
             self.layers,
             tuple(live),

@@ -12,7 +12,7 @@ import onnx
 from onnx import helper
 
 from dicompiler.model import Model
-from dicompiler.placed import Constant, Cut, PlacedGraph, PlacedNode
+from dicompiler.placed import Constant, Cut, Held, PlacedGraph, PlacedNode
 from dicompiler.program import DEVICE, LANE, ORIGIN, PART, REGION, SINKS, SOURCE
 from dicompiler.regions import shape_of
 from dicompiler.routing import show
@@ -80,10 +80,9 @@ def _node(node: PlacedNode) -> onnx.NodeProto:
 
 def _info(placed: PlacedGraph, name: str) -> onnx.ValueInfoProto:
     known = placed.values[name]
-    if isinstance(known, str):
-        return _renamed(placed.given.values[known], name)
-    dtype, region = known
-    return helper.make_tensor_value_info(name, dtype, shape_of(region))
+    if isinstance(known, Held):
+        return helper.make_tensor_value_info(name, known.dtype, shape_of(known.region))
+    return _renamed(known, name)
 
 
 def _renamed(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
