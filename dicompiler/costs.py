@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -180,8 +180,16 @@ def task_macs(layers: LayerGraph, task: Task) -> int:
     return sum(_macs(layers.operation(work.node), *_regions(layers, work)) for work in task.works)
 
 
-def weight_regions(layers: LayerGraph, task: Task) -> dict[tuple[str, Region], int]:
+def weight_regions(layers: LayerGraph, task: Task) -> Mapping[tuple[str, Region], int]:
     """The pieces of constants that a task holds: (tensor, region) → bytes."""
+    works, found = layers.held.get(id(task.works), (None, {}))
+    if works is not task.works:
+        found = _weight_regions(layers, task)
+        layers.held[id(task.works)] = (task.works, found)
+    return found  # type: ignore[no-any-return]
+
+
+def _weight_regions(layers: LayerGraph, task: Task) -> dict[tuple[str, Region], int]:
     found = {}
     for work in task.works:
         _, needs = _regions(layers, work)

@@ -78,6 +78,11 @@ class LayerGraph:
         return {}
 
     @cached_property
+    def held(self) -> dict[int, Any]:
+        """The constants that parts of layers hold, as far as somebody has asked: a memory of `costs.weight_regions`."""
+        return {}
+
+    @cached_property
     def _operations(self) -> dict[int, Operation]:
         return {}
 

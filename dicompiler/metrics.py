@@ -6,6 +6,7 @@ barriers between layers) or the simulator's (`simulated`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -16,9 +17,9 @@ from dicompiler.objectives import terms
 from dicompiler.plan import Plan
 from dicompiler.platform import Platform
 from dicompiler.regions import Region
-from dicompiler.routing import Box, Routing, leaves, route_on
+from dicompiler.routing import Box, Routing, Tree, leaves, route_on
 from dicompiler.tasks import Task, task_id
-from dicompiler.workload import merged, task_seconds
+from dicompiler.workload import Workload, merged, task_seconds
 
 if TYPE_CHECKING:
     from dicompiler.simulator import Simulation
@@ -151,11 +152,12 @@ def measure(layers: LayerGraph, platform: Platform, cost: CostModel, plan: Plan)
     return _metrics(roles, _devices(roles, platform, plan), platform, latency, _lines(roles, platform))
 
 
-def simulated(simulation: Simulation, routing: Routing, platform: Platform, cost: CostModel, plan: Plan) -> Metrics:
-    """What `plan` comes to, given its routing and the simulation of one frame of each role, one after another. The time
-    between frames is the load of the busiest device or line, in the mean over the roles: what a stream comes to with
-    enough frames on their way at once."""
-    roles, frames = _roles(routing, platform, cost), len(simulation.frames)
+def simulated(simulation: Simulation, work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
+    """What `plan` comes to, given its routing, its workload and the simulation of one frame of each role, one after
+    another. The time between frames is the load of the busiest device or line, in the mean over the roles: what a
+    stream comes to with enough frames on their way at once."""
+    roles = tuple(_Role(own, played.seconds, _sent(own)) for own, played in zip(routing.roles, work.roles, strict=True))
+    frames = len(simulation.frames)
     devices = tuple(
         replace(
             entry,
@@ -242,25 +244,29 @@ def _busy(platform: Platform, boxes: Iterable[_Sent], latency: bool = True, fram
 
 def _devices(roles: Sequence[_Role], platform: Platform, plan: Plan) -> tuple[DeviceMetrics, ...]:
     activations = [_activations(role.routing) for role in roles]
-    sent = [box for role in roles for box in role.sent]
-    named = set(plan.devices)
+    sent, received = Counter[str](), Counter[str]()
+    for box in (box for role in roles for box in role.sent):
+        sent[box.sender] += box.count
+        received[box.receiver] += box.count
+    work: dict[str, list[tuple[_Role, Task]]] = {name: [] for name in plan.devices}
+    for role in roles:
+        for task in role.routing.tasks:
+            work[task.device].append((role, task))
     found = []
-    for device in platform.devices:
-        if device.name not in named:
-            continue
-        own = [(role, task) for role in roles for task in role.routing.tasks if task.device == device.name]
+    for name in (device.name for device in platform.devices if device.name in work):
+        own = work[name]
         weights: dict[tuple[str, Region], int] = {}
         for role, task in own:
             weights.update(weight_regions(role.routing.layers, task))
         found.append(
             DeviceMetrics(
-                device.name,
+                name,
                 _mean(sum(_flops(role.routing, task) for role, task in own), roles),
                 sum(role.seconds[task_id(task)] for role, task in own) / len(roles),
                 sum(weights.values()),
-                max(held.get(device.name, 0) for held in activations),
-                _mean(sum(box.count for box in sent if box.sender == device.name), roles),
-                _mean(sum(box.count for box in sent if box.receiver == device.name), roles),
+                max(held.get(name, 0) for held in activations),
+                _mean(sent[name], roles),
+                _mean(received[name], roles),
             )
         )
     return tuple(found)
@@ -284,24 +290,24 @@ def _activations(routing: Routing) -> dict[str, int]:
     the start of the frame) and an input up to their last reader; what a sink wants, to the end.
     """
     end = len(routing.tasks)
-    spans: dict[Box, tuple[int, int]] = {}
+    spans: dict[Box, list[int]] = {}  # first and last step
 
-    def hold(box: Box, at: int) -> None:
-        start, stop = spans.get(box, (0, 0))
-        spans[box] = (start, max(stop, at))
+    def hold(tree: Tree, at: int) -> None:
+        for leaf in leaves(tree):
+            span = spans.setdefault(leaf.box, [0, at])
+            span[1] = max(span[1], at)
 
     for i, task in enumerate(routing.tasks):
         for key, region in task.outputs.items():
-            spans[Box(key, region, task.device, task.lane, task_id(task))] = (i, i)
+            spans[Box(key, region, task.device, task.lane, task_id(task))] = [i, i]
         for tree in routing.reads.get(task_id(task), {}).values():
-            for leaf in leaves(tree):
-                hold(leaf.box, i)
+            hold(tree, i)
     for box in routing.received:
         if box.origin is not None:  # an input that its source only sends is held by it as well
-            spans.setdefault(box.origin, (0, 0))
+            spans.setdefault(box.origin, [0, 0])
     for delivery in routing.deliveries:
-        for leaf in leaves(delivery.tree) if delivery.tree is not None else ():
-            hold(leaf.box, end)
+        if delivery.tree is not None:
+            hold(delivery.tree, end)
     changes: dict[str, list[tuple[int, int]]] = {}
     for box, (start, stop) in spans.items():
         if box.region is not None:

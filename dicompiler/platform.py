@@ -128,6 +128,19 @@ class Platform:
         return {device.name: device.host for device in self.devices}
 
     @cached_property
+    def _devices(self) -> Mapping[str, Device]:
+        return {device.name: device for device in self.devices}
+
+    @cached_property
+    def _hosts(self) -> Mapping[str, Host]:
+        return {host.name: host for host in self.hosts}
+
+    @cached_property
+    def _links(self) -> dict[tuple[str, str], Link | None]:
+        """What `link` was asked for."""
+        return {}
+
+    @cached_property
     def computing(self) -> tuple[Device, ...]:
         """The devices with compute, in platform order; at least one."""
         return tuple(device for device in self.devices if device.computes)
@@ -139,20 +152,23 @@ class Platform:
 
     def device(self, name: str) -> Device:
         """The device called `name`; an error names the nearest one."""
-        for device in self.devices:
-            if device.name == name:
-                return device
+        if name in self._devices:
+            return self._devices[name]
         raise DicompilerError(f"{self.name}: unknown device {name!r}{nearest(name, self.host_of)}")
 
     def host(self, name: str) -> Host:
         """The host called `name`; an error names the nearest one."""
-        for host in self.hosts:
-            if host.name == name:
-                return host
-        raise DicompilerError(f"{self.name}: unknown host {name!r}{nearest(name, [host.name for host in self.hosts])}")
+        if name in self._hosts:
+            return self._hosts[name]
+        raise DicompilerError(f"{self.name}: unknown host {name!r}{nearest(name, self._hosts)}")
 
     def link(self, a: str, b: str) -> Link | None:
         """The link between devices `a` and `b`, as wide as their hosts' own connections allow; None on one host."""
+        if (a, b) not in self._links:
+            self._links[a, b] = self._link(a, b)
+        return self._links[a, b]
+
+    def _link(self, a: str, b: str) -> Link | None:
         ends = self.host(self.device(a).host), self.host(self.device(b).host)
         link = self.network.link(ends[0].name, ends[1].name)
         widths = [host.bandwidth for host in ends if host.bandwidth is not None]

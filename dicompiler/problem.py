@@ -92,8 +92,7 @@ class Problem:
         if self.target is not None:
             return evaluate(self.sketch(plan), self.cost, self.target)
         routing, work = self.weigh(plan)
-        once = simulate(work, self.platform, frames=len(work.roles))
-        return simulated(once, routing, self.platform, self.cost, plan)
+        return _metrics(work, routing, self.platform, plan)
 
     def evaluate_all(self, plans: Sequence[Plan]) -> list[Metrics | DicompilerError]:
         """`evaluate` of many plans, in their order and spread over `executor` where there is one (processes, or another
@@ -137,9 +136,20 @@ class Problem:
 
 def play(compilation: Compilation, cost: CostModel, frames: int = 1, in_flight: int = 1) -> Simulation:
     """Simulates a compilation that has a program."""
+    work, platform = _work(compilation, cost), compilation.platform
+    assert platform is not None
+    return simulate(work, platform, frames, in_flight)
+
+
+def _work(compilation: Compilation, cost: CostModel) -> Workload:
     program, routing, platform = compilation.program, compilation.routing, compilation.platform
     assert program is not None and routing is not None and platform is not None
-    return simulate(workload(program, routing, platform, cost), platform, frames, in_flight)
+    return workload(program, routing, platform, cost)
+
+
+def _metrics(work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
+    """By simulation of one frame of each role."""
+    return simulated(simulate(work, platform, frames=len(work.roles)), work, routing, platform, plan)
 
 
 def evaluate(compilation: Compilation, cost: CostModel, target: Target | None = None) -> Metrics:
@@ -147,7 +157,7 @@ def evaluate(compilation: Compilation, cost: CostModel, target: Target | None = 
     the target adds, if it is known."""
     routing, platform, plan = compilation.routing, compilation.platform, compilation.plan
     assert routing is not None and platform is not None and plan is not None
-    found = simulated(play(compilation, cost, frames=len(plan.roles)), routing, platform, cost, plan)
+    found = _metrics(_work(compilation, cost), routing, platform, plan)
     if target is None or compilation.program is None:
         return found
     needed = to_run(compilation.program, target)

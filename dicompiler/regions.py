@@ -20,12 +20,12 @@ def full(shape: Sequence[int]) -> Region:
 
 def shape_of(region: Region) -> Shape:
     """((1, 4), (0, 2)) → (3, 2)."""
-    return tuple(stop - start for start, stop in region)
+    return tuple([stop - start for start, stop in region])
 
 
 def volume(region: Region) -> int:
     """Number of elements; 1 for rank 0, 0 for an empty region."""
-    return math.prod(max(0, stop - start) for start, stop in region)
+    return math.prod([stop - start if stop > start else 0 for start, stop in region])
 
 
 def is_empty(region: Region) -> bool:

@@ -6,7 +6,7 @@ Program + Routing + Platform + CostModel → Workload.   The steps are the Progr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dicompiler import blame
 from dicompiler.costs import CostModel, Share
@@ -55,12 +55,14 @@ class DeviceWork:
 class Workload:
     """What one frame comes to on every device. `messages` are numbered as the program's transfers.
 
-    others: of a plan with replicas the workloads of its further roles, for the same devices in the same order.
+    seconds: of each task (in one made by hand of none). others: of a plan with replicas the workloads of its further
+    roles, for the same devices in the same order.
     """
 
     devices: tuple[DeviceWork, ...]
     messages: tuple[Message, ...]
     others: tuple[Workload, ...] = ()
+    seconds: Mapping[TaskId, float] = field(default_factory=dict, repr=False)
 
     @property
     def roles(self) -> tuple[Workload, ...]:
@@ -96,12 +98,13 @@ def _segment(segment: Segment) -> SegmentOutline:
 
 
 def _role(program: Outline, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
-    seconds = _segment_seconds(program, routing, platform, cost)
+    seconds = {task_id(task): task_seconds(routing, platform, cost, task) for task in routing.tasks}
+    own = _segment_seconds(program, routing, seconds)
     place = {device.device: i for i, device in enumerate(program.devices)}
     messages = tuple(
         Message(place[t.sender], place[t.receiver], t.value.nbytes, t.value.name) for t in program.transfers
     )
-    return Workload(tuple(_device(program, device, seconds) for device in program.devices), messages)
+    return Workload(tuple(_device(program, device, own) for device in program.devices), messages, seconds=seconds)
 
 
 def _device(program: Outline, device: DeviceOutline, seconds: Mapping[str, float]) -> DeviceWork:
@@ -131,20 +134,20 @@ def _device(program: Outline, device: DeviceOutline, seconds: Mapping[str, float
     return DeviceWork(device.device, device.host, tuple(sends.get(-1, ())), jobs)
 
 
-def _segment_seconds(program: Outline, routing: Routing, platform: Platform, cost: CostModel) -> dict[str, float]:
-    """Segment name → seconds of the tasks whose anchors it holds."""
-    tasks = {task_id(task): task for task in routing.tasks}
+def _segment_seconds(program: Outline, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
+    """Segment name → seconds of the tasks whose anchors it holds. seconds: of each task."""
+    mergers = {task_id(task) for task in routing.tasks if task.kind == "merger"}
     home: dict[TaskId, str] = {}
     for device in program.devices:
         for segment in device.segments:
             for key, origin in segment.marks:
                 layer = routing.layers.by_name[key[0]]
                 # A merger has no anchor: then its last node counts.
-                if key not in home or origin == layer.nodes[layer.anchor].name or tasks[key].kind == "merger":
+                if key not in home or origin == layer.nodes[layer.anchor].name or key in mergers:
                     home[key] = segment.name
     found: dict[str, float] = {}
     for key, name in home.items():
-        found[name] = found.get(name, 0.0) + task_seconds(routing, platform, cost, tasks[key])
+        found[name] = found.get(name, 0.0) + seconds[key]
     return found
 
 
