@@ -70,6 +70,13 @@ class Segment:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    @property
+    def outline(self) -> SegmentOutline:
+        """The segment without its model."""
+        metadata = [{entry.key: entry.value for entry in node.metadata_props} for node in self.model.graph.node]
+        marks = tuple(mark for own in metadata if (mark := mark_of(own)) is not None)
+        return SegmentOutline(self.name, self.inputs, self.outputs, marks)
+
 
 @dataclass(frozen=True)
 class SegmentOutline:
@@ -144,6 +151,15 @@ class Program:
     def roles(self) -> tuple[Program, ...]:
         """The program of each role: frame i is played by entry i mod n."""
         return (replace(self, others=()), *self.others)
+
+    @property
+    def outline(self) -> Outline:
+        """The first role's program without the models."""
+        devices = tuple(
+            DeviceOutline(own.device, own.host, tuple(one.outline for one in own.segments), own.steps, own.sinks)
+            for own in self.devices
+        )
+        return Outline(devices, self.transfers)
 
     @property
     def all_transfers(self) -> tuple[Transfer, ...]:

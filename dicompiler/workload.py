@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from dicompiler import blame
 from dicompiler.costs import CostModel, Share
 from dicompiler.platform import Platform
-from dicompiler.program import DeviceOutline, Outline, Program, Segment, SegmentOutline, mark_of
+from dicompiler.program import DeviceOutline, Outline, Program
 from dicompiler.routing import Routing
 from dicompiler.tasks import Task, TaskId, task_id
 
@@ -73,28 +73,13 @@ class Workload:
 def workload(program: Program, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
     """The program with predicted seconds, role by role. What a task takes is counted in the segment that holds its
     layer's anchor."""
-    return played([_outline(role) for role in program.roles], routing, platform, cost)
+    return played([role.outline for role in program.roles], routing, platform, cost)
 
 
 def played(outlines: Sequence[Outline], routing: Routing, platform: Platform, cost: CostModel) -> Workload:
     """The same of the outline of each role's program."""
     first, *others = (_role(role, routes, platform, cost) for role, routes in zip(outlines, routing.roles, strict=True))
     return replace(first, others=tuple(others))
-
-
-def _outline(program: Program) -> Outline:
-    """A role's program without the models."""
-    devices = tuple(
-        DeviceOutline(d.device, d.host, tuple(_segment(s) for s in d.segments), d.steps, d.sinks)
-        for d in program.devices
-    )
-    return Outline(devices, program.transfers)
-
-
-def _segment(segment: Segment) -> SegmentOutline:
-    metadata = [{entry.key: entry.value for entry in node.metadata_props} for node in segment.model.graph.node]
-    marks = tuple(mark for own in metadata if (mark := mark_of(own)) is not None)
-    return SegmentOutline(segment.name, segment.inputs, segment.outputs, marks)
 
 
 def _role(program: Outline, routing: Routing, platform: Platform, cost: CostModel) -> Workload:

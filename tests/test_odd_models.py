@@ -11,6 +11,7 @@ import onnx
 import pytest
 from generators import random_plan
 from onnx import TensorProto, helper, numpy_helper
+from weighing import check_outline
 
 from dicompiler.compilation import Compilation
 from dicompiler.compiler import prepare
@@ -49,9 +50,13 @@ def inputs_of(proto: onnx.ModelProto) -> dict[str, Any]:
 
 
 def split(proto: onnx.ModelProto, plan: Plan) -> tuple[Compilation, Program]:
-    placed = Partition().run(replace(prepare(Model.load(proto)), plan=plan))
+    before = replace(prepare(Model.load(proto)), plan=plan)
+    placed = Partition().run(before)
     placed.model.check("partition")
-    return placed, cut(placed.model, plan.devices)
+    assert placed.routing is not None
+    program = cut(placed.model, plan.devices)
+    check_outline(before.model, placed.routing, plan, program)
+    return placed, program
 
 
 def check_same(proto: onnx.ModelProto, plan: Plan, inputs: dict[str, Any] | None = None) -> Execution:

@@ -1,0 +1,34 @@
+"""A plan that is only weighed is not written as ONNX: that this gives what the written program gives."""
+
+from __future__ import annotations
+
+from dicompiler.cutting import outline
+from dicompiler.model import Model
+from dicompiler.placed import Given
+from dicompiler.placing import place
+from dicompiler.plan import Plan
+from dicompiler.problem import Problem, evaluate
+from dicompiler.program import Program
+from dicompiler.routing import Routing
+from dicompiler.simulator import Simulation, simulate
+from dicompiler.workload import workload
+
+
+def check_outline(model: Model, routing: Routing, plan: Plan, program: Program) -> None:
+    """The outline of the unwritten graph is that of the program, which was cut of the written one."""
+    hosts = {device.device: device.host for device in program.devices}
+    assert outline(place(Given.of(model), routing, plan), list(hosts), hosts) == program.outline
+
+
+def check_weighed(problem: Problem, plan: Plan) -> Simulation:
+    """Routing, workload, metrics and a stream of frames are equal, to the last bit."""
+    sketched = problem.sketch(plan)
+    assert sketched.program is not None and sketched.routing is not None
+    written = workload(sketched.program, sketched.routing, problem.platform, problem.cost)
+    routing, work = problem.weigh(plan)
+    assert routing == sketched.routing
+    assert work == written
+    assert repr(problem.evaluate(plan)) == repr(evaluate(sketched, problem.cost))
+    played = problem.simulate(plan, 3, 2)
+    assert played == simulate(written, problem.platform, 3, 2)
+    return played
