@@ -47,10 +47,18 @@ def dealt(rng: Random, plan: Plan) -> Plan:
     kind=st.sampled_from(["switch", "shared", "gateway"]),
     each=st.integers(1, 3),
     replicas=st.booleans(),
+    listed=st.booleans(),
 )
-def test_random_plans_are_weighed_as_they_are_written(seed: int, kind: NetworkKind, each: int, replicas: bool) -> None:
+def test_random_plans_are_weighed_as_they_are_written(
+    seed: int, kind: NetworkKind, each: int, replicas: bool, listed: bool
+) -> None:
+    """listed: initializers are inputs as well, as in files of long ago."""
     rng = Random(seed)
-    model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
+    proto = random_model(rng)
+    if listed:
+        weights = proto.graph.initializer
+        proto.graph.input.extend(onnx.helper.make_tensor_value_info(w.name, w.data_type, w.dims) for w in weights)
+    model = Model.load(onnx.shape_inference.infer_shapes(proto))
     layers = form_layers(model, rules())
     plan = random_plan(rng, layers)
     check_weighed(Problem(layers, cluster(kind, each), model=model), dealt(rng, plan) if replicas else plan)
