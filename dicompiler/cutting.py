@@ -104,6 +104,8 @@ class _Placed:
         for name, indices in self.users.items():
             at = self.made.get(name, GIVEN)
             there = self.source if at == GIVEN else (self.devices[at],)
+            if len(indices) == 1 and self.devices[indices[0]] in there:  # as it is most often
+                continue
             readers = dict.fromkeys([self.devices[i] for i in indices])
             found += [(at, name, place, reader) for place, reader in enumerate(readers) if reader not in there]
         return sorted(found)
@@ -204,8 +206,9 @@ def _gather(placed: _Placed) -> list[_Group]:
         group = current.get(device)
         sent = not sends.isdisjoint(unit)
         if group is not None:
-            read = [at for i in unit for name in placed.uses[i] if (at := made.get(name, GIVEN)) > group.nodes[0]]
-            newer = any(devices[at] != device for at in read)
+            start = group.nodes[0]
+            read = [at for i in unit for name in placed.uses[i] if (at := made.get(name, GIVEN)) > start]
+            newer = any(devices[at] != device for at in read) if read else False
             turned = placed.lanes[group.nodes[-1]] != placed.lanes[unit[0]]
             if newer or (group.sends and not sent) or turned:
                 group = None
@@ -217,13 +220,15 @@ def _gather(placed: _Placed) -> list[_Group]:
     return groups
 
 
-def _units(placed: _Placed) -> list[list[int]]:
+def _units(placed: _Placed) -> Iterable[list[int]]:
     """The nodes in order, those together that must share a segment: a tensor whose type nobody knows cannot be the
     input of one. Only layers that stay whole have such tensors, and the nodes of a layer stand side by side."""
     unknown = placed.made.keys() - placed.infos.keys()
+    if not unknown:
+        return ([i] for i in range(len(placed.uses)))
     units: list[list[int]] = []
     for i, names in enumerate(placed.uses):
-        first = min((placed.made[n] for n in names if n in unknown), default=i) if unknown else i
+        first = min((placed.made[n] for n in names if n in unknown), default=i)
         unit = [i]
         while unit[0] > first:
             unit = units.pop() + unit

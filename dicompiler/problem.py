@@ -87,8 +87,8 @@ class Problem:
         return blame.memory(self.target, Program(idle, (), (), (), {}, ()))
 
     def evaluate(self, plan: Plan) -> Metrics:
-        """What `plan` comes to when its program is played by the simulator: the referee between plans. Takes as long
-        as XX. Raises as `estimate`."""
+        """What `plan` comes to when its program is played by the simulator: the referee between plans. Takes
+        2 to 150 ms: it is not written as ONNX, unless there is a target to ask. Raises as `estimate`."""
         if self.target is not None:
             return evaluate(self.sketch(plan), self.cost, self.target)
         routing, work = self.weigh(plan)

@@ -210,22 +210,21 @@ class _Router:
         Best: own lane, own device (what was received is local), own host; then largest overlap; then device order.
         """
         device, lane = at
-        found = []
+        found: list[tuple[int, Box, Region]] = []
         for i, box in enumerate((*boxes, *held.get(device, ()))):
             assert box.region is not None
             overlap = need if need == box.region else intersect(need, box.region)  # an empty tensor is its own part
-            if overlap is None:
-                continue
-            if box.device == device and box.lane == lane and overlap == need:  # nothing is better: so it is most often
-                found = [((0, 0, 0, i), box, need)]
-                break
-            found.append(((self._distance(box, at), -volume(overlap), self.rank[box.device], i), box, overlap))
+            if overlap is not None:
+                found.append((i, box, overlap))
+                if box.device == device and box.lane == lane and overlap == need:  # nothing is better
+                    found = found[-1:]
+                    break
         if not found:
             raise DicompilerError(
                 f"plan: nobody computes {show(need)} of {boxes[0].key.tensor!r}, which {reader} reads: "
                 "let the region of one of its parts cover it"
             )
-        _, box, overlap = min(found, key=itemgetter(0))
+        _, box, overlap = found[0] if len(found) == 1 else min(found, key=lambda one: self._rank(at, *one))
         # What has nothing in common with the need has nothing in common with a part of it.
         near = [one for _, one, _ in found if one.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
@@ -242,11 +241,14 @@ class _Router:
             self.received.append(box)
         return Take(box, overlap)
 
-    def _distance(self, box: Box, at: tuple[str, int]) -> int:
+    def _rank(self, at: tuple[str, int], index: int, box: Box, overlap: Region) -> tuple[int, int, int, int]:
+        """The smaller the better a piece."""
         device, lane = at
         if box.device == device:
-            return 0 if box.lane == lane else 1
-        return 2 if self.hosts.get(box.device, box.device) == self.hosts.get(device, device) else 3
+            distance = 0 if box.lane == lane else 1
+        else:
+            distance = 2 if self.hosts.get(box.device, box.device) == self.hosts.get(device, device) else 3
+        return distance, -volume(overlap), self.rank[box.device], index
 
     def _use(self, box: Box) -> None:
         if box.task is not None:
