@@ -5,9 +5,11 @@ LayerGraph + Platform + CostModel + objective → Problem;   Problem → Plan;  
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -89,10 +91,11 @@ class Problem:
     def evaluate(self, plan: Plan) -> Metrics:
         """What `plan` comes to when its program is played by the simulator: the referee between plans. Takes
         2 to 150 ms: it is not written as ONNX, unless there is a target to ask. Raises as `estimate`."""
-        if self.target is not None:
-            return evaluate(self.sketch(plan), self.cost, self.target)
-        routing, work = self.weigh(plan)
-        return _metrics(work, routing, self.platform, plan)
+        with _no_collection():
+            if self.target is not None:
+                return evaluate(self.sketch(plan), self.cost, self.target)
+            routing, work = self.weigh(plan)
+            return _metrics(work, routing, self.platform, plan)
 
     def evaluate_all(self, plans: Sequence[Plan]) -> list[Metrics | DicompilerError]:
         """`evaluate` of many plans, in their order and spread over `executor` where there is one (processes, or another
@@ -132,6 +135,19 @@ class Problem:
         if self.model is None:
             raise DicompilerError("problem: it was made without a model: give one, or use `estimate`")
         return self.model
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's collector of cycles waits: what is made in between makes none, but there is so much of it that the
+    collector would go through all of the heap for every second or third plan, a fifth of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def play(compilation: Compilation, cost: CostModel, frames: int = 1, in_flight: int = 1) -> Simulation:
