@@ -6,7 +6,7 @@ Frozen, without weights and without ONNX objects: routing, costs and strategies 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +43,10 @@ class LayerGraph:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     rules: Mapping[tuple[str, str], OperatorRule] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the fields, and nothing of what is remembered."""
+        return {own.name: getattr(self, own.name) for own in fields(self)}
 
     @cached_property
     def by_name(self) -> Mapping[str, Layer]:

@@ -5,8 +5,9 @@ Plan → Metrics. Weights stay at home: what a plan comes to does not depend on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickle
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 import onnx
@@ -16,7 +17,6 @@ from dicompiler.metrics import Metrics
 from dicompiler.model import Model
 from dicompiler.plan import Plan
 from dicompiler.problem import Problem
-from dicompiler.regions import Shape
 from dicompiler.weights import Weight, raw_nbytes
 
 
@@ -38,16 +38,25 @@ class Referee:
             return error
 
     def __reduce__(self) -> tuple[object, ...]:
+        return _restored, (self._parcel,)
+
+    @cached_property
+    def _parcel(self) -> bytes:
+        """What travels, the same for every plan."""
         model = self.problem.model
-        problem = replace(self.problem, executor=None)
+        problem = replace(self.problem, executor=None, model=None)
         if model is None:
-            return Referee, (problem,)
+            return pickle.dumps((problem, None, {}))
         weights = {name: (weight.dtype, weight.shape) for name, weight in model.weights.items()}
-        return _restored, (replace(problem, model=None), model.proto.SerializeToString(), weights)
+        return pickle.dumps((problem, model.proto.SerializeToString(), weights))
 
 
-def _restored(problem: Problem, proto: bytes, weights: Mapping[str, tuple[int, Shape]]) -> Referee:
+@lru_cache(maxsize=1)  # so that what one plan makes known of the layers serves the next one
+def _restored(parcel: bytes) -> Referee:
     """The referee in another process, with zeros for weights (which take no memory until somebody reads them)."""
+    problem, proto, weights = pickle.loads(parcel)
+    if proto is None:
+        return Referee(problem)
     hollow = {
         name: Weight(dtype, shape, np.zeros(raw_nbytes(dtype, shape), np.uint8).data)
         for name, (dtype, shape) in weights.items()
