@@ -10,28 +10,28 @@ from functools import cached_property
 from typing import ClassVar
 
 from dicompiler.errors import DicompilerError
-from dicompiler.limits import check, lacking
+from dicompiler.limits import check
 from dicompiler.objectives import terms
 from dicompiler.plan import Plan
 from dicompiler.plugins import registry
 from dicompiler.problem import INTERRUPTED, Problem, Strategy
 from dicompiler.tables import Tables
 from dicompiler_strategies.candidates import Search, Weighed
-from dicompiler_strategies.cpsat import MOST, TRIES, CpSat, relaxed
-from dicompiler_strategies.gradient.strategy import Gradient
+from dicompiler_strategies.cpsat import MOST, TRIES, CpSat
 
 log = logging.getLogger("dicompiler")
 
 SLOW = {"dp": 2_000, "gradient": MOST, "modnn": 20_000}
 """Strategies that are left out where layers times devices are more than that: they would take the whole budget."""
-STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat", "replicate")
+STRATEGIES = ("single", "pipeline", "modnn", "cpsat", "dp", "gradient", "replicate")
+"""cpsat before those that take long and seldom win: what the budget leaves out is theirs."""
 
 
 @dataclass(frozen=True)
 class Auto(Strategy):
     """The best of all strategies' plans by simulation, polished by local search.
 
-    single, pipeline, modnn, dp, gradient, cpsat → simulator → best → other choices for a layer, disturbed optima → …
+    single, pipeline, modnn, cpsat, dp, gradient → simulator → best → other choices for a layer, disturbed optima → …
 
     Of an objective that is a weighted sum the strategies are asked for each term, and the sum ranks their plans.
 
@@ -80,7 +80,6 @@ class _Run:
         self.search = Search(problem, "auto", time.monotonic() + options.budget)
         self.refined: Weighed | None = None  # the best plan around which plans were tried
         self.errors: dict[str, DicompilerError] = {}
-        self.hints: list[tuple[int, ...]] | None = None  # for cpsat: what gradient found in its tables
 
     def run(self) -> None:
         strategies = {name: registry().make("strategies", name) for name in self.options.strategies}
@@ -88,7 +87,8 @@ class _Run:
         for name, strategy in strategies.items():
             if self.search.is_late() and self.search.best is not None:
                 return
-            if size <= SLOW.get(name, math.inf):
+            known = name == "gradient" and self.refined is not None  # cpsat has weighed what gradient finds
+            if size <= SLOW.get(name, math.inf) and not known:
                 for aim in self.aims:
                     self._strategy(name, strategy, aim)
         if self.refined is None and not self.search.is_late():
@@ -105,7 +105,7 @@ class _Run:
 
     @cached_property
     def made(self) -> Tables:
-        """The tables of cpsat, which gradient has as well: its own would be the same, or larger ones."""
+        """The tables of cpsat."""
         return CpSat().tables(self.problem)
 
     def error(self) -> DicompilerError | None:
@@ -126,19 +126,13 @@ class _Run:
             raise KeyboardInterrupt
 
     def _plan(self, name: str, strategy: Strategy, aim: Problem) -> Plan:
-        """The strategy's plan, weighed. What gradient and cpsat can have in common is done once."""
-        search, latency = self.search, self.problem.objective == "latency"
+        """The strategy's plan, weighed."""
         if isinstance(strategy, CpSat) and aim is self.problem:
             tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
-            found = tried.weighed(self.made, search.deadline, self.hints)
-            search.take([found])
-            self.refined = found if latency else None
+            found = tried.weighed(self.made, self.search.deadline)
+            self.search.take([found])
+            self.refined = found if self.problem.objective == "latency" else None
             return found.plan
-        if isinstance(strategy, Gradient) and latency:
-            self.hints = relaxed(self.made)
-            search.weigh((self.made.plan(selection), name) for selection in self.hints)
-            if self.hints and not lacking(aim, plan := self.made.plan(self.hints[0])):
-                return plan
         plan = strategy.plan(aim)
-        search.weigh([(plan, name)])
+        self.search.weigh([(plan, name)])
         return plan

@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,11 +80,6 @@ def _size(plan: Plan) -> int:
     return sum(map(len, plan.layers.values()))
 
 
-def best(problem: Problem, found: Iterable[Weighed]) -> Weighed | None:
-    """The one with the least value, the first of equals; None where there is none."""
-    return min(found, key=lambda one: one.value(problem), default=None)
-
-
 def family(tables: Tables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:
     """The optimum for each λ, without repetitions; nothing where the layer graph is too entangled to eliminate."""
     order = graph([len(own) for own in tables.choices], list(tables.edge))
@@ -108,6 +103,9 @@ class Search:
 
     def __init__(self, problem: Problem, name: str, deadline: float = math.inf) -> None:
         self.problem, self.name, self.deadline = problem, name, deadline
+        # A target has no part in any objective, and to ask it what it adds to memory takes a program: only what would
+        # be the best is weighed with it.
+        self.untargeted = replace(problem, target=None)
         self.best: Weighed | None = None
         self.late = False
         self._seen: set[object] = set()
@@ -129,16 +127,20 @@ class Search:
             if key not in self._seen:
                 self._seen.add(key)
                 new.append((plan, origin))
-        return self.take(weigh(self.problem, new))
+        return self.take(weigh(self.untargeted, new))
 
     def take(self, found: Iterable[Weighed]) -> bool:
-        """The same of what is weighed already."""
-        before = self.best
-        self.best = best(self.problem, [*([before] if before is not None else []), *found])
-        if self.best is None or self.best is before:
-            return False
-        log.info("%s: %s: %s %.4g", self.name, self.best.origin, self.problem.objective, self.best.value(self.problem))
-        return True
+        """The same of what is weighed already; of equals the first."""
+        least = math.inf if self.best is None else self.best.value(self.problem)
+        for one in sorted(found, key=lambda one: one.value(self.problem)):
+            value = one.value(self.problem)
+            if value >= least:
+                return False
+            if self.problem.target is None or weigh(self.problem, [(one.plan, one.origin)]):
+                self.best = one
+                log.info("%s: %s: %s %.4g", self.name, one.origin, self.problem.objective, value)
+                return True
+        return False
 
     def family(self, made: Tables) -> None:
         """Weighs the optima of the tables with cheaper sending."""

@@ -70,12 +70,9 @@ class CpSat(Strategy):
         """
         return self.weighed(self.tables(problem)).plan
 
-    def weighed(
-        self, made: Tables, deadline: float = math.inf, hints: Sequence[Sequence[int]] | None = None
-    ) -> Weighed:
+    def weighed(self, made: Tables, deadline: float = math.inf) -> Weighed:
         """The same with its metrics, over tables that are there already. deadline: of `time.monotonic`, from which on
-        nothing more is tried. hints: selections to begin with as well, instead of gradient's. An interrupt gives the
-        best plan so far."""
+        nothing more is tried. An interrupt gives the best plan so far."""
         problem = made.problem
         found = self.solve(problem, known=made)
         search = Search(problem, self.name, deadline)
@@ -84,8 +81,8 @@ class CpSat(Strategy):
             search.weigh([(found.plan, self.name)])
             if self.rank and problem.objective == "latency" and problem.model is not None and not interrupted:
                 search.family(made)
-                others = relaxed(made) if hints is None else hints
-                search.weigh((made.plan(selection), "a hint") for selection in others)
+                if not search.is_late():
+                    search.weigh((made.plan(selection), "gradient") for selection in relaxed(made))
                 search.polish(made, self.tries, self.seed)
         except KeyboardInterrupt:
             log.warning("cpsat: interrupted: this is the best plan so far")
