@@ -44,7 +44,7 @@ class CpSat(Strategy):
     bases: tuple[str, ...] = field(default=BASES, metadata={"help": "where rows are cut"})
     finishes: tuple[str, ...] = field(default=FINISHES, metadata={"help": "how partial sums are merged"})
     rank: bool = field(default=True, metadata={"help": "let the simulator choose among optima, see candidates.py"})
-    tries: int = field(default=TRIES, metadata={"help": "plans to try around the one that the simulator finds best"})
+    tries: int = field(default=TRIES, metadata={"help": "plans to try around the best one and gradient's; 0: neither"})
 
     def __post_init__(self) -> None:
         if not self.time > 0:
@@ -81,7 +81,7 @@ class CpSat(Strategy):
             search.weigh([(found.plan, self.name)])
             if self.rank and problem.objective == "latency" and problem.model is not None and not interrupted:
                 search.family(made)
-                if not search.is_late():
+                if self.tries and not search.is_late():
                     search.weigh((made.plan(selection), "gradient") for selection in relaxed(made))
                 search.polish(made, self.tries, self.seed)
         except KeyboardInterrupt:
