@@ -96,6 +96,7 @@ class _Run:
         best = self.search.best
         if best is None or self.refined is None or best.value(self.problem) < self.refined.value(self.problem):
             self.search.polish(self.made, self.options.tries, self.options.seed)
+            self.search.trim()
 
     @cached_property
     def aims(self) -> tuple[Problem, ...]:

@@ -26,6 +26,7 @@ from dicompiler.plan import Plan
 from dicompiler.problem import Problem
 from dicompiler.tables import Edge, Tables
 from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
+from dicompiler_strategies.trimming import trimmed
 
 log = logging.getLogger("dicompiler")
 
@@ -163,6 +164,11 @@ class Search:
             effort -= sum(map(_size, plans))
             if self.weigh((plan, "local search") for plan in plans):
                 selection, last = made.selection(self.best.plan), step
+
+    def trim(self) -> None:
+        """Weighs the best plan without what nobody reads."""
+        if self.best is not None and self.problem.model is not None and _size(self.best.plan) <= PARTS:
+            self.weigh([(trimmed(self.problem, self.best.plan), self.best.origin)])
 
     def _is_hopeless(self, made: Tables, selection: Sequence[int]) -> bool:
         """Whether the tables' seconds are so many that simulating them is in vain."""

@@ -66,7 +66,7 @@ class CpSat(Strategy):
 
         With `rank`, for latency: of the proven optimum, those with cheaper sending, what gradient finds in the same
         tables, and plans around the best of them, the one that the simulator, in which sending goes on beside
-        computing, finds best.
+        computing, finds best; without what nobody reads of it.
         """
         return self.weighed(self.tables(problem)).plan
 
@@ -84,6 +84,7 @@ class CpSat(Strategy):
                 if self.tries and not search.is_late():
                     search.weigh((made.plan(selection), "gradient") for selection in relaxed(made))
                 search.polish(made, self.tries, self.seed)
+                search.trim()
         except KeyboardInterrupt:
             log.warning("cpsat: interrupted: this is the best plan so far")
             interrupted = True

@@ -1,0 +1,63 @@
+"""Trimming: of what several devices compute only what somebody reads is left.
+
+Plan: rows 0:35 | 21:56, of which 0:34 | 22:56 are read  ⇒  rows 0:34 | 22:56
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dicompiler.plan import Part, Plan
+from dicompiler.problem import Problem
+from dicompiler.regions import Region, bounding
+from dicompiler.routing import Box, Routing, leaves, route_on
+from dicompiler.tasks import TaskId, align
+
+ROUNDS = 32  # what one layer reads less its producers can compute less, in the next round
+
+
+def trimmed(problem: Problem, plan: Plan) -> Plan:
+    """The plan with each part cut down to the box of what is read of it: equal rows of halo on both sides of a tile are
+    more than strides and borders need. Partial sums, and what is computed whole, stay as they are. The same plan where
+    there is nothing to cut. Raises DicompilerError where the plan does not fit the layers."""
+    for _ in range(ROUNDS):
+        after = _once(plan, route_on(problem.platform, problem.layers, plan))
+        if after == plan:
+            break
+        plan = after
+    return plan
+
+
+def _once(plan: Plan, routing: Routing) -> Plan:
+    read: dict[TaskId, list[Region]] = {}
+    for box, region in _pieces(routing):
+        if box.task is not None:
+            read.setdefault(box.task, []).append(region)
+
+    def cut(name: str, index: int, part: Part) -> Part:
+        layers, wanted = routing.layers, bounding(read.get((name, index), ()))
+        layer = layers.by_name[name]
+        if wanted is None or layer.reason or part.region is None:
+            return part
+        wanted = align(layers, layer, wanted)
+        return part if wanted == align(layers, layer, part.region) else replace(part, region=wanted)
+
+    parts = {
+        name: own if any(part.reduce for part in own) else tuple(cut(name, i, part) for i, part in enumerate(own))
+        for name, own in plan.layers.items()
+    }
+    return replace(plan, layers=parts)
+
+
+def _pieces(routing: Routing) -> Iterator[tuple[Box, Region]]:
+    """Every piece of a computed box that is read where it is, or sent."""
+    for box in routing.received:
+        if box.origin is not None and box.region is not None:
+            yield box.origin, box.region
+    trees = [tree for reads in routing.reads.values() for tree in reads.values()]
+    trees += [delivery.tree for delivery in routing.deliveries if delivery.tree is not None]
+    for tree in trees:
+        for leaf in leaves(tree):
+            if leaf.box.origin is None:
+                yield leaf.box, leaf.region
