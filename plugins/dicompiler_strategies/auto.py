@@ -87,7 +87,8 @@ class _Run:
         for name, strategy in strategies.items():
             if self.search.is_late() and self.search.best is not None:
                 return
-            known = name == "gradient" and self.refined is not None  # cpsat has weighed what gradient finds
+            # Where cpsat tries plans it has weighed what gradient finds.
+            known = name == "gradient" and self.refined is not None and self.options.tries > 0
             if size <= SLOW.get(name, math.inf) and not known:
                 for aim in self.aims:
                     self._strategy(name, strategy, aim)
