@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,11 +58,15 @@ class Lines:
 
     def time(self, sent: Ints) -> Floats:
         """Bytes (…, senders, receivers) → seconds (…) until all of it has arrived; the latency is waited for once."""
-        waited = np.zeros(sent.shape[:-2])
-        if self.latency.any():
-            waited = (self.latency * (sent.reshape(*sent.shape[:-2], -1) > 0)).max(axis=-1)
-        found: Floats = self.loads(sent).max(axis=-1) + waited
-        return found
+        busy: Floats = self.loads(sent).max(axis=-1)
+        some = self.latency[self.latency > 0]
+        if not len(some):
+            return busy
+        if len(some) == np.count_nonzero(self.seconds.any(axis=1)) and (some == some[0]).all():
+            busy += some[0] * (busy > 0)  # all alike: from whom it comes does not matter
+            return busy
+        waited: Floats = (self.latency * (sent.reshape(*sent.shape[:-2], -1) > 0)).max(axis=-1)
+        return busy + waited
 
 
 def lines(platform: Platform) -> Lines:
@@ -275,16 +279,16 @@ def carried(lines: Lines, flows: Sequence[Flow], shape: tuple[int, int]) -> tupl
     if not flows:
         return seconds, moved
     if lines.uniform:
-        missing = sum((sent_to(*flow).sum(axis=-1) for flow in flows), np.zeros(shape, np.int64))
+        missing = reduce(np.add, (sent_to(*flow).sum(axis=-1) for flow in flows))
         rate, latency = lines.seconds.max(), lines.latency.max(initial=0.0)
         return missing * rate + latency * (missing > 0), missing.astype(np.float64)
     devices = flows[0][0].shape[1]
     step = max(1, _BLOCK // (shape[1] * devices * devices))
     for start in range(0, shape[0], step):
         stop = min(start + step, shape[0])
-        sent = sum(
+        sent = reduce(
+            np.add,
             (sent_between(held[start:stop], shares[start:stop], needs, item) for held, shares, needs, item in flows),
-            np.zeros((stop - start, shape[1], devices, devices), np.int64),
         )
         seconds[start:stop] = lines.time(sent)
         moved[start:stop] = sent.sum(axis=(2, 3))
@@ -312,7 +316,7 @@ def sent_between(held: Ints, shares: Ints, needs: Sequence[Need], item: int) -> 
     for need, own in zip(needs, wanted, strict=True):
         found += need.sign * common(shares[:, :, None, None], own)
         found[p, s, :, r] -= need.sign * common(both[p, s, r][:, None], own[:, r].swapaxes(0, 1))
-    found *= apart[:, None]
+    found[:, range(devices), :, range(devices)] = 0
     return found.swapaxes(1, 2) * np.int64(factor * item)
 
 

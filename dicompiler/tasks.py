@@ -77,8 +77,18 @@ def output_shape(layers: LayerGraph, layer: Layer) -> Shape:
 
 def align(layers: LayerGraph, layer: Layer, region: Region) -> Region:
     """What really comes out when `region` of a layer that can be cut is asked for: its anchor's `out`, at least it."""
-    node = layer.nodes[layer.anchor]
-    return layers.rule(node).piece(layers.operation(node), region, None).out
+    return _piece(layers, layer.nodes[layer.anchor], region, None).out
+
+
+def _piece(layers: LayerGraph, node: Node, region: Region, reduce: Interval | None) -> Piece:
+    """The rule's piece; the last one is remembered, because a region is first aligned and then walked from."""
+    operation = layers.operation(node)
+    asked, found = operation.memory.get("piece", (None, None))
+    if asked != (region, reduce):
+        found = layers.rule(node).piece(operation, region, reduce)
+        operation.memory["piece"] = (region, reduce), found
+    piece: Piece = found
+    return piece
 
 
 @lru_cache(maxsize=4096)
@@ -153,11 +163,10 @@ def _walk(
     demands: dict[str, Region] = {target: region}
     works: list[Work] = []
     for node in reversed(nodes):
-        rule = layers.rule(node)
         demand = demands.pop(layers.cut_output(node), None)
         if demand is None:  # nobody reads it
             continue
-        piece = rule.piece(layers.operation(node), demand, reduce)
+        piece = _piece(layers, node, demand, reduce)
         works.append(Work(node, piece))
         for name, need in zip(node.inputs, piece.needs, strict=True):
             if name and need is not None and not layers.tensors[name].constant:

@@ -103,14 +103,17 @@ def cut_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[floa
 
 def settled(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) -> tuple[Interval, ...]:
     """The axis cut at `ends`, each moved to the nearest place where the rule needs no more than is asked for."""
-    whole = full(output_shape(layers, layer))
-    moved = []
-    for end in ends:
-        if 0 < end < whole[axis][1]:
-            low, high = align(layers, layer, replace(whole, axis, (end, end + 1)))[axis]
-            end = low if end - low <= high - end else high
-        moved.append(end)
+    moved = [_settled(layers, layer, axis, end) for end in ends]
     return tuple(zip((0, *moved), moved, strict=False))
+
+
+@lru_cache(maxsize=1 << 14)
+def _settled(layers: LayerGraph, layer: Layer, axis: int, end: int) -> int:
+    whole = full(output_shape(layers, layer))
+    if not 0 < end < whole[axis][1]:
+        return end
+    low, high = align(layers, layer, replace(whole, axis, (end, end + 1)))[axis]
+    return low if end - low <= high - end else high
 
 
 def tile(

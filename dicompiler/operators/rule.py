@@ -48,12 +48,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Operation:
-    """A node together with its tensors: what a rule is given. `None` stands for an omitted optional input."""
+    """A node together with its tensors: what a rule is given. `None` stands for an omitted optional input.
+
+    memory: what follows from all this and is asked for again and again; a search asks a rule for very many regions.
+    """
 
     node: Node
     inputs: tuple[Tensor | None, ...]
     outputs: tuple[Tensor | None, ...]
     output: int = 0
+    memory: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def shape(self, index: int) -> Shape:
         """The static shape of input `index`, which must be present."""

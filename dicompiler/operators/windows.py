@@ -91,7 +91,14 @@ def _falls_short(operation: Operation, kernel: list[int]) -> bool:
 
 
 def windows(operation: Operation, kernel: list[int]) -> tuple[Window, ...]:
-    """The spatial axes of a convolution or pool with this kernel."""
+    """The spatial axes of a convolution or pool with this kernel, which is the operation's own."""
+    if "windows" not in operation.memory:
+        operation.memory["windows"] = _windows(operation, kernel)
+    found: tuple[Window, ...] = operation.memory["windows"]
+    return found
+
+
+def _windows(operation: Operation, kernel: list[int]) -> tuple[Window, ...]:
     rank = len(kernel)
     strides = list(operation.attribute("strides") or [1] * rank)
     dilations = list(operation.attribute("dilations") or [1] * rank)

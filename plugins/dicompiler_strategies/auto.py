@@ -107,8 +107,8 @@ class _Run:
 
     @cached_property
     def made(self) -> Tables:
-        """The tables of cpsat."""
-        return CpSat().tables(self.problem)
+        """The tables of cpsat, of fewer choices where the budget would go into filling them."""
+        return CpSat().tables(self.problem, self.options.budget)
 
     def error(self) -> DicompilerError | None:
         """Why there is no plan: cpsat tells most, else the first who told."""

@@ -105,15 +105,16 @@ class CpSat(Strategy):
         log.info("cpsat: %s", found.text())
         return found
 
-    def tables(self, problem: Problem) -> Tables:
-        """The tables of the choices that are asked for, or of fewer where those are too many."""
+    def tables(self, problem: Problem, seconds: float = math.inf) -> Tables:
+        """The tables of the choices that are asked for, or of fewer where those are too many, or would take more than
+        about so many seconds."""
         from dicompiler_strategies.joint.fitting import fitting
 
         options = self.options()
         if problem.objective not in ("latency", "communication"):
             # Extra rows save messages, not work: there are no more than needed, for the solver's sake.
             options = replace(options, extra=min(self.extra, 1), bases=self.bases[:2][-1:])
-        return tables(problem, fitting(problem, options))
+        return tables(problem, fitting(problem, options, seconds))
 
 
 def relaxed(made: Tables) -> list[tuple[int, ...]]:

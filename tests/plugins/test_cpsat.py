@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import signal
 import threading
 from dataclasses import replace
@@ -207,6 +208,12 @@ def test_large_problems_get_a_smaller_choice_set() -> None:
     assert chosen != ChoiceSet() and len(chosen.counts) < 15
     found = CpSat(time=1).solve(problem)
     assert found.proven and chosen.text() == found.choice_set
+
+
+def test_little_time_for_tables_means_a_smaller_choice_set() -> None:
+    problem = Problem(small(), cluster(*[1e9] * 4, kind="switch"), PAPERS)
+    sizes = [CpSat().tables(problem, seconds).size for seconds in (math.inf, 60, 0.05, 0.02)]
+    assert sizes[0] == sizes[1] > sizes[2] > sizes[3]
 
 
 def test_a_compiled_plan_computes_what_the_network_computes(tmp_path: Path) -> None:
