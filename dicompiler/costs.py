@@ -150,10 +150,10 @@ def count(
     merge: int = 0,
 ) -> Count:
     """The operations and bytes of a part of `layer`; the arguments are those of `CostModel.seconds`."""
-    key = layer.name, region, reduce, merge
-    if key not in layers.counts:
-        layers.counts[key] = _count(layers, layer, region, reduce, merge)
-    found: Count = layers.counts[key]
+    key = "count", layer.name, region, reduce, merge
+    if key not in layers.memory:
+        layers.memory[key] = _count(layers, layer, region, reduce, merge)
+    found: Count = layers.memory[key]
     return found
 
 
@@ -182,11 +182,11 @@ def task_macs(layers: LayerGraph, task: Task) -> int:
 
 def weight_regions(layers: LayerGraph, task: Task) -> Mapping[tuple[str, Region], int]:
     """The pieces of constants that a task holds: (tensor, region) → bytes."""
-    works, found = layers.held.get(id(task.works), (None, {}))
-    if works is not task.works:
-        found = _weight_regions(layers, task)
-        layers.held[id(task.works)] = (task.works, found)
-    return found  # type: ignore[no-any-return]
+    key = "weights", task.layer, task.kind, *task.outputs.items()
+    if key not in layers.memory:
+        layers.memory[key] = _weight_regions(layers, task)
+    found: Mapping[tuple[str, Region], int] = layers.memory[key]
+    return found
 
 
 def _weight_regions(layers: LayerGraph, task: Task) -> dict[tuple[str, Region], int]:

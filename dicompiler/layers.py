@@ -72,18 +72,9 @@ class LayerGraph:
         return {tensor: tuple(layers) for tensor, layers in found.items()}
 
     @cached_property
-    def shares(self) -> dict[Any, Any]:
-        """What parts of layers come to, as far as somebody has asked: a memory of `tasks.make_task`."""
-        return {}
-
-    @cached_property
-    def counts(self) -> dict[Any, Any]:
-        """The operations and bytes of parts of layers, as far as somebody has asked: a memory of `costs.count`."""
-        return {}
-
-    @cached_property
-    def held(self) -> dict[int, Any]:
-        """The constants that parts of layers hold, as far as somebody has asked: a memory of `costs.weight_regions`."""
+    def memory(self) -> dict[Any, Any]:
+        """What parts of layers come to, as far as somebody has asked: a search asks the same of very many plans. Keys
+        begin with who remembers: ("task", …) of `tasks.make_task`, ("count", …) and ("weights", …) of `costs`."""
         return {}
 
     @cached_property

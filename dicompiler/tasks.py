@@ -119,11 +119,11 @@ def cuttable(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
 
 def make_task(layers: LayerGraph, layer: Layer, index: int, part: Part, kind: Kind) -> Task:
     """The task that `part` comes to. The plan must have been checked (see routing.check)."""
-    key = (layer.name, part.region, part.reduce, kind)
-    share = layers.shares.get(key)
+    key = ("task", layer.name, part.region, part.reduce, kind)
+    share = layers.memory.get(key)
     if share is None:
         share = _whole(layers, layer) if layer.reason else _cut(layers, layer, part.region, part.reduce, kind)
-        layers.shares[key] = share
+        layers.memory[key] = share
     works, outputs, needs = share
     return Task(layer.name, index, part.device, part.lane, kind, works, outputs, needs)
 
