@@ -1,6 +1,7 @@
-"""Random networks under random plans, as in tests/test_random_plans.py, but many: `random_plans.py [COUNT] [FIRST]`.
+"""Random networks under random plans, as in tests/test_random_plans.py, but many.
 
-Prints every pair that is not bit-equal, or that sends other bytes than predicted, and how many were tried.
+In: how many pairs, from which seed on. Out: every pair that is not bit-equal, or that sends other bytes than predicted,
+and how many were tried, on stdout.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import logging
 import sys
 from random import Random
 
+import click
 import numpy as np
 import onnx
 from generators import integers, random_model, random_plan
@@ -45,8 +47,11 @@ def fault(seed: int) -> str:
     return ""
 
 
-def main(count: int, first: int) -> int:
-    """Tries `count` pairs from seed `first` on; the number of faults."""
+@click.command()
+@click.argument("count", type=click.IntRange(min=1), default=10_000)
+@click.argument("first", type=click.IntRange(min=0), default=0)
+def main(count: int, first: int) -> None:
+    """Tries COUNT pairs from seed FIRST on. The exit code is 1 where one is wrong."""
     logging.disable(logging.WARNING)  # parts that nobody reads are what random plans are full of
     faults = 0
     for seed in range(first, first + count):
@@ -56,11 +61,10 @@ def main(count: int, first: int) -> int:
             found = str(error)
         if found:
             faults += 1
-            print(f"seed {seed}: {found}")
-    print(f"{count} pairs, {faults} faults")
-    return faults
+            click.echo(f"seed {seed}: {found}")
+    click.echo(f"{count} pairs, {faults} faults")
+    sys.exit(faults > 0)
 
 
 if __name__ == "__main__":
-    given = [int(word) for word in sys.argv[1:]]
-    sys.exit(main(*given, *(10_000, 0)[len(given) :]) > 0)
+    main()

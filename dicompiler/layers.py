@@ -74,7 +74,8 @@ class LayerGraph:
     @cached_property
     def memory(self) -> dict[Any, Any]:
         """What parts of layers come to, as far as somebody has asked: a search asks the same of very many plans. Keys
-        begin with who remembers: ("task", …) of `tasks.make_task`, ("count", …) and ("weights", …) of `costs`."""
+        begin with who remembers: ("task", …) of `tasks.make_task`, ("count", …) and ("weights", …) of `costs`,
+        ("settled", …) of `tiling`."""
         return {}
 
     @cached_property

@@ -107,13 +107,15 @@ def settled(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) ->
     return tuple(zip((0, *moved), moved, strict=False))
 
 
-@lru_cache(maxsize=1 << 14)
 def _settled(layers: LayerGraph, layer: Layer, axis: int, end: int) -> int:
-    whole = full(output_shape(layers, layer))
-    if not 0 < end < whole[axis][1]:
-        return end
-    low, high = align(layers, layer, replace(whole, axis, (end, end + 1)))[axis]
-    return low if end - low <= high - end else high
+    key = "settled", layer.name, axis, end
+    if key not in layers.memory:
+        whole = full(output_shape(layers, layer))
+        low, high = end, end
+        if 0 < end < whole[axis][1]:
+            low, high = align(layers, layer, replace(whole, axis, (end, end + 1)))[axis]
+        layers.memory[key] = low if end - low <= high - end else high
+    return int(layers.memory[key])
 
 
 def tile(
