@@ -59,14 +59,16 @@ class Lines:
     def time(self, sent: Ints) -> Floats:
         """Bytes (…, senders, receivers) → seconds (…) until all of it has arrived; the latency is waited for once."""
         busy: Floats = self.loads(sent).max(axis=-1)
-        some = self.latency[self.latency > 0]
-        if not len(some):
-            return busy
-        if len(some) == np.count_nonzero(self.seconds.any(axis=1)) and (some == some[0]).all():
-            busy += some[0] * (busy > 0)  # all alike: from whom it comes does not matter
-            return busy
+        if self.alike is not None:
+            return busy + self.alike * (busy > 0)
         waited: Floats = (self.latency * (sent.reshape(*sent.shape[:-2], -1) > 0)).max(axis=-1)
         return busy + waited
+
+    @cached_property
+    def alike(self) -> float | None:
+        """The latency where all joined pairs have the same, so that it does not matter who sends; else None."""
+        found = set(self.latency[self.seconds.any(axis=1)].tolist())
+        return found.pop() if len(found) == 1 else None
 
 
 def lines(platform: Platform) -> Lines:
