@@ -1,0 +1,142 @@
+"""Whether anything changes that a user sees: digests of plans and artifacts, networks × strategies × targets.
+
+In: nothing, or a file that an earlier run wrote (`--against`). Out: a JSON file of digests (`-o`), and a line for each
+case that differs, with the files of the artifact that do; exit code 1 where there is one. See README.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+import onnx
+
+import dicompiler
+from dicompiler.networks import build
+
+
+class Case(NamedTuple):
+    """A network of `dicompiler.networks`, with "int8" behind it where it is quantised first; specs of all else."""
+
+    network: str
+    strategy: str
+    target: str
+    platform: str = "rpi4x4"
+    objective: str = "latency"
+    cost: str = "analytic"
+
+    def __str__(self) -> str:
+        return " ".join(self)
+
+
+SMALL = ("lenet", "tiny", "quirks", "resnet8", "ds_cnn", "light/squeezenet", "light/shufflenet")
+LARGE = ("resnet18", "mobilenet_v2", "squeezenet", "alexnet", "densenet121")
+STRATEGIES = ("single", "pipeline", "modnn", "dp", "dp{method=sls}", "stahl", "gradient")
+SEARCHES = (
+    "cpsat{time=60 workers=1}",
+    "genetic{population=12 generations=3 measured=4}",
+    "auto{strategies=single,modnn,dp,gradient budget=120 tries=20}",
+)
+BOARDS = "stm32h743x4"
+
+
+def cases() -> list[Case]:
+    """All of them, those that take longest first."""
+    found = [Case(network, strategy, "sockets") for network in LARGE for strategy in STRATEGIES[1:4]]
+    found += [Case("resnet18", strategy, "mpi", "jetson-nx3") for strategy in (*STRATEGIES, SEARCHES[2])]
+    found += [Case(network, search, "sockets") for network in ("tiny", "resnet8", "lenet") for search in SEARCHES]
+    found += [Case(network, strategy, "sockets") for network in SMALL for strategy in STRATEGIES]
+    found += [Case(network, strategy, "mpi") for network in SMALL[:3] for strategy in STRATEGIES[:3]]
+    found += [
+        Case(f"{network} int8", s, "sockets") for network in ("lenet", "resnet8", "tiny") for s in STRATEGIES[1:4]
+    ]
+    for network in ("lenet", "ds_cnn", "resnet8"):
+        found += [Case(f"{network} int8", strategy, "tflm", BOARDS) for strategy in ("single", "modnn", "dp", "fit")]
+        found.append(Case(network, "modnn", "tflm", BOARDS))
+    found += [Case("resnet8", "gradient", "sockets", objective=o) for o in ("energy", "latency+0.5*energy")]
+    found += [Case(network, "replicate", "sockets", objective="throughput") for network in SMALL[:4]]
+    found += [Case("tiny", "modnn", "sockets", cost='roofline{bandwidth="4 GB/s"}')]
+    return found
+
+
+def source(network: str) -> onnx.ModelProto:
+    """The network, seeded."""
+    return build(network.removesuffix(" int8"), seed=1)
+
+
+def samples(model: onnx.ModelProto, file: Path) -> None:
+    """Two seeded samples for calibration."""
+    (value,) = model.graph.input
+    shape = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+    rows = np.random.default_rng(7).normal(size=(2, *shape)).astype(np.float32)
+    np.savez(file, **{value.name: rows})
+
+
+def digest(case: Case) -> dict[str, Any]:
+    """What a case comes to: its plan, its metrics, and every file of its artifact; or its error."""
+    with tempfile.TemporaryDirectory() as scratch:
+        model, place, given = source(case.network), Path(scratch), None
+        if case.network.endswith(" int8"):
+            given = place / "samples.npz"
+            samples(model, given)
+        try:
+            result = dicompiler.compile(
+                model, case.platform, case.strategy, target=case.target, objective=case.objective, cost=case.cost,
+                output=place / "out", calibrate=given,
+            )  # fmt: skip
+        except dicompiler.DicompilerError as error:
+            return {"error": str(error).replace(scratch, "")}
+        files = {str(f.relative_to(place / "out")): f for f in sorted((place / "out").rglob("*")) if f.is_file()}
+        hashes = {name: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for name, file in files.items()}
+        metrics = [json.loads(json.dumps(asdict(m), default=float)) for m in (result.metrics, result.single)]
+        return {"metrics": metrics, "files": hashes}
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """A line for each case that is not as it was."""
+    lines = []
+    for name in [*now, *(name for name in before if name not in now)]:
+        old, new = before.get(name), now.get(name)
+        if old is None or new is None:
+            lines.append(f"{name}: only {'now' if old is None else 'before'}")
+        elif "error" in old or "error" in new:
+            if old != new:
+                lines.append(f"{name}: {old.get('error', 'compiled')} → {new.get('error', 'compiles')}")
+        else:
+            every = sorted({*old["files"], *new["files"]})
+            wrong = [file for file in every if old["files"].get(file) != new["files"].get(file)]
+            wrong += ["metrics"] * (old["metrics"] != new["metrics"])
+            if wrong:
+                lines.append(f"{name}: {', '.join(wrong)}")
+    return lines
+
+
+@click.command(help=__doc__)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the digests.")
+@click.option("--against", type=click.Path(path_type=Path, exists=True), help="What an earlier run wrote.")
+@click.option("--jobs", default=2, show_default=True)
+@click.option("--only", default="", help="The cases whose text holds this.")
+def main(output: Path | None, against: Path | None, jobs: int, only: str) -> None:
+    chosen = [case for case in cases() if only in str(case)]
+    with ProcessPoolExecutor(jobs) as pool:
+        found = dict(zip(map(str, chosen), pool.map(digest, chosen), strict=True))
+    if output is not None:
+        output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(found)} cases, {sum('error' in one for one in found.values())} refused")
+    if against is not None:
+        before = json.loads(against.read_text(encoding="utf-8"))
+        lines = differences({name: one for name, one in before.items() if only in name}, found)
+        print("\n".join(lines) or "all as before")
+        sys.exit(bool(lines))
+
+
+if __name__ == "__main__":
+    main()
