@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import click
-from backend_models import KINDS, Outcome, cases, outcome
+from support.backend_models import KINDS, Outcome, cases, outcome
 from rich.console import Console
 from rich.table import Table
 

@@ -108,11 +108,11 @@ def make(name: str, model: Path, plan: Path) -> None:
     In a process of its own, because the peak memory of a process counts as that of those that it starts.
     """
     from dicompiler import networks
-    from dicompiler.compiler import prepare
-    from dicompiler.model import Model
-    from dicompiler.plan import Part, Plan, dumps
-    from dicompiler.platform import Platform
-    from dicompiler.plugins import registry
+    from dicompiler.driver.compiler import prepare
+    from dicompiler.ir.onnx.model import Model
+    from dicompiler.ir.plan import Part, Plan, dumps
+    from dicompiler.ir.platform import Platform
+    from dicompiler.plugin.registry import registry
 
     network = Model.load(networks.build(name))
     network.save(model)

@@ -13,13 +13,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fitting import boards, fitted, quantised, same_bits
+from support.fitting import boards, fitted, quantised, same_bits
 
 from dicompiler import networks
 from dicompiler.cli.tables import show
-from dicompiler.compilation import Compilation
-from dicompiler.costs import macs, task_macs
-from dicompiler.units import format_bytes
+from dicompiler.ir.compilation import Compilation
+from dicompiler.cost.model import macs, task_macs
+from dicompiler.base.units import format_bytes
 
 RAM = 256 * 1024
 ROWS = ((160, 1, "fit"), (160, 8, "fit"), (224, 1, "fit"), (224, 8, "fit"))

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 import click
-from fuzzing import Receiver, fuzz
-from handmade import halo, partial
-from running import emit
+from support.fuzzing import Receiver, fuzz
+from support.handmade import halo, partial
+from support.running import emit
 
-from dicompiler.schema import load_json
+from dicompiler.base.schema import load_json
 
 HANG_S = 60
 """Seconds after which a thousand streams count as hung; all threads are printed then."""

@@ -11,13 +11,13 @@ import sys
 import time
 
 import numpy as np
-from layer_graphs import formed
+from support.layer_graphs import formed
 from pymoo.indicators.hv import HV
 
-from dicompiler.fronts import AUTODICE
+from dicompiler.search.fronts import AUTODICE
 from dicompiler.networks import build
-from dicompiler.platform import Platform
-from dicompiler.problem import Problem
+from dicompiler.ir.platform import Platform
+from dicompiler.search.problem import Problem
 from dicompiler_strategies.genetic.analytic import Model, model
 from dicompiler_strategies.genetic.exploring import Options, explore
 

@@ -11,14 +11,14 @@ import sys
 from statistics import mean
 from time import perf_counter
 
-from layer_graphs import formed, vgg16
+from support.layer_graphs import formed, vgg16
 
-from dicompiler.costs import Analytic
-from dicompiler.layers import LayerGraph
+from dicompiler.cost.model import Analytic
+from dicompiler.ir.layers import LayerGraph
 from dicompiler.networks import NAMES, build
-from dicompiler.platform import Device, Host, Network, Platform
-from dicompiler.problem import Problem
-from dicompiler.tables import tables
+from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.search.problem import Problem
+from dicompiler_strategies.tables.cost_tables import tables
 from dicompiler_strategies.gradient.landscape import landscapes
 from dicompiler_strategies.gradient.relax import Descent, descend
 from dicompiler_strategies.gradient.strategy import Gradient

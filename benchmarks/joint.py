@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from dicompiler.compiler import prepare
-from dicompiler.costs import Analytic
-from dicompiler.layers import LayerGraph
-from dicompiler.model import Model
+from dicompiler.driver.compiler import prepare
+from dicompiler.cost.model import Analytic
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.model import Model
 from dicompiler.networks import build
-from dicompiler.platform import Device, Host, Network, Platform
-from dicompiler.problem import Problem
-from dicompiler.tables import tables
+from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.search.problem import Problem
+from dicompiler_strategies.tables.cost_tables import tables
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.joint.fitting import fitting
 from dicompiler_strategies.joint.search import solve

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 import click
-from killing import COORDINATOR, kill_once
-from running import LIMIT_S
+from support.killing import COORDINATOR, kill_once
+from support.running import LIMIT_S
 
 import dicompiler
 from dicompiler import networks

@@ -17,11 +17,11 @@ from typing import NoReturn
 import click
 from rich.console import Console
 from rich.table import Table
-from splits import ALL, FUSED, Case, Split, splits
+from support.splits import ALL, FUSED, Case, Split, splits
 
 from dicompiler import networks
-from dicompiler.errors import DicompilerError
-from dicompiler.verify import Check
+from dicompiler.base.errors import DicompilerError
+from dicompiler.verify.comparison import Check
 
 LIGHT = tuple(f"light/{name}" for name in networks.LIGHT_NAMES)
 BUILT = ("alexnet", "vgg16", "resnet50", "resnet101", "densenet121", "mobilenet_v2", "yolov2")

@@ -21,9 +21,9 @@ from onnx import helper, numpy_helper
 import dicompiler
 from dicompiler import networks
 from dicompiler.cli.tables import show
-from dicompiler.memory import program_memory
-from dicompiler.plan import Part, Plan
-from dicompiler.verify import random_inputs
+from dicompiler.cost.memory import program_memory
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.sockets import SocketsTarget
 
 TIMEOUT_S = 600.0

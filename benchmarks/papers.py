@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from layer_graphs import alexnet, formed, stack, vgg16
+from support.layer_graphs import alexnet, formed, stack, vgg16
 
-from dicompiler.layers import LayerGraph
+from dicompiler.ir.layers import LayerGraph
 from dicompiler.networks import build
 from dicompiler_strategies.dp.coopai import Result, best_k, chain, mls
 from dicompiler_strategies.stahl import (

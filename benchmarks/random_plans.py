@@ -13,14 +13,14 @@ from random import Random
 import click
 import numpy as np
 import onnx
-from generators import integers, random_model, random_plan
-from layer_graphs import rules
+from support.generators import integers, random_model, random_plan
+from support.layer_graphs import rules
 
-from dicompiler.compilation import Compilation
-from dicompiler.cutting import cut, sent_bytes
-from dicompiler.errors import DicompilerError
-from dicompiler.executor import Executor, run_model
-from dicompiler.model import Model
+from dicompiler.ir.compilation import Compilation
+from dicompiler.partition.segmentation import cut, sent_bytes
+from dicompiler.base.errors import DicompilerError
+from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.onnx.model import Model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import Partition
 

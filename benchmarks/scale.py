@@ -14,10 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 from rich.table import Table
 
-from dicompiler.compiler import load_problem
-from dicompiler.errors import DicompilerError
-from dicompiler.model import Model
-from dicompiler.plugins import registry
+from dicompiler.driver.compiler import load_problem
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin.registry import registry
 
 STRATEGIES = ("pipeline", "modnn", "dp", "gradient", "genetic", "cpsat", "auto")
 LIMIT_S = 60.0

@@ -21,12 +21,12 @@ from random import Random
 import click
 
 from dicompiler import networks
-from dicompiler.comparing import compare
-from dicompiler.compiler import load_problem
-from dicompiler.model import Model
-from dicompiler.platform import Device, Host, Network, NetworkKind, Platform
-from dicompiler.plugins import registry
-from dicompiler.problem import Problem
+from dicompiler.driver.compare import compare
+from dicompiler.driver.compiler import load_problem
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.platform import Device, Host, Network, NetworkKind, Platform
+from dicompiler.plugin.registry import registry
+from dicompiler.search.problem import Problem
 
 KINDS: tuple[NetworkKind, ...] = ("switch", "shared", "gateway")
 FAST, SLOW = 13.6e9, 3.75e9  # Raspberry Pi 4 and 3

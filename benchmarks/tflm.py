@@ -17,15 +17,15 @@ import click
 from matrix import finish
 from numpy.typing import NDArray
 from rich.table import Table
-from splits import ALL, Case, splits
-from tflm_runs import int8, play
+from support.splits import ALL, Case, splits
+from support.tflm_runs import int8, play
 
 from dicompiler import networks
-from dicompiler.errors import DicompilerError
-from dicompiler.model import Model
-from dicompiler.plan import Plan
-from dicompiler.tiling import whole_plan
-from dicompiler.verify import Check, Tolerance, compare
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Plan
+from dicompiler.partition.tiling import whole_plan
+from dicompiler.verify.comparison import Check, Tolerance, compare
 from dicompiler_targets.tflm.proof import LiteRt, tolerances
 
 NETWORKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {

@@ -12,13 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dicompiler.client import connect
-    from dicompiler.compilation import Compilation
-    from dicompiler.compiler import compile
-    from dicompiler.errors import DicompilerError, UsageError
-    from dicompiler.model import Model
-    from dicompiler.plan import Part, Plan
-    from dicompiler.platform import Platform
+    from dicompiler.target.client import connect
+    from dicompiler.ir.compilation import Compilation
+    from dicompiler.driver.compiler import compile
+    from dicompiler.base.errors import DicompilerError, UsageError
+    from dicompiler.ir.onnx.model import Model
+    from dicompiler.ir.plan import Part, Plan
+    from dicompiler.ir.platform import Platform
 
     __version__: str
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from backend_models import Case, cases, outcome
+from support.backend_models import Case, cases, outcome
 
 STRIDE = 6
 """Every so many of the node tests are taken; of the others all."""

@@ -9,19 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import console
-import formats
+from support import console
+from support import formats
 import pytest
-from building import environment
-from console import blocks
+from support.building import environment
+from support.console import blocks
 
 from dicompiler import networks
-from dicompiler.compiler import compile
-from dicompiler.hosts import from_toml as hosts_from_toml
-from dicompiler.plan import from_json
-from dicompiler.plan import load as load_plan
-from dicompiler.platform import from_toml
-from dicompiler.schema import validate
+from dicompiler.driver.compiler import compile
+from dicompiler.target.remote.hosts import from_toml as hosts_from_toml
+from dicompiler.ir.plan import from_json
+from dicompiler.ir.plan import load as load_plan
+from dicompiler.ir.platform import from_toml
+from dicompiler.base.schema import validate
 
 BUILDING = console.DOCUMENT.parent / "docs" / "build-systems.md"
 README = console.DOCUMENT.read_text(encoding="utf-8")
@@ -130,7 +130,7 @@ def test_the_commands_and_files_of_the_build_systems_work(tmp_path: Path) -> Non
 
 
 def test_the_tables_of_the_formats_are_those_of_the_schemas() -> None:
-    assert formats.written(FORMATS) == FORMATS, "run `python tests/formats.py`"
+    assert formats.written(FORMATS) == FORMATS, "run `python tests/support/formats.py`"
     assert len(formats.TABLE.findall(FORMATS)) == 11
 
 

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from generators import random_plan
+from support.generators import random_plan
 from numpy.typing import NDArray
 
-from dicompiler.compilation import Compilation
-from dicompiler.compiler import compile, prepare
-from dicompiler.executor import Executor, run_model
-from dicompiler.importing import accepts
-from dicompiler.lowering import split
-from dicompiler.model import Model
-from dicompiler.plan import Part, Plan
-from dicompiler.platform import nameless
-from dicompiler.verify import compare, graph_inputs, random_inputs
+from dicompiler.ir.compilation import Compilation
+from dicompiler.driver.compiler import compile, prepare
+from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.onnx.importing import accepts
+from dicompiler.partition.lowering import split
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.platform import nameless
+from dicompiler.verify.comparison import compare, graph_inputs, random_inputs
 
 FIXTURES = Path(__file__).parent / "fixtures" / "torch"
 FILES = sorted(path.name for path in FIXTURES.glob("*.onnx"))

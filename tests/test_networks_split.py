@@ -9,12 +9,12 @@ from functools import cache
 from typing import Any
 
 import pytest
-from splits import ALL, FUSED, Case, branches, exits, random_sets, splits
+from support.splits import ALL, FUSED, Case, branches, exits, random_sets, splits
 
 from dicompiler import networks
-from dicompiler.errors import DicompilerError
-from dicompiler.layers import LayerGraph
-from dicompiler.tiling import exit_of
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.partition.tiling import exit_of
 
 #: Options, random sets for each fused kind, and how many layers each of ALL cuts.
 NETWORKS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from generators import random_plan
+from support.generators import random_plan
 from onnx import TensorProto, helper, numpy_helper
-from weighing import check_outline
+from support.weighing import check_outline
 
-from dicompiler.compilation import Compilation
-from dicompiler.compiler import prepare
-from dicompiler.cutting import cut
-from dicompiler.executor import Execution, Executor, run_model
-from dicompiler.model import Model
-from dicompiler.plan import Part, Plan
-from dicompiler.program import Program
+from dicompiler.ir.compilation import Compilation
+from dicompiler.driver.compiler import prepare
+from dicompiler.partition.segmentation import cut
+from dicompiler.verify.executor import Execution, Executor, run_model
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.program import Program
 from dicompiler_passes.partition import Partition
 
 RNG = np.random.default_rng(0)

@@ -9,11 +9,12 @@ import sys
 import tomllib
 from pathlib import Path
 
-import acme_pages
+from support import acme_pages
 import pytest
 
-from dicompiler import hookspecs, testing
-from dicompiler.plugins import KINDS
+from dicompiler.plugin import hookspecs
+from dicompiler import testing
+from dicompiler.plugin.registry import KINDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "plugins").glob("*.md"))}
@@ -42,7 +43,7 @@ def test_every_hook_has_a_page_a_check_and_a_part_in_the_example() -> None:
 
 def test_the_pages_show_the_files_of_the_example() -> None:
     for name, text in PAGES.items():
-        assert acme_pages.written(text) == text, f"{name}: run `python tests/acme_pages.py`"
+        assert acme_pages.written(text) == text, f"{name}: run `python tests/support/acme_pages.py`"
     shown = {name for text in PAGES.values() for name in acme_pages.python_blocks(text) if "/" in name}
     package = acme_pages.EXAMPLE / "acme_dicompiler"
     assert shown == {f"acme_dicompiler/{path.name}" for path in package.glob("*.py")}

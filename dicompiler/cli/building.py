@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from dicompiler.cli.options import PATH, check_file
-from dicompiler.errors import UsageError
+from dicompiler.base.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,14 +50,14 @@ class Building:
         """After the work: the depfile, whole."""
         if self.depfile is None:
             return
-        from dicompiler.outputs import whole
+        from dicompiler.base.atomic import whole
 
         with whole(self.depfile) as stage:
             stage.write_bytes(os.fsencode(self.text()))
 
     def text(self) -> str:
         """The depfile's text. DicompilerError for names that it cannot hold."""
-        from dicompiler import depfile
+        from dicompiler.driver import depfile
 
         return depfile.text(self.target, depfile.prerequisites(self.model, self.platform, self.plan, self.parts))
 
@@ -89,7 +89,7 @@ def building(
 def made(**specs: str | None) -> dict[str, Any]:
     """Strategy, cost model and target from their texts, by the same name; those that are given. UsageError for unknown
     names."""
-    from dicompiler.plugins import registry
+    from dicompiler.plugin.registry import registry
 
     kinds = {"strategy": "strategies", "cost": "cost_models", "target": "targets"}
     return {name: registry().make(kinds[name], spec) for name, spec in specs.items() if spec is not None}

@@ -17,7 +17,7 @@ from dicompiler.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from dicompiler.problem import Strategy
+    from dicompiler.search.problem import Strategy
 
 # Those that need no file and no choice of the user's.
 DEFAULT = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
@@ -46,8 +46,8 @@ def command(
     """
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_comparison
-    from dicompiler.comparing import compare
-    from dicompiler.compiler import DEFAULT_COST, load_problem
+    from dicompiler.driver.compare import compare
+    from dicompiler.driver.compiler import DEFAULT_COST, load_problem
 
     made = chosen(strategies or DEFAULT)
     problem = load_problem(model, platform, shape, objective or "latency", cost or DEFAULT_COST)
@@ -59,7 +59,7 @@ def command(
 
 def chosen(text: str) -> dict[str, Strategy]:
     """`dp,cpsat{…}` → the strategies by their specs. UsageError for unknown names."""
-    from dicompiler.plugins import registry
-    from dicompiler.specs import parse_pipeline
+    from dicompiler.plugin.registry import registry
+    from dicompiler.base.specs import parse_pipeline
 
     return {str(spec): registry().make("strategies", spec) for spec in parse_pipeline(text)}

@@ -19,7 +19,7 @@ from dicompiler.cli.options import (
     shape_option,
     strategy_option,
 )
-from dicompiler.errors import UsageError
+from dicompiler.base.errors import UsageError
 
 
 @click.command("compile")
@@ -61,12 +61,12 @@ def command(
 
     Prints who computes what; 'dicompiler verify DIR' then proves that the programs compute what the model does.
     """
-    from dicompiler.artifact import MANIFEST
+    from dicompiler.target.manifest import MANIFEST
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_compiled
-    from dicompiler.compiler import compile
-    from dicompiler.outputs import listed
-    from dicompiler.plan import load_given
+    from dicompiler.driver.compiler import compile
+    from dicompiler.base.atomic import listed
+    from dicompiler.ir.plan import load_given
 
     if strategy is not None and plan is not None:
         raise UsageError("compile: --strategy and --plan exclude each other: a plan needs no strategy")

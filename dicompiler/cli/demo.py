@@ -14,8 +14,8 @@ import click
 from dicompiler.cli.options import PATH, check_parent, json_option
 
 if TYPE_CHECKING:
-    from dicompiler.demo import Demo
-    from dicompiler.verify import Verification
+    from dicompiler.driver.demo import Demo
+    from dicompiler.verify.comparison import Verification
 
 WIDTH = 80
 STRATEGY = "cpsat{tries=0}"  # quick, and its work has no limit in seconds: the same on a busy machine
@@ -34,8 +34,8 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
     verified. Exit code 0 only where every check held.
     """
     from dicompiler.cli.progress import progress
-    from dicompiler.demo import demo
-    from dicompiler.errors import DicompilerError
+    from dicompiler.driver.demo import demo
+    from dicompiler.base.errors import DicompilerError
 
     check_parent(output)
     with _directory(output) as directory, progress("starting") as tell:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 
 from dicompiler.cli.group import root
-from dicompiler.errors import DicompilerError, nearest, one_line
+from dicompiler.base.errors import DicompilerError, nearest, one_line
 
 INTERNAL = 70
 INTERRUPTED = 130
@@ -53,7 +53,7 @@ def _describe(error: Exception) -> tuple[int, str]:
         return INTERRUPTED, "interrupted"
     if isinstance(error, click.ClickException):
         return error.exit_code, f"error: {_usage(error)}"
-    from dicompiler.blame import culprit
+    from dicompiler.plugin.guard import culprit
 
     blamed = culprit(error)
     if blamed is not None:
@@ -61,7 +61,7 @@ def _describe(error: Exception) -> tuple[int, str]:
     if isinstance(error, OSError) and error.errno is not None:
         place = f"{error.filename}: " if error.filename else ""
         return 1, f"error: {one_line(place + (error.strerror or str(error)))}"
-    from dicompiler.passes import PassFailure
+    from dicompiler.plugin.pass_manager import PassFailure
 
     cause = str(error) if isinstance(error, PassFailure) else f"{type(error).__name__}: {error}"
     return INTERNAL, f"internal error: {one_line(cause)}; run again with --debug for the traceback"

@@ -16,10 +16,10 @@ from dicompiler.cli.options import (
     platform_option,
     shape_option,
 )
-from dicompiler.errors import UsageError
+from dicompiler.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from dicompiler.fronts import Front
+    from dicompiler.search.fronts import Front
 
 SHOWN = 20
 
@@ -60,7 +60,7 @@ def command(
     ends the search with the front so far.
     """
     from dicompiler.cli.progress import progress
-    from dicompiler.exploring import explore, spec
+    from dicompiler.driver.explore import explore, spec
 
     if platform is None:
         raise UsageError("explore: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)")
@@ -80,7 +80,7 @@ def command(
 def _show(front: Front, platform: str, output: Path, as_json: bool) -> None:
     """The points, or as JSON what front.json holds and where it is."""
     from dicompiler.cli.tables import show, show_json
-    from dicompiler.schema import load_json
+    from dicompiler.base.schema import load_json
 
     if front.interrupted:
         click.echo("dicompiler: interrupted: this is the front so far", err=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from dicompiler.errors import UsageError, nearest
+from dicompiler.base.errors import UsageError, nearest
 
 # Stated here so that `--help` imports no command; a test compares them with the commands' own.
 COMMANDS: Mapping[str, str] = {

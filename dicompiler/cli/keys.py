@@ -21,9 +21,9 @@ def command(directory: Path, output: Path | None, days: int, renew: bool, as_jso
     For the coordinator (this host) and each device a certificate, signed by an authority of the cluster's own. Keys
     that are there already are kept. Copy to a device only KEYS/devices/ITS-NAME.
     """
-    from dicompiler.artifacts import manifest
+    from dicompiler.driver.artifact import manifest
     from dicompiler.cli.tables import show_json
-    from dicompiler.keys import make
+    from dicompiler.target.remote.certificates import make
 
     document = manifest(directory)
     place = output if output is not None else directory.absolute().with_name(f"{directory.absolute().name}.keys")

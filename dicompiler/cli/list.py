@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.cli.options import json_option
-from dicompiler.errors import UsageError, nearest
+from dicompiler.base.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from dicompiler.plugins import Provided, Registry
+    from dicompiler.plugin.registry import Provided, Registry
 
 NAMES = ("passes", "strategies", "targets", "operators", "cost-models", "platforms", "plugins")
 
@@ -25,7 +25,7 @@ def command(kind: str, as_json: bool) -> None:
     KIND is one of passes, strategies, targets, operators, cost-models, platforms, plugins.
     """
     from dicompiler.cli.tables import show, show_json
-    from dicompiler.plugins import registry
+    from dicompiler.plugin.registry import registry
 
     if kind not in NAMES:
         raise UsageError(f"list: unknown kind {kind!r}{nearest(kind, NAMES)}")
@@ -53,7 +53,7 @@ def _record(provided: Provided) -> dict[str, Any]:
 
 
 def _options(value: Any) -> list[dict[str, Any]]:
-    from dicompiler.specs import options_of
+    from dicompiler.base.specs import options_of
 
     if not isinstance(value, type):
         return []
@@ -62,7 +62,7 @@ def _options(value: Any) -> list[dict[str, Any]]:
 
 def _summary(value: Any) -> str:
     """A class's first docstring line, a platform's description, how an operator is cut."""
-    from dicompiler.operators.rule import OperatorRule
+    from dicompiler.ir.rule import OperatorRule
 
     if isinstance(value, OperatorRule):
         kind = "element-wise" if value.elementwise else _first_line(inspect.unwrap(value.piece).__doc__)

@@ -10,15 +10,15 @@ import click
 
 from dicompiler.cli.building import building, building_options, print_paths
 from dicompiler.cli.options import PATH, check_file, json_option, model_argument, platform_option, shape_option
-from dicompiler.errors import DicompilerError, UsageError
+from dicompiler.base.errors import DicompilerError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dicompiler.compilation import Compilation
-    from dicompiler.diagnostics import LayerStatistics
-    from dicompiler.passes import Instrument, Pass
-    from dicompiler.specs import Spec
+    from dicompiler.ir.compilation import Compilation
+    from dicompiler.driver.diagnostics import LayerStatistics
+    from dicompiler.plugin.pass_manager import Instrument, Pass
+    from dicompiler.base.specs import Spec
 
 NORMALISE, INFER_SHAPES, PARTITION = "normalise", "infer-shapes", "partition"
 
@@ -68,8 +68,8 @@ def command(
     """
     from dicompiler.cli.progress import progress
     from dicompiler.cli.tables import show_json
-    from dicompiler.diagnostics import Reproducer, Statistics, VerifyEach
-    from dicompiler.instruments import Dump, PrintAfter, Timing
+    from dicompiler.driver.diagnostics import Reproducer, Statistics, VerifyEach
+    from dicompiler.plugin.instruments import Dump, PrintAfter, Timing
 
     check_file(output)
     check_file(save_plan)
@@ -112,8 +112,8 @@ def command(
 
 def _passes(text: str, shapes: tuple[str, ...]) -> tuple[Pass, ...]:
     """The pipeline's passes, normalise first where the text leaves it out, with --shape given to infer-shapes."""
-    from dicompiler.plugins import registry
-    from dicompiler.specs import Spec, parse_pipeline
+    from dicompiler.plugin.registry import registry
+    from dicompiler.base.specs import Spec, parse_pipeline
 
     specs = parse_pipeline(text)
     names = [spec.name for spec in specs]
@@ -126,7 +126,7 @@ def _passes(text: str, shapes: tuple[str, ...]) -> tuple[Pass, ...]:
 
 
 def _with_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
-    from dicompiler.specs import Spec
+    from dicompiler.base.specs import Spec
 
     if spec.name != INFER_SHAPES or not shapes:
         return spec
@@ -135,11 +135,11 @@ def _with_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
 
 
 def _load(model: Path, platform: str | None, plan: Path | None) -> Compilation:
-    from dicompiler.compilation import Compilation
-    from dicompiler.model import Model
-    from dicompiler.plan import load_given
-    from dicompiler.platform import Platform
-    from dicompiler.plugins import registry
+    from dicompiler.ir.compilation import Compilation
+    from dicompiler.ir.onnx.model import Model
+    from dicompiler.ir.plan import load_given
+    from dicompiler.ir.platform import Platform
+    from dicompiler.plugin.registry import registry
 
     families = [provided.value for provided in registry().platforms.values()]
     return Compilation(
@@ -150,8 +150,8 @@ def _load(model: Path, platform: str | None, plan: Path | None) -> Compilation:
 
 
 def _run(passes: Sequence[Pass], compilation: Compilation, instruments: Sequence[Instrument]) -> Compilation:
-    from dicompiler.passes import PassManager
-    from dicompiler.plugins import registry
+    from dicompiler.plugin.pass_manager import PassManager
+    from dicompiler.plugin.registry import registry
 
     result = PassManager(passes, instruments).run(compilation)
     if result.plan is None or result.routing is not None:
@@ -184,8 +184,8 @@ def _show_statistics(rows: Sequence[LayerStatistics]) -> None:
 
 def _save(compilation: Compilation, output: Path, save_plan: Path | None) -> tuple[Path, ...]:
     """Writes the model and, where asked, the plan; neither where one of them cannot be. What was written."""
-    from dicompiler.outputs import whole
-    from dicompiler.plan import dumps
+    from dicompiler.base.atomic import whole
+    from dicompiler.ir.plan import dumps
 
     if save_plan is None:
         return compilation.model.save(output)

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from dicompiler.errors import DicompilerError, UsageError
-from dicompiler.objectives import terms
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.objectives import terms
 
 PATH = click.Path(path_type=Path)
 

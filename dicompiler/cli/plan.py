@@ -51,8 +51,8 @@ def command(
     from dicompiler.cli.files import write_text
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_planned
-    from dicompiler.compiler import compile
-    from dicompiler.plan import dumps
+    from dicompiler.driver.compiler import compile
+    from dicompiler.ir.plan import dumps
 
     check_file(output)
     parts = made(strategy=strategy, cost=cost)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.cli.options import PATH, check_file, cost_option, directory_argument, json_option
-from dicompiler.errors import UsageError
+from dicompiler.base.errors import UsageError
 
 if TYPE_CHECKING:
     from dicompiler.report.facts import Facts
@@ -42,7 +42,7 @@ def command(
     from dicompiler.cli.files import write_text
     from dicompiler.cli.progress import progress
     from dicompiler.cli.tables import show_json
-    from dicompiler.exploring import FILE
+    from dicompiler.driver.explore import FILE
     from dicompiler.report.facts import gather, load_front
     from dicompiler.report.page import front_report, report
 
@@ -72,7 +72,7 @@ def _compared(facts: Facts, strategies: str, tell: Any) -> Facts:
 
     from dicompiler.cli.compare import chosen
     from dicompiler.cli.results import comparison_document
-    from dicompiler.comparing import compare
+    from dicompiler.driver.compare import compare
 
     document: Mapping[str, Any] = comparison_document(compare(facts.problem, chosen(strategies), tell))
     return replace(facts, comparison=document)

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.cli.tables import show, show_json
-from dicompiler.errors import DicompilerError
-from dicompiler.objectives import terms
-from dicompiler.outputs import listed
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.objectives import terms
+from dicompiler.base.atomic import listed
 
 if TYPE_CHECKING:
-    from dicompiler.comparing import Comparison, Row
-    from dicompiler.compilation import Compilation
-    from dicompiler.metrics import Metrics
-    from dicompiler.program import Program
-    from dicompiler.simulator import Simulation
-    from dicompiler.target import RunResult
-    from dicompiler.verify import Check, Verification
+    from dicompiler.driver.compare import Comparison, Row
+    from dicompiler.ir.compilation import Compilation
+    from dicompiler.cost.metrics import Metrics
+    from dicompiler.ir.program import Program
+    from dicompiler.cost.simulator import Simulation
+    from dicompiler.target.interface import RunResult
+    from dicompiler.verify.comparison import Check, Verification
 
 
 def show_compiled(result: Compilation, as_json: bool) -> None:
@@ -62,7 +62,7 @@ def _occupied(result: Compilation) -> dict[str, Any]:
 
 def _multiplications(result: Compilation) -> float:
     """Those of all parts of a frame, halos included, as a multiple of the uncut network's."""
-    from dicompiler.costs import macs, task_macs
+    from dicompiler.cost.model import macs, task_macs
 
     assert result.layers is not None and result.routing is not None
     whole = sum(macs(result.layers, layer) for layer in result.layers.layers)
@@ -70,7 +70,7 @@ def _multiplications(result: Compilation) -> float:
 
 
 def _show_occupied(result: Compilation) -> None:
-    from dicompiler.units import format_bytes
+    from dicompiler.base.units import format_bytes
 
     found = _occupied(result)
     details = list(result.occupied[0].details)
@@ -103,7 +103,7 @@ def show_planned(result: Compilation, written: Path, as_json: bool) -> None:
 def _devices(program: Program) -> list[dict[str, Any]]:
     """For each device: its name, how many segments, bytes of weights, how many transfers, bytes sent and received; with
     replicas for a frame of each."""
-    from dicompiler.program import Value
+    from dicompiler.ir.program import Value
 
     records = []
     for i, device in enumerate(program.devices):

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 
-from dicompiler.errors import UsageError, nearest
+from dicompiler.base.errors import UsageError, nearest
 from dicompiler.networks import classic, edge, residual
 from dicompiler.networks.builder import Builder
 from dicompiler.networks.light import LIGHT_NAMES, light

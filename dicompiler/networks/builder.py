@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from dicompiler.errors import DicompilerError
+from dicompiler.base.errors import DicompilerError
 from dicompiler.networks.weights import STATISTICS, Role, weight
 
 IR_VERSION = 10

@@ -5,7 +5,7 @@ Every function returns the name of the tensor that is the network's output (logi
 
 from __future__ import annotations
 
-from dicompiler.errors import UsageError, nearest
+from dicompiler.base.errors import UsageError, nearest
 from dicompiler.networks.builder import Builder
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from dicompiler.errors import DicompilerError, UsageError, nearest
+from dicompiler.base.errors import DicompilerError, UsageError, nearest
 from dicompiler.networks.weights import Role, weight
 
 LIGHT_NAMES = (

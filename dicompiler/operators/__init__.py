@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dicompiler.operators.rule import Node, Operation, OperatorRule, Piece, Tensor, whole
+from dicompiler.ir.rule import Node, Operation, OperatorRule, Piece, Tensor, whole
 
 __all__ = ["Node", "Operation", "OperatorRule", "Piece", "Tensor", "builtin_rules", "whole"]
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from dicompiler.operators.elementwise import broadcast_need
-from dicompiler.operators.rule import Operation, OperatorRule, Piece
-from dicompiler.regions import Interval, Region
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.ir.regions import Interval, Region
 
 
 def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:

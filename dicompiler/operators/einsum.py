@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from dicompiler.operators.rule import Operation, OperatorRule, Piece
-from dicompiler.regions import Interval, Region
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.ir.regions import Interval, Region
 
 BATCH = "."
 """Stands for the axes of an ellipsis."""

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dicompiler.errors import DicompilerError
-from dicompiler.operators.rule import Operation, OperatorRule, Piece
-from dicompiler.regions import Interval, Region, full
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.ir.regions import Interval, Region, full
 
 
 @dataclass(frozen=True)

@@ -11,22 +11,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dicompiler.artifact import MANIFEST
-from dicompiler.artifacts import reopen
-from dicompiler.bounds import bound
-from dicompiler.compilation import Compilation
-from dicompiler.errors import DicompilerError
-from dicompiler.exploring import FILE as FRONT
-from dicompiler.memory import MemoryCourse, memory_course
-from dicompiler.metrics import DeviceMetrics, Metrics
-from dicompiler.platform import Platform
-from dicompiler.problem import Problem, play
-from dicompiler.program import PART, Program
-from dicompiler.routing import Routing, leaves
-from dicompiler.schema import load_json, validate
-from dicompiler.simulator import Simulation
-from dicompiler.target import Target
-from dicompiler.tasks import Task, TaskId, task_id
+from dicompiler.target.manifest import MANIFEST
+from dicompiler.driver.artifact import reopen
+from dicompiler.search.lower_bounds import bound
+from dicompiler.ir.compilation import Compilation
+from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.explore import FILE as FRONT
+from dicompiler.cost.memory import MemoryCourse, memory_course
+from dicompiler.cost.metrics import DeviceMetrics, Metrics
+from dicompiler.ir.platform import Platform
+from dicompiler.search.problem import Problem, play
+from dicompiler.ir.program import PART, Program
+from dicompiler.partition.routing import Routing, leaves
+from dicompiler.base.schema import load_json, validate
+from dicompiler.cost.simulator import Simulation
+from dicompiler.target.interface import Target
+from dicompiler.partition.tasks import Task, TaskId, task_id
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def gather(
 ) -> Facts:
     """Reads an artifact and what is given beside it. DicompilerError names the file that is missing, broken, or of
     another network or artifact."""
-    from dicompiler import runlog
+    from dicompiler.driver import run_log as runlog
 
     if not (artifact / MANIFEST).is_file():
         raise DicompilerError(

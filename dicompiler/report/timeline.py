@@ -12,7 +12,7 @@ from typing import Literal
 from dicompiler.report.facts import Facts
 from dicompiler.report.graph import colour
 from dicompiler.report.markup import Markup, clean, element
-from dicompiler.units import format_bytes, format_seconds
+from dicompiler.base.units import format_bytes, format_seconds
 
 ROW, UPPER, LOWER = 36, 18, 9
 """Pixels of a device's row, of its computing and of its sending."""

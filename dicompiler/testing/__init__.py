@@ -11,7 +11,7 @@ AssertionError with the plugin, the network and what was wrong. Nothing need be 
 framework is needed. What is compared in a second process must be in a module, not in the script that is run.
 """
 
-from dicompiler.plugins import also
+from dicompiler.plugin.registry import also
 from dicompiler.testing.costs import check_cost_model
 from dicompiler.testing.passes import check_pass
 from dicompiler.testing.plans import check_legal, check_plan

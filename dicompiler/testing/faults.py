@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dicompiler.blame import cause
+from dicompiler.plugin.guard import cause
 
 
 def expect(holds: Any, what: str) -> None:

@@ -9,20 +9,20 @@ from typing import Any
 
 import onnx
 
-from dicompiler import compiler
-from dicompiler.blame import named
-from dicompiler.compilation import Compilation
-from dicompiler.executor import run_model
-from dicompiler.lowering import split
-from dicompiler.model import Model
-from dicompiler.passes import Pass, PassManager
-from dicompiler.plan import dumps
-from dicompiler.platform import nameless
-from dicompiler.specs import parse, spec_of
+from dicompiler.driver import compiler
+from dicompiler.plugin.guard import named
+from dicompiler.ir.compilation import Compilation
+from dicompiler.verify.executor import run_model
+from dicompiler.partition.lowering import split
+from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin.pass_manager import Pass, PassManager
+from dicompiler.ir.plan import dumps
+from dicompiler.ir.platform import nameless
+from dicompiler.base.specs import parse, spec_of
 from dicompiler.testing.faults import checking, expect, one_of
 from dicompiler.testing.samples import NETWORKS, network
-from dicompiler.tiling import whole_plan
-from dicompiler.verify import compare, graph_inputs, random_inputs
+from dicompiler.partition.tiling import whole_plan
+from dicompiler.verify.comparison import compare, graph_inputs, random_inputs
 
 
 def check_pass(step: Pass | type[Pass], on: Iterable[str | Path | onnx.ModelProto] = NETWORKS) -> None:

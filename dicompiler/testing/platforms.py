@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dicompiler.platform import Platform, PlatformFamily, PlatformFormat, from_toml, to_toml
+from dicompiler.ir.platform import Platform, PlatformFamily, PlatformFormat, from_toml, to_toml
 from dicompiler.testing.faults import checking, expect
 
 

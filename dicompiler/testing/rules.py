@@ -16,18 +16,18 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from dicompiler.blame import fault_of
-from dicompiler.compilation import Compilation
-from dicompiler.cutting import cut, sent_bytes
-from dicompiler.errors import DicompilerError
-from dicompiler.executor import Executor, run_model
-from dicompiler.layers import LayerGraph
-from dicompiler.model import Model
-from dicompiler.operators.rule import OperatorRule
-from dicompiler.plan import Part, Plan
-from dicompiler.plugins import also, registry
-from dicompiler.regions import Interval, Region, full, is_empty, replace
-from dicompiler.tasks import cuttable, output_shape, reduction
+from dicompiler.plugin.guard import fault_of
+from dicompiler.ir.compilation import Compilation
+from dicompiler.partition.segmentation import cut, sent_bytes
+from dicompiler.base.errors import DicompilerError
+from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.rule import OperatorRule
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.plugin.registry import also, registry
+from dicompiler.ir.regions import Interval, Region, full, is_empty, replace
+from dicompiler.partition.tasks import cuttable, output_shape, reduction
 from dicompiler.testing.faults import checking, expect
 
 Array = NDArray[Any]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dicompiler.blame import named
-from dicompiler.errors import DicompilerError
-from dicompiler.limits import check_memory
-from dicompiler.plan import Plan, dumps
-from dicompiler.problem import Strategy
+from dicompiler.plugin.guard import named
+from dicompiler.base.errors import DicompilerError
+from dicompiler.search.constraints import check_memory
+from dicompiler.ir.plan import Plan, dumps
+from dicompiler.search.problem import Strategy
 from dicompiler.testing.elsewhere import elsewhere
 from dicompiler.testing.faults import checking, expect, one_of
 from dicompiler.testing.plans import check_legal, check_plan

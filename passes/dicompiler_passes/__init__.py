@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dicompiler.hookspecs import API_VERSION, hookimpl
-from dicompiler.passes import Pass
+from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
+from dicompiler.plugin.pass_manager import Pass
 
 dicompiler_api = API_VERSION
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
-from dicompiler.compilation import Compilation
-from dicompiler.errors import DicompilerError, UsageError, nearest
-from dicompiler.layers import Layer, LayerGraph
-from dicompiler.passes import Pass
-from dicompiler.plan import Part
-from dicompiler.regions import Region, full
-from dicompiler.regions import replace as replace_axis
-from dicompiler.tasks import output_shape
-from dicompiler.tiling import Label, axis_of, cut_axis, whole_plan
+from dicompiler.ir.compilation import Compilation
+from dicompiler.base.errors import DicompilerError, UsageError, nearest
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.plugin.pass_manager import Pass
+from dicompiler.ir.plan import Part
+from dicompiler.ir.regions import Region, full
+from dicompiler.ir.regions import replace as replace_axis
+from dicompiler.partition.tasks import output_shape
+from dicompiler.partition.tiling import Label, axis_of, cut_axis, whole_plan
 
 MOST = 1 << 16  # parts of a layer
 

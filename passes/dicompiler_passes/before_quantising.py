@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.model import Model
-from dicompiler.structure import reads
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.structure import reads
 from dicompiler_passes.draft import Draft, keep
 
 

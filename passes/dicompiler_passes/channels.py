@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dicompiler.errors import UsageError
-from dicompiler.layers import Layer, LayerGraph
-from dicompiler.plan import Part
-from dicompiler.regions import Interval, Region, shares
-from dicompiler.tasks import make_task, output_shape, reduction
-from dicompiler.tiling import axis_of, fused
+from dicompiler.base.errors import UsageError
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Part
+from dicompiler.ir.regions import Interval, Region, shares
+from dicompiler.partition.tasks import make_task, output_shape, reduction
+from dicompiler.partition.tiling import axis_of, fused
 from dicompiler_passes.annotating import Annotation, LayerAnnotation
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.importing import unique
-from dicompiler.model import Model
-from dicompiler.structure import bodies, node_reads, reads
-from dicompiler.weights import LARGE, Weight, dense, hollow, raw_nbytes
+from dicompiler.ir.onnx.importing import unique
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.structure import bodies, node_reads, reads
+from dicompiler.ir.onnx.weights import LARGE, Weight, dense, hollow, raw_nbytes
 
 
 class Draft:

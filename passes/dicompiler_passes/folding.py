@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.model import Model
-from dicompiler.structure import bodies, captures, node_reads
-from dicompiler.weights import array_dtype, dense
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.structure import bodies, captures, node_reads
+from dicompiler.ir.onnx.weights import array_dtype, dense
 from dicompiler_passes.draft import Draft, all_reads, keep, rename_reads
 
 STANDARD = ("", "ai.onnx")

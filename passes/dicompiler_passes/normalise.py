@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import onnx
 
-from dicompiler.compilation import Compilation
-from dicompiler.model import Model
-from dicompiler.passes import Pass
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin.pass_manager import Pass
 from dicompiler_passes.draft import Draft
 from dicompiler_passes.folding import fold
 from dicompiler_passes.quantised import own_dequantise

@@ -9,12 +9,12 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dicompiler.compilation import Compilation
-from dicompiler.passes import Pass
-from dicompiler.placed import Given
-from dicompiler.placing import place
-from dicompiler.plan import Part, Plan
-from dicompiler.routing import route, route_on
+from dicompiler.ir.compilation import Compilation
+from dicompiler.plugin.pass_manager import Pass
+from dicompiler.partition.placed_graph import Given
+from dicompiler.partition.placement import place
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.partition.routing import route, route_on
 from dicompiler_passes.rewriting import write
 
 log = logging.getLogger("dicompiler")

@@ -19,11 +19,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.compilation import Compilation
-from dicompiler.errors import DicompilerError, UsageError, nearest
-from dicompiler.model import Model
-from dicompiler.passes import Pass
-from dicompiler.program import Value
+from dicompiler.ir.compilation import Compilation
+from dicompiler.base.errors import DicompilerError, UsageError, nearest
+from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin.pass_manager import Pass
+from dicompiler.ir.program import Value
 from dicompiler_passes.before_quantising import simplify
 from dicompiler_passes.normalise import normalise
 
@@ -57,7 +57,7 @@ class Quantise(Pass):
         if not self.calibrate:
             raise UsageError("quantise: no samples: give a file of them, quantise{calibrate=samples.npz}")
         model = normalise(compilation.model)
-        from dicompiler.verify import graph_inputs  # takes its time: onnxruntime
+        from dicompiler.verify.comparison import graph_inputs  # takes its time: onnxruntime
 
         samples = read_samples(Path(self.calibrate), graph_inputs(model))
         quantised = quantise(model, samples)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 
-from dicompiler.operators.rule import Node
+from dicompiler.ir.rule import Node
 from dicompiler_passes.draft import Draft, all_reads, keep
 
 DEQUANTISE = "DequantizeLinear"

@@ -11,12 +11,12 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from dicompiler.model import Model
-from dicompiler.placed import Constant, Cut, Held, PlacedGraph, PlacedNode
-from dicompiler.program import DEVICE, LANE, ORIGIN, PART, REGION, SINKS, SOURCE
-from dicompiler.regions import shape_of
-from dicompiler.routing import show
-from dicompiler.weights import LARGE, Weight, hollow
+from dicompiler.ir.onnx.model import Model
+from dicompiler.partition.placed_graph import Constant, Cut, Held, PlacedGraph, PlacedNode
+from dicompiler.ir.program import DEVICE, LANE, ORIGIN, PART, REGION, SINKS, SOURCE
+from dicompiler.ir.regions import shape_of
+from dicompiler.partition.routing import show
+from dicompiler.ir.onnx.weights import LARGE, Weight, hollow
 
 OPSET = 13  # of the standard operators, in a model that has none of them
 

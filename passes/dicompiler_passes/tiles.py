@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dicompiler.layers import Layer, LayerGraph
-from dicompiler.plan import Part
-from dicompiler.regions import Region
-from dicompiler.tiling import exit_of, fused, grid
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Part
+from dicompiler.ir.regions import Region
+from dicompiler.partition.tiling import exit_of, fused, grid
 from dicompiler_passes.annotating import Annotation, LayerAnnotation
 
 

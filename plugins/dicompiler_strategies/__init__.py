@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dicompiler.hookspecs import API_VERSION, hookimpl
+from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
 
 if TYPE_CHECKING:
-    from dicompiler.platform import PlatformFamily
-    from dicompiler.problem import Strategy
+    from dicompiler.ir.platform import PlatformFamily
+    from dicompiler.search.problem import Strategy
 
 dicompiler_api = API_VERSION
 
@@ -36,7 +36,7 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:
 @hookimpl
 def dicompiler_platforms() -> Iterable[PlatformFamily]:
     """The cluster files of AutoDiCE, whose mappings the manual strategy takes."""
-    from dicompiler.platform import PlatformFormat
+    from dicompiler.ir.platform import PlatformFormat
     from dicompiler_strategies.autodice import platform_from_hosts
 
     return [PlatformFormat("*.txt", "An AutoDiCE platform.txt: a line for each host.", platform_from_hosts)]

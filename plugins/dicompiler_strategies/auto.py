@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
-from dicompiler.errors import DicompilerError
-from dicompiler.limits import check
-from dicompiler.objectives import terms
-from dicompiler.plan import Plan
-from dicompiler.plugins import registry
-from dicompiler.problem import INTERRUPTED, Problem, Strategy
-from dicompiler.tables import Tables
+from dicompiler.base.errors import DicompilerError
+from dicompiler.search.constraints import check
+from dicompiler.base.objectives import terms
+from dicompiler.ir.plan import Plan
+from dicompiler.plugin.registry import registry
+from dicompiler.search.problem import INTERRUPTED, Problem, Strategy
+from dicompiler_strategies.tables.cost_tables import Tables
 from dicompiler_strategies.candidates import Search, Weighed
 from dicompiler_strategies.cpsat import MOST, TRIES, CpSat
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.footprints import Floats
-from dicompiler.limits import fits
-from dicompiler.metrics import Metrics
-from dicompiler.plan import Plan
-from dicompiler.problem import Problem
-from dicompiler.tables import Edge, Tables
+from dicompiler_strategies.tables.footprints import Floats
+from dicompiler.search.constraints import fits
+from dicompiler.cost.metrics import Metrics
+from dicompiler.ir.plan import Plan
+from dicompiler.search.problem import Problem
+from dicompiler_strategies.tables.cost_tables import Edge, Tables
 from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
 from dicompiler_strategies.trimming import trimmed
 

@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from dicompiler.choices import BASES, FINISHES, KINDS, SHARES, ChoiceSet
-from dicompiler.errors import UsageError
-from dicompiler.plan import Plan
-from dicompiler.problem import INTERRUPTED, Problem, Strategy
-from dicompiler.tables import Tables, tables
+from dicompiler_strategies.tables.choices import BASES, FINISHES, KINDS, SHARES, ChoiceSet
+from dicompiler.base.errors import UsageError
+from dicompiler.ir.plan import Plan
+from dicompiler.search.problem import INTERRUPTED, Problem, Strategy
+from dicompiler_strategies.tables.cost_tables import Tables, tables
 from dicompiler_strategies.candidates import Search, Weighed
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dicompiler.errors import DicompilerError
-from dicompiler.limits import check_occupied
-from dicompiler.plan import Plan
-from dicompiler.platform import Host, Platform
-from dicompiler.problem import Problem, Strategy
-from dicompiler.target import Occupied
-from dicompiler.units import format_bytes
+from dicompiler.base.errors import DicompilerError
+from dicompiler.search.constraints import check_occupied
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Host, Platform
+from dicompiler.search.problem import Problem, Strategy
+from dicompiler.target.interface import Occupied
+from dicompiler.base.units import format_bytes
 from dicompiler_strategies.fit_stages import Board, Stages
 
 TRIES = 6

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dicompiler.layers import Layer, LayerGraph
-from dicompiler.plan import Part
-from dicompiler.regions import Region, full, replace
-from dicompiler.tasks import cuttable, make_task, output_shape
-from dicompiler.tiling import axes, fused, settled, tile
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Part
+from dicompiler.ir.regions import Region, full, replace
+from dicompiler.partition.tasks import cuttable, make_task, output_shape
+from dicompiler.partition.tiling import axes, fused, settled, tile
 from dicompiler_strategies.fit_memory import Need, need
 
 Kind = Literal["whole", "rows", "channels"]

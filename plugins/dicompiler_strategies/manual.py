@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.errors import DicompilerError, nearest
-from dicompiler.layers import Layer, LayerGraph
-from dicompiler.operators.rule import Node
-from dicompiler.plan import Part, Plan, load
-from dicompiler.platform import Device, Platform
-from dicompiler.problem import Problem, Strategy
-from dicompiler.tiling import tile
+from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.rule import Node
+from dicompiler.ir.plan import Part, Plan, load
+from dicompiler.ir.platform import Device, Platform
+from dicompiler.search.problem import Problem, Strategy
+from dicompiler.partition.tiling import tile
 from dicompiler_strategies.autodice import Key, device_of, load_mapping, platform_from_autodice
 
 log = logging.getLogger("dicompiler")

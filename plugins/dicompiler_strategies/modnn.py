@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dicompiler.layers import Layer
-from dicompiler.plan import Part, Plan
-from dicompiler.problem import Problem, Strategy
-from dicompiler.tasks import cuttable
-from dicompiler.tiling import axes, tile
+from dicompiler.ir.layers import Layer
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.search.problem import Problem, Strategy
+from dicompiler.partition.tasks import cuttable
+from dicompiler.partition.tiling import axes, tile
 
 
 @dataclass(frozen=True)

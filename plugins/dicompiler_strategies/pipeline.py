@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import ClassVar
 
-from dicompiler.costs import Share
-from dicompiler.errors import DicompilerError
-from dicompiler.plan import Part, Plan
-from dicompiler.problem import Problem, Strategy
+from dicompiler.cost.model import Share
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.search.problem import Problem, Strategy
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dicompiler.costs import Share
-from dicompiler.errors import UsageError
-from dicompiler.limits import fits
-from dicompiler.metrics import Metrics
-from dicompiler.plan import Part, Plan
-from dicompiler.platform import Device
-from dicompiler.problem import Problem, Strategy
+from dicompiler.cost.model import Share
+from dicompiler.base.errors import UsageError
+from dicompiler.search.constraints import fits
+from dicompiler.cost.metrics import Metrics
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.platform import Device
+from dicompiler.search.problem import Problem, Strategy
 from dicompiler_strategies.pipeline import balance
 
 MOST = 16

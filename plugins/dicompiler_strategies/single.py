@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.costs import Share
-from dicompiler.errors import DicompilerError
-from dicompiler.plan import Part, Plan
-from dicompiler.platform import Device
-from dicompiler.problem import Problem, Strategy
+from dicompiler.cost.model import Share
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.platform import Device
+from dicompiler.search.problem import Problem, Strategy
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 
-from dicompiler.artifact import (
+from dicompiler.target.manifest import (
     ARTIFACT,
     TYPES,
     Json,
@@ -20,8 +20,8 @@ from dicompiler.artifact import (
     transfer_document,
     value_document,
 )
-from dicompiler.program import Program, Segment
-from dicompiler.weights import Weight, is_hollow
+from dicompiler.ir.program import Program, Segment
+from dicompiler.ir.onnx.weights import Weight, is_hollow
 
 __all__ = [
     "ALIGN", "ARTIFACT", "TYPES", "WEIGHTS", "Contents", "Json", "artifact_document", "json_text", "transfer_document",

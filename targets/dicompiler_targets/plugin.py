@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dicompiler.hookspecs import API_VERSION, hookimpl
+from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
 
 if TYPE_CHECKING:
-    from dicompiler.target import Target
+    from dicompiler.target.interface import Target
 
 dicompiler_api = API_VERSION
 

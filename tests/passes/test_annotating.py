@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dicompiler.compilation import Compilation
-from dicompiler.cutting import cut
-from dicompiler.errors import DicompilerError, UsageError
-from dicompiler.executor import Executor, run_model
-from dicompiler.model import Model
-from dicompiler.passes import PassManager, pipeline
-from dicompiler.plan import Part
-from dicompiler.platform import Platform
-from dicompiler.routing import Routing
+from dicompiler.ir.compilation import Compilation
+from dicompiler.partition.segmentation import cut
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.ir.plan import Part
+from dicompiler.ir.platform import Platform
+from dicompiler.partition.routing import Routing
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 13]>

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import onnx
 import pytest
-from layer_graphs import formed, rules
+from support.layer_graphs import formed, rules
 
-from dicompiler.errors import DicompilerError
-from dicompiler.layers import LayerGraph
-from dicompiler.model import Model
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.model import Model
 from dicompiler_passes.form_layers import form_layers
 
 HEAD = '<ir_version: 8, opset_import: ["" : 13]>\n'

@@ -18,8 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as Missing
 
-from dicompiler.compilation import Compilation
-from dicompiler.model import Model, is_hollow
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.onnx.model import Model, is_hollow
 from dicompiler_passes.draft import Draft
 from dicompiler_passes.folding import fold
 from dicompiler_passes.normalise import Normalise, normalise

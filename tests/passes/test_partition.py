@@ -8,14 +8,14 @@ import sys
 import numpy as np
 import onnx
 import pytest
-from layer_graphs import rules
+from support.layer_graphs import rules
 
-from dicompiler.compilation import Compilation
-from dicompiler.cutting import cut
-from dicompiler.executor import Executor, run_model
-from dicompiler.model import Model
-from dicompiler.plan import Part, Plan
-from dicompiler.program import DEVICE, ORIGIN, REGION
+from dicompiler.ir.compilation import Compilation
+from dicompiler.partition.segmentation import cut
+from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.program import DEVICE, ORIGIN, REGION
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import Partition
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from refusing import Refused, image, network
-from running import pids, wait_until
+from support.refusing import Refused, image, network
+from support.running import pids, wait_until
 
 from dicompiler.cli import main
-from dicompiler.executor import run_model
-from dicompiler.keys import make
-from dicompiler.model import Model
+from dicompiler.verify.executor import run_model
+from dicompiler.target.remote.certificates import make
+from dicompiler.ir.onnx.model import Model
 
 
 def compiled(place: Path, seed: int = 7) -> Path:

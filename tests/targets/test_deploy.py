@@ -17,18 +17,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from boards import NOWHERE, Cluster, call, cluster
-from running import LIMIT_S, pids, wait_until
+from support.boards import NOWHERE, Cluster, call, cluster
+from support.running import LIMIT_S, pids, wait_until
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.artifacts import install
+from dicompiler.driver.artifact import install
 from dicompiler.cli.entry import main
-from dicompiler.errors import UsageError
-from dicompiler.hosts import Hosts
-from dicompiler.keys import make
-from dicompiler.schema import validate
-from dicompiler.target import RunOptions, Target
+from dicompiler.base.errors import UsageError
+from dicompiler.target.remote.hosts import Hosts
+from dicompiler.target.remote.certificates import make
+from dicompiler.base.schema import validate
+from dicompiler.target.interface import RunOptions, Target
 from dicompiler_targets.sockets import SocketsTarget
 
 NAMES = ("pi01", "pi02")

@@ -15,17 +15,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dealing import dealt
-from generators import integers
-from handmade import halo, partial, unknown_shape
-from mpi_runs import emit, environment
-from random_runs import check_random, sent_bytes
+from support.dealing import dealt
+from support.generators import integers
+from support.handmade import halo, partial, unknown_shape
+from support.mpi_runs import emit, environment
+from support.random_runs import check_random, sent_bytes
 
-from dicompiler import artifacts, compiler, networks
-from dicompiler.executor import run_model
-from dicompiler.memory import program_memory
-from dicompiler.schema import load_json, validate
-from dicompiler.target import RunOptions, RunResult
+from dicompiler.driver import artifact as artifacts
+from dicompiler.driver import compiler
+from dicompiler import networks
+from dicompiler.verify.executor import run_model
+from dicompiler.cost.memory import program_memory
+from dicompiler.base.schema import load_json, validate
+from dicompiler.target.interface import RunOptions, RunResult
 from dicompiler_targets.mpi import MpiTarget, build, tools
 from dicompiler_targets.mpi.artifact import Artifact
 from dicompiler_targets.mpi.source import output_files, text

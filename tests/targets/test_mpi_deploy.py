@@ -12,18 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from boards import Cluster, cluster
-from mpi_runs import ranks
-from running import wait_until
+from support.boards import Cluster, cluster
+from support.mpi_runs import ranks
+from support.running import wait_until
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.artifacts import install, run
+from dicompiler.driver.artifact import install, run
 from dicompiler.cli.entry import main
-from dicompiler.errors import RunError, UsageError
-from dicompiler.hosts import Hosts
-from dicompiler.schema import load_json
-from dicompiler.target import RunOptions
+from dicompiler.base.errors import RunError, UsageError
+from dicompiler.target.remote.hosts import Hosts
+from dicompiler.base.schema import load_json
+from dicompiler.target.interface import RunOptions
 
 PLATFORM = """
 name = "boards"

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handmade import endless, failing, halo
-from mpi_runs import emit, environment, ranks
+from support.handmade import endless, failing, halo
+from support.mpi_runs import emit, environment, ranks
 from numpy.typing import NDArray
-from running import wait_until
+from support.running import wait_until
 
-from dicompiler.errors import DicompilerError, RunError, UsageError
-from dicompiler.platform import Device, Host, Network, Platform
-from dicompiler.target import RunOptions
+from dicompiler.base.errors import DicompilerError, RunError, UsageError
+from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.target.interface import RunOptions
 from dicompiler_targets.mpi import MpiTarget, build, headers, packages, source, tools
 from dicompiler_targets.mpi.artifact import Artifact
 
@@ -191,10 +191,10 @@ def test_a_source_that_does_not_compile_is_named(artifact: Path) -> None:
 
 
 def image_network() -> Any:
-    from handmade import segment, steps, value
+    from support.handmade import segment, steps, value
 
-    from dicompiler.model import Model
-    from dicompiler.program import DeviceProgram, Program
+    from dicompiler.ir.onnx.model import Model
+    from dicompiler.ir.program import DeviceProgram, Program
 
     one = segment("a0", "a", "(float[1,3,4,6] x) => (float[1,3,4,6] out) { out = Identity(x) }", {})
     device = DeviceProgram("a", "localhost", (one,), steps("run 0"), ("x",), {"out": "out"})

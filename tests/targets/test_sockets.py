@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from handmade import Made, failing, halo, integers, partial, unknown_shape
+from support.handmade import Made, failing, halo, integers, partial, unknown_shape
 
-from dicompiler.compilation import Compilation
-from dicompiler.errors import DicompilerError
-from dicompiler.executor import execute, run_model
-from dicompiler.model import Weight
-from dicompiler.platform import Device, Host, Network, Platform
-from dicompiler.schema import load_json, validate
+from dicompiler.ir.compilation import Compilation
+from dicompiler.base.errors import DicompilerError
+from dicompiler.verify.executor import execute, run_model
+from dicompiler.ir.onnx.model import Weight
+from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.base.schema import load_json, validate
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime import values as runtime_values
 
@@ -119,7 +119,7 @@ def content(directory: Path) -> dict[str, bytes]:
 def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
     script = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
-        "from pathlib import Path; from handmade import halo; from dicompiler.compilation import Compilation\n"
+        "from pathlib import Path; from handmade import halo; from dicompiler.ir.compilation import Compilation\n"
         "from dicompiler_targets.sockets import SocketsTarget; program, model, _ = halo()\n"
         "SocketsTarget().emit(Compilation(model=model, program=program), Path(sys.argv[1]))\n"
     )

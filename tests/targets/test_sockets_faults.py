@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handmade import endless, failing, halo, partial
-from killing import COORDINATOR, kill_once
-from running import LIMIT_S, emit, fake, pids, wait_until
+from support.handmade import endless, failing, halo, partial
+from support.killing import COORDINATOR, kill_once
+from support.running import LIMIT_S, emit, fake, pids, wait_until
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.errors import DicompilerError, RunError
+from dicompiler.base.errors import DicompilerError, RunError
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.frames import (
     HEADER,
@@ -178,7 +178,7 @@ def test_a_directory_of_another_artifact_is_refused(tmp_path: Path) -> None:
 SCRIPT = """
 import sys; sys.path[:0] = sys.argv[2:]
 from pathlib import Path
-from handmade import endless
+from support.handmade import endless
 from dicompiler_targets.sockets import SocketsTarget
 SocketsTarget().run(Path(sys.argv[1]), [endless()[2]], 60.0)
 """

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzzing import IN_FLIGHT, Frame, Receiver, fuzz, mutated
-from handmade import halo, partial
-from running import control, emit, fake, wait_until
+from support.fuzzing import IN_FLIGHT, Frame, Receiver, fuzz, mutated
+from support.handmade import halo, partial
+from support.running import control, emit, fake, wait_until
 
-from dicompiler.executor import run_model
-from dicompiler.schema import load_json
-from dicompiler.target import RunOptions
+from dicompiler.verify.executor import run_model
+from dicompiler.base.schema import load_json
+from dicompiler.target.interface import RunOptions
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.processes import launch
 from dicompiler_targets.sockets.runtime.frames import Kind

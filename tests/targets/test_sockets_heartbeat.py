@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from handmade import halo, partial
-from running import LIMIT_S, emit, pids, wait_until
+from support.handmade import halo, partial
+from support.running import LIMIT_S, emit, pids, wait_until
 
 import dicompiler
-from dicompiler.errors import RunError
-from dicompiler.target import RunOptions
+from dicompiler.base.errors import RunError
+from dicompiler.target.interface import RunOptions
 
 HEARTBEAT_S = 0.4
 FOUND_S = 3.75 * HEARTBEAT_S
@@ -50,7 +50,7 @@ def test_a_session_may_be_idle_for_long(tmp_path: Path) -> None:
 SCRIPT = """
 import sys; sys.path[:0] = sys.argv[2:]
 import time, dicompiler
-from dicompiler.target import RunOptions
+from dicompiler.target.interface import RunOptions
 session = dicompiler.connect(sys.argv[1], RunOptions(heartbeat_s=0.4))
 print("ready", flush=True)
 time.sleep(60)

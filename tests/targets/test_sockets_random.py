@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from random_runs import check_random
+from support.random_runs import check_random
 
 from dicompiler_targets.sockets.target import SocketsTarget
 

@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dealing import dealt
-from generators import integers
-from killing import kill_once
-from running import LIMIT_S
+from support.dealing import dealt
+from support.generators import integers
+from support.killing import kill_once
+from support.running import LIMIT_S
 
 from dicompiler import networks
-from dicompiler.compiler import compile, load_problem
-from dicompiler.errors import DicompilerError, RunError
-from dicompiler.executor import run_model
-from dicompiler.model import Model
-from dicompiler.plan import Part, Plan
-from dicompiler.program import Program
-from dicompiler.schema import load_json, validate
-from dicompiler.target import RunOptions, RunResult
-from dicompiler.verify import compare, random_inputs
+from dicompiler.driver.compiler import compile, load_problem
+from dicompiler.base.errors import DicompilerError, RunError
+from dicompiler.verify.executor import run_model
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.program import Program
+from dicompiler.base.schema import load_json, validate
+from dicompiler.target.interface import RunOptions, RunResult
+from dicompiler.verify.comparison import compare, random_inputs
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.runtime.frames import Gate, Header, Kind, ProtocolError, Window

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handmade import Made, endless, failing, halo, integers, partial, unknown_shape
-from running import emit, pids, wait_until
+from support.handmade import Made, endless, failing, halo, integers, partial, unknown_shape
+from support.running import emit, pids, wait_until
 
 import dicompiler
 from dicompiler import networks
 from dicompiler.cli.entry import main
-from dicompiler.errors import DicompilerError, RunError, UsageError
-from dicompiler.executor import run_model
-from dicompiler.target import RunOptions
+from dicompiler.base.errors import DicompilerError, RunError, UsageError
+from dicompiler.verify.executor import run_model
+from dicompiler.target.interface import RunOptions
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.processes import launch

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handmade import halo, partial
-from running import control, emit, pids, wait_until
+from support.handmade import halo, partial
+from support.running import control, emit, pids, wait_until
 
 from dicompiler.cli.entry import main
-from dicompiler.errors import DicompilerError, RunError, UsageError
-from dicompiler.executor import run_model
-from dicompiler.keys import make
-from dicompiler.target import RunOptions
+from dicompiler.base.errors import DicompilerError, RunError, UsageError
+from dicompiler.verify.executor import run_model
+from dicompiler.target.remote.certificates import make
+from dicompiler.target.interface import RunOptions
 from dicompiler_targets.sockets import SocketsTarget, coordinator
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.processes import Process, here, launch

@@ -14,24 +14,24 @@ from random import Random
 import numpy as np
 import onnx
 import pytest
-import tflm_runs
-from generators import integers
+from support import tflm_runs
+from support.generators import integers
 from test_random_plans import compiled as random_compiled
-from tflm_runs import checked, compiled, emitted, litert, micro, numbers
+from support.tflm_runs import checked, compiled, emitted, litert, micro, numbers
 
 from dicompiler import networks
-from dicompiler.artifacts import verify
-from dicompiler.compilation import Compilation
-from dicompiler.compiler import compile, split
-from dicompiler.cutting import cut
-from dicompiler.errors import DicompilerError, RunError, UsageError
-from dicompiler.executor import run_model
-from dicompiler.model import Model
-from dicompiler.passes import PassManager, pipeline
-from dicompiler.platform import from_toml, nameless
-from dicompiler.schema import load_json
-from dicompiler.target import RunOptions
-from dicompiler.verify import random_inputs
+from dicompiler.driver.artifact import verify
+from dicompiler.ir.compilation import Compilation
+from dicompiler.driver.compiler import compile, split
+from dicompiler.partition.segmentation import cut
+from dicompiler.base.errors import DicompilerError, RunError, UsageError
+from dicompiler.verify.executor import run_model
+from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.ir.platform import from_toml, nameless
+from dicompiler.base.schema import load_json
+from dicompiler.target.interface import RunOptions
+from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.tflm import measure
 from dicompiler_targets.tflm.flatbuffer import codes_of
 from dicompiler_targets.tflm.target import TflmTarget

@@ -10,11 +10,11 @@ import onnx
 import pytest
 import tflite
 from numpy.typing import NDArray
-from refusing import Refused
+from support.refusing import Refused
 
 from dicompiler import networks
 from dicompiler.cli import main
-from dicompiler.schema import load_json
+from dicompiler.base.schema import load_json
 
 COMPILE = ("--platform", "nano33x2", "--strategy", "modnn", "--target", "tflm", "-o")
 SHAPE = (1, 1, 32, 32)

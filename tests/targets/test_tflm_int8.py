@@ -13,23 +13,23 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import tflm_runs
-from generators import random_plan
+from support import tflm_runs
+from support.generators import random_plan
 from numpy.typing import NDArray
-from splits import Case, splits
-from tflm_runs import compiled, emitted
+from support.splits import Case, splits
+from support.tflm_runs import compiled, emitted
 
 from dicompiler import networks
-from dicompiler.compilation import Compilation
-from dicompiler.compiler import prepare, split
-from dicompiler.errors import DicompilerError, UsageError
-from dicompiler.executor import execute, run_model
-from dicompiler.model import Model
-from dicompiler.passes import PassManager, pipeline
-from dicompiler.platform import nameless
-from dicompiler.schema import load_json
-from dicompiler.tasks import reduction
-from dicompiler.verify import graph_inputs, random_inputs
+from dicompiler.ir.compilation import Compilation
+from dicompiler.driver.compiler import prepare, split
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.verify.executor import execute, run_model
+from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.ir.platform import nameless
+from dicompiler.base.schema import load_json
+from dicompiler.partition.tasks import reduction
+from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler_passes.quantise import take_int8
 from dicompiler_targets.tflm.target import TflmTarget
 

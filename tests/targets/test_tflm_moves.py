@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from dicompiler.program import Segment
+from dicompiler.ir.program import Segment
 from dicompiler_targets.tflm.lowering import wire_shape
 from dicompiler_targets.tflm.moves import copies, peel
 from dicompiler_targets.tflm.run import copy

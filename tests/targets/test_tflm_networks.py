@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from splits import Case, splits
-from tflm_runs import int8, play
+from support.splits import Case, splits
+from support.tflm_runs import int8, play
 
 from dicompiler import networks
-from dicompiler.model import Model
-from dicompiler.tiling import whole_plan
-from dicompiler.verify import Tolerance, compare
+from dicompiler.ir.onnx.model import Model
+from dicompiler.partition.tiling import whole_plan
+from dicompiler.verify.comparison import Tolerance, compare
 from dicompiler_targets.tflm.proof import LiteRt, tolerances
 
 NAMES = ("autoencoder", "ds_cnn", "resnet8", "person_detection")

@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from tflm_runs import compiled, difference, litert, micro
+from support.tflm_runs import compiled, difference, litert, micro
 
-from dicompiler.errors import DicompilerError
-from dicompiler.executor import run_model
-from dicompiler.model import Model
+from dicompiler.base.errors import DicompilerError
+from dicompiler.verify.executor import run_model
+from dicompiler.ir.onnx.model import Model
 from dicompiler.networks import LIGHT_NAMES
 from dicompiler_targets.tflm.lowering import LOWERINGS, Lowered, lower
 

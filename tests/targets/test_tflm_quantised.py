@@ -11,15 +11,15 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from tflm_runs import compiled, play
+from support.tflm_runs import compiled, play
 
-from dicompiler.compilation import Compilation
-from dicompiler.compiler import prepare
-from dicompiler.executor import run_model
-from dicompiler.model import Model
-from dicompiler.passes import PassManager, pipeline
-from dicompiler.platform import nameless
-from dicompiler.tiling import whole_plan
+from dicompiler.ir.compilation import Compilation
+from dicompiler.driver.compiler import prepare
+from dicompiler.verify.executor import run_model
+from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.ir.platform import nameless
+from dicompiler.partition.tiling import whole_plan
 from dicompiler_targets.tflm.lowering import lower
 from dicompiler_targets.tflm.proof import LiteRt, Micro
 
@@ -138,7 +138,7 @@ def _cut_and_whole(source: Model, text: str, inputs: Mapping[str, Any]) -> tuple
 
 def test_a_network_that_is_quantised_is_that_from_end_to_end() -> None:
     """The int8 network of a float one keeps to 8-bit numbers: norms are in the weights, averages of images are MEAN."""
-    from tflm_runs import int8
+    from support.tflm_runs import int8
 
     from dicompiler import networks
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fitting import boards, fitted, quantised, relative
-from tflm_runs import CODES, compiled, emitted
+from support.fitting import boards, fitted, quantised, relative
+from support.tflm_runs import CODES, compiled, emitted
 
 from dicompiler import networks
-from dicompiler.schema import load_json
+from dicompiler.base.schema import load_json
 from dicompiler_targets.tflm.layout import layout
 from dicompiler_targets.tflm.moves import peel
 from dicompiler_targets.tflm.run import copy

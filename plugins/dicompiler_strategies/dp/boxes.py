@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.platform import Platform
-from dicompiler.regions import Region, Shape, full
+from dicompiler.ir.platform import Platform
+from dicompiler.ir.regions import Region, Shape, full
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -19,12 +19,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.costs import macs
-from dicompiler.errors import DicompilerError
-from dicompiler.layers import Layer, LayerGraph
-from dicompiler.regions import shares
-from dicompiler.tasks import output_shape, reduction
-from dicompiler.tiling import axes
+from dicompiler.cost.model import macs
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.regions import shares
+from dicompiler.partition.tasks import output_shape, reduction
+from dicompiler.partition.tiling import axes
 from dicompiler_strategies.dp.rows import RowMap, Rows, lengths, row_maps
 
 BITS = 32

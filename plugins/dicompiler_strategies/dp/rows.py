@@ -12,13 +12,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.costs import CostModel, Share
-from dicompiler.layers import Layer, LayerGraph
-from dicompiler.plan import Part
-from dicompiler.platform import Device
-from dicompiler.regions import Interval, full, replace, shares
-from dicompiler.tasks import Key, cuttable, make_task, output_shape
-from dicompiler.tiling import axes
+from dicompiler.cost.model import CostModel, Share
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Part
+from dicompiler.ir.platform import Device
+from dicompiler.ir.regions import Interval, full, replace, shares
+from dicompiler.partition.tasks import Key, cuttable, make_task, output_shape
+from dicompiler.partition.tiling import axes
 
 Rows = Sequence[Interval]  # an interval of rows for each device of a team; (0, 0): none
 Floats = NDArray[np.float64]

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.costs import Share
-from dicompiler.plan import Part, Plan
-from dicompiler.problem import Problem
+from dicompiler.cost.model import Share
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.search.problem import Problem
 from dicompiler_strategies.genetic.flows import INPUT, SINK, Flow, Flows, Held, flows
 
 Array = NDArray[np.float64]
@@ -49,7 +49,7 @@ class Estimates:
     host_memory: Array
 
     def objective(self, name: str) -> Array:
-        """(P,): the numbers that are to be small, see `dicompiler.fronts.OBJECTIVES`."""
+        """(P,): the numbers that are to be small, see `dicompiler.search.fronts.OBJECTIVES`."""
         found: dict[str, Array] = {
             "latency": self.latency_s,
             "throughput": self.period_s,

@@ -164,7 +164,7 @@ class SplitPoints(Encoding):
 
 @dataclass(frozen=True)
 class ChoicePerLayer(Encoding):
-    """Tiled plans: for every layer the number of one of its choices (see `dicompiler.choices`).
+    """Tiled plans: for every layer the number of one of its choices (see `dicompiler_strategies.tables.choices`).
 
     labels: of all choices by layer; allowed: the numbers that may be used, by layer. What layers in a row have in
     common is what saves transfers, so that random plans and mutations give runs of layers choices of one label.

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from dicompiler.errors import DicompilerError
-from dicompiler.fronts import values
-from dicompiler.limits import room, used
-from dicompiler.metrics import Metrics
-from dicompiler.plan import Plan
-from dicompiler.platform import Platform
-from dicompiler.problem import Problem
+from dicompiler.base.errors import DicompilerError
+from dicompiler.search.fronts import values
+from dicompiler.search.constraints import room, used
+from dicompiler.cost.metrics import Metrics
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Platform
+from dicompiler.search.problem import Problem
 from dicompiler_strategies.genetic.analytic import Model, model
 from dicompiler_strategies.genetic.encoding import ChoicePerLayer, Encoding, Genes, Naive, SplitPoints
 from dicompiler_strategies.genetic.search import Array
 
 if TYPE_CHECKING:
-    from dicompiler.tables import Tables
+    from dicompiler_strategies.tables.cost_tables import Tables
 
 log = logging.getLogger("dicompiler")
 
@@ -135,7 +135,7 @@ class WholeLayers:
 class TiledLayers:
     """Plans that take one of its choices for each layer. Rows are numbers of choices.
 
-    The fast model is that of `dicompiler.tables`: latency with a barrier between layers. The time between frames is
+    The fast model is that of `dicompiler_strategies.tables.cost_tables`: latency with a barrier between layers. The time between frames is
     that of the busiest device or of all bytes on one line; memory counts weights alone, energy nothing of the network.
     The second level sees the rest.
     """
@@ -147,7 +147,7 @@ class TiledLayers:
     @classmethod
     def of(cls, problem: Problem) -> TiledLayers:
         """The level with the tables of `problem`."""
-        from dicompiler.tables import tables
+        from dicompiler_strategies.tables.cost_tables import tables
 
         made = tables(problem)
         counts = tuple(tuple(len({p.device for p in c.parts}) for c in choices) for choices in made.choices)
@@ -155,7 +155,7 @@ class TiledLayers:
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
         """The objectives from the sums of the tables."""
-        from dicompiler.tables import total
+        from dicompiler_strategies.tables.cost_tables import total
 
         made, platform = self.tables, self.tables.problem.platform
         latency = made.values(rows)

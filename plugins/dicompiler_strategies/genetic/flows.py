@@ -9,12 +9,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dicompiler.costs import weight_regions
-from dicompiler.layers import LayerGraph
-from dicompiler.plan import Part
-from dicompiler.regions import Region, contains, full, intersect, volume
-from dicompiler.tasks import Task, make_task
-from dicompiler.weights import raw_nbytes
+from dicompiler.cost.model import weight_regions
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.plan import Part
+from dicompiler.ir.regions import Region, contains, full, intersect, volume
+from dicompiler.partition.tasks import Task, make_task
+from dicompiler.ir.onnx.weights import raw_nbytes
 
 SINK = -1
 INPUT = -1

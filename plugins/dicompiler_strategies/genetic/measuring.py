@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dicompiler.fronts import Measurement
-from dicompiler.metrics import DeviceMetrics
-from dicompiler.plan import Plan
-from dicompiler.problem import Problem
-from dicompiler.target import DeviceReport, RunOptions
+from dicompiler.search.fronts import Measurement
+from dicompiler.cost.metrics import DeviceMetrics
+from dicompiler.ir.plan import Plan
+from dicompiler.search.problem import Problem
+from dicompiler.target.interface import DeviceReport, RunOptions
 
 PowerReader = Callable[[str, float], float]
 """Device name, seconds that the run took → the mean power in W that its board drew meanwhile. It is called once for
@@ -39,8 +39,8 @@ class OnThisHost:
     def __call__(self, plan: Plan) -> Measurement:
         """What was measured, averaged over the frames; bytes are those of the estimate, which are exact. Raises
         DicompilerError where the plan cannot be compiled, RunError where a run fails."""
-        from dicompiler.artifacts import run
-        from dicompiler.compiler import compile
+        from dicompiler.driver.artifact import run
+        from dicompiler.driver.compiler import compile
 
         with tempfile.TemporaryDirectory(prefix="dicompiler-") as temporary:
             directory = Path(temporary, "artifact")

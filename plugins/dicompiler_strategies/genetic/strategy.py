@@ -6,11 +6,11 @@ import logging
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dicompiler.fronts import Front, Tell
-from dicompiler.limits import lacking
-from dicompiler.objectives import terms
-from dicompiler.plan import Plan
-from dicompiler.problem import Problem, Strategy
+from dicompiler.search.fronts import Front, Tell
+from dicompiler.search.constraints import lacking
+from dicompiler.base.objectives import terms
+from dicompiler.ir.plan import Plan
+from dicompiler.search.problem import Problem, Strategy
 from dicompiler_strategies.genetic.exploring import Options, explore
 
 log = logging.getLogger("dicompiler")

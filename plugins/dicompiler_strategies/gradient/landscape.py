@@ -12,10 +12,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.choices import ranked
-from dicompiler.errors import UsageError, nearest
-from dicompiler.platform import Platform
-from dicompiler.tables import Edge, Tables, total
+from dicompiler_strategies.tables.choices import ranked
+from dicompiler.base.errors import UsageError, nearest
+from dicompiler.ir.platform import Platform
+from dicompiler_strategies.tables.cost_tables import Edge, Tables, total
 
 Floats = NDArray[np.float64]
 Selections = NDArray[np.intp]

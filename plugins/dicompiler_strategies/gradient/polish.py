@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dicompiler.tables import Edge
+from dicompiler_strategies.tables.cost_tables import Edge
 from dicompiler_strategies.gradient.landscape import Floats, Landscape, Selections
 
 _SWEEPS = 50

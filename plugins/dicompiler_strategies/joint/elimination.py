@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.tables import Edge
+from dicompiler_strategies.tables.cost_tables import Edge
 
 Floats = NDArray[np.float64]
 LIMIT = 1 << 25

@@ -12,11 +12,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.errors import UsageError
-from dicompiler.footprints import Need, holders
-from dicompiler.objectives import OBJECTIVES
-from dicompiler.tables import Edge, Tables, edges, lines, sent_between, total
-from dicompiler.weights import raw_nbytes
+from dicompiler.base.errors import UsageError
+from dicompiler_strategies.tables.footprints import Need, holders
+from dicompiler.base.objectives import OBJECTIVES
+from dicompiler_strategies.tables.cost_tables import Edge, Tables, edges, lines, sent_between, total
+from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler_strategies.joint.elimination import Graph, graph
 
 Floats = NDArray[np.float64]

@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.errors import DicompilerError
-from dicompiler.schema import load_json, validate
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.schema import load_json, validate
 from dicompiler_targets.mpi.emit import FORMAT, MANIFEST
 from dicompiler_targets.mpi.source import output_files
 

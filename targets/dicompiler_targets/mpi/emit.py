@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from dicompiler.errors import DicompilerError
-from dicompiler.program import Program
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.program import Program
 from dicompiler_targets.files import Contents, Json, artifact_document, json_text, value_document, write_parts
 from dicompiler_targets.mpi import packages
 from dicompiler_targets.mpi.source import Place, Preprocessing, main_source, needed_inputs

@@ -5,8 +5,8 @@ Program → bytes by device. BASE was measured on x86-64 Linux with glibc, Open 
 
 from __future__ import annotations
 
-from dicompiler.memory import peak, segment_values
-from dicompiler.program import DeviceProgram, Program
+from dicompiler.cost.memory import peak, segment_values
+from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler_targets.sockets import memory as sockets
 
 MIB = 1 << 20

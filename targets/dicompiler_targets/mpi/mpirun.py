@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dicompiler.errors import RunError, UsageError
-from dicompiler.target import DeviceReport, RunOptions, RunResult, Timed
+from dicompiler.base.errors import RunError, UsageError
+from dicompiler.target.interface import DeviceReport, RunOptions, RunResult, Timed
 from dicompiler_targets.mpi.artifact import Artifact, Delivered
 
 GRACE_S = 5.0

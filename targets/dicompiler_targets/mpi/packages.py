@@ -9,8 +9,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from dicompiler.platform import Platform
-from dicompiler.program import Program
+from dicompiler.ir.platform import Platform
+from dicompiler.ir.program import Program
 from dicompiler_targets.mpi.source import Place
 
 RUN = """\

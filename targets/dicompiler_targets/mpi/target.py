@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from dicompiler.target import Installed, Optimization, RunOptions, RunResult, Target
+from dicompiler.target.interface import Installed, Optimization, RunOptions, RunResult, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.compilation import Compilation
-    from dicompiler.program import Program
+    from dicompiler.ir.compilation import Compilation
+    from dicompiler.ir.program import Program
 
 
 @dataclass(frozen=True)

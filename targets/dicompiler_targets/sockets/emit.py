@@ -12,8 +12,8 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-from dicompiler.errors import DicompilerError
-from dicompiler.program import DeviceProgram, Program
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler_targets.files import (
     Contents,
     Json,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from dicompiler.memory import constant_sizes, program_memory, segment_values
-from dicompiler.program import DeviceProgram, Program, Segment
+from dicompiler.cost.memory import constant_sizes, program_memory, segment_values
+from dicompiler.ir.program import DeviceProgram, Program, Segment
 
 MIB = 1 << 20
 BASE = 61 * MIB

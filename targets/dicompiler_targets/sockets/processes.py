@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from dicompiler.errors import RunError
-from dicompiler.target import DeviceReport, Timed
+from dicompiler.base.errors import RunError
+from dicompiler.target.interface import DeviceReport, Timed
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.runtime.frames import ProtocolError
 from dicompiler_targets.sockets.runtime.wire import Channel

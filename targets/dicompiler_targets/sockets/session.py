@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dicompiler.errors import RunError, UsageError, nearest
-from dicompiler.target import DeviceReport, RunOptions
+from dicompiler.base.errors import RunError, UsageError, nearest
+from dicompiler.target.interface import DeviceReport, RunOptions
 from dicompiler_targets.sockets import blame
 from dicompiler_targets.sockets.artifact import Artifact, from_payload, to_payload
 from dicompiler_targets.sockets.blame import Event

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from dicompiler.errors import DicompilerError
-from dicompiler.program import DeviceProgram, Program
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler_targets.files import Json, artifact_document, json_text, write_parts
 from dicompiler_targets.tflm import sources
 from dicompiler_targets.tflm.flatbuffer import codes_of

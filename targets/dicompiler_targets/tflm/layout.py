@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from dicompiler.program import DeviceProgram, Program, Value
+from dicompiler.ir.program import DeviceProgram, Program, Value
 from dicompiler_targets.tflm.lowering import Border, wire_shape
 from dicompiler_targets.tflm.moves import Peeled, copies
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from dicompiler.errors import DicompilerError
+from dicompiler.base.errors import DicompilerError
 
 
 def load(module: str) -> Any:

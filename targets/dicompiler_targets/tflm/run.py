@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.errors import DicompilerError, RunError, UsageError
-from dicompiler.schema import load_json, validate
-from dicompiler.target import DeviceReport, RunOptions, RunResult
+from dicompiler.base.errors import DicompilerError, RunError, UsageError
+from dicompiler.base.schema import load_json, validate
+from dicompiler.target.interface import DeviceReport, RunOptions, RunResult
 from dicompiler_targets.tflm.emit import FORMAT, MANIFEST
 from dicompiler_targets.tflm.measure import RUNTIME
 from dicompiler_targets.tflm.packages import load

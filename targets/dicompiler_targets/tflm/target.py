@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.target import Occupied, RunOptions, RunResult, Target
+from dicompiler.target.interface import Occupied, RunOptions, RunResult, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.compilation import Compilation
-    from dicompiler.model import Model
-    from dicompiler.program import Program
-    from dicompiler.verify import Check, Tolerance
+    from dicompiler.ir.compilation import Compilation
+    from dicompiler.ir.onnx.model import Model
+    from dicompiler.ir.program import Program
+    from dicompiler.verify.comparison import Check, Tolerance
 
 
 @dataclass(frozen=True)

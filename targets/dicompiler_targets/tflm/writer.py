@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.memory import peak
-from dicompiler.regions import Shape
+from dicompiler.cost.memory import peak
+from dicompiler.ir.regions import Shape
 from dicompiler_targets.tflm.flatbuffer import Operation, Quantisation, Tensor, operator_codes, serialise
 from dicompiler_targets.tflm.graph import Graph
 

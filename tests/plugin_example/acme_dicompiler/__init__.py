@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dicompiler.hookspecs import hookimpl
+from dicompiler.plugin.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from dicompiler.costs import CostModel
-    from dicompiler.operators.rule import OperatorRule
-    from dicompiler.passes import Pass
-    from dicompiler.platform import PlatformFamily
-    from dicompiler.problem import Strategy
-    from dicompiler.target import Target
+    from dicompiler.cost.model import CostModel
+    from dicompiler.ir.rule import OperatorRule
+    from dicompiler.plugin.pass_manager import Pass
+    from dicompiler.ir.platform import PlatformFamily
+    from dicompiler.search.problem import Strategy
+    from dicompiler.target.interface import Target
 
 dicompiler_api = 1
 

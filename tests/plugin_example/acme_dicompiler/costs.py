@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.costs import Analytic, CostModel, Share
-from dicompiler.layers import Layer, LayerGraph
-from dicompiler.platform import Device
+from dicompiler.cost.model import Analytic, CostModel, Share
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.platform import Device
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dicompiler.compilation import Compilation
-from dicompiler.passes import Pass
+from dicompiler.ir.compilation import Compilation
+from dicompiler.plugin.pass_manager import Pass
 
 
 @dataclass(frozen=True)

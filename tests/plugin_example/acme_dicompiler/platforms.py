@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dicompiler.platform import Device, Host, Network, Platform, PlatformFamily
+from dicompiler.ir.platform import Device, Host, Network, Platform, PlatformFamily
 
 
 def boards(count: int) -> Platform:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import ClassVar, Literal
 
-from dicompiler.plan import Part, Plan
-from dicompiler.problem import Problem, Strategy
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.search.problem import Problem, Strategy
 
 
 @dataclass(frozen=True)

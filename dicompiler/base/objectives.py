@@ -1,0 +1,47 @@
+"""What a plan may be asked to be good at: one objective, or a weighted sum of several.
+
+"latency"; "latency+0.5*energy" → {"latency": 1.0, "energy": 0.5}.   Seconds, joules and bytes, all to be made small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+
+from dicompiler.base.errors import UsageError, nearest
+
+OBJECTIVES = ("latency", "throughput", "energy", "memory", "communication")
+"""throughput is measured by the seconds between two frames of a stream."""
+
+
+@lru_cache(maxsize=256)
+def terms(text: str) -> Mapping[str, float]:
+    """Objective → weight of a text such as "latency", "latency+0.5*energy", "0.2*throughput+1e-9*memory".
+
+    The sum is over seconds, joules and bytes: what a joule is worth in seconds is the weight's to say. UsageError for
+    an unknown objective, one that stands twice, and a weight that is not more than zero.
+    """
+    found: dict[str, float] = {}
+    for term in text.replace("e+", "e").replace("E+", "E").split("+"):
+        weight, star, name = term.rpartition("*")
+        name = name.strip()
+        if name not in OBJECTIVES:
+            raise UsageError(f"unknown objective {name!r}{nearest(name, OBJECTIVES)}")
+        if name in found:
+            raise UsageError(f"objective {text!r}: {name} stands twice: give it one weight")
+        found[name] = _weight(weight, text) if star else 1.0
+    return MappingProxyType(found)
+
+
+def _weight(text: str, objective: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not 0 < weight < math.inf:
+        raise UsageError(
+            f"objective {objective!r}: weight {text.strip()!r} is no number over 0: write it as in latency+0.5*energy"
+        )
+    return weight

@@ -1,0 +1,197 @@
+"""Checks a document (what JSON or TOML text became) against its schema in `schemas/`; reads JSON files.
+
+A document goes in; nothing comes out, or one error of one line: the file, the key path, the cause, what is allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from dicompiler.base.errors import DicompilerError, nearest
+
+_TYPES = {
+    "object": "an object",
+    "array": "a list",
+    "string": "a text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "null": "null",
+}
+_DIGITS = 100
+"""So many characters at most may a whole number have; Python's own limit speaks of Python's settings."""
+# Of several errors the first of these kinds is shown: a misspelt key is also a missing one, and the first says more.
+_ORDER = ("const", "additionalProperties", "required", "type", "enum")
+
+
+def load_json(path: str | Path) -> Any:
+    """The document in a JSON file (UTF-8). Errors: no such file, not JSON (with line and column), a key given twice."""
+    try:
+        # Some editors open UTF-8 text with a byte order mark.
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise DicompilerError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text: byte {error.start} is not valid"
+        raise DicompilerError(f"{path}: cannot be read: {reason}") from None
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=lambda pairs: _unique(pairs, path),
+            parse_constant=_no_constant,
+            parse_int=_int,
+        )
+    except json.JSONDecodeError as error:
+        raise DicompilerError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+    except ValueError as error:
+        raise DicompilerError(f"{path}: not JSON: {error}") from None
+    except RecursionError:
+        raise DicompilerError(f"{path}: not a document of ours: nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, Any]], path: str | Path) -> dict[str, Any]:
+    # JSON keeps the last of two equal keys and says nothing: in a hand-written plan that hides a layer.
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise DicompilerError(f"{path}: key {key!r} stands twice in one object: remove one")
+        found[key] = value
+    return found
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _int(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"a number of {len(text)} digits is too long")
+    return int(text)
+
+
+@cache
+def schema(name: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of format `name`: "plan", "platform", "manifest"."""
+    file = resources.files("dicompiler") / "schemas" / f"{name}.schema.json"
+    loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return loaded
+
+
+@cache
+def _validator(name: str) -> Any:
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    # JSON Schema takes 12.0 for a whole number; what counts elements must be one in Python too.
+    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    return extend(Draft202012Validator, type_checker=types)(schema(name))
+
+
+def validate(document: Any, name: str, place: str) -> None:
+    """Checks `document` against the schema `name`; `place` (the file) opens the error.
+
+    Raises DicompilerError: `plan.json: layers.conv1[0]: unknown key 'devise' (did you mean 'device'?); allowed: …`.
+    """
+    errors = list(_validator(name).iter_errors(document))
+    if not errors:
+        return
+    error = _deepest(min(errors, key=_rank))
+    path = key_path(error.absolute_path)
+    raise DicompilerError(f"{place}: {path + ': ' if path else ''}{_cause(error)}")
+
+
+def _rank(error: Any) -> tuple[int, int, str]:
+    # A wrong version of the whole file explains every other error; then the kinds above; then the file's own order.
+    kind = _ORDER.index(error.validator) if error.validator in _ORDER else len(_ORDER)
+    if error.validator == "const" and list(error.absolute_path) != ["format"]:
+        kind = len(_ORDER)
+    return kind, len(error.absolute_path), key_path(error.absolute_path)
+
+
+def _deepest(error: Any) -> Any:
+    # Of the branches of an anyOf only those are of interest whose type the value has: a list that is no interval.
+    while error.validator == "anyOf":
+        fitting = [sub for sub in error.context if len(sub.relative_path) > 0 or sub.validator == "required"]
+        if not fitting:
+            return error
+        error = min(fitting, key=_rank)
+    return error
+
+
+def key_path(keys: Iterable[str | int]) -> str:
+    """("layers", "conv1", 0, "device") → `layers.conv1[0].device`; other names are quoted: `layers['a/b']`."""
+    text = ""
+    for key in keys:
+        if isinstance(key, int):
+            text += f"[{key}]"
+        elif re.fullmatch(r"[\w-]+", key):
+            text += f".{key}" if text else key
+        else:
+            text += f"[{key!r}]"
+    return text
+
+
+def _cause(error: Any) -> str:
+    kind, allowed, value = error.validator, error.validator_value, error.instance
+    if kind == "additionalProperties":
+        known = list(error.schema.get("properties", {}))
+        key = next(key for key in value if key not in known)
+        close = nearest(key, known)
+        hint = close if "did you mean" in close else ""
+        return f"unknown key {key!r}{hint}; allowed: {', '.join(known)}"
+    if kind == "required":
+        missing = next(key for key in allowed if key not in value)
+        return f"missing key {missing!r} (required: {', '.join(allowed)})"
+    if kind == "type":
+        return f"expected {_types(allowed)}, got {_shown(value)}"
+    if kind == "const":
+        return f"{_shown(value)} is not supported (allowed: {json.dumps(allowed)})"
+    if kind == "enum":
+        return f"{_shown(value)} is not allowed (allowed: {', '.join(map(str, allowed))})"
+    if kind == "anyOf":
+        return f"{_shown(value)} is not allowed (allowed: {' or '.join(_branch(sub) for sub in allowed)})"
+    return _limit(kind, allowed, value)
+
+
+def _limit(kind: str, allowed: Any, value: Any) -> str:
+    shown = _shown(value)
+    many = f"{len(value)} {'entry' if len(value) == 1 else 'entries'}" if isinstance(value, list) else ""
+    texts = {
+        "minimum": f"{shown} is too small (allowed: {allowed} or more)",
+        "maximum": f"{shown} is too large (allowed: {allowed} or less)",
+        "exclusiveMinimum": f"{shown} is too small (allowed: more than {allowed})",
+        "minItems": f"a list of {many} is too short (allowed: {allowed} or more entries)",
+        "maxItems": f"a list of {many} is too long (allowed: {allowed} or fewer entries)",
+        "minLength": f"an empty text (allowed: {allowed} or more characters)",
+        "minProperties": f"too few keys (allowed: {allowed} or more)",
+        "uniqueItems": f"{shown} holds an entry twice (allowed: each once)",
+        "pattern": f"{shown} has a character that is not allowed here (allowed: texts that match {allowed})",
+    }
+    return texts.get(kind, f"{shown} does not fit the schema's {kind}")
+
+
+def _types(allowed: str | Sequence[str]) -> str:
+    return " or ".join(_TYPES[name] for name in ([allowed] if isinstance(allowed, str) else allowed))
+
+
+def _branch(sub: dict[str, Any]) -> str:
+    if "const" in sub:
+        return json.dumps(sub["const"])
+    if "required" in sub:
+        return f"an object with {', '.join(sub['required'])}"
+    return _types(sub["type"]) if "type" in sub else sub.get("title", "another form")
+
+
+def _shown(value: Any) -> str:
+    """The value on one line and not too long; a container by its kind only."""
+    if isinstance(value, dict):
+        return "an object"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = text if len(text) <= 60 else text[:57] + "…"
+    return f"the list {text}" if isinstance(value, list) else text

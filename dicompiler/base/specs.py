@@ -1,0 +1,330 @@
+"""The text of passes, strategies and targets: `name{key=value key=a,b}`, joined by commas in pipelines.
+
+Text goes in and a Spec comes out (`parse`), a Spec goes in and an instance of a frozen dataclass comes out
+(`instantiate`), and back (`spec_of`, `str`): an exact round trip. The dataclass's fields are the options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, Union
+
+from dicompiler.base.errors import DicompilerError, UsageError, nearest
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# '=' is left out on purpose: else the slip `{layers=a,parts=4}` would quietly mean two layers.
+_PLAIN = re.compile(r"[A-Za-z0-9_/.:+*@-]+")
+_BLANK = re.compile(r"\s*")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A name with options. `options` are (key, values) pairs in the order they are written; a key stands once.
+
+    Values are always strings; `key=` has none, `key=""` has one, which is empty. `str(spec)` is text that `parse`
+    turns into an equal Spec. ValueError where the name or a key could not be written.
+    """
+
+    name: str
+    options: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def __post_init__(self) -> None:
+        keys = [key for key, _ in self.options]
+        if not _NAME.fullmatch(self.name) or not all(_KEY.fullmatch(key) for key in keys) or len({*keys}) < len(keys):
+            raise ValueError(f"not a spec: name {self.name!r}, options {keys!r}")
+
+    @classmethod
+    def of(cls, name: str, options: Mapping[str, str | tuple[str, ...]]) -> Spec:
+        """`Spec.of("lop", {"layers": ("fc6", "fc7"), "parts": "4"})` is `lop{layers=fc6,fc7 parts=4}`."""
+        return cls(name, tuple((key, (v,) if isinstance(v, str) else tuple(v)) for key, v in options.items()))
+
+    def __str__(self) -> str:
+        if not self.options:
+            return self.name
+        written = (f"{key}={','.join(map(_quote, values))}" for key, values in self.options)
+        return f"{self.name}{{{' '.join(written)}}}"
+
+
+def _quote(value: str) -> str:
+    return value if _PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+
+
+class _Reader:
+    """Reads one text from left to right; `at` is the position of the next character. Errors count columns from 1."""
+
+    def __init__(self, text: str, what: str) -> None:
+        self.text, self.what, self.at = text, what, 0
+
+    def fail(self, expected: str, note: str = "") -> UsageError:
+        found = repr(self.text[self.at]) if self.at < len(self.text) else "the end"
+        # Shown as it is where it can be, so that the column can be counted.
+        shown = f"'{self.text}'" if self.text.isprintable() else repr(self.text)
+        return UsageError(f"{self.what} {shown}: expected {expected} at column {self.at + 1}, found {found}{note}")
+
+    def match(self, pattern: re.Pattern[str], expected: str) -> str:
+        found = pattern.match(self.text, self.at)
+        if not found:
+            raise self.fail(expected)
+        self.at = found.end()
+        return found.group()
+
+    def blank(self) -> None:
+        self.match(_BLANK, "a blank")
+
+    def take(self, character: str) -> bool:
+        """Steps over `character` if it is next."""
+        taken = self.text.startswith(character, self.at)
+        self.at += taken
+        return taken
+
+    def ended(self) -> bool:
+        return self.at == len(self.text)
+
+    def value(self) -> str:
+        if not self.text.startswith('"', self.at):
+            return self.match(_PLAIN, "a value, plain or in double quotes")
+        try:
+            value, self.at = json.JSONDecoder().raw_decode(self.text, self.at)
+        except json.JSONDecodeError as error:
+            self.at = min(error.pos, len(self.text))
+            raise self.fail("a whole quoted value", " (escapes are those of JSON)") from None
+        return str(value)
+
+    def values(self) -> tuple[str, ...]:
+        """What stands behind `key=`: nothing, or values joined by commas."""
+        if self.ended() or self.text[self.at] == "}" or self.text[self.at].isspace():
+            return ()
+        values = [self.value()]
+        while self.take(","):
+            values.append(self.value())
+        return tuple(values)
+
+    def options(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """What stands between the braces, closing brace included."""
+        options: dict[str, tuple[str, ...]] = {}
+        self.blank()
+        while not self.take("}"):
+            start = self.at
+            key = self.match(_KEY, "an option or '}'")
+            if key in options:
+                self.at = start
+                raise self.fail(f"another option than {key!r}, which is given already")
+            if not self.take("="):
+                raise self.fail(f"'=' after option {key!r}")
+            options[key] = self.values()
+            if not self.ended() and self.text[self.at] != "}" and not self.text[self.at].isspace():
+                raise self.fail("',' between values, a blank between options or '}'", ' (quote other values: "…")')
+            self.blank()
+        return tuple(options.items())
+
+    def spec(self) -> Spec:
+        name = self.match(_NAME, "a name")
+        return Spec(name, self.options() if self.take("{") else ())
+
+
+def parse(text: str, what: str = "spec") -> Spec:
+    """One spec: `parse("modnn{axis=height}")`. UsageError names `what`, the column and what was expected there."""
+    reader = _Reader(text, what)
+    reader.blank()
+    spec = reader.spec()
+    reader.blank()
+    if not reader.ended():
+        raise reader.fail("the end" if "{" in text[: reader.at] else "'{' or the end")
+    return spec
+
+
+def parse_pipeline(text: str) -> tuple[Spec, ...]:
+    """Specs joined by commas, at least one: `parse_pipeline("infer-shapes,lop{layers=fc6 parts=4}")`."""
+    reader = _Reader(text, "pipeline")
+    specs: list[Spec] = []
+    while not specs or reader.take(","):
+        reader.blank()
+        specs.append(reader.spec())
+        reader.blank()
+    if not reader.ended():
+        raise reader.fail("',' before the next pass or the end")
+    return tuple(specs)
+
+
+def format_pipeline(specs: tuple[Spec, ...]) -> str:
+    """The text that `parse_pipeline` turns into `specs` again."""
+    return ",".join(map(str, specs))
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a pass, strategy or target as `list` shows it: a dataclass field seen from the command line.
+
+    type: in words (`int`, `str,…`, `latency|energy`); default: as it would be written, None: it must be given.
+    """
+
+    name: str
+    type: str
+    default: str | None
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class _Type:
+    """How a field's values are read: each by `read`; `many`: any number of them; `optional`: none of them is None."""
+
+    text: str
+    read: Callable[[str], Any]
+    many: bool = False
+    optional: bool = False
+
+
+def _int(text: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]+", text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isnan(value):
+        raise ValueError(text)
+    return value
+
+
+def _choice(choices: Mapping[str, Any], text: str) -> Any:
+    if text not in choices:
+        raise ValueError(text)
+    return choices[text]
+
+
+_SCALARS = {
+    bool: _Type("true|false", functools.partial(_choice, {"true": True, "false": False})),
+    int: _Type("int", _int),
+    float: _Type("float", _float),
+    str: _Type("str", str),
+}
+
+
+def _type(annotation: Any) -> _Type:
+    """The field type as we read it; TypeError for one that has no text."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in _SCALARS:
+        return _SCALARS[annotation]
+    if origin is Literal and all(isinstance(choice, str) for choice in arguments):
+        return _Type("|".join(arguments), functools.partial(_choice, {choice: choice for choice in arguments}))
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        one = _type(arguments[0])
+        if not one.many and not one.optional:
+            return _Type(f"{one.text},…", one.read, many=True)
+    if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
+        one = _type(next(a for a in arguments if a is not type(None)))
+        return dataclasses.replace(one, optional=True)
+    raise TypeError(f"{annotation} is no option's type: int, float, bool, str, Literal, tuple[…, ...], … | None")
+
+
+def _types(cls: type) -> dict[str, tuple[dataclasses.Field[Any], _Type]]:
+    """The options of a dataclass: its init fields with how they are read. TypeError names the field."""
+    if not dataclasses.is_dataclass(cls):
+        raise TypeError(f"{cls.__name__} is not a dataclass")
+    hints = typing.get_type_hints(cls)
+    found = {}
+    for field in dataclasses.fields(cls):
+        if field.init:
+            try:
+                found[field.name] = (field, _type(hints[field.name]))
+            except TypeError as error:
+                raise TypeError(f"{cls.__name__}.{field.name}: {error}") from None
+    return found
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _write(value: Any) -> tuple[str, ...]:
+    """The texts of a field's value, as `_Type.read` reads them."""
+    if value is None:
+        return ()
+    if isinstance(value, tuple | list):
+        return tuple(text for one in value for text in _write(one))
+    return (str(value).lower() if isinstance(value, bool) else str(value),)
+
+
+def options_of(cls: type) -> tuple[Option, ...]:
+    """The options of a pass, strategy or target class, in field order.
+
+    A field's `metadata={"help": "…"}` becomes the option's help. TypeError where a field's type has no text: that is
+    its author's mistake, found when the plugin is loaded.
+    """
+    options = []
+    for name, (field, kind) in _types(cls).items():
+        default = _default(field)
+        written = None if default is dataclasses.MISSING else ",".join(map(_quote, _write(default)))
+        options.append(Option(name, kind.text, written, str(field.metadata.get("help", ""))))
+    return tuple(options)
+
+
+def files_of(instance: Any) -> tuple[str, ...]:
+    """The files that an instance's options name, in field order: those of fields with `metadata={"file": True}`."""
+    named = [
+        getattr(instance, name) for name, (field, _) in _types(type(instance)).items() if field.metadata.get("file")
+    ]
+    return tuple(text for value in named for text in _write(value) if text)
+
+
+def _convert(kind: _Type, values: tuple[str, ...], place: str) -> Any:
+    if kind.optional and not kind.many and not values:
+        return None
+    if not kind.many and len(values) != 1:
+        raise UsageError(f"{place}: expected one value ({kind.text}), got {len(values)}")
+    try:
+        converted = tuple(map(kind.read, values))
+    except ValueError:
+        shown = ",".join(map(_quote, values))
+        raise UsageError(f"{place}: expected {kind.text}, got {shown}") from None
+    return converted if kind.many else converted[0]
+
+
+def instantiate(cls: type[T], spec: Spec) -> T:
+    """`cls` with the spec's options as its fields, converted by the fields' types.
+
+    Types: int, float, bool (true|false), str, Literal of str, tuples of those (`a,b`, or `key=` for an empty one), and
+    `… | None`, where `key=` is None unless the rest is a tuple. UsageError names the spec, the option and the nearest
+    known one, or the value and what was expected. A ValueError of the class's `__post_init__` becomes a UsageError.
+    """
+    known = _types(cls)
+    arguments = {}
+    for key, values in spec.options:
+        if key not in known:
+            raise UsageError(f"unknown option {key!r} of {spec.name!r}{nearest(key, known)}")
+        arguments[key] = _convert(known[key][1], values, f"option {key!r} of {spec.name!r}")
+    missing = [n for n, (field, _) in known.items() if n not in arguments and _default(field) is dataclasses.MISSING]
+    if missing:
+        raise UsageError(f"{spec.name!r} needs option {missing[0]!r} ({known[missing[0]][1].text})")
+    try:
+        return cls(**arguments)
+    except ValueError as error:
+        raise UsageError(f"{spec.name!r}: {error}") from error
+
+
+def spec_of(instance: Any) -> Spec:
+    """The spec that makes `instance` again: only the options that differ from their defaults, in field order.
+
+    `instance` is of a dataclass with a class attribute `name`. DicompilerError for the one value that has no text:
+    None in an option of several values whose default is not None.
+    """
+    options = []
+    for name, (field, kind) in _types(type(instance)).items():
+        value = getattr(instance, name)
+        if value != _default(field):
+            if value is None and kind.many:
+                raise DicompilerError(f"option {name!r} of {instance.name!r}: None cannot be written")
+            options.append((name, _write(value)))
+    return Spec(instance.name, tuple(options))

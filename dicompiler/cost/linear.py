@@ -1,0 +1,189 @@
+"""Cost models that know more than a rate: `roofline` (memory bandwidth too) and `linear` (a fit for each layer kind).
+
+LayerGraph + Layer + region + Device → seconds, as every CostModel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.cost.model import CostModel, Share, by_rate, count, flops
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.platform import Device
+from dicompiler.cost.profile import Profiles, kind_of
+from dicompiler.base.units import BANDWIDTH, RATE, parse
+
+
+@dataclass(frozen=True)
+class Roofline(CostModel):
+    """The slower of operations / rate and bytes moved / memory bandwidth.
+
+    Operations are counted as `analytic` does. Bytes: what a part reads of its inputs and weights and what it writes;
+    what the nodes of a layer hand to each other stays in caches.
+    """
+
+    name: ClassVar[str] = "roofline"
+    bandwidth: str = field(
+        default="", metadata={"help": "memory bandwidth of devices whose platform gives none: 4 GB/s"}
+    )
+    pools: bool = field(default=True, metadata={"help": "count pools; many papers take them as free"})
+    elementwise: bool = field(default=True, metadata={"help": "count activations, additions and the like"})
+
+    def __post_init__(self) -> None:
+        if self.bandwidth:
+            parse(self.bandwidth, BANDWIDTH, "option 'bandwidth' of 'roofline'")
+
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        """The slower of both. DicompilerError for a device whose memory bandwidth nobody says."""
+        return float(self.fill(layers, layer, [share], [device])[0, 0])
+
+    def fill(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
+    ) -> NDArray[np.float64]:
+        """As `CostModel.fill`."""
+        operations = [flops(layers, layer, *s, pools=self.pools, elementwise=self.elementwise) for s in shares]
+        moved = np.array([count(layers, layer, *share).moved for share in shares], np.float64).reshape(-1, 1)
+        widths = np.array([[self._bandwidth(device) for device in devices]], np.float64)
+        return np.maximum(by_rate(operations, devices), moved / widths)
+
+    def _bandwidth(self, device: Device) -> float:
+        """Bytes per second between the device and its memory."""
+        if device.memory_bandwidth or not device.computes:
+            return device.memory_bandwidth or math.inf
+        if not self.bandwidth:
+            raise DicompilerError(
+                f"roofline: the memory bandwidth of device {device.name!r} is not known: give it in the platform "
+                "(memory_bandwidth) or for all devices (--cost 'roofline{bandwidth=\"4 GB/s\"}')"
+            )
+        return parse(self.bandwidth, BANDWIDTH, "option 'bandwidth' of 'roofline'") / 8
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """seconds = flop · FLOP + byte · bytes moved + call, none of them below zero."""
+
+    flop: float
+    byte: float
+    call: float
+
+    def seconds(self, operations: float, moved: float) -> float:
+        return self.flop * operations + self.byte * moved + self.call
+
+
+@dataclass(frozen=True)
+class Linear(CostModel):
+    """For each kind of layer a · FLOP + b · bytes + c, fitted to profiles or given.
+
+    A kind is the anchor's operator; convolutions in groups, depthwise ones too, are of kind GroupConv. Kinds that have
+    no coefficients of their own take those of kind `*`: from a profile, a fit to all that it measured. FLOP and bytes
+    are those of `roofline`. Given coefficients hold for every device, or for one with the rate `rate`: then others
+    take as many times longer as their rates are lower.
+    """
+
+    name: ClassVar[str] = "linear"
+    file: tuple[str, ...] = field(
+        default=(), metadata={"help": "profiles to fit to, one for each kind of device", "file": True}
+    )
+    coefficients: tuple[str, ...] = field(
+        default=(), metadata={"help": "KIND:A:B:C in s/FLOP, s/byte and s: Conv:7e-11:1e-10:2e-5,*:1e-10:0:0"}
+    )
+    rate: str = field(default="", metadata={"help": "rate of the device that the coefficients hold for: 13.6 GFLOP/s"})
+    others: bool = field(default=False, metadata={"help": "take the first profile for devices that none is of"})
+
+    def __post_init__(self) -> None:
+        if bool(self.file) == bool(self.coefficients):
+            raise ValueError("give either file=PROFILE.json or coefficients=KIND:A:B:C,…")
+        if self.rate and (self.file or not parse(self.rate, RATE, "option 'rate' of 'linear'")):
+            raise ValueError("rate goes with coefficients and is more than zero")
+        for text in self.coefficients:
+            _read(text)
+
+    @property
+    def measured(self) -> bool:  # type: ignore[override]
+        """Whether it rests on profiles."""
+        return bool(self.file)
+
+    @cached_property
+    def _profiles(self) -> Profiles:
+        return Profiles.load(self.file, self.others)
+
+    @cached_property
+    def _given(self) -> Mapping[str, Coefficients]:
+        return dict(_read(text) for text in self.coefficients)
+
+    @cached_property
+    def _fitted(self) -> Mapping[str, Mapping[str, Coefficients]]:
+        """Profile's place → layer kind → coefficients."""
+        return {profile.place: fits(profile.samples()) for profile in self._profiles.profiles}
+
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        """By the coefficients of the layer's anchor. DicompilerError for a kind without coefficients, and for a
+        profile of another network or device."""
+        if not device.computes:
+            return math.inf
+        counted = count(layers, layer, *share)
+        kind = kind_of(layer)
+        known, factor = self._given, 1.0
+        if self.file:
+            known = self._fitted[self._profiles.of(layers, device).place]
+        elif self.rate:
+            factor = parse(self.rate, RATE, "rate") / device.rate
+        chosen = known.get(kind) or known.get("*")
+        if chosen is None:
+            raise DicompilerError(
+                f"linear: no coefficients for {kind!r} (layer {layer.name!r}): give some for it or for every other "
+                "kind (*:A:B:C)"
+            )
+        return factor * chosen.seconds(counted.flops, counted.moved)
+
+
+def _read(text: str) -> tuple[str, Coefficients]:
+    """`Conv:7e-11:1e-10:2e-5` → ("Conv", …). ValueError where it is not that."""
+    kind, *numbers = text.split(":")
+    try:
+        flop, byte, call = map(float, numbers)
+    except ValueError:
+        raise ValueError(f"coefficients are KIND:A:B:C with three numbers, not {text!r}") from None
+    if not kind or not all(0 <= number < math.inf for number in (flop, byte, call)):
+        raise ValueError(f"coefficients name a kind and are finite numbers of at least zero, not {text!r}")
+    return kind, Coefficients(flop, byte, call)
+
+
+def fits(samples: Iterable[tuple[str, float, float, float]]) -> dict[str, Coefficients]:
+    """The coefficients of every kind, and of all kinds together under `*`. samples: (kind, FLOP, bytes, seconds)."""
+    rows = list(samples)
+    kinds = dict.fromkeys(kind for kind, *_ in rows)
+    found = {kind: fit([row[1:] for row in rows if row[0] == kind]) for kind in kinds}
+    return found | {"*": fit([row[1:] for row in rows])}
+
+
+def fit(samples: Sequence[tuple[float, float, float]]) -> Coefficients:
+    """Least squares, no coefficient below zero. samples: (FLOP, bytes, seconds).
+
+    A square counts the less, the longer the sample took: absolute errors would leave short pieces to chance, relative
+    ones would favour what is too low. With three unknowns the best of all choices of which are zero is found by trying
+    each.
+    """
+    rows = np.array([row for row in samples if row[2] > 0], np.float64).reshape(-1, 3)
+    wanted = np.sqrt(rows[:, 2])
+    matrix = np.column_stack([rows[:, :2], np.ones(len(rows))]) / wanted[:, None]
+    best, least = np.zeros(3), float(wanted @ wanted)
+    scale = np.maximum(np.abs(matrix).max(axis=0, initial=0.0), 1e-300)
+    for size in (1, 2, 3):
+        for chosen in combinations(range(3), size):
+            columns = list(chosen)
+            part, *_ = np.linalg.lstsq(matrix[:, columns] / scale[columns], wanted, rcond=None)
+            error = float(np.sum((matrix[:, columns] / scale[columns] @ part - wanted) ** 2))
+            if np.all(part >= 0) and error < least * (1 - 1e-12):
+                least, best = error, np.zeros(3)
+                best[columns] = part / scale[columns]
+    return Coefficients(*map(float, best))

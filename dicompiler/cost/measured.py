@@ -1,0 +1,108 @@
+"""The cost model `profile`: seconds that were measured on the devices, interpolated for sizes that were not.
+
+LayerGraph + Layer + region + Device → seconds, as every CostModel. The measurements are in profile files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.cost.model import CostModel, Share, count, flops
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.platform import Device
+from dicompiler.cost.profile import Profile, Profiles, axis_cut, signature
+from dicompiler.ir.regions import Region, full
+from dicompiler.partition.tasks import align, output_shape, reduction
+
+
+@dataclass(frozen=True)
+class Measured(CostModel):
+    """What `dicompiler profile` measured: of each layer the whole and tiles of it; sizes in between are interpolated.
+
+    A part that is cut along several axes takes the whole layer's time, times what each cut alone leaves of it. Along
+    an axis that was not measured, and for layers that could not be, operations decide.
+    """
+
+    name: ClassVar[str] = "profile"
+    measured: ClassVar[bool] = True
+
+    file: tuple[str, ...] = field(metadata={"help": "profiles, one for each kind of device", "file": True})
+    others: bool = field(default=False, metadata={"help": "take the first profile for devices that none is of"})
+
+    def __post_init__(self) -> None:
+        if not self.file:
+            raise ValueError("give at least one profile: file=PROFILE.json")
+
+    @cached_property
+    def _profiles(self) -> Profiles:
+        return Profiles.load(self.file, self.others)
+
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        """Measured or interpolated. DicompilerError for a profile of another network or device, naming both."""
+        if not device.computes:
+            return math.inf
+        profile = self._profiles.of(layers, device)
+        return _seconds(profile, layers, layer, share, device)
+
+    def fill(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
+    ) -> NDArray[np.float64]:
+        """As `CostModel.fill`: devices with one profile share a column."""
+        columns: dict[tuple[str, float], list[float]] = {}
+        found = np.full((len(shares), len(devices)), np.inf)
+        for i, device in enumerate(devices):
+            if device.computes:
+                profile = self._profiles.of(layers, device)
+                key = profile.place, device.rate  # the rate decides where nothing was measured
+                if key not in columns:
+                    columns[key] = [_seconds(profile, layers, layer, share, device) for share in shares]
+                found[:, i] = columns[key]
+        return found
+
+
+def _seconds(profile: Profile, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+    name = signature(layers, layer)
+    if name not in profile.layers:
+        return flops(layers, layer, *share) / device.rate
+    region, reduce, merge = share
+    whole = profile.whole(name)
+    if layer.reason or region is None:
+        cuts = 1.0
+    else:
+        cuts = _left(profile, name, align(layers, layer, region), full(output_shape(layers, layer)))
+    if merge:
+        return cuts * _merging(profile, layers, layer, merge)
+    if reduce is None:
+        return whole * cuts
+    length = reduction(layers, layer)
+    assert length is not None
+    return whole * cuts * _share(profile, name, "reduce", reduce[1] - reduce[0], length)
+
+
+def _left(profile: Profile, name: str, region: Region, everything: Region) -> float:
+    """What cutting down to `region` leaves of the time, as a factor of at most 1."""
+    factor = 1.0
+    for axis, ((start, stop), (low, high)) in enumerate(zip(region, everything, strict=True)):
+        if (start, stop) != (low, high):
+            factor *= _share(profile, name, axis_cut(axis), stop - start, high - low)
+    return factor
+
+
+def _share(profile: Profile, name: str, cut: str, size: int, extent: int) -> float:
+    """The time of `size` of `extent` as a share of the whole's, at most 1; in proportion where nothing was measured."""
+    curve, whole = profile.curve(name, cut, extent), profile.whole(name)
+    return size / extent if curve is None or whole <= 0 else min(1.0, curve.at(size) / whole)
+
+
+def _merging(profile: Profile, layers: LayerGraph, layer: Layer, merge: int) -> float:
+    """Adding up `merge` partial sums of the whole output, and the absorbed nodes; bytes decide where that was not
+    measured."""
+    curve = profile.curve(signature(layers, layer), "merge")
+    return profile.byte_s * count(layers, layer, merge=merge).moved if curve is None else curve.at(merge)

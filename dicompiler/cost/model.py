@@ -1,0 +1,245 @@
+"""Cost models: how long a piece of a layer takes on a device. And the counting of operations that they rest on.
+
+LayerGraph + Layer + region → multiplications, FLOPs, bytes;   … + Device → seconds.   No model, no weights, no clock.
+Here are the base of all models and the analytic one; costs_models.py and costs_profile.py hold the others.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.rule import Operation
+from dicompiler.ir.plan import Part
+from dicompiler.ir.platform import Device
+from dicompiler.ir.regions import Interval, Region, full, shape_of, volume
+from dicompiler.partition.tasks import Kind, Task, Work, make_task
+from dicompiler.ir.onnx.weights import raw_nbytes
+
+# These only move data, or do nothing at inference.
+_MOVING = frozenset(
+    "Identity Dropout Reshape Flatten Transpose Squeeze Unsqueeze Concat Slice Split Pad Constant ConstantOfShape Shape"
+    " Size Gather Expand Tile SpaceToDepth DepthToSpace Cast".split()
+)
+_POOLS = frozenset(("MaxPool", "AveragePool", "LpPool"))
+_GLOBAL_POOLS = frozenset(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"))
+
+
+class Share(NamedTuple):
+    """A part of a layer without its device; all of the layer by default.
+
+    region: of the layer's output (None: all of it); reduce: the range of input channels of a partial sum; merge: how
+    many partial sums the part adds up (0: it adds none).
+    """
+
+    region: Region | None = None
+    reduce: Interval | None = None
+    merge: int = 0
+
+
+@dataclass(frozen=True)
+class CostModel(ABC):
+    """The base of all cost models. A subclass is a frozen dataclass too: its fields are its options.
+
+    measured: whether what it says rests on measurements, so that it may differ the next time.
+    """
+
+    name: ClassVar[str]
+    measured: ClassVar[bool] = False
+
+    @abstractmethod
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        """Seconds that `device` computes on a part of `layer`, the waiting and the sending not counted. Endless on a
+        compute-less device."""
+
+    def fill(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
+    ) -> NDArray[np.float64]:
+        """`seconds` of every share on every device: an array (shares, devices). A model may have a quicker way."""
+        rows = [[self.seconds(layers, layer, share, device) for device in devices] for share in shares]
+        return np.array(rows, np.float64).reshape(len(shares), len(devices))
+
+
+@dataclass(frozen=True)
+class Analytic(CostModel):
+    """Operations / rate: two FLOP for each multiplication with its addition, one for each element of anything else.
+
+    A pool costs one FLOP for each element of each window; what only moves data (Reshape, Concat, …) costs nothing.
+    """
+
+    name: ClassVar[str] = "analytic"
+    pools: bool = field(default=True, metadata={"help": "count pools; many papers take them as free"})
+    elementwise: bool = field(default=True, metadata={"help": "count activations, additions and the like"})
+
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        """FLOPs of the part / the device's rate."""
+        if not device.computes:
+            return math.inf
+        return flops(layers, layer, *share, pools=self.pools, elementwise=self.elementwise) / device.rate
+
+    def fill(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
+    ) -> NDArray[np.float64]:
+        """As `CostModel.fill`: the operations of each share are counted once."""
+        own = [flops(layers, layer, *share, pools=self.pools, elementwise=self.elementwise) for share in shares]
+        return by_rate(own, devices)
+
+
+def by_rate(operations: Sequence[int], devices: Sequence[Device]) -> NDArray[np.float64]:
+    """Seconds (operations, devices) of numbers of FLOP at the devices' rates; endless without compute."""
+    counts = np.array(operations, np.float64).reshape(-1, 1)
+    rates = np.array([[device.rate for device in devices]], np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(rates > 0, counts / rates, np.inf)
+
+
+def macs(layers: LayerGraph, layer: Layer, region: Region | None = None, reduce: Interval | None = None) -> int:
+    """Multiplications (each with its addition) of a part of `layer`: Conv, ConvTranspose, Gemm and MatMul have some.
+
+    What the operator rules compute beyond `region` (a whole group of channels, say) is counted. Nodes whose shapes are
+    not static count 0.
+    """
+    return task_macs(layers, _task(layers, layer, region, reduce, 0))
+
+
+def flops(
+    layers: LayerGraph,
+    layer: Layer,
+    region: Region | None = None,
+    reduce: Interval | None = None,
+    merge: int = 0,
+    *,
+    pools: bool = True,
+    elementwise: bool = True,
+) -> int:
+    """Floating-point operations of a part of `layer`, counted as `Analytic` says; the arguments are those of
+    `CostModel.seconds`."""
+    counted = count(layers, layer, region, reduce, merge)
+    return counted.multiply + counted.add + pools * counted.pool + elementwise * counted.other
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a part of a layer comes to. In FLOP: `multiply` of multiplications, `pool` of pools and reductions, `other`
+    of all else, `add` of adding up partial sums. moved: bytes that it reads (weights too) and writes, where what its
+    nodes hand to each other stays in caches."""
+
+    multiply: int
+    pool: int
+    other: int
+    add: int
+    moved: int
+
+    @property
+    def flops(self) -> int:
+        return self.multiply + self.pool + self.other + self.add
+
+
+def count(
+    layers: LayerGraph,
+    layer: Layer,
+    region: Region | None = None,
+    reduce: Interval | None = None,
+    merge: int = 0,
+) -> Count:
+    """The operations and bytes of a part of `layer`; the arguments are those of `CostModel.seconds`."""
+    key = "count", layer.name, region, reduce, merge
+    if key not in layers.memory:
+        layers.memory[key] = _count(layers, layer, region, reduce, merge)
+    found: Count = layers.memory[key]
+    return found
+
+
+def _count(layers: LayerGraph, layer: Layer, region: Region | None, reduce: Interval | None, merge: int) -> Count:
+    task = _task(layers, layer, region, reduce, merge)
+    found = {"multiply": 0, "pool": 0, "other": 0}
+    for work in task.works:
+        kind, number = _work_flops(layers, work)
+        found[kind] += number
+    ((key, made), *_) = task.outputs.items()
+    size = 0 if made is None else volume(made)
+    moved = sum(weight_regions(layers, task).values())
+    moved += sum(_nbytes(layers, key.tensor, need) for key, need in (*task.needs.items(), *task.outputs.items()))
+    moved += merge * _nbytes(layers, key.tensor, made)
+    return Count(**found, add=(merge - 1) * size if merge else 0, moved=moved)
+
+
+def _nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> int:
+    return 0 if region is None else raw_nbytes(layers.tensors[tensor].dtype, shape_of(region))
+
+
+def task_macs(layers: LayerGraph, task: Task) -> int:
+    """Multiplications of a task, see `macs`."""
+    return sum(_macs(layers.operation(work.node), *_regions(layers, work)) for work in task.works)
+
+
+def weight_regions(layers: LayerGraph, task: Task) -> Mapping[tuple[str, Region], int]:
+    """The pieces of constants that a task holds: (tensor, region) → bytes."""
+    key = "weights", task.layer, task.kind, *task.outputs.items()
+    if key not in layers.memory:
+        layers.memory[key] = _weight_regions(layers, task)
+    found: Mapping[tuple[str, Region], int] = layers.memory[key]
+    return found
+
+
+def _weight_regions(layers: LayerGraph, task: Task) -> dict[tuple[str, Region], int]:
+    found = {}
+    for work in task.works:
+        _, needs = _regions(layers, work)
+        for name, need in zip(work.node.inputs, needs, strict=True):
+            if name and need is not None and layers.tensors[name].constant:
+                found[name, need] = raw_nbytes(layers.tensors[name].dtype, shape_of(need))
+    return found
+
+
+def _task(layers: LayerGraph, layer: Layer, region: Region | None, reduce: Interval | None, merge: int) -> Task:
+    kind: Kind = "merger" if merge else "plain" if reduce is None else "partial"
+    return make_task(layers, layer, 0, Part("", region, reduce), kind)
+
+
+def _regions(layers: LayerGraph, work: Work) -> tuple[Region | None, tuple[Region | None, ...]]:
+    """(the region of its output that a node computes, the regions of its inputs that it reads); None: unknown."""
+    if work.piece is not None:
+        return work.piece.out, work.piece.needs
+    operation = layers.operation(work.node)
+    tensor = operation.outputs[operation.output] if operation.outputs else None
+    return None if tensor is None or tensor.shape is None else full(tensor.shape), operation.full_needs()
+
+
+def _macs(operation: Operation, out: Region | None, needs: Sequence[Region | None]) -> int:
+    op = operation.node.op
+    if out is None or operation.node.domain or op not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        return 0
+    left, right = needs[0], needs[1]
+    if left is None or right is None:
+        return 0
+    if op == "Conv":  # weights (M, C/g, kernel…): each output element reads one filter
+        return volume(out) * math.prod(shape_of(right)[1:])
+    if op == "ConvTranspose":  # weights (C, M/g, kernel…): each input element goes to M/g filters
+        return volume(left) * math.prod(shape_of(right)[1:])
+    axis = 0 if op == "Gemm" and operation.attribute("transA", 0) else -1
+    return volume(out) * shape_of(left)[axis]
+
+
+def _work_flops(layers: LayerGraph, work: Work) -> tuple[str, int]:
+    """(what kind of operations, as a field of Count; how many FLOP) of one node."""
+    operation = layers.operation(work.node)
+    out, needs = _regions(layers, work)
+    multiplications = _macs(operation, out, needs)
+    op = operation.node.op
+    if multiplications or out is None or op in _MOVING:
+        return "multiply", 2 * multiplications
+    if op in _POOLS:
+        return "pool", volume(out) * math.prod(operation.attribute("kernel_shape", ()))
+    if op in _GLOBAL_POOLS or op.startswith("Reduce"):
+        return "pool", volume(needs[0]) if needs[0] is not None else 0
+    if op == "LRN":
+        return "other", volume(out) * int(operation.attribute("size", 1))
+    return "other", volume(out)

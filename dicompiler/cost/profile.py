@@ -1,0 +1,261 @@
+"""Profiles: what `dicompiler profile` measured of a network's layers on a device, and times of sizes in between.
+
+A profile file (schema: schemas/profile.schema.json) → Profile;   LayerGraph + Device → the profile that holds for them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.rule import Tensor
+from dicompiler.ir.platform import Device, Link
+
+FORMAT = "dicompiler.profile/1"
+Cut = str
+"""What makes a measured piece smaller than its layer: "whole" (nothing), "axis 2" (of the output), "reduce" (a range of
+the reduction axis: a partial sum), "merge" (adding partial sums up; its size is their number)."""
+
+
+def axis_cut(axis: int) -> Cut:
+    """The name of a cut along an axis of the layer's output."""
+    return f"axis {axis}"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One piece that was timed. size: its extent along the cut; flops, moved: operations and bytes (see costs.Count);
+    seconds: the median, low and high the extremes."""
+
+    cut: Cut
+    size: int
+    flops: int
+    moved: int
+    seconds: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds by size, piecewise linear through points that grow in both. Never negative, never falling.
+
+    Below the first point it goes on in the same line, at size 0 not below 0 s; beyond the last one likewise.
+    """
+
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def through(cls, points: Mapping[int, float]) -> Curve:
+        """The curve nearest to measured points (size → seconds, one or more): where a larger piece was measured to be
+        quicker than a smaller one, both get their mean."""
+        sizes = sorted(points)
+        blocks: list[tuple[float, int]] = []  # (mean, number of points): pool adjacent violators
+        for size in sizes:
+            blocks.append((max(0.0, points[size]), 1))
+            while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+                (a, m), (b, n) = blocks.pop(-2), blocks.pop()
+                blocks.append(((a * m + b * n) / (m + n), m + n))
+        seconds = [mean for mean, number in blocks for _ in range(number)]
+        slope = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]) if len(sizes) > 1 else seconds[0] / sizes[0]
+        start = max(0.0, seconds[0] - slope * sizes[0])
+        return cls((0.0, *map(float, sizes)), (start, *seconds))
+
+    def at(self, size: float) -> float:
+        """Seconds of a piece of that size (at least 0)."""
+        if size <= self.sizes[-1]:
+            return float(np.interp(size, self.sizes, self.seconds))
+        (x, y), (u, v) = list(zip(self.sizes, self.seconds, strict=True))[-2:]
+        return v + (v - y) / (u - x) * (size - u)
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """What was measured of all layers with one signature. kind: see `kind_of`; names: the layers'."""
+
+    signature: str
+    kind: str
+    names: tuple[str, ...]
+    measurements: tuple[Measurement, ...]
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: curves are remembered
+class Profile:
+    """A profile file. place: its path, for messages; network: the layers' digest; device: the name, or pattern of
+    names, of the platform's devices that it holds for; call_s: seconds of an empty call, part of every measurement;
+    layers: by signature; unmeasured: layer → why it could not be; links: between hosts."""
+
+    place: str
+    network: str
+    device: str
+    threads: int
+    call_s: float
+    layers: Mapping[str, LayerProfile]
+    unmeasured: Mapping[str, str]
+    links: tuple[Link, ...]
+
+    def samples(self) -> Iterator[tuple[str, float, float, float]]:
+        """(layer kind, FLOP, bytes, seconds without the call) of all pieces."""
+        for layer in self.layers.values():
+            for one in layer.measurements:
+                yield layer.kind, one.flops, one.moved, max(0.0, one.seconds - self.call_s)
+
+    @cached_property
+    def byte_s(self) -> float:
+        """Seconds that a byte takes to move: those of the piece that moved its bytes the quickest."""
+        return min((seconds / moved for _, _, moved, seconds in self.samples() if moved > 0 < seconds), default=0.0)
+
+    def whole(self, signature: str) -> float:
+        """Seconds of the whole layer, without the call. KeyError where it was not measured."""
+        one = next(m for m in self.layers[signature].measurements if m.cut == "whole")
+        return max(0.0, one.seconds - self.call_s)
+
+    def curve(self, signature: str, cut: Cut, extent: int | None = None) -> Curve | None:
+        """Seconds, without the call, by size along a cut; None where nothing was measured along it. extent: the size
+        at which the piece is the whole layer, where that is so: the last point then."""
+        return _curve(self, signature, cut, extent)
+
+
+@lru_cache(maxsize=1 << 14)
+def _curve(profile: Profile, signature: str, cut: Cut, extent: int | None) -> Curve | None:
+    found = {m.size: m.seconds - profile.call_s for m in profile.layers[signature].measurements if m.cut == cut}
+    if not found:
+        return None
+    return Curve.through(found | ({} if extent is None else {extent: profile.whole(signature)}))
+
+
+def from_json(document: Any, place: str) -> Profile:
+    """Checks `document` against the schema; an error names `place` (the file), the key and what is allowed."""
+    from dicompiler.base.schema import validate
+
+    validate(document, "profile", place)
+    layers = {entry["signature"]: _layer(entry, f"{place}: layers[{i}]") for i, entry in enumerate(document["layers"])}
+    links = [Link((e["hosts"][0], e["hosts"][1]), e["bandwidth"], e["latency"]) for e in document["links"]]
+    return Profile(
+        place,
+        document["network"],
+        document["device"],
+        document["threads"],
+        document["call_s"],
+        layers,
+        {entry["name"]: entry["reason"] for entry in document["unmeasured"]},
+        tuple(links),
+    )
+
+
+def _layer(entry: Mapping[str, Any], place: str) -> LayerProfile:
+    keys = ("cut", "size", "flops", "moved", "seconds", "low", "high")
+    if all(one["cut"] != "whole" for one in entry["measurements"]):
+        raise DicompilerError(f"{place}.measurements: the whole layer is missing: measure it anew")
+    measured = tuple(Measurement(*(one[key] for key in keys)) for one in entry["measurements"])
+    return LayerProfile(entry["signature"], entry["kind"], tuple(entry["names"]), measured)
+
+
+def load(path: str | Path) -> Profile:
+    """Reads and checks a profile file."""
+    from dicompiler.base.schema import load_json
+
+    return from_json(load_json(path), str(path))
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """Several profiles, one for each kind of device. others: the first holds for devices that none is of."""
+
+    profiles: tuple[Profile, ...]
+    others: bool = False
+
+    @classmethod
+    def load(cls, files: Sequence[str], others: bool) -> Profiles:
+        """Reads all files. DicompilerError for one that is missing, wrong, or without a measured layer."""
+        found = tuple(load(file) for file in files)
+        for profile in found:
+            if not profile.layers:
+                raise DicompilerError(f"{profile.place}: no layer has been measured yet: run its package on the device")
+        return cls(found, others)
+
+    def of(self, layers: LayerGraph, device: Device) -> Profile:
+        """The first profile that holds for `device`. DicompilerError, naming both, where none does, and where it is of
+        another network than `layers`."""
+        profile = next((p for p in self.profiles if fnmatch.fnmatchcase(device.name, p.device)), None)
+        if profile is None and not self.others:
+            known = ", ".join(f"{p.place} of {p.device!r}" for p in self.profiles)
+            raise DicompilerError(
+                f"profile: none is of device {device.name!r} (there is {known}): measure on it with "
+                f"--device {device.name}, or take the first one for all (others=true)"
+            )
+        profile = profile or self.profiles[0]
+        digest = network_digest(layers)
+        if profile.network != digest:
+            raise DicompilerError(
+                f"{profile.place}: it is of another network: measured was {profile.network[:12]}, this one is "
+                f"{digest[:12]} (structural digests): make it anew with 'dicompiler profile'"
+            )
+        return profile
+
+
+def kind_of(layer: Layer) -> str:
+    """What kind a layer is of: its anchor's operator, "GroupConv" for a convolution in groups (depthwise ones too),
+    whose operations take longer."""
+    anchor = layer.nodes[layer.anchor]
+    return "GroupConv" if anchor.op == "Conv" and anchor.attributes.get("group", 1) > 1 else anchor.op
+
+
+@lru_cache(maxsize=1 << 16)
+def signature(layers: LayerGraph, layer: Layer) -> str:
+    """A digest of all that a layer's time depends on but the device: operators, attributes, types and shapes, and how
+    its nodes hang together; names and values of weights are not in it. 64 hexadecimal digits."""
+    place: dict[str, str] = {name: f"in {i}" for i, name in enumerate(layer.inputs)}
+    rows = []
+    for i, node in enumerate(layer.nodes):
+        inputs = [_input(place.get(name, ""), layers.tensors[name]) if name else None for name in node.inputs]
+        place |= {name: f"node {i} {k}" for k, name in enumerate(node.outputs)}
+        outputs = [_tensor(layers.tensors[name]) if name else None for name in node.outputs]
+        attributes = {key: _plain(value) for key, value in sorted(node.attributes.items())}
+        rows.append([node.domain, node.op, node.opset, attributes, inputs, outputs])
+    left = [place[name] for name in layer.outputs]
+    return _digest([rows, layer.anchor, bool(layer.reason), left])
+
+
+@lru_cache(maxsize=64)
+def network_digest(layers: LayerGraph) -> str:
+    """A digest of the layers' names, signatures and connections: the same for a retrained network."""
+    rows = [[layer.name, signature(layers, layer), layer.inputs, layer.outputs] for layer in layers.layers]
+    return _digest([rows, layers.inputs, layers.outputs])
+
+
+def _digest(document: Any) -> str:
+    return hashlib.sha256(json.dumps(document).encode()).hexdigest()
+
+
+def _tensor(tensor: Tensor) -> list[Any]:
+    return [tensor.dtype, tensor.shape]
+
+
+def _input(place: str, tensor: Tensor) -> list[Any]:
+    """Where it comes from, type and shape; of a small constant of whole numbers (a shape, axes) the values too."""
+    whole = tensor.value is not None and tensor.value.dtype.kind in "iub"
+    value = tensor.value.tolist() if tensor.value is not None and whole else None
+    return ["constant" if tensor.constant else place, *_tensor(tensor), value]
+
+
+def _plain(value: Any) -> Any:
+    """An attribute as JSON can hold it; tensors and graphs as their bytes."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    if hasattr(value, "SerializeToString"):
+        return value.SerializeToString(deterministic=True).hex()
+    return value

@@ -1,0 +1,150 @@
+"""A Program as the simulator plays it: per device the segments in order, with their seconds, and what passes between.
+
+Program + Routing + Platform + CostModel → Workload.   The steps are the Program's own; only the times are predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dicompiler.plugin import guard as blame
+from dicompiler.cost.model import CostModel, Share
+from dicompiler.ir.platform import Platform
+from dicompiler.ir.program import DeviceOutline, Outline, Program
+from dicompiler.partition.routing import Routing
+from dicompiler.partition.tasks import Task, TaskId, task_id
+
+
+@dataclass(frozen=True)
+class Message:
+    """One transfer: device indices of sender and receiver, bytes, and the name of its tensor."""
+
+    sender: int
+    receiver: int
+    nbytes: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One segment: seconds of computing, the messages that it waits for and those that it sends once it is done.
+
+    outputs: how many of the network's outputs it delivers.
+    """
+
+    name: str
+    seconds: float
+    needs: tuple[int, ...]
+    sends: tuple[int, ...]
+    outputs: int
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """What a device does in a frame: `first` are the messages that it sends at once (inputs), then its jobs follow in
+    order."""
+
+    device: str
+    host: str
+    first: tuple[int, ...]
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one frame comes to on every device. `messages` are numbered as the program's transfers.
+
+    seconds: of each task (in one made by hand of none). others: of a plan with replicas the workloads of its further
+    roles, for the same devices in the same order.
+    """
+
+    devices: tuple[DeviceWork, ...]
+    messages: tuple[Message, ...]
+    others: tuple[Workload, ...] = ()
+    seconds: Mapping[TaskId, float] = field(default_factory=dict, repr=False)
+
+    @property
+    def roles(self) -> tuple[Workload, ...]:
+        """The workload of each role: frame i is entry i mod n."""
+        return (replace(self, others=()), *self.others)
+
+
+def workload(program: Program, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
+    """The program with predicted seconds, role by role. What a task takes is counted in the segment that holds its
+    layer's anchor."""
+    return played([role.outline for role in program.roles], routing, platform, cost)
+
+
+def played(outlines: Sequence[Outline], routing: Routing, platform: Platform, cost: CostModel) -> Workload:
+    """The same of the outline of each role's program."""
+    first, *others = (_role(role, routes, platform, cost) for role, routes in zip(outlines, routing.roles, strict=True))
+    return replace(first, others=tuple(others))
+
+
+def _role(program: Outline, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
+    seconds = {task_id(task): task_seconds(routing, platform, cost, task) for task in routing.tasks}
+    own = _segment_seconds(program, routing, seconds)
+    place = {device.device: i for i, device in enumerate(program.devices)}
+    messages = tuple(
+        Message(place[t.sender], place[t.receiver], t.value.nbytes, t.value.name) for t in program.transfers
+    )
+    return Workload(tuple(_device(program, device, own) for device in program.devices), messages, seconds=seconds)
+
+
+def _device(program: Outline, device: DeviceOutline, seconds: Mapping[str, float]) -> DeviceWork:
+    """The device's steps, sorted by the segment that they follow."""
+    sends: dict[int, list[int]] = {}
+    received: dict[str, int] = {}
+    latest = -1
+    for step in device.steps:
+        if step.kind == "run":
+            latest = step.index
+        elif step.kind == "send":
+            sends.setdefault(latest, []).append(step.index)
+        else:
+            received[program.transfers[step.index].value.name] = step.index
+    made = {name: i for i, segment in enumerate(device.segments) for name in segment.outputs}
+    delivering = [made[name] for name in device.sinks]
+    jobs = tuple(
+        Job(
+            segment.name,
+            seconds.get(segment.name, 0.0),
+            tuple(received[name] for name in segment.inputs if name in received),
+            tuple(sends.get(i, ())),
+            delivering.count(i),
+        )
+        for i, segment in enumerate(device.segments)
+    )
+    return DeviceWork(device.device, device.host, tuple(sends.get(-1, ())), jobs)
+
+
+def _segment_seconds(program: Outline, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
+    """Segment name → seconds of the tasks whose anchors it holds. seconds: of each task."""
+    mergers = {task_id(task) for task in routing.tasks if task.kind == "merger"}
+    home: dict[TaskId, str] = {}
+    for device in program.devices:
+        for segment in device.segments:
+            for key, origin in segment.marks:
+                layer = routing.layers.by_name[key[0]]
+                # A merger has no anchor: then its last node counts.
+                if key not in home or origin == layer.nodes[layer.anchor].name or key in mergers:
+                    home[key] = segment.name
+    found: dict[str, float] = {}
+    for key, name in home.items():
+        found[name] = found.get(name, 0.0) + seconds[key]
+    return found
+
+
+def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Task) -> float:
+    """Seconds that a task computes on its device."""
+    layer = routing.layers.by_name[task.layer]
+    (key, region), *_ = task.outputs.items()
+    device, region = platform.device(task.device), None if layer.reason else region
+    found = cost.seconds(routing.layers, layer, Share(region, key.reduce, merged(routing, task)), device)
+    return blame.seconds(cost, found, layer, device)
+
+
+def merged(routing: Routing, task: Task) -> int:
+    """How many partial sums a task adds up; 0 where it is no merger."""
+    return sum(key.reduce is not None for key in routing.reads.get(task_id(task), ()))

@@ -1,0 +1,192 @@
+"""Using an artifact that was compiled: run it, install it on boards, verify it, read it back.
+
+directory → RunResult, Verification, Compilation.   Its target does the running; what is compared with is in it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dicompiler.ir import plan as plans
+from dicompiler.target.manifest import MADE, MANIFEST, PLAN, PLATFORM, REFERENCE
+from dicompiler.plugin.guard import blamed, broken
+from dicompiler.ir.compilation import Compilation, Decision
+from dicompiler.driver.compiler import DEFAULT_COST, pose, prepare, single_device
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.partition.lowering import sketch, split
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.platform import Platform
+from dicompiler.plugin.registry import registry
+from dicompiler.search.problem import Problem, evaluate
+from dicompiler.ir.program import Program
+from dicompiler.base.schema import load_json, validate
+from dicompiler.target.interface import Installed, RunOptions, RunResult, Target
+from dicompiler.partition.tiling import whole_plan
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dicompiler.verify.comparison import Check, Verification
+
+log = logging.getLogger("dicompiler")
+
+TIMEOUT_S = 600.0
+"""Seconds that a run may take unless told otherwise."""
+
+
+def manifest(directory: Path) -> dict[str, Any]:
+    """The artifact.json of an artifact. DicompilerError where there is none."""
+    if not (directory / MANIFEST).is_file():
+        raise DicompilerError(f"{directory}: no artifact of dicompiler: compile a model into it first")
+    document: dict[str, Any] = load_json(directory / MANIFEST)
+    validate(document, "artifact", str(directory / MANIFEST))
+    return document
+
+
+def _open(directory: str | Path) -> tuple[Path, Target, Model]:
+    """An artifact: (its directory, the target that wrote it, the model it was made from)."""
+    path = Path(directory)
+    document = manifest(path)
+    return path, registry().make("targets", document["target"]), Model.load(path / REFERENCE)
+
+
+def reopen(directory: str | Path, cost: str = "") -> tuple[Compilation, Target, Problem]:
+    """An artifact as the compilation that it was: layers, platform, plan, program and metrics are made again of the
+    files in it (in less than a second or two), nothing is run.
+
+    cost: the cost model; by default the one that it was compiled with, which must need no options then. DicompilerError
+    names the file that is missing or broken.
+    """
+    path, target, model = _open(directory)
+    made = load_json(path / MADE) if (path / MADE).is_file() else None
+    if made is not None:
+        validate(made, "made", str(path / MADE))
+    decision = None if made is None else Decision(made["strategy"], made["objective"], made["cost"])
+    try:
+        costs = registry().make("cost_models", cost or (decision.cost if decision else DEFAULT_COST))
+    except UsageError as error:
+        if cost or decision is None:
+            raise
+        raise UsageError(
+            f"{path}: it was compiled with cost model {decision.cost!r}: give it (--cost): {error}"
+        ) from error
+    compilation = prepare(model)
+    compilation = replace(compilation, plan=plans.load(path / PLAN), platform=Platform.load(path / PLATFORM))
+    problem = pose(compilation, decision.objective if decision else "latency", costs)
+    compilation = sketch(compilation)
+    single = single_device(problem)
+    metrics = evaluate(compilation, costs)
+    return replace(compilation, metrics=metrics, single=single, decision=decision, artifacts=path), target, problem
+
+
+def run(
+    directory: str | Path,
+    inputs: Mapping[str, NDArray[Any]] | None = None,
+    frames: int = 1,
+    timeout: float = TIMEOUT_S,
+    options: RunOptions | None = None,
+) -> RunResult:
+    """Starts every device's program on this host and gives each of `frames` frames the same `inputs` (by name; by
+    default seeded random ones), one after another unless `options` says otherwise. Raises RunError naming the device
+    that failed."""
+    from dicompiler.verify.executor import check_inputs
+    from dicompiler.verify.comparison import graph_inputs, random_inputs
+
+    path, target, model = _open(directory)
+    values = graph_inputs(model)
+    given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
+    return _started(target, path, [given] * frames, timeout, options or RunOptions())
+
+
+def install(directory: str | Path, options: RunOptions, timeout: float = TIMEOUT_S) -> tuple[Installed, ...]:
+    """Copies an artifact to `options.hosts`, as far as they lack it, and checks that it can be run there; `run` with
+    the same options then starts it there. RunError names the device, its host and the cause."""
+    path, target, _ = _open(directory)
+    with blamed(target):
+        return target.install(path, options, timeout)
+
+
+def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
+    """Verifies an artifact on both levels: exact check models in this process, then its real programs, run on this host
+    and compared with onnxruntime; what its target checks itself; and that each transfer carried the bytes predicted."""
+    from dicompiler.verify.executor import check_inputs
+    from dicompiler.verify.comparison import Verification, exact, graph_inputs, random_inputs, transfers
+
+    path, target, model = _open(directory)
+    plan, platform = plans.load(path / PLAN), Platform.load(path / PLATFORM)
+    values = graph_inputs(model)
+    given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
+
+    def program(variant: Model, whole: bool = False) -> Program:
+        base = replace(prepare(variant), platform=platform)
+        assert base.layers is not None
+        chosen = whole_plan(base.layers, platform.fastest.name) if whole else plan
+        result = split(replace(base, plan=chosen)).program
+        assert result is not None
+        return result
+
+    log.info("check models, split by the same plan")
+    checks = [exact(model, program)]
+    log.info("the programs themselves, against onnxruntime")
+    count = len(plan.roles)  # a frame of each
+    result = _started(target, path, [given] * count, TIMEOUT_S, RunOptions())
+    checks += _compared(model, given, result, count, target)
+    with blamed(target):
+        checks += target.proofs(model, lambda: program(model, whole=True), given, result)
+    sent = {index: total for report in result.reports for index, total in report.sent.items()}
+    checks.append(transfers(program(model).all_transfers, sent, 1, count))
+    return Verification(tuple(checks))
+
+
+def compare_run(
+    directory: str | Path, result: RunResult, inputs: Mapping[str, NDArray[Any]] | None = None
+) -> Verification:
+    """Verifies the first frame (of each replica) of what `run` gave for these inputs: its outputs against those of
+    onnxruntime."""
+    from dicompiler.verify.executor import check_inputs
+    from dicompiler.verify.comparison import Verification, graph_inputs, random_inputs
+
+    path, target, model = _open(directory)
+    values = graph_inputs(model)
+    given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
+    return Verification(tuple(_compared(model, given, result, len(plans.load(path / PLAN).roles), target)))
+
+
+def _compared(
+    model: Model, given: Mapping[str, NDArray[Any]], result: RunResult, roles: int, target: Target
+) -> list[Check]:
+    """A check for each output that a device delivered of the first frame of each role."""
+    from dicompiler.verify.executor import run_model
+    from dicompiler.verify.comparison import compare
+
+    reference, allowed = run_model(model, given), target.tolerances(model)
+    frames = result.delivered or tuple({"": outputs} for outputs in result.outputs)
+    return [
+        compare(
+            name + (f" on {device}" if device else "") + (f", replica {i}" if roles > 1 else ""),
+            reference[name],
+            outputs[name],
+            allowed=allowed.get(name),
+        )
+        for i, delivered in enumerate(frames[:roles])
+        for device, outputs in delivered.items()
+        for name in outputs
+    ]
+
+
+def _started(
+    target: Target, path: Path, frames: Sequence[Mapping[str, NDArray[Any]]], timeout: float, options: RunOptions
+) -> RunResult:
+    """What running an artifact gives."""
+    with blamed(target):
+        result: Any = target.run(path, frames, timeout, options)
+    if not isinstance(result, RunResult):
+        raise broken(target, f"run() returned {type(result).__name__} instead of a RunResult")
+    kept = len(frames) if options.keep is None else min(options.keep, len(frames))
+    if len(result.outputs) != kept:
+        raise broken(target, f"run() returned outputs of {len(result.outputs)} frames: {kept} were to be kept")
+    return result

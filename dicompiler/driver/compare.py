@@ -1,0 +1,99 @@
+"""Strategies side by side: each one's plan for the same problem, weighed by the same simulator.
+
+Problem + strategies → Comparison: metrics, search times, the bound, and what holds the best plan back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dicompiler.plugin.guard import ask, judged
+from dicompiler.search.lower_bounds import bound
+from dicompiler.driver.compiler import single_device
+from dicompiler.base.errors import DicompilerError
+from dicompiler.search.constraints import check
+from dicompiler.cost.metrics import Metrics
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Platform
+from dicompiler.search.problem import Problem, Strategy
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one strategy came to. seconds: of its search. error: why it has no plan that can be carried out ('' where it
+    has)."""
+
+    strategy: str
+    seconds: float
+    plan: Plan | None = None
+    metrics: Metrics | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """rows: in the order in which the strategies were given. single: the best single device. bound: what no plan can
+    beat, None where the objective has no bound."""
+
+    problem: Problem
+    rows: tuple[Row, ...]
+    single: Metrics
+    bound: float | None
+
+    @property
+    def best(self) -> Row | None:
+        """The row with the least value of the objective, the first of equals; None where no strategy has a plan."""
+        found = [row for row in self.rows if row.metrics is not None]
+        return min(found, key=lambda row: self.value(row), default=None)
+
+    def value(self, row: Row) -> float:
+        """The row's value of the objective."""
+        assert row.metrics is not None
+        return row.metrics.value(self.problem.objective)
+
+    @property
+    def binding(self) -> str:
+        """What holds the best plan back, in words: a device, a line, or waiting."""
+        best = self.best
+        return "" if best is None or best.metrics is None else binding(self.problem.platform, best.metrics)
+
+
+def compare(
+    problem: Problem, strategies: Mapping[str, Strategy], tell: Callable[[str], None] | None = None
+) -> Comparison:
+    """Every strategy's plan, simulated; `tell` is told whose turn it is. One that fails is a row with an error."""
+    rows = []
+    for name, strategy in strategies.items():
+        if tell is not None:
+            tell(name)
+        rows.append(_row(problem, name, strategy))
+    return Comparison(problem, tuple(rows), single_device(problem), bound(problem))
+
+
+def _row(problem: Problem, name: str, strategy: Strategy) -> Row:
+    start = time.perf_counter()
+    try:
+        plan = ask(strategy, problem)
+        seconds = time.perf_counter() - start
+        with judged(strategy):
+            check(problem, plan)
+        return Row(name, seconds, plan, problem.evaluate(plan))
+    except DicompilerError as error:
+        return Row(name, time.perf_counter() - start, error=str(error))
+
+
+def binding(platform: Platform, metrics: Metrics) -> str:
+    """What takes most of a frame: the computing of the busiest device, the busiest line, or waiting for one another."""
+    busiest = metrics.busiest
+    if platform.network.kind != "switch":
+        share = sum(entry.line_s for entry in metrics.devices) / 2 / metrics.latency_s
+        text = f"the {platform.network.kind} network"
+    else:
+        lines = max(metrics.devices, key=lambda entry: entry.line_s)
+        share, text = lines.line_s / metrics.latency_s, f"the line of {lines.device}"
+    computing = busiest.compute_s / metrics.latency_s
+    if computing >= share:
+        return f"{busiest.device} computes {100 * computing:.0f} % of the time"
+    return f"{text} is busy {100 * share:.0f} % of the time"

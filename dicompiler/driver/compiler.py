@@ -1,0 +1,248 @@
+"""The driver: compile() takes a model and a platform through the whole pipeline; artifacts.py uses what it wrote.
+
+model ──prepare──► layers ──strategy──► plan ──partition──► placed model ──cut──► program ──target──► directory
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dicompiler.ir import plan as plans
+from dicompiler.target.manifest import KIND, MADE, MADE_FORMAT, MANIFEST, PLAN, PLATFORM, REFERENCE
+from dicompiler.plugin.guard import ask, blamed, broken, is_foreign, judged
+from dicompiler.ir.compilation import Compilation, Decision
+from dicompiler.cost.model import Analytic, CostModel
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.search.constraints import check, check_program
+from dicompiler.partition.lowering import split
+from dicompiler.cost.metrics import Metrics
+from dicompiler.ir.onnx.model import Model
+from dicompiler.base.atomic import check_place, moved_in_whole
+from dicompiler.plugin.pass_manager import Instrument, PassManager
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Platform, to_toml
+from dicompiler.plugin.registry import registry
+from dicompiler.search.problem import Problem, Strategy, evaluate
+from dicompiler.base.schema import load_json, validate
+from dicompiler.target.interface import Target
+from dicompiler.partition.tiling import whole_plan
+
+if TYPE_CHECKING:
+    import onnx
+
+
+log = logging.getLogger("dicompiler")
+
+DEFAULT_STRATEGY = "auto"
+DEFAULT_TARGET = "sockets"
+DEFAULT_COST = "analytic"
+PREPARE = ("normalise", "infer-shapes", "form-layers")
+QUANTISE = "quantise"
+NOTABLY = 1.001
+"""How many times what one device takes a plan takes that is warned of: less would read the same."""
+
+
+def compile(
+    model: str | Path | bytes | onnx.ModelProto | Model,
+    platform: str | Path | Platform | None = None,
+    strategy: str | Strategy | None = None,
+    plan: str | Path | Plan | None = None,
+    target: str | Target = DEFAULT_TARGET,
+    objective: str = "latency",
+    cost: str | CostModel = DEFAULT_COST,
+    output: str | Path | None = None,
+    shape: Sequence[str] = (),
+    instruments: Sequence[Instrument] = (),
+    calibrate: str | Path | None = None,
+    executor: Executor | None = None,
+) -> Compilation:
+    """Splits `model` over `platform` as `plan` says or as `strategy` decides, and writes `output` where it is given.
+
+    strategy, target, cost: specs such as "modnn" or instances. shape: "input=1x3x224x224" for dynamic dimensions.
+    calibrate: an .npz file of samples with which the model is quantised first (see the pass `quantise`). executor: whom
+    strategies that weigh many plans give that work, a ProcessPoolExecutor for instance. With `output` the memory that
+    the target adds counts when plans are chosen.
+    Returns the compilation with plan, program, metrics, and artifacts where written. Raises DicompilerError for what
+    cannot be compiled, UsageError for unknown names; nothing is written then.
+    """
+    if strategy is not None and plan is not None:
+        raise UsageError("compile: strategy and plan exclude each other: a plan needs no strategy")
+    emitter: Target = registry().make("targets", target) if isinstance(target, str) else target
+    decider: Strategy | None = None
+    if plan is None:
+        chosen = DEFAULT_STRATEGY if strategy is None else strategy
+        decider = registry().make("strategies", chosen) if isinstance(chosen, str) else chosen
+    if output is not None:
+        check_place(Path(output), MANIFEST, KIND)  # before the work, and in the end once more
+    compilation = prepare(Model.load(model), shape, instruments, calibrate)
+    compilation = replace(compilation, platform=_platform(platform, decider))
+    costs: CostModel = registry().make("cost_models", cost) if isinstance(cost, str) else cost
+    runs = emitter if output is not None else None
+    problem = replace(pose(compilation, objective, costs), executor=executor, target=runs)
+    chosen_plan = decide(problem, decider, plan)
+    log.info("splitting over %d devices", len(chosen_plan.devices))
+    compilation = split(replace(compilation, plan=chosen_plan), instruments)
+    if output is not None:
+        compilation = occupy(compilation, problem)
+        check_program(compilation, emitter)
+    decision = Decision("" if decider is None else decider.name, objective, costs.name)
+    compilation = replace(weigh(compilation, problem), decision=decision)
+    return compilation if output is None else emit(compilation, emitter, Path(output))
+
+
+def prepare(
+    model: Model,
+    shape: Sequence[str] = (),
+    instruments: Sequence[Instrument] = (),
+    calibrate: str | Path | None = None,
+) -> Compilation:
+    """Model → normalised, quantised where there are samples to calibrate it with, with shapes and layers."""
+    from dicompiler.base.specs import Spec
+
+    normalise, infer, form = PREPARE
+    shapes = Spec.of(infer, {"shape": tuple(shape)})
+    specs = [Spec.of(normalise, {}), shapes, Spec.of(form, {})]
+    if calibrate is not None:  # what is quantised has static shapes before, and new tensors afterwards
+        specs[1:2] = [shapes, Spec.of(QUANTISE, {"calibrate": str(calibrate)}), Spec.of(infer, {})]
+    make = registry().make
+    passes = [make("passes", spec) for spec in specs]
+    return PassManager(passes, instruments).run(Compilation(model=model))
+
+
+def load_problem(
+    model: str | Path | bytes | onnx.ModelProto | Model,
+    platform: str | Path | Platform | None,
+    shape: Sequence[str] = (),
+    objective: str = "latency",
+    cost: str | CostModel = DEFAULT_COST,
+) -> Problem:
+    """The problem of splitting `model` over `platform`, for those who call strategies themselves; see `compile`."""
+    compilation = prepare(Model.load(model), shape)
+    costs: CostModel = registry().make("cost_models", cost) if isinstance(cost, str) else cost
+    return pose(replace(compilation, platform=_platform(platform, None)), objective, costs)
+
+
+def _platform(given: str | Path | Platform | None, strategy: Strategy | None) -> Platform:
+    families = [provided.value for provided in registry().platforms.values()]
+    own = None
+    if strategy is not None and given is None:
+        with blamed(strategy):
+            own = strategy.own_platform()
+    if given is None and own is None:
+        raise UsageError("compile: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)")
+    return own if own is not None else Platform.load(given, families)  # type: ignore[arg-type]
+
+
+def pose(compilation: Compilation, objective: str = "latency", cost: CostModel | None = None) -> Problem:
+    """The problem that a prepared compilation on a platform is. UsageError for an unknown objective."""
+    layers, platform = compilation.layers, compilation.platform
+    assert layers is not None and platform is not None
+    return Problem(layers, platform, cost or Analytic(), objective, model=compilation.model)
+
+
+def decide(problem: Problem, strategy: Strategy | None, plan: str | Path | Plan | None) -> Plan:
+    """The plan: the strategy's where there is one, else the one given.
+
+    Raises DicompilerError for a plan of another network, with parts on a device without compute, or over a host's
+    memory.
+    """
+    assert problem.model is not None
+    digest = problem.model.digest()
+    if strategy is not None:
+        log.info("%s decides", strategy.name)
+        chosen = replace(ask(strategy, problem), network=digest)
+        if problem.cost.measured and not chosen.note:
+            chosen = replace(chosen, note=f"it rests on the measurements of cost model {problem.cost.name!r}")
+    else:
+        chosen = plan if isinstance(plan, Plan) else plans.load(plan or "")
+        if chosen.network and chosen.network != digest:
+            raise DicompilerError(
+                "plan: it was made for another network (its structure differs): make it anew with 'dicompiler plan'"
+            )
+    with nullcontext() if strategy is None else judged(strategy):
+        check(problem, chosen)
+    return chosen
+
+
+def occupy(compilation: Compilation, problem: Problem) -> Compilation:
+    """Adds what the program takes of RAM and flash by the target's measure, and what the uncut network would take on
+    one device; nothing where the target has none."""
+    assert problem.target is not None and compilation.program is not None
+    if compilation.plan is not None and compilation.plan.replicas:
+        return compilation
+    occupied = problem.target.occupied(compilation.program)
+    if not occupied:
+        return compilation
+    single = problem.sketch(_uncut(problem)).program
+    assert single is not None
+    try:
+        uncut = problem.target.occupied(single)
+    except DicompilerError:  # too large for the target: no figure to compare with
+        uncut = ()
+    return replace(compilation, occupied=occupied, occupied_single=uncut)
+
+
+def weigh(compilation: Compilation, problem: Problem) -> Compilation:
+    """Adds the metrics of the program, by simulation, and those of the best single device beside them; warns where that
+    one would be better."""
+    metrics, single = evaluate(compilation, problem.cost, problem.target), single_device(problem)
+    objective = problem.objective
+    if metrics.value(objective) > NOTABLY * single.value(objective):
+        log.warning(
+            "this plan's predicted %s is worse than that of one device alone (%.3g against %.3g; --strategy single)",
+            objective,
+            metrics.value(objective),
+            single.value(objective),
+        )
+    return replace(compilation, metrics=metrics, single=single)
+
+
+def single_device(problem: Problem) -> Metrics:
+    """The metrics of the whole network on the fastest device, the candidate that every plan is reported beside. Nothing
+    overlaps there: the estimate is what the simulator gives."""
+    return problem.estimate(_uncut(problem))
+
+
+def _uncut(problem: Problem) -> Plan:
+    """The whole network on the fastest device."""
+    return problem.plan(whole_plan(problem.layers, problem.platform.fastest.name).layers)
+
+
+def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
+    """Writes the artifact: the target's files, the plan, the platform, and the model to verify against."""
+    assert compilation.plan is not None and compilation.platform is not None and compilation.reference is not None
+    log.info("target %s writes %s", target.name, output)
+    with moved_in_whole(output, MANIFEST, KIND) as stage:
+        with blamed(target):
+            target.emit(compilation, stage)
+        _check_emitted(target, stage)
+        (stage / PLAN).write_text(plans.dumps(compilation.plan), encoding="utf-8")
+        (stage / PLATFORM).write_text(to_toml(compilation.platform), encoding="utf-8")
+        (stage / REFERENCE).parent.mkdir()
+        compilation.reference.save(stage / REFERENCE, external=True)
+        if compilation.decision is not None:
+            made = {"format": MADE_FORMAT, **asdict(compilation.decision)}
+            (stage / MADE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    return replace(compilation, artifacts=output)
+
+
+def _check_emitted(target: Target, stage: Path) -> None:
+    """The error of `blame.broken` where a third party's target left no artifact.json, or one of another target."""
+    if not is_foreign(target):
+        return
+    if not (stage / MANIFEST).is_file():
+        raise broken(target, f"emit() wrote no {MANIFEST}")
+    try:
+        document = load_json(stage / MANIFEST)
+        validate(document, "artifact", MANIFEST)
+    except DicompilerError as error:
+        raise broken(target, str(error)) from error
+    if document["target"] != target.name:
+        raise broken(target, f"{MANIFEST}: target is {document['target']!r}: write {target.name!r} there")

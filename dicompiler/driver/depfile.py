@@ -1,0 +1,73 @@
+"""Depfiles: what a command read, as a rule in the syntax that Make and Ninja share.
+
+In: what the command was given. Out: the paths of the files that it reads, as they were given; the text of a depfile.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.onnx.importing import external_files
+from dicompiler.ir.platform import file_of
+from dicompiler.plugin.registry import Plugin, is_ours, registry
+from dicompiler.base.specs import files_of
+
+# Found by trying every character with GNU Make 4.3 and Ninja 1.11: neither's escapes help with these in the other.
+_UNREADABLE = re.compile(r"""["&'*;<=>?\[^`|\x00-\x1f\x7f]|^~|[ :\\]$|\\(?=[ #$:])|\(.*\)$""")
+_PATTERN = "%"
+"""Makes a pattern rule of a target; a prerequisite may hold it."""
+
+
+def text(target: str, prerequisites: Iterable[str | Path]) -> str:
+    """The depfile of a rule that makes `target`. DicompilerError for a name that Make or Ninja cannot read there."""
+    if _PATTERN in target:
+        raise _refusal(target, _PATTERN)
+    lines = [f"{_escaped(target)}:", *(f" {_escaped(str(path))}" for path in prerequisites)]
+    return " \\\n".join(lines) + "\n"
+
+
+def _escaped(name: str) -> str:
+    found = _UNREADABLE.search(name)
+    if found is not None:
+        raise _refusal(name, found[0])
+    return re.sub(r"[ #:]", r"\\\g<0>", name.replace("$", "$$"))
+
+
+def _refusal(name: str, part: str) -> DicompilerError:
+    return DicompilerError(f"depfile: {name!r}: Make or Ninja cannot read {part!r} in it: rename the file")
+
+
+def prerequisites(model: Path, platform: str | None, plan: Path | None, parts: Iterable[object]) -> tuple[Path, ...]:
+    """The files that compiling `model` reads: the model, its external data, the platform's file, the plan, those that
+    options of `parts` name, and the modules of third-party plugins that are loaded by now. Each once.
+
+    parts: passes, strategies, cost models and targets. DicompilerError for a model that cannot be read.
+    """
+    known = registry()
+    families = [provided.value for provided in known.platforms.values()]
+    cluster = None if platform is None else file_of(platform, families)
+    named = [Path(file) for part in parts for file in files_of(part)]
+    given = [path for path in (cluster, plan) if path is not None]
+    return tuple(dict.fromkeys([model, *external_files(model), *given, *named, *modules(known.plugins)]))
+
+
+def modules(plugins: Iterable[Plugin]) -> list[Path]:
+    """The files of all loaded modules of third-party plugins' distributions, sorted."""
+    tops = {top for plugin in plugins if not is_ours(plugin) for top in _tops(plugin)}
+    files = [getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if _top(name) in tops]
+    return sorted({Path(file) for file in files if file})
+
+
+def _tops(plugin: Plugin) -> set[str]:
+    """The names of the modules and packages that come with a plugin; of an editable install only the plugin's own."""
+    files = metadata.distribution(plugin.distribution).files or ()
+    return {_top(plugin.value), *(file.parts[0].removesuffix(".py") for file in files if file.suffix == ".py")}
+
+
+def _top(module: str) -> str:
+    return re.split(r"[.:]", module)[0]

@@ -1,0 +1,175 @@
+"""Instruments that compute: VerifyEach (numbers after every pass), Statistics (what a split costs), Reproducer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.plugin.instruments import Watch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dicompiler.ir.compilation import Compilation
+    from dicompiler.ir.onnx.model import Model
+    from dicompiler.plugin.pass_manager import Pass
+    from dicompiler.ir.plan import Plan
+
+
+@dataclass
+class VerifyEach(Watch):
+    """After every pass that changed the model runs it in onnxruntime, and compares with what it computed before.
+
+    The inputs are seeded random ones unless given; until the graph's inputs have static shapes nothing is compared.
+    Raises DicompilerError naming the pass, the output and the difference. A pass that says `preserves = False` sets a
+    new reference.
+    """
+
+    inputs: Mapping[str, NDArray[Any]] | None = None
+    _reference: list[Any] = field(default_factory=list)
+
+    def before(self, index: int, step: Pass, compilation: Compilation) -> None:  # noqa: ARG002
+        if not self._reference:
+            self._reference = self._run(compilation.model)
+
+    def after(self, index: int, step: Pass, compilation: Compilation) -> None:
+        from dicompiler.verify.comparison import compare
+
+        got = self._run(compilation.model)
+        names = [value.name for value in compilation.model.proto.graph.output]
+        for name, was, value in zip(names, self._reference if step.preserves else [], got, strict=False):
+            check = compare(name, was, value)
+            if not check.passed:
+                raise DicompilerError(f"after pass {index} ({step.spec}): output {name!r} {check.detail}")
+        self._reference = self._reference if self._reference and step.preserves else got
+
+    def _run(self, model: Model) -> list[Any]:
+        """The outputs in graph order; none where an input has no static shape yet."""
+        from dicompiler.verify.executor import run_model
+        from dicompiler.verify.comparison import graph_inputs, random_inputs
+
+        values = graph_inputs(model)
+        if self.inputs is None and any(value.shape is None for value in values):
+            return []
+        outputs = run_model(model, random_inputs(values) if self.inputs is None else self.inputs)
+        return [outputs[value.name] for value in model.proto.graph.output]
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """What became of one layer. halo: elements of its inputs that arrive from other devices; macs: multiplications
+    that all its parts do together; redundant: those beyond what the whole layer does."""
+
+    layer: str
+    parts: int
+    devices: int
+    halo: int
+    macs: int
+    redundant: int
+
+
+@dataclass
+class Statistics(Watch):
+    """After partition counts, layer by layer, parts, elements that travel, and multiplications that are done twice."""
+
+    rows: list[LayerStatistics] = field(default_factory=list)
+
+    def after(self, index: int, step: Pass, compilation: Compilation) -> None:  # noqa: ARG002
+        if compilation.routing is None or self.rows:
+            return
+        from dicompiler.cost.model import macs, task_macs
+        from dicompiler.ir.regions import volume
+        from dicompiler.partition.routing import leaves
+        from dicompiler.partition.tasks import task_id
+
+        routing = compilation.routing
+        layers = routing.layers
+        for layer in layers.layers:
+            own = [task for task in routing.tasks if task.layer == layer.name]
+            arrived = {
+                leaf.box: volume(leaf.box.region or ())
+                for task in own
+                for tree in routing.reads.get(task_id(task), {}).values()
+                for leaf in leaves(tree)
+                if leaf.box.origin is not None
+            }
+            done = sum(task_macs(layers, task) for task in own)
+            redundant = done - macs(layers, layer)
+            devices = len({task.device for task in own})
+            self.rows.append(LayerStatistics(layer.name, len(own), devices, sum(arrived.values()), done, redundant))
+
+
+@dataclass
+class Reproducer(Watch):
+    """Where a pass breaks, writes what it takes to see it again: `reproducer.onnx`, the graph before the first pass
+    with its weights replaced by zeros that take no room, `reproducer.plan.json` where there was a plan, and
+    `reproducer.txt`, the command that runs the same passes."""
+
+    directory: Path
+    _model: Model | None = None
+    _plan: Plan | None = None
+    _passes: list[str] = field(default_factory=list)
+
+    def before(self, index: int, step: Pass, compilation: Compilation) -> None:  # noqa: ARG002
+        if self._model is None:
+            self._model = compilation.model
+        if compilation.plan is not None and not any("partition" in text for text in self._passes):
+            self._plan = self._plan or compilation.plan
+        self._passes.append(str(step.spec))
+
+    def failed(self, index: int, step: Pass, compilation: Compilation, error: Exception) -> None:  # noqa: ARG002
+        from dicompiler.ir.plan import dumps
+
+        assert self._model is not None
+        self.directory.mkdir(parents=True, exist_ok=True)
+        command = "dicompiler opt reproducer.onnx"
+        if self._plan is not None:
+            (self.directory / "reproducer.plan.json").write_text(dumps(self._plan), encoding="utf-8")
+            command += " --plan reproducer.plan.json"
+        (self.directory / "reproducer.onnx").write_bytes(without_weights(self._model))
+        text = ",".join(self._passes)
+        (self.directory / "reproducer.txt").write_text(f"{command} -p '{text}' -o out.onnx\n", encoding="utf-8")
+
+
+def without_weights(model: Model) -> bytes:
+    """The model as ONNX bytes with every large weight made by a ConstantOfShape node of value 0: names, shapes and
+    types stay, the numbers go."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    from dicompiler.ir.onnx.weights import is_hollow
+
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    graph = proto.graph
+    hollow = [tensor for tensor in graph.initializer if is_hollow(tensor)]
+    small = [tensor for tensor in graph.initializer if not is_hollow(tensor)]
+    fed = {tensor.name for tensor in hollow}
+    made, shapes = [], []
+    for number, tensor in enumerate(hollow):
+        shape = numpy_helper.from_array(_int64(tensor.dims), f"reproducer.shape{number}")
+        shapes.append(shape)
+        zero = onnx.TensorProto(dims=[1], data_type=tensor.data_type, raw_data=bytes(_itemsize(tensor.data_type)))
+        made.append(helper.make_node("ConstantOfShape", [shape.name], [tensor.name], value=zero))
+    nodes = list(graph.node)
+    inputs = [value for value in graph.input if value.name not in fed]
+    del graph.initializer[:], graph.node[:], graph.input[:]
+    graph.initializer.extend([*small, *shapes])
+    graph.node.extend([*made, *nodes])
+    graph.input.extend(inputs)
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def _int64(dims: Any) -> Any:
+    import numpy as np
+
+    return np.array(list(dims), np.int64)
+
+
+def _itemsize(dtype: int) -> int:
+    from dicompiler.ir.onnx.weights import raw_nbytes
+
+    return raw_nbytes(dtype, (1,))

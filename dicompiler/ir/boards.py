@@ -1,0 +1,125 @@
+"""The built-in platforms: the number of boards goes in, a Platform comes out. Every figure has its source beside it.
+
+Compute rates are what the boards sustain, not peaks: a plan balances by them. A profile of your own boards is better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from dicompiler.ir.platform import Device, Host, Network, Platform, PlatformFamily
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+_PI_NETWORK = " Network: CoopAI's gateway, 100 Mbit/s for all together; it counts no latency."
+_PI3 = (
+    "Raspberry Pi 3 B: four Cortex-A53 at 1.2 GHz, 1 GB (CoopAI, section V). 3.75 GFLOP/s: Linpack on 16 such boards"
+    " reaches up to 60 GFLOP/s (Basford et al., Performance analysis of single board computer clusters, 2019). Power:"
+    " 1.4 W idle, 3.7 W with four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
+)
+_PI4 = (
+    "Raspberry Pi 4: four Cortex-A72 at 1.5 GHz, 4 GB, 13.6 GFLOP/s (CoopAI, section V). Power: 2.7 W idle, 6.4 W with"
+    " four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
+)
+# Table II of AutoDiCE for one board: ResNet-101 (7.85 GMAC, 15.7 GFLOP) runs at 5.786 images/s on six cores and at
+# 21.767 on the GPU, which are 91 and 342 GFLOP/s. Its largest energy per image times images/s of each kind is 10.7 W
+# (VGG-19 on the CPU) and 22.4 W (ResNet-101 on the GPU) for the whole board; less the idle share of the other device.
+_NX = (
+    "NVIDIA Jetson Xavier NX: six Carmel cores and a Volta GPU on a gigabit switch (AutoDiCE, section V). Rates: what"
+    " ResNet-101 sustains in its Table II, 91 GFLOP/s (six cores) and 342 GFLOP/s (GPU, whose theoretical maximum is"
+    " 844.8). Active power: from the same table, 10.7 W and 22.4 W for the board. Idle power: no source, 2 W for"
+    " each is an assumption. Memory: 8 GB, the smaller of the two modules on sale (NVIDIA's data sheet; the paper's"
+    " boards had 16 GB)."
+)
+
+
+def _boards(
+    family: str, description: str, prefix: str, host: Host, devices: tuple[Device, ...], network: Network
+) -> Callable[[int], Platform]:
+    """`make` of a family: N copies of a host and its devices, numbered from 01; a device's name is a suffix."""
+
+    def make(count: int) -> Platform:
+        names = [f"{prefix}{number:02d}" for number in range(1, count + 1)]
+        return Platform(
+            f"{family}{count}",
+            tuple(replace(host, name=name) for name in names),
+            tuple(replace(device, name=name + device.name, host=name) for name in names for device in devices),
+            network,
+            description,
+        )
+
+    return make
+
+
+@dataclass(frozen=True)
+class Microcontroller:
+    """A board without an operating system. name: of its platforms. ram: bytes that an arena and its buffers may take in
+    one piece; flash: bytes. clock in Hz; cycles: of a multiplication with its addition in float32, an assumption."""
+
+    name: str
+    prefix: str
+    ram: int
+    flash: int
+    clock: float
+    cycles: float
+    source: str
+
+    @property
+    def family(self) -> PlatformFamily:
+        """Its platforms."""
+        text = self.source + _SERIAL.format(cycles=self.cycles)
+        device = Device("", "", 2 * self.clock / self.cycles)
+        host = Host("", self.ram + self.flash, flash=self.flash)
+        network = Network("switch", 0.8e6)
+        return PlatformFamily(self.name + "N", text, _boards(self.name, text, self.prefix, host, (device,), network))
+
+
+_SERIAL = (
+    " Rate: no source, an assumption: {cycles:g} cycles for a multiplication with its"
+    " addition; a profile of your own boards is better. Network: serial lines at 1 Mbaud, 8 of 10 bits of them data (an"
+    " assumption)."
+)
+MICROCONTROLLERS = (
+    Microcontroller(
+        "nano33x", "nano", 256 * KIB, 1 * MIB, 64e6, 10,
+        "Arduino Nano 33 BLE: Cortex-M4F at 64 MHz, 256 KB RAM, 1 MB flash (Nordic's product specification of the"
+        " nRF52840).",
+    ),
+    Microcontroller(
+        "stm32f746x", "f746-", 320 * KIB, 1 * MIB, 216e6, 5,
+        "STM32F746: Cortex-M7 at 216 MHz, 320 KB RAM (SRAM1 240, SRAM2 16, DTCM 64, side by side), 1 MB flash (ST's"
+        " data sheet and RM0385).",
+    ),
+    Microcontroller(
+        "stm32h743x", "h743-", 512 * KIB, 2 * MIB, 480e6, 5,
+        "STM32H743: Cortex-M7 at 480 MHz, 2 MB flash, 1 MB RAM, of which the largest piece is counted, 512 KB of AXI"
+        " SRAM (ST's data sheet and RM0433).",
+    ),
+    Microcontroller(
+        "esp32s3x", "esp", 512 * KIB, 8 * MIB, 240e6, 10,
+        "ESP32-S3: two Xtensa LX7 at 240 MHz, one of them counted, 512 KB SRAM (Espressif's data sheet), 8 MB flash"
+        " beside the chip (module ESP32-S3-WROOM-1-N8).",
+    ),
+    Microcontroller(
+        "rp2040x", "pico", 264 * KIB, 2 * MIB, 133e6, 100,
+        "RP2040: two Cortex-M0+ at 133 MHz without floating point, one of them counted, 264 KB SRAM (Raspberry Pi's"
+        " data sheet), 2 MB flash beside the chip (Raspberry Pi Pico).",
+    ),
+)  # fmt: skip
+_GATEWAY = Network("gateway", 100e6)
+_A53 = (Device("", "", 3.75e9, cores=4, power_active=3.7, power_idle=1.4),)
+_A72 = (Device("", "", 13.6e9, cores=4, power_active=6.4, power_idle=2.7),)
+_XAVIER = (
+    Device("_cpu", "", 91e9, cores=6, power_active=8.7, power_idle=2.0),
+    Device("_gpu", "", 342e9, cores=1, power_active=20.4, power_idle=2.0, gpu=True),
+)
+
+FAMILIES: tuple[PlatformFamily, ...] = (
+    PlatformFamily("rpi3xN", _PI3, _boards("rpi3x", _PI3, "pi", Host("", 1 * GIB), _A53, _GATEWAY)),
+    PlatformFamily("rpi4xN", _PI4, _boards("rpi4x", _PI4, "pi", Host("", 4 * GIB), _A72, _GATEWAY)),
+    PlatformFamily(
+        "jetson-nxN", _NX, _boards("jetson-nx", _NX, "nx", Host("", 8 * GIB), _XAVIER, Network("switch", 1e9))
+    ),
+    *(board.family for board in MICROCONTROLLERS),
+)

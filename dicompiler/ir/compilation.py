@@ -1,0 +1,69 @@
+"""What passes map to what: one frozen record that grows along the way, from a loaded model to written artifacts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dicompiler.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from dicompiler.ir.layers import LayerGraph
+    from dicompiler.cost.metrics import Metrics
+    from dicompiler.ir.onnx.model import Model
+    from dicompiler.ir.plan import Plan
+    from dicompiler.ir.platform import Platform
+    from dicompiler.ir.program import Program
+    from dicompiler.partition.routing import Routing
+    from dicompiler.target.interface import Occupied
+    from dicompiler.verify.comparison import Verification
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a plan was decided on: the names of the strategy ("" where the plan was given) and of the cost model, and the
+    objective."""
+
+    strategy: str
+    objective: str
+    cost: str
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One compilation at one moment; a pass returns a new one (`dataclasses.replace`). None: not made yet.
+
+    model: the ONNX model; layers: its layers; platform: the cluster; plan: what the annotating passes or a strategy
+    decided; routing: what follows from layers and plan (set once partition has rewritten the model); reference: the
+    model before that; program: steps per device; metrics: the costs that were predicted, and single: those of the
+    whole network on one device; decision: how the plan came about; occupied, occupied_single: RAM and flash of each
+    device by the target's measure, and those of one device that has all (() where the target has none); artifacts: the
+    directory that the target wrote.
+    """
+
+    model: Model
+    layers: LayerGraph | None = None
+    platform: Platform | None = None
+    plan: Plan | None = None
+    routing: Routing | None = None
+    reference: Model | None = None
+    program: Program | None = None
+    metrics: Metrics | None = None
+    single: Metrics | None = None
+    decision: Decision | None = None
+    occupied: tuple[Occupied, ...] = ()
+    occupied_single: tuple[Occupied, ...] = ()
+    artifacts: Path | None = None
+
+    def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
+        """Verifies the artifacts that were written, see `artifacts.verify`."""
+        from dicompiler.driver.artifact import verify
+
+        if self.artifacts is None:
+            raise UsageError("verify: nothing was written: compile with output=…")
+        return verify(self.artifacts, inputs)

@@ -1,0 +1,103 @@
+"""Layers: what a plan speaks of. An anchor operator with the element-wise nodes it absorbs, and the graph of them.
+
+Frozen, without weights and without ONNX objects: routing, costs and strategies need nothing else of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from dicompiler.ir.rule import Node, Operation, OperatorRule, Tensor, whole
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: what follows from a layer is remembered
+class Layer:
+    """`nodes` in topological order; `inputs` the tensors that come in (no weights), `outputs` those that leave.
+
+    `anchor` is the index in `nodes` of the node whose output region is cut; `reason` says why a layer can only be
+    computed whole ('' where it can be cut).
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    anchor: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    reason: str = ""
+
+    @property
+    def output(self) -> str:
+        """The tensor whose regions a plan names: the one that leaves the layer."""
+        return self.outputs[0]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerGraph:
+    """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, and the rules."""
+
+    layers: tuple[Layer, ...]
+    tensors: Mapping[str, Tensor]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    rules: Mapping[tuple[str, str], OperatorRule] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the fields, and nothing of what is remembered."""
+        return {own.name: getattr(self, own.name) for own in fields(self)}
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Layer]:
+        return {layer.name: layer for layer in self.layers}
+
+    @cached_property
+    def position(self) -> Mapping[str, int]:
+        """Layer name → its place in layer order."""
+        return {layer.name: i for i, layer in enumerate(self.layers)}
+
+    @cached_property
+    def producer(self) -> Mapping[str, Layer]:
+        """Tensor name → the layer that it leaves (graph inputs have none)."""
+        return {tensor: layer for layer in self.layers for tensor in layer.outputs}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Layer, ...]]:
+        """Tensor name → the layers that read it, in layer order."""
+        found: dict[str, list[Layer]] = {}
+        for layer in self.layers:
+            for tensor in layer.inputs:
+                found.setdefault(tensor, []).append(layer)
+        return {tensor: tuple(layers) for tensor, layers in found.items()}
+
+    @cached_property
+    def memory(self) -> dict[Any, Any]:
+        """What parts of layers come to, as far as somebody has asked: a search asks the same of very many plans. Keys
+        begin with who remembers: ("task", …) of `tasks.make_task`, ("count", …) and ("weights", …) of `costs`,
+        ("settled", …) of `tiling`."""
+        return {}
+
+    @cached_property
+    def _operations(self) -> dict[int, Operation]:
+        return {}
+
+    def rule(self, node: Node) -> OperatorRule:
+        """The node's rule; one that computes it whole where none is registered."""
+        return self.rules.get((node.domain, node.op)) or OperatorRule(node.op, whole, node.domain)
+
+    def cut_output(self, node: Node) -> str:
+        """The tensor that the node's rule cuts; '' where the node leaves that output out."""
+        return node.outputs[self.rule(node).output]
+
+    def operation(self, node: Node) -> Operation:
+        """The node with its tensors, as its rule wants it."""
+        found = self._operations.get(id(node))
+        if found is None or found.node is not node:
+            found = self._operations[id(node)] = Operation(
+                node,
+                tuple(self.tensors[name] if name else None for name in node.inputs),
+                tuple(self.tensors[name] if name else None for name in node.outputs),
+                self.rule(node).output,
+            )
+        return found

@@ -1,0 +1,237 @@
+"""The bytes of an ONNX file: read without copying its weights, written without ever holding them in a protobuf.
+
+In: a buffer (a mapped file) → a skeleton ModelProto and views of the large weights. Out: the buffers of a file, to be
+written one after another. The protobuf wire format is walked by hand, because protobuf itself copies every byte.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import onnx
+from google.protobuf.message import DecodeError, Message
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.onnx.weights import LARGE, Weight, header, is_hollow, mark_hollow
+
+Buffer = bytes | memoryview
+MessageType = TypeVar("MessageType", bound=Message)
+Views = dict[int, memoryview]
+"""Raw data by index in graph.initializer."""
+
+LIMIT = 2**31 - 1
+"""Bytes that a protobuf message, and so an ONNX file, can have."""
+
+_GRAPH, _INITIALIZER, _RAW_DATA, _DATA_LOCATION = 7, 5, 9, 14
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class _WireError(Exception):
+    """The bytes are not a protobuf message."""
+
+
+def map_file(path: Path, what: str) -> memoryview:
+    """A read-only view of the whole file; DicompilerError naming `what` and the path where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise DicompilerError(f"{path}: cannot read {what}: {error.strerror or error}") from error
+
+
+def _varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
+    """The number that starts at `at` and the place behind it."""
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise _WireError
+
+
+def _fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """(field number, wire type, where its tag starts, where its value starts, where it ends) of one message."""
+    at = start
+    while at < end:
+        tag, value = _varint(data, at, end)
+        number, wire = tag >> 3, tag & 7
+        if wire == _VARINT:
+            _, stop = _varint(data, value, end)
+        elif wire == _BYTES:
+            length, value = _varint(data, value, end)
+            stop = value + length
+        elif wire in (_FIXED32, _FIXED64):
+            stop = value + (4 if wire == _FIXED32 else 8)
+        else:
+            raise _WireError
+        if number == 0 or stop > end:
+            raise _WireError
+        yield number, wire, at, value, stop
+        at = stop
+
+
+def encode_varint(value: int) -> bytes:
+    """300 → b"\\xac\\x02": seven bits a byte, lowest first."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _header(number: int, length: int) -> bytes:
+    return encode_varint(number << 3 | _BYTES) + encode_varint(length)
+
+
+def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None, memoryview]:
+    """The tensor's message without its raw data, and that; None for the former where the data is small or elsewhere."""
+    kept, raw, external = bytearray(), data[:0], False
+    for number, wire, tag, value, stop in _fields(data, start, end):
+        if number == _RAW_DATA and wire == _BYTES:
+            raw = data[value:stop]
+        else:
+            external |= number == _DATA_LOCATION and data[value] == onnx.TensorProto.EXTERNAL
+            kept += data[tag:stop]
+    return (None if external or len(raw) < LARGE else bytes(kept)), raw
+
+
+def _split_graph(data: memoryview, start: int, end: int, views: Views, first: int) -> tuple[bytes, int]:
+    """The graph's message with the large raw data left out (into `views`), and the number of initializers so far."""
+    kept, index = bytearray(), first
+    for number, wire, tag, value, stop in _fields(data, start, end):
+        if number == _INITIALIZER and wire == _BYTES:
+            bare, raw = _split_tensor(data, value, stop)
+            if bare is None:
+                kept += data[tag:stop]
+            else:
+                views[index] = raw
+                kept += _header(_INITIALIZER, len(bare)) + bare
+            index += 1
+        else:
+            kept += data[tag:stop]
+    return bytes(kept), index
+
+
+def read(buffer: Buffer, place: str) -> tuple[onnx.ModelProto, Views]:
+    """The model without the raw data of its large initializers, and that data as views of `buffer`.
+
+    `place` names the source in the one error there is: truncated, or not an ONNX model.
+    """
+    data = memoryview(buffer)
+    kept, views, count = bytearray(), Views(), 0
+    try:
+        for number, wire, tag, value, stop in _fields(data, 0, len(data)):
+            if number == _GRAPH and wire == _BYTES:
+                graph, count = _split_graph(data, value, stop, views, count)
+                kept += _header(_GRAPH, len(graph)) + graph
+            else:
+                kept += data[tag:stop]
+        skeleton = onnx.ModelProto.FromString(bytes(kept))
+    except (_WireError, DecodeError) as error:
+        raise DicompilerError(f"{place}: truncated, or not an ONNX model: export it again") from error
+    if not skeleton.HasField("graph") or not skeleton.opset_import:
+        raise DicompilerError(f"{place}: not an ONNX model (it has no graph or no opset): export it again")
+    for index in views:
+        mark_hollow(skeleton.graph.initializer[index])
+    return skeleton, views
+
+
+def without(message: MessageType, *skipped: str) -> MessageType:
+    """A copy of `message` without the fields named, which are never touched (they may be large)."""
+    copy: MessageType = type(message)()
+    for descriptor, value in message.ListFields():
+        if descriptor.name in skipped:
+            continue
+        if isinstance(value, (str, bytes, int, float)):
+            setattr(copy, descriptor.name, value)
+        else:
+            getattr(copy, descriptor.name).MergeFrom(value)
+    return copy
+
+
+def skeleton_of(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Views]:
+    """The same as `read` for a model in memory, which stays as it is. Its raw data is copied once, by protobuf."""
+    skeleton = without(proto, "graph")
+    skeleton.graph.CopyFrom(without(proto.graph, "initializer"))
+    views = Views()
+    for index, tensor in enumerate(proto.graph.initializer):
+        raw = tensor.raw_data
+        added = skeleton.graph.initializer.add()
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or len(raw) < LARGE:
+            added.CopyFrom(tensor)
+            continue
+        added.MergeFrom(onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, name=tensor.name))
+        added.metadata_props.extend(tensor.metadata_props)
+        if tensor.HasField("doc_string"):
+            added.doc_string = tensor.doc_string
+        mark_hollow(added)
+        views[index] = memoryview(raw)
+    return skeleton, views
+
+
+def write_inline(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> Iterator[Buffer]:
+    """The buffers of a file that holds the weights itself. Field order differs from protobuf's, the message does not.
+
+    DicompilerError where that file would be over 2 GB.
+    """
+    tensors: list[tuple[bytes, Weight | None]] = []
+    for tensor in proto.graph.initializer:
+        if is_hollow(tensor):
+            weight = weights[tensor.name]
+            bare = header(tensor).SerializeToString(deterministic=True) + _header(_RAW_DATA, weight.nbytes)
+            tensors.append((_header(_INITIALIZER, len(bare) + weight.nbytes) + bare, weight))
+        else:
+            message = tensor.SerializeToString(deterministic=True)
+            tensors.append((_header(_INITIALIZER, len(message)) + message, None))
+    rest = without(proto.graph, "initializer").SerializeToString(deterministic=True)
+    length = len(rest) + sum(len(text) + (weight.nbytes if weight else 0) for text, weight in tensors)
+    head = without(proto, "graph").SerializeToString(deterministic=True)
+    if len(head) + length + 16 > LIMIT:
+        raise DicompilerError(f"the model has {length} bytes, over the 2 GB of a protobuf file: save it external")
+    return _inline([head, _header(_GRAPH, length), rest], tensors)
+
+
+def _inline(head: Iterable[Buffer], tensors: Iterable[tuple[bytes, Weight | None]]) -> Iterator[Buffer]:
+    yield from head
+    for text, weight in tensors:
+        yield text
+        if weight is not None:
+            yield from weight.chunks()
+
+
+def write_external(
+    proto: onnx.ModelProto, weights: Mapping[str, Weight], location: str, align: int = 64
+) -> tuple[bytes, Iterable[Buffer]]:
+    """The model file, whose hollows point into the file `location` beside it, and the buffers of that file.
+
+    Each weight starts at a multiple of `align` bytes, so that it can be mapped and used in place.
+    """
+    model, placed, offset = onnx.ModelProto(), list[tuple[int, Weight]](), 0
+    model.CopyFrom(proto)
+    for tensor in model.graph.initializer:
+        if not is_hollow(tensor):
+            continue
+        weight = weights[tensor.name]
+        padding = -offset % align
+        offset += padding
+        del tensor.external_data[:]
+        for key, value in (("location", location), ("offset", offset), ("length", weight.nbytes)):
+            tensor.external_data.add(key=key, value=str(value))
+        placed.append((padding, weight))
+        offset += weight.nbytes
+    return model.SerializeToString(deterministic=True), _external(placed)
+
+
+def _external(placed: Iterable[tuple[int, Weight]]) -> Iterator[Buffer]:
+    for padding, weight in placed:
+        yield bytes(padding)
+        yield from weight.chunks()

@@ -1,0 +1,207 @@
+"""The ONNX model in memory: a small protobuf with the structure, and the weights as views of the mapped file.
+
+In: a path, bytes or a ModelProto. Out: the same, or views of it: a graphsurgeon graph and back, a copy without weights
+for checks and inference, arrays, shapes, a structural digest. Everything here is immutable; changes make a new Model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import onnx
+from numpy.typing import NDArray
+
+from dicompiler.ir.onnx import importing
+from dicompiler.ir.onnx import file as modelfile
+from dicompiler.ir.onnx import structure
+from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.ir.rule import Tensor
+from dicompiler.base.atomic import whole
+from dicompiler.ir.regions import Shape
+from dicompiler.ir.onnx.weights import HOLLOW, LARGE, Weight, dense, header, hollow, is_hollow
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
+
+__all__ = ["HOLLOW", "LARGE", "Model", "Weight", "hollow", "is_hollow"]
+
+_VALUES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
+_CANNOT = "cannot write the model"
+_VALUE_ELEMENTS = 1024
+_VALUE_FLOATS = 8
+"""So many floats are a parameter of an operator (the scales of a Resize); more are weights."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """`proto`: the model as onnx.ModelProto, never to be changed, in which each initializer with much raw data is a
+    hollow (see weights.py); `weights`: the data of the hollows, by name.
+    """
+
+    proto: onnx.ModelProto = field(repr=False)
+    weights: Mapping[str, Weight] = field(repr=False, default_factory=dict)
+
+    @classmethod
+    def load(cls, source: str | Path | bytes | onnx.ModelProto | Model) -> Model:
+        """The model in a file (mapped, with its external data), in bytes or in memory (which stays as it is).
+
+        Nodes without a name get one (that of their first output), and so do namesakes. DicompilerError, one line, for a
+        file that is missing, truncated or not ONNX, for external data that is missing, too short or outside the model's
+        directory, and for a version that the installed onnxruntime is too old for.
+        """
+        if isinstance(source, Model):
+            return source
+        proto, weights = importing.load(source)
+        return cls(proto, MappingProxyType(weights))
+
+    def save(self, path: str | Path, external: bool | None = None) -> tuple[Path, ...]:
+        """Writes the model, moved in whole. `external`: weights go to `<name>.data` beside it (None: if over 2 GB).
+
+        Returns what was written, the model first."""
+        path = Path(path)
+        if external is None:
+            external = self._nbytes() > modelfile.LIMIT
+        if not external:
+            _write(path, modelfile.write_inline(self.proto, self.weights))
+            return (path,)
+        data = path.with_name(path.name + ".data")
+        head, buffers = modelfile.write_external(self.proto, self.weights, data.name)
+        with whole(path, _CANNOT) as own, whole(data, _CANNOT) as beside:
+            own.write_bytes(head)
+            with beside.open("wb") as file:
+                file.writelines(buffers)
+        return (path, data)
+
+    def _nbytes(self) -> int:
+        return int(self.proto.ByteSize()) + sum(weight.nbytes + 16 for weight in self.weights.values())
+
+    def to_bytes(self) -> bytes:
+        """The model file's bytes, weights included. DicompilerError over 2 GB."""
+        return b"".join(modelfile.write_inline(self.proto, self.weights))
+
+    def to_proto(self) -> onnx.ModelProto:
+        """A ModelProto of its own, weights included. DicompilerError over 2 GB."""
+        if self._nbytes() > modelfile.LIMIT:
+            raise DicompilerError("the model is over the 2 GB of a protobuf message: save it to a file instead")
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        for tensor in proto.graph.initializer:
+            if is_hollow(tensor):
+                tensor.CopyFrom(header(tensor))
+                tensor.raw_data = bytes(self.weights[tensor.name].data)
+        return proto
+
+    def graph(self) -> gs.Graph:
+        """The graphsurgeon view: a graph of its own, whose large constants load lazily and without a copy."""
+        from dicompiler.ir.onnx import graph as graphview
+
+        return graphview.to_graph(self.proto, self.weights)
+
+    def with_graph(self, graph: gs.Graph) -> Model:
+        """The model that `graph`, made by `graph()` and then changed, has become; restores all that gs drops."""
+        from dicompiler.ir.onnx import graph as graphview
+
+        proto, weights = graphview.from_graph(graph, self.proto, self.weights)
+        return Model(proto, MappingProxyType(weights))
+
+    @cached_property
+    def _inline(self) -> Mapping[str, onnx.TensorProto | onnx.SparseTensorProto]:
+        graph = self.proto.graph
+        return {t.name: t for t in graph.initializer} | {t.values.name: t for t in graph.sparse_initializer}
+
+    def array(self, name: str) -> NDArray[Any]:
+        """The values of an initializer; a read-only view of the file where it is large. Unknown: DicompilerError."""
+        if name in self.weights:
+            return self.weights[name].array()
+        if name not in self._inline:
+            raise DicompilerError(f"the model has no initializer {name!r}{nearest(name, self._inline)}")
+        tensor = self._inline[name]
+        return dense(tensor) if isinstance(tensor, onnx.SparseTensorProto) else onnx.numpy_helper.to_array(tensor)
+
+    def initializers(self) -> Mapping[str, tuple[int, Shape]]:
+        """(onnx.TensorProto.DataType, shape) of every initializer, sparse ones included, in file order."""
+        return {
+            name: (tensor.values.data_type, tuple(tensor.dims))
+            if isinstance(tensor, onnx.SparseTensorProto)
+            else (tensor.data_type, tuple(tensor.dims))
+            for name, tensor in self._inline.items()
+        }
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What is known of every tensor: graph inputs, initializers, value_info and outputs.
+
+        `shape` is None where a dimension is not static (and for values that are not tensors, whose dtype is 0). An
+        initializer is constant even where it is also an input: its default is what is compiled in. int32, int64 and
+        bool initializers of at most 1024 elements have their value, and float ones of at most 8.
+        """
+        graph, found = self.proto.graph, dict[str, Tensor]()
+        for value in (*graph.output, *graph.value_info, *graph.input):
+            known = Tensor(value.name, value.type.tensor_type.elem_type, _static_shape(value.type))
+            if known.shape is not None or value.name not in found:
+                found[value.name] = known
+        for name, (dtype, shape) in self.initializers().items():
+            most = _VALUE_ELEMENTS if dtype in _VALUES else _VALUE_FLOATS if dtype == onnx.TensorProto.FLOAT else 0
+            small = math.prod(shape) <= most and most > 0
+            found[name] = Tensor(name, dtype, shape, constant=True, value=self.array(name) if small else None)
+        return found
+
+    def light(self) -> onnx.ModelProto:
+        """A copy for the checker and for shape inference: hollows are graph inputs, small initializers are kept."""
+        graph = modelfile.without(self.proto.graph, "initializer")
+        inputs = {value.name for value in graph.input}
+        for tensor in self.proto.graph.initializer:
+            if not is_hollow(tensor):
+                graph.initializer.append(tensor)
+            elif tensor.name not in inputs:
+                graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        copy = modelfile.without(self.proto, "graph")
+        copy.graph.CopyFrom(graph)
+        return copy
+
+    def check(self, place: str) -> None:
+        """Whether the model is legal ONNX, in milliseconds, without its weights. DicompilerError naming `place`."""
+        light = self.light()
+        for value in (*light.graph.input, *light.graph.output):
+            if value.type.HasField("tensor_type"):  # the checker wants a shape there, onnxruntime does not
+                value.type.tensor_type.shape.SetInParent()
+        _hide_deprecated(light)
+        try:
+            onnx.checker.check_model(light)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            cause = " ".join(str(error).split("==>")[0].split())
+            raise DicompilerError(f"{place}: not a legal ONNX model: {cause}") from error
+
+    def digest(self) -> str:
+        """sha256 of the structure: names, shapes, types, operators, attributes; the same for a retrained model."""
+        return structure.digest(self.proto)
+
+
+def _hide_deprecated(proto: onnx.ModelProto) -> None:
+    """In place: operators that are deprecated in this opset go to a domain of their own: the checker refuses them
+    otherwise, but onnxruntime runs them (GroupNormalization of opset 18)."""
+    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    for node in proto.graph.node:
+        known = node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type, opset)
+        if known and onnx.defs.get_schema(node.op_type, opset).deprecated:
+            node.domain = "deprecated"
+    if any(node.domain == "deprecated" for node in proto.graph.node):
+        proto.opset_import.append(onnx.helper.make_opsetid("deprecated", 1))
+
+
+def _static_shape(kind: onnx.TypeProto) -> Shape | None:
+    """The tensor's shape, or None where it is unknown or has a dimension that is not a number."""
+    if not kind.tensor_type.HasField("shape"):
+        return None
+    dims = kind.tensor_type.shape.dim
+    return tuple(dim.dim_value for dim in dims) if all(dim.HasField("dim_value") for dim in dims) else None
+
+
+def _write(path: Path, buffers: Iterable[bytes | memoryview]) -> None:
+    with whole(path, _CANNOT) as stage, stage.open("wb") as file:
+        file.writelines(buffers)

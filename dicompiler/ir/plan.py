@@ -1,0 +1,148 @@
+"""A Plan: which device computes which region of which layer's output. What every strategy returns; JSON on disk.
+
+The file's schema is `schemas/plan.schema.json`; what a plan means for a network is checked where it is routed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dicompiler.ir.regions import Interval, Region
+
+FORMAT = "dicompiler.plan/1"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a layer on one device: the `region` of the layer's OUTPUT that it computes (None: all of it).
+
+    `reduce` is a range of the reduction axis (input channels) where it computes a partial sum. Parts of one device in
+    several `lane`s share its memory; what passes between lanes costs no network.
+    """
+
+    device: str
+    region: Region | None = None
+    reduce: Interval | None = None
+    lane: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`layers`: parts by layer name. `source`: devices that each hold every whole graph input. `sink`: devices that
+    want every graph output. `network`: the structural digest of the network it was made for ('' in a hand-written one).
+    `note`: why it cannot be reproduced by running again, where it rests on measured or time-limited results.
+    `replicas`: one-to-one renamings of the parts' devices (device → device; what is not named stays); frame i of a
+    stream uses renaming i mod n. Source and sink stay where they are. Empty: every frame goes by the plan as it is.
+    """
+
+    layers: Mapping[str, tuple[Part, ...]]
+    source: tuple[str, ...]
+    sink: tuple[str, ...]
+    network: str = ""
+    note: str = ""
+    replicas: tuple[Mapping[str, str], ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Every device that takes part in a role, in order of first mention: source, layers role by role, sink."""
+        parts = tuple(dict.fromkeys(p.device for parts in self.layers.values() for p in parts))
+        named = [renaming.get(name, name) for renaming in self.replicas or ({},) for name in parts]
+        return tuple(dict.fromkeys([*self.source, *named, *self.sink]))
+
+    @property
+    def roles(self) -> tuple[Plan, ...]:
+        """The plan of each renaming, itself without replicas: frame i goes by entry i mod n."""
+        if not self.replicas:
+            return (self,)
+        return tuple(replace(self, layers=_renamed(self.layers, own), replicas=()) for own in self.replicas)
+
+
+def _renamed(layers: Mapping[str, tuple[Part, ...]], renaming: Mapping[str, str]) -> dict[str, tuple[Part, ...]]:
+    return {
+        name: tuple(replace(part, device=renaming.get(part.device, part.device)) for part in parts)
+        for name, parts in layers.items()
+    }
+
+
+def _part_to_json(part: Part) -> dict[str, Any]:
+    record: dict[str, Any] = {"device": part.device}
+    record["region"] = "all" if part.region is None else [list(interval) for interval in part.region]
+    if part.reduce is not None:
+        record["reduce"] = list(part.reduce)
+    if part.lane:
+        record["lane"] = part.lane
+    return record
+
+
+def _part_from_json(record: Mapping[str, Any]) -> Part:
+    region, reduce = record["region"], record.get("reduce")
+    return Part(
+        record["device"],
+        None if region == "all" else tuple((start, stop) for start, stop in region),
+        None if reduce is None else (reduce[0], reduce[1]),
+        record.get("lane", 0),
+    )
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as the JSON document that `from_json` reads: exact round trip."""
+    document: dict[str, Any] = {"format": FORMAT, "source": list(plan.source), "sink": list(plan.sink)}
+    for key in ("network", "note"):
+        if getattr(plan, key):
+            document[key] = getattr(plan, key)
+    if plan.replicas:
+        document["replicas"] = [dict(renaming) for renaming in plan.replicas]
+    document["layers"] = {name: [_part_to_json(p) for p in parts] for name, parts in plan.layers.items()}
+    return document
+
+
+def from_json(document: Any, place: str = "plan") -> Plan:
+    """Checks `document` against the schema; an error names `place` (the file), the key and what is allowed."""
+    from dicompiler.base.schema import validate
+
+    validate(document, "plan", place)
+    return Plan(
+        {name: tuple(_part_from_json(r) for r in parts) for name, parts in document["layers"].items()},
+        tuple(document["source"]),
+        tuple(document["sink"]),
+        document.get("network", ""),
+        document.get("note", ""),
+        tuple(document.get("replicas", ())),
+    )
+
+
+def load(path: str | Path) -> Plan:
+    """Reads and checks a plan file."""
+    from dicompiler.base.schema import load_json
+
+    return from_json(load_json(path), str(path))
+
+
+def load_given(path: str | Path) -> Plan:
+    """Reads a plan that somebody gives: as `load`, and no part may stand twice, which is harmless and never meant."""
+    from dicompiler.base.errors import DicompilerError
+    from dicompiler.base.schema import key_path
+
+    plan = load(path)
+    for name, parts in plan.layers.items():
+        for i, part in enumerate(parts):
+            if part in parts[:i]:
+                place = key_path(("layers", name, i))
+                raise DicompilerError(f"{path}: {place}: the same part stands there twice: remove one")
+    return plan
+
+
+def dumps(plan: Plan) -> str:
+    """The plan file's text: one line for each part, so that two plans can be compared by eye and by diff."""
+    document = to_json(plan)
+    layers = document.pop("layers")
+    head = json.dumps(document, indent=1)[:-2]
+    rows = []
+    for name, parts in layers.items():
+        lines = ",\n   ".join(json.dumps(part) for part in parts)
+        rows.append(f"  {json.dumps(name)}: [\n   {lines}]")
+    return head + ',\n "layers": {\n' + ",\n".join(rows) + "}}\n"

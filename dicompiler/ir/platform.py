@@ -1,0 +1,390 @@
+"""A Platform: hosts, devices and the network. TOML text or the name of a built-in one goes in, frozen records come out.
+
+The file's schema is `schemas/platform.schema.json`; the built-in platforms are in boards.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from dicompiler.base.errors import DicompilerError, UsageError, nearest
+from dicompiler.base.schema import validate
+from dicompiler.base.units import BANDWIDTH, MEMORY, POWER, RATE, TIME, parse, parse_bytes, write
+
+FORMAT = "dicompiler.platform/1"
+NetworkKind = Literal["switch", "shared", "gateway"]
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine. `memory`: bytes that its devices may use together.
+
+    flash: of these the bytes of flash, where weights lie and nothing else (0: weights lie in RAM, with all else).
+    bandwidth: bit/s of its own connection, in each direction, where that is less than the network's (None: no limit).
+    """
+
+    name: str
+    memory: int
+    bandwidth: float | None = None
+    flash: int = 0
+
+    @property
+    def ram(self) -> int:
+        """Bytes for what changes, and for the weights where there is no flash."""
+        return self.memory - self.flash
+
+
+@dataclass(frozen=True)
+class Device:
+    """One processing element of a host: a group of CPU cores, or a GPU.
+
+    rate: FLOP/s sustained, a multiplication and its addition being two; 0: compute-less (a camera, a gateway).
+    power_active, power_idle: W while it computes and while it waits; a host draws the sum over its devices.
+    power_network: W that come on top while it sends or receives. memory_bandwidth: byte/s between its cores and its
+    memory (0: not known).
+    """
+
+    name: str
+    host: str
+    rate: float
+    cores: int = 1
+    power_active: float = 0.0
+    power_idle: float = 0.0
+    gpu: bool = False
+    power_network: float = 0.0
+    memory_bandwidth: float = 0.0
+
+    @property
+    def computes(self) -> bool:
+        return self.rate > 0
+
+
+@dataclass(frozen=True)
+class Link:
+    """The connection of two hosts, the same in both directions. `bandwidth` in bit/s, `latency` in seconds."""
+
+    hosts: tuple[str, str]
+    bandwidth: float
+    latency: float = 0.0
+
+    def seconds(self, count: float) -> float:
+        """Time that `count` bytes take when they have the link to themselves; 0 bytes are not sent: 0 s."""
+        return self.latency + 8 * count / self.bandwidth if count else 0.0
+
+
+@dataclass(frozen=True)
+class Network:
+    """What joins the hosts: `bandwidth` in bit/s, `latency` in seconds, `links` that differ from these.
+
+    message: seconds that each transfer occupies its line beside the time of its bytes (headers, system calls).
+
+    switch: every host has a full-duplex line of its own; shared: all hosts share one medium; gateway: everything
+    passes one gateway whose bandwidth all share. The devices of one host talk through its memory.
+    """
+
+    kind: NetworkKind
+    bandwidth: float
+    latency: float = 0.0
+    links: tuple[Link, ...] = ()
+    message: float = 0.0
+
+    @cached_property
+    def _overrides(self) -> Mapping[frozenset[str], Link]:
+        return {frozenset(link.hosts): link for link in self.links}
+
+    def link(self, a: str, b: str) -> Link | None:
+        """The link between hosts `a` and `b`; None where they are one host, which needs none."""
+        if a == b:
+            return None
+        return self._overrides.get(frozenset((a, b))) or Link((a, b), self.bandwidth, self.latency)
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A cluster. `devices` in the order in which plans count them; `description` says where the figures come from.
+
+    Raises DicompilerError for names that stand twice, a device or a link of an unknown host, no device that computes.
+    """
+
+    name: str
+    hosts: tuple[Host, ...]
+    devices: tuple[Device, ...]
+    network: Network
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @cached_property
+    def host_of(self) -> Mapping[str, str]:
+        """Device name → host name."""
+        return {device.name: device.host for device in self.devices}
+
+    @cached_property
+    def _devices(self) -> Mapping[str, Device]:
+        return {device.name: device for device in self.devices}
+
+    @cached_property
+    def _hosts(self) -> Mapping[str, Host]:
+        return {host.name: host for host in self.hosts}
+
+    @cached_property
+    def _links(self) -> dict[tuple[str, str], Link | None]:
+        """What `link` was asked for."""
+        return {}
+
+    @cached_property
+    def computing(self) -> tuple[Device, ...]:
+        """The devices with compute, in platform order; at least one."""
+        return tuple(device for device in self.devices if device.computes)
+
+    @property
+    def fastest(self) -> Device:
+        """The device with the highest compute rate; of equals the first."""
+        return max(self.devices, key=lambda device: device.rate)
+
+    def device(self, name: str) -> Device:
+        """The device called `name`; an error names the nearest one."""
+        if name in self._devices:
+            return self._devices[name]
+        raise DicompilerError(f"{self.name}: unknown device {name!r}{nearest(name, self.host_of)}")
+
+    def host(self, name: str) -> Host:
+        """The host called `name`; an error names the nearest one."""
+        if name in self._hosts:
+            return self._hosts[name]
+        raise DicompilerError(f"{self.name}: unknown host {name!r}{nearest(name, self._hosts)}")
+
+    def link(self, a: str, b: str) -> Link | None:
+        """The link between devices `a` and `b`, as wide as their hosts' own connections allow; None on one host."""
+        if (a, b) not in self._links:
+            self._links[a, b] = self._link(a, b)
+        return self._links[a, b]
+
+    def _link(self, a: str, b: str) -> Link | None:
+        ends = self.host(self.device(a).host), self.host(self.device(b).host)
+        link = self.network.link(ends[0].name, ends[1].name)
+        widths = [host.bandwidth for host in ends if host.bandwidth is not None]
+        return link if link is None or not widths else replace(link, bandwidth=min(link.bandwidth, *widths))
+
+    @staticmethod
+    def load(source: str | Path | Platform, known: Iterable[PlatformFamily] | None = None) -> Platform:
+        """A platform from a TOML file's path, from the name of a family's member (`rpi4x4`), or as it is.
+
+        `known`: the families and file formats to look in; the built-in ones by default. What none of them claims is
+        a TOML file where it has an ending or a directory. Raises DicompilerError for a file that is missing or wrong,
+        UsageError for an unknown name.
+        """
+        if isinstance(source, Platform):
+            return source
+        doors = tuple(families() if known is None else known)
+        for door in doors:
+            platform = door.find(str(source))
+            if platform is not None:
+                return platform
+        path = Path(source)
+        if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
+            return _load_file(path, doors)
+        examples = [door.name.removesuffix("N") + "4" for door in doors if door.name.endswith("N")]
+        close = nearest(str(source), examples)
+        hint = close if "did you mean" in close else ""
+        names = ", ".join(door.name for door in doors)
+        raise UsageError(f"unknown platform {str(source)!r}{hint}: give a TOML file or one of {names} (N: 1 to 9999)")
+
+
+@dataclass(frozen=True)
+class PlatformFamily:
+    """Platforms of one kind that can be named. `name`: what their names look like, N being the number of hosts:
+    "rpi4xN". `make`: that number → the platform. `description` says where its figures come from.
+    """
+
+    name: str
+    description: str
+    make: Callable[[Any], Platform]
+
+    def find(self, source: str) -> Platform | None:
+        """The member of this family that `source` names, or None where it names none."""
+        match = re.fullmatch(re.escape(self.name.removesuffix("N")) + r"([1-9]\d{0,3})", source)
+        return self.make(int(match[1])) if match else None
+
+
+@dataclass(frozen=True)
+class PlatformFormat(PlatformFamily):
+    """A further file format. `name`: what its files are called: "*.txt". `make`: a file's path → the platform."""
+
+    def find(self, source: str) -> Platform | None:
+        """The platform in file `source`, or None where that is not called like a file of this format."""
+        path = Path(source)
+        return self.make(path) if path.match(self.name) else None
+
+
+def file_of(source: str, known: Iterable[PlatformFamily]) -> Path | None:
+    """The file that `Platform.load` reads for `source`; None where that names a member of a family."""
+    for door in known:
+        if isinstance(door, PlatformFormat):
+            if Path(source).match(door.name):
+                return Path(source)
+        elif door.find(source) is not None:
+            return None
+    return Path(source)
+
+
+def families() -> tuple[PlatformFamily, ...]:
+    """The built-in families."""
+    from dicompiler.ir.boards import FAMILIES
+
+    return FAMILIES
+
+
+def _load_file(path: Path, known: Sequence[PlatformFamily]) -> Platform:
+    try:
+        # Some editors open UTF-8 text with a byte order mark.
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        names = ", ".join(family.name for family in known)
+        raise DicompilerError(f"{path}: no such platform file (files apart, there are {names})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text: save it as such"
+        raise DicompilerError(f"{path}: cannot be read: {reason}") from None
+    return from_toml(text, str(path))
+
+
+def from_toml(text: str, place: str = "platform") -> Platform:
+    """The platform that a TOML text describes. An error opens with `place` and names the key and what is allowed."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        # Python's words for it do not tell what stands twice.
+        hint = ": a key stands twice, or [x] where [[x]] is meant" if "overwrite" in str(error) else ""
+        raise DicompilerError(f"{place}: not TOML: {error}{hint}") from None
+    validate(document, "platform", place)
+    network = _network(document["network"], document.get("link", []), place)
+    devices = []
+    for index, entry in enumerate(document["device"]):
+        key = f"{place}: device[{index}]"
+        devices.append(
+            Device(
+                entry["name"],
+                entry.get("host", entry["name"]),
+                parse(entry["rate"], RATE, f"{key}.rate"),
+                entry.get("cores", 1),
+                parse(entry.get("power_active", "0 W"), POWER, f"{key}.power_active"),
+                parse(entry.get("power_idle", "0 W"), POWER, f"{key}.power_idle"),
+                entry.get("gpu", False),
+                parse(entry.get("power_network", "0 W"), POWER, f"{key}.power_network"),
+                _bytes_per_second(entry.get("memory_bandwidth"), f"{key}.memory_bandwidth") or 0.0,
+            )
+        )
+    hosts = tuple(_host(entry, f"{place}: host[{index}]") for index, entry in enumerate(document["host"]))
+    _check_names(place, hosts, devices, network)
+    name = document.get("name", Path(place).stem)
+    return Platform(name, hosts, tuple(devices), network, document.get("description", ""))
+
+
+def _host(entry: Mapping[str, Any], key: str) -> Host:
+    """In a file `memory` is RAM alone where there is flash."""
+    flash = parse_bytes(entry["flash"], f"{key}.flash") if "flash" in entry else 0
+    bandwidth = parse(entry["bandwidth"], BANDWIDTH, f"{key}.bandwidth") if "bandwidth" in entry else None
+    return Host(entry["name"], parse_bytes(entry["memory"], f"{key}.memory") + flash, bandwidth, flash)
+
+
+def _network(entry: Mapping[str, Any], links: Sequence[Mapping[str, Any]], place: str) -> Network:
+    bandwidth = parse(entry["bandwidth"], BANDWIDTH, f"{place}: network.bandwidth")
+    latency = parse(entry.get("latency", "0 s"), TIME, f"{place}: network.latency")
+    message = parse(entry.get("message", "0 s"), TIME, f"{place}: network.message")
+    overrides = []
+    for index, link in enumerate(links):
+        key = f"{place}: link[{index}]"
+        overrides.append(
+            Link(
+                (link["hosts"][0], link["hosts"][1]),
+                parse(link["bandwidth"], BANDWIDTH, f"{key}.bandwidth") if "bandwidth" in link else bandwidth,
+                parse(link["latency"], TIME, f"{key}.latency") if "latency" in link else latency,
+            )
+        )
+    return Network(entry["kind"], bandwidth, latency, tuple(overrides), message)
+
+
+def _bytes_per_second(text: str | None, place: str) -> float | None:
+    return None if text is None else parse(text, BANDWIDTH, place) / 8
+
+
+def _check(platform: Platform) -> None:
+    if platform.network.kind not in get_args(NetworkKind):
+        raise DicompilerError(f"{platform.name}: unknown network {platform.network.kind!r}")
+    _check_names(platform.name, platform.hosts, platform.devices, platform.network)
+
+
+def _check_names(place: str, hosts: Sequence[Host], devices: Sequence[Device], network: Network) -> None:
+    """What a schema cannot say. `place` opens the errors."""
+    host_names = [host.name for host in hosts]
+    for key, names in (("host", host_names), ("device", [device.name for device in devices])):
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise DicompilerError(f"{place}: {key}[{index}].name: {name!r} is the name of an earlier {key}")
+    for index, device in enumerate(devices):
+        if device.host not in host_names:
+            close = nearest(device.host, host_names)
+            raise DicompilerError(f"{place}: device[{index}].host: unknown host {device.host!r}{close}")
+    seen: set[frozenset[str]] = set()
+    for index, link in enumerate(network.links):
+        for name in link.hosts:
+            if name not in host_names:
+                raise DicompilerError(f"{place}: link[{index}].hosts: unknown host {name!r}{nearest(name, host_names)}")
+        if frozenset(link.hosts) in seen:
+            raise DicompilerError(f"{place}: link[{index}].hosts: {' and '.join(link.hosts)} have a link already")
+        seen.add(frozenset(link.hosts))
+    if not any(device.computes for device in devices):
+        raise DicompilerError(f"{place}: no device computes: give at least one a rate above 0 FLOP/s")
+
+
+def to_toml(platform: Platform) -> str:
+    """The TOML text that `from_toml` turns into an equal platform."""
+    lines = [f'format = "{FORMAT}"', f"name = {_text(platform.name)}"]
+    if platform.description:
+        lines.append(f"description = {_text(platform.description)}")
+    network = platform.network
+    lines += ["", "[network]", f'kind = "{network.kind}"', f'bandwidth = "{write(network.bandwidth, BANDWIDTH)}"']
+    lines.append(f'latency = "{write(network.latency, TIME)}"')
+    if network.message:
+        lines.append(f'message = "{write(network.message, TIME)}"')
+    for host in platform.hosts:
+        lines += ["", "[[host]]", f"name = {_text(host.name)}", f'memory = "{write(host.ram, MEMORY)}"']
+        if host.flash:
+            lines.append(f'flash = "{write(host.flash, MEMORY)}"')
+        if host.bandwidth is not None:
+            lines.append(f'bandwidth = "{write(host.bandwidth, BANDWIDTH)}"')
+    for device in platform.devices:
+        lines += ["", "[[device]]", f"name = {_text(device.name)}", f"host = {_text(device.host)}"]
+        lines += [f'rate = "{write(device.rate, RATE)}"', f"cores = {device.cores}"]
+        lines.append(f'power_active = "{write(device.power_active, POWER)}"')
+        lines.append(f'power_idle = "{write(device.power_idle, POWER)}"')
+        if device.gpu:
+            lines.append("gpu = true")
+        if device.power_network:
+            lines.append(f'power_network = "{write(device.power_network, POWER)}"')
+        if device.memory_bandwidth:
+            lines.append(f'memory_bandwidth = "{write(8 * device.memory_bandwidth, BANDWIDTH)}"')
+    for link in network.links:
+        lines += ["", "[[link]]", f"hosts = [{', '.join(map(_text, link.hosts))}]"]
+        lines += [f'bandwidth = "{write(link.bandwidth, BANDWIDTH)}"', f'latency = "{write(link.latency, TIME)}"']
+    return "\n".join(lines) + "\n"
+
+
+def _text(value: str) -> str:
+    # A TOML basic string has JSON's escapes, but for DEL, which TOML wants escaped as well.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def nameless(count: int) -> Platform:
+    """`count` devices d0, d1, … of equal rate, each on a host of its own: where only the split matters."""
+    hosts = tuple(Host(f"d{i}", 2**40) for i in range(count))
+    devices = tuple(Device(f"d{i}", f"d{i}", 1e9) for i in range(count))
+    return Platform("nameless", hosts, devices, Network("switch", 1e9))

@@ -1,0 +1,168 @@
+"""A Program: per device an ordered list of steps, between devices the transfers. Targets emit it, executors run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from dicompiler.ir.regions import Shape
+from dicompiler.ir.onnx.weights import Weight, raw_nbytes
+
+if TYPE_CHECKING:
+    import onnx
+
+    from dicompiler.partition.tasks import TaskId
+
+# Metadata of nodes in a placed model, and of the model itself.
+DEVICE, LANE, REGION, ORIGIN = "dicompiler.device", "dicompiler.lane", "dicompiler.region", "dicompiler.origin"
+PART = "dicompiler.part"  # layer/index of the part that a node belongs to
+SOURCE, SINKS = "dicompiler.source", "dicompiler.sinks"
+
+Mark = tuple["TaskId", str]
+"""The part that a node belongs to, and the model's node or the tensor that it is made for."""
+
+
+def mark_of(metadata: Mapping[str, str]) -> Mark | None:
+    """What a node's metadata say of its part; None where it belongs to none."""
+    if PART not in metadata:
+        return None
+    layer, _, index = metadata[PART].rpartition("/")
+    return (layer, int(index)), metadata.get(ORIGIN, "")
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor at the program's border or between devices. `dtype` is an onnx.TensorProto.DataType."""
+
+    name: str
+    dtype: int
+    shape: Shape | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the raw tensor; its shape must be static."""
+        assert self.shape is not None
+        return raw_nbytes(self.dtype, self.shape)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One box of a tensor from one device to another. `index` numbers the program's transfers in order of sending."""
+
+    index: int
+    sender: str
+    receiver: str
+    value: Value
+
+
+@dataclass(frozen=True)
+class Segment:
+    """An ONNX sub-model that one device runs once its inputs are there.
+
+    `model` carries no large weights: such an initializer is a hollow (see model.py) whose data is in the program's
+    `weights` under the same name. `inputs` and `outputs` are tensor names on this device.
+    """
+
+    name: str
+    device: str
+    model: onnx.ModelProto = field(repr=False)
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def outline(self) -> SegmentOutline:
+        """The segment without its model."""
+        metadata = [{entry.key: entry.value for entry in node.metadata_props} for node in self.model.graph.node]
+        marks = tuple(mark for own in metadata if (mark := mark_of(own)) is not None)
+        return SegmentOutline(self.name, self.inputs, self.outputs, marks)
+
+
+@dataclass(frozen=True)
+class SegmentOutline:
+    """A segment without its model. marks: of those of its nodes that belong to a part, in order."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """`receive` and `send` name a transfer by its index; `run` names a segment by its index in the device's list."""
+
+    kind: Literal["receive", "run", "send"]
+    index: int
+
+
+@dataclass(frozen=True)
+class DeviceProgram:
+    """What one device does for a frame. Receives stand first (they are posted up front), then segments, each followed
+    by the sends of what it made. A segment starts once its own inputs are there; sends do not wait.
+
+    `sources`: graph inputs that are given to this device; `sinks`: tensor on this device → graph output it delivers.
+    """
+
+    device: str
+    host: str
+    segments: tuple[Segment, ...]
+    steps: tuple[Step, ...]
+    sources: tuple[str, ...]
+    sinks: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DeviceOutline:
+    """What one device does for a frame, without the models; see `DeviceProgram`."""
+
+    device: str
+    host: str
+    segments: tuple[SegmentOutline, ...]
+    steps: tuple[Step, ...]
+    sinks: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A role's program without the models: all that the simulator asks of it."""
+
+    devices: tuple[DeviceOutline, ...]
+    transfers: tuple[Transfer, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """`order`: (device index, segment index) of all segments, so that each comes after those it depends on.
+
+    `others`: of a plan with replicas the programs of its further roles, for the same devices in the same order;
+    everything else is the first role's.
+    """
+
+    devices: tuple[DeviceProgram, ...]
+    transfers: tuple[Transfer, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    weights: Mapping[str, Weight] = field(repr=False)
+    order: tuple[tuple[int, int], ...]
+    others: tuple[Program, ...] = field(default=(), repr=False)
+
+    @property
+    def roles(self) -> tuple[Program, ...]:
+        """The program of each role: frame i is played by entry i mod n."""
+        return (replace(self, others=()), *self.others)
+
+    @property
+    def outline(self) -> Outline:
+        """The first role's program without the models."""
+        devices = tuple(
+            DeviceOutline(own.device, own.host, tuple(one.outline for one in own.segments), own.steps, own.sinks)
+            for own in self.devices
+        )
+        return Outline(devices, self.transfers)
+
+    @property
+    def all_transfers(self) -> tuple[Transfer, ...]:
+        """The transfers of all roles one after another, numbered through: so artifacts and reports number them."""
+        every = [transfer for role in self.roles for transfer in role.transfers]
+        return tuple(replace(transfer, index=i) for i, transfer in enumerate(every))

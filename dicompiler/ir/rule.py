@@ -1,0 +1,138 @@
+"""What an operator rule is: given a region of a node's output, which region of every input makes it, and how.
+
+Weights are inputs like any other. `out` may exceed the request: groups, Reshape, Softmax and LRN align themselves so.
+An operator without a rule is `whole`: asking for any part of it computes all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dicompiler.ir.regions import Interval, Region, Shape, full
+
+STAND_IN_DOMAIN = "dicompiler.check"
+"""Where the exact check (see dicompiler.exact) puts a node whose operator rounds: there a function computes something
+exact from the same inputs, and the operator's own rule holds."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What is known of a tensor without its data. `dtype` is an onnx.TensorProto.DataType; `shape` None: not static.
+
+    `value` is set for small constants only (the shape of a Reshape, the axes of a Slice, the scales of a Resize).
+    """
+
+    name: str
+    dtype: int
+    shape: Shape | None
+    constant: bool = False
+    value: NDArray[Any] | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Node:
+    """An ONNX node as rules see it; '' in `inputs` or `outputs` is an omitted optional one. `opset` is its domain's."""
+
+    name: str
+    op: str
+    domain: str
+    opset: int
+    attributes: Mapping[str, Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A node together with its tensors: what a rule is given. `None` stands for an omitted optional input.
+
+    memory: what follows from all this and is asked for again and again; a search asks a rule for very many regions.
+    """
+
+    node: Node
+    inputs: tuple[Tensor | None, ...]
+    outputs: tuple[Tensor | None, ...]
+    output: int = 0
+    memory: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def shape(self, index: int) -> Shape:
+        """The static shape of input `index`, which must be present."""
+        tensor = self.inputs[index]
+        assert tensor is not None and tensor.shape is not None
+        return tensor.shape
+
+    @property
+    def out_shape(self) -> Shape:
+        """The static shape of the output that is cut."""
+        tensor = self.outputs[self.output]
+        assert tensor is not None and tensor.shape is not None
+        return tensor.shape
+
+    def has(self, index: int) -> bool:
+        """Whether input `index` is present."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        return self.node.attributes.get(name, default)
+
+    def value(self, index: int) -> NDArray[Any] | None:
+        """The constant value of input `index`, or None where it is absent, not constant, or not small."""
+        tensor = self.inputs[index] if index < len(self.inputs) else None
+        return None if tensor is None else tensor.value
+
+    def full_needs(self) -> tuple[Region | None, ...]:
+        """All of every input; None where an input is absent or has no static shape."""
+        return tuple(None if t is None or t.shape is None else full(t.shape) for t in self.inputs)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """How to compute a region: run the node on `needs` of its inputs, with `attributes` and `constants` replaced.
+
+    out: the region of the output that comes out, a superset of the one asked for.
+    needs: per input the region it reads; None: this piece leaves that input away (or it is absent).
+    attributes: attributes that differ from the node's; a value None removes the attribute.
+    constants: input index → array that takes the place of that input (a Reshape's shape).
+    raw: the region that the node writes where that is more than `out`; the rest is wrong and is sliced away.
+    op: the operator type, where it differs from the node's.
+    """
+
+    out: Region
+    needs: tuple[Region | None, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[int, NDArray[Any]] = field(default_factory=dict)
+    raw: Region | None = None
+    op: str | None = None
+
+
+PieceFunction = Callable[[Operation, Region, Interval | None], Piece]
+
+
+@dataclass(frozen=True)
+class OperatorRule:
+    """A rule for one operator type.
+
+    piece: `(operation, region of output, reduce) → Piece`; `reduce` is None unless `reduction` gives a length.
+    elementwise: out == region for every region (or the whole), and the output's elements come from the same place of
+        the inputs (broadcasting allowed), so that a layer can absorb such a node.
+    reduction: gives the length of the axis that LIP cuts, or None where this node has none (grouped convolutions).
+    merge: the operator of two inputs that puts the partial results over two ranges together: Add, Max or Min.
+    output: which of several outputs the rule cuts.
+    """
+
+    op: str
+    piece: PieceFunction
+    domain: str = ""
+    elementwise: bool = False
+    reduction: Callable[[Operation], int | None] | None = None
+    output: int = 0
+    merge: str = "Add"
+
+
+def whole(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """Any part → all of it: the rule of every operator without a rule."""
+    return Piece(full(operation.out_shape), operation.full_needs())

@@ -1,0 +1,119 @@
+"""Whether a plan fits a network: every rule that a plan must keep before it can be routed, each with its message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.regions import Interval, Region, contains, full, intersect, is_empty
+from dicompiler.partition.tasks import align, cuttable, output_shape, reduction
+
+
+def check(layers: LayerGraph, plan: Plan) -> None:
+    """Raises DicompilerError with the first thing in `plan` that does not fit `layers`. Whether the regions cover
+    what is read is found while routing."""
+    if not plan.source or not plan.sink:
+        raise DicompilerError("plan: source and sink must each name at least one device")
+    _check_replicas(plan)
+    for name in plan.layers:
+        if name not in layers.by_name:
+            raise DicompilerError(
+                f"plan: layers.{name}: the network has no such layer{nearest(name, layers.by_name)}; "
+                "is it the plan of another network?"
+            )
+    for layer in layers.layers:
+        parts = plan.layers.get(layer.name)
+        if not parts:
+            raise DicompilerError(f"plan: layers.{layer.name}: missing: give every layer at least one part")
+        for i, part in enumerate(parts):
+            _check_part(layers, layer, part, f"plan: layers.{layer.name}[{i}]")
+        _check_merge(layers, layer, parts)
+
+
+def _check_replicas(plan: Plan) -> None:
+    """A renaming must speak of the plan's devices, and give no two of those that have parts the same place."""
+    parts = {part.device: None for own in plan.layers.values() for part in own}
+    known = [*plan.source, *parts, *plan.sink]
+    for i, renaming in enumerate(plan.replicas):
+        for name in renaming:
+            if name not in known:
+                raise DicompilerError(
+                    f"plan: replicas[{i}]: the plan uses no device {name!r}{nearest(name, known)}: rename those it uses"
+                )
+        taken: dict[str, str] = {}
+        for name in dict.fromkeys([*parts, *renaming]):
+            place = renaming.get(name, name)
+            if place in taken:
+                raise DicompilerError(
+                    f"plan: replicas[{i}]: {taken[place]!r} and {name!r} both become {place!r}: give each a device of "
+                    "its own"
+                )
+            taken[place] = name
+
+
+def _check_part(layers: LayerGraph, layer: Layer, part: Part, place: str) -> None:
+    if layer.reason:
+        shape = layers.tensors[layer.output].shape
+        if part.reduce is not None or (part.region is not None and (shape is None or part.region != full(shape))):
+            raise DicompilerError(f"{place}: this layer stays whole ({layer.reason}): its region must be 'all'")
+        return
+    shape = output_shape(layers, layer)
+    region = full(shape) if part.region is None else part.region
+    if len(region) != len(shape):
+        raise DicompilerError(f"{place}.region: {len(region)} intervals for an output of rank {len(shape)} {shape}")
+    if is_empty(region) or not contains(full(shape), region):
+        raise DicompilerError(f"{place}.region: {_text(region)} is empty or outside the layer's output {shape}")
+    allowed = cuttable(layers, layer)
+    for axis, interval in enumerate(region):
+        if interval != (0, shape[axis]) and axis not in allowed:
+            axes = ", ".join(str(a) for a in allowed) or "none"
+            raise DicompilerError(f"{place}.region: axis {axis} of this layer cannot be cut (axes that can: {axes})")
+    if part.reduce is not None:
+        _check_reduce(layers, layer, part.reduce, place)
+
+
+def _check_reduce(layers: LayerGraph, layer: Layer, reduce: Interval, place: str) -> None:
+    extent = reduction(layers, layer)
+    if extent is None:
+        op = layer.nodes[layer.anchor].op
+        raise DicompilerError(f"{place}.reduce: {op} here has no input channels to sum over (grouped, or no weights)")
+    if not 0 <= reduce[0] < reduce[1] <= extent:
+        raise DicompilerError(f"{place}.reduce: {list(reduce)} is empty or outside 0..{extent}")
+
+
+def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> None:
+    """In a layer with partial sums, the ranges that touch a merger's region tile the axis exactly once."""
+    partials = [part for part in parts if part.reduce is not None]
+    if not partials:
+        return
+    whole = full(output_shape(layers, layer))
+    mergers = [align(layers, layer, part.region or whole) for part in parts if part.reduce is None]
+    if not mergers:
+        raise DicompilerError(
+            f"plan: layers.{layer.name}: partial sums but no merger: add a part without 'reduce' "
+            '(for instance {"device": …, "region": "all"})'
+        )
+    extent = reduction(layers, layer)
+    for region in mergers:
+        at = 0
+        touching = {
+            p.reduce for p in partials if intersect(align(layers, layer, p.region or whole), region) is not None
+        }
+        for reduce in sorted(r for r in touching if r is not None):
+            if reduce[0] != at:
+                fault = "overlap" if reduce[0] < at else "leave a gap"
+                raise DicompilerError(
+                    f"plan: layers.{layer.name}: reduce ranges {fault} at {min(at, reduce[0])}: "
+                    f"over {_text(region)} they must tile 0..{extent} exactly once"
+                )
+            at = reduce[1]
+        if at != extent:
+            raise DicompilerError(
+                f"plan: layers.{layer.name}: reduce ranges end at {at}: over {_text(region)} they must tile 0..{extent}"
+            )
+
+
+def _text(region: Region) -> str:
+    return str([list(interval) for interval in region])

@@ -1,0 +1,311 @@
+"""Routing: what follows from layers and plan alone. The live tasks, and for each the tree of pieces of its inputs.
+
+LayerGraph + Plan → Routing.   The rewrite reads it and the costs read it: one truth for both.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+from functools import cached_property
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.regions import Region, full, intersect, replace, shape_of, volume
+from dicompiler.partition.tasks import Key, Task, TaskId, make_tasks, task_id
+from dicompiler.ir.onnx.weights import raw_nbytes
+
+if TYPE_CHECKING:
+    from dicompiler.ir.platform import Platform
+
+
+Order = tuple[int, int, int]
+
+
+class Box(NamedTuple):
+    """One region of a tensor (or of partial sums of it) that a device holds.
+
+    task: the one that computes it; None for a graph input on a source, and for a received box.
+    origin: for a received box the computed one it is cut out of; what was received is never sent on.
+    region None: a tensor without static shape, whole.
+    """
+
+    key: Key
+    region: Region | None
+    device: str
+    lane: int
+    task: TaskId | None = None
+    origin: Box | None = None
+
+
+class Take(NamedTuple):
+    """A leaf of an assembly: `region` of a box that is held on the reader's device."""
+
+    box: Box
+    region: Region
+
+
+class Join(NamedTuple):
+    """`children` side by side along `axis`."""
+
+    axis: int
+    children: tuple[Tree, ...]
+
+
+Tree = Take | Join
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A graph output on one of the devices that want it. `tree` None: a tensor without static shape, which is
+    delivered by a device that computes it (a sink, where one does)."""
+
+    output: str
+    device: str
+    tree: Tree | None
+
+
+@dataclass(frozen=True)
+class Routing:
+    """`tasks`: the live ones in step order: run by run, in a run lane by lane, then in layer order.
+
+    reads: task → what it reads → the tree that makes it. deliveries: the same for graph outputs. received: every box
+    that travels. dropped: parts that nobody reads. runs: the number of each live task's run (see `lane_runs`).
+    others: of a plan with replicas the routings of its further roles; everything else is the first role's.
+    """
+
+    layers: LayerGraph = field(repr=False)
+    tasks: tuple[Task, ...]
+    reads: Mapping[TaskId, Mapping[Key, Tree]] = field(repr=False)
+    deliveries: tuple[Delivery, ...]
+    received: tuple[Box, ...]
+    dropped: tuple[TaskId, ...]
+    runs: Mapping[TaskId, int] = field(repr=False)
+    others: tuple[Routing, ...] = field(default=(), repr=False)
+
+    @property
+    def roles(self) -> tuple[Routing, ...]:
+        """The routing of each role: frame i goes by entry i mod n."""
+        return (changed(self, others=()), *self.others)
+
+    def nbytes(self, box: Box) -> int:
+        """Raw bytes of a box."""
+        assert box.region is not None
+        dtype = self.layers.tensors[box.key.tensor].dtype
+        return raw_nbytes(dtype, shape_of(box.region))
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """All bytes that travel between devices for one frame."""
+        return sum(self.nbytes(box) for box in self.received)
+
+
+def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None) -> Routing:
+    """Who computes what and who sends which box to whom. `hosts`: device → host (default: each its own).
+
+    Raises DicompilerError where the plan does not fit the layers or leaves a live reader's need uncovered.
+    """
+    from dicompiler.partition.plan_rules import check
+
+    check(layers, plan)
+    first, *others = (_Router(layers, role, hosts or {}).run() for role in plan.roles)
+    return changed(first, others=tuple(others))
+
+
+def route_on(platform: Platform, layers: LayerGraph, plan: Plan) -> Routing:
+    """`route` on a platform. DicompilerError for a device that it has not."""
+    for name in plan.devices:
+        platform.device(name)
+    return route(layers, plan, platform.host_of)
+
+
+def _leaves(tree: Tree) -> Iterator[Take]:
+    if isinstance(tree, Take):
+        yield tree
+    else:
+        for child in tree.children:
+            yield from _leaves(child)
+
+
+def leaves(tree: Tree) -> tuple[Take, ...]:
+    """The leaves of an assembly, in order."""
+    return (tree,) if isinstance(tree, Take) else tuple(_leaves(tree))
+
+
+class _Router:
+    """Walks the layers backwards: readers first, so that only what is read becomes live."""
+
+    def __init__(self, layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> None:
+        self.layers, self.plan, self.hosts = layers, plan, hosts
+        self.rank = {device: i for i, device in enumerate(plan.devices)}
+        self.live: set[TaskId] = set()
+        self.readers: dict[Key, list[tuple[Order, Task, Region]]] = {}
+        self.reads: dict[TaskId, dict[Key, Tree]] = {}
+        self.received: list[Box] = []
+
+    def run(self) -> Routing:
+        deliveries: list[Delivery] = []
+        made: list[list[Task]] = []
+        for layer in reversed(self.layers.layers):
+            own = make_tasks(self.layers, layer, self.plan.layers[layer.name])
+            finals = [task for task in own if task.kind != "partial"]
+            for output in layer.outputs:
+                deliveries.extend(self._serve(Key(output), _boxes(finals, Key(output))))
+            self._merge(
+                [task for task in finals if task_id(task) in self.live], [t for t in own if t.kind == "partial"]
+            )
+            for task in own:
+                if task_id(task) in self.live:
+                    self._read(task, task.needs.items())
+            made.append(own)
+        for name in self.layers.inputs:
+            region = full(self.layers.tensors[name].shape or ())
+            boxes = [Box(Key(name), region, device, 0) for device in self.plan.source]
+            deliveries.extend(self._serve(Key(name), boxes))
+        return self._finish([task for own in reversed(made) for task in own], deliveries)
+
+    def _read(self, task: Task, needs: Iterable[tuple[Key, Region]]) -> None:
+        """Notes what the task reads, which is assembled once all its other readers are known."""
+        order = self._order(task)
+        for key, need in needs:
+            self.readers.setdefault(key, []).append((order, task, need))
+
+    def _serve(self, key: Key, boxes: Sequence[Box]) -> list[Delivery]:
+        """Assembles `key` for all who read it, in layer order; the sinks of a graph output come last."""
+        held: dict[str, list[Box]] = {}
+        for _, task, need in sorted(self.readers.pop(key, []), key=itemgetter(0)):
+            tree = self._assemble(need, (task.device, task.lane), boxes, held, f"{task.layer!r} on {task.device}")
+            self.reads.setdefault(task_id(task), {})[key] = tree
+        if key.reduce is not None or key.tensor not in self.layers.outputs:
+            return []
+        shape = self.layers.tensors[key.tensor].shape
+        if shape is None:
+            box = next((box for box in boxes if box.device in self.plan.sink), boxes[0])
+            self._use(box)
+            return [Delivery(key.tensor, box.device, None)]
+        return [
+            Delivery(key.tensor, sink, self._assemble(full(shape), (sink, 0), boxes, held, f"the sink {sink}"))
+            for sink in self.plan.sink
+        ]
+
+    def _merge(self, mergers: Sequence[Task], partials: Sequence[Task]) -> None:
+        """Every live merger reads, range by range, the partial sums over its region."""
+        for merger in mergers if partials else ():
+            (region,) = merger.outputs.values()
+            assert region is not None
+            self._read(merger, ((key, region) for key in touching(region, partials)))
+        for key in dict.fromkeys(key for task in partials for key in task.outputs):
+            self._serve(key, _boxes(partials, key))
+
+    def _assemble(
+        self, need: Region, at: tuple[str, int], boxes: Sequence[Box], held: dict[str, list[Box]], reader: str
+    ) -> Tree:
+        """The need as a tree of pieces: the best one first, what is left is cut around it along one axis.
+
+        Best: own lane, own device (what was received is local), own host; then largest overlap; then device order.
+        """
+        device, lane = at
+        found: list[tuple[int, Box, Region]] = []
+        for i, box in enumerate((*boxes, *held.get(device, ()))):
+            assert box.region is not None
+            overlap = need if need == box.region else intersect(need, box.region)  # an empty tensor is its own part
+            if overlap is not None:
+                found.append((i, box, overlap))
+                if box.device == device and box.lane == lane and overlap == need:  # nothing is better
+                    found = found[-1:]
+                    break
+        if not found:
+            raise DicompilerError(
+                f"plan: nobody computes {show(need)} of {boxes[0].key.tensor!r}, which {reader} reads: "
+                "let the region of one of its parts cover it"
+            )
+        _, box, overlap = found[0] if len(found) == 1 else min(found, key=lambda one: self._rank(at, *one))
+        # What has nothing in common with the need has nothing in common with a part of it.
+        near = [one for _, one, _ in found if one.origin is None] or boxes[:1]
+        for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
+            if (low, high) != (start, stop):
+                cuts = [cut for cut in ((start, low), (low, high), (high, stop)) if cut[0] < cut[1]]
+                return Join(
+                    axis, tuple(self._assemble(replace(need, axis, cut), at, near, held, reader) for cut in cuts)
+                )
+        if box.origin is None:
+            self._use(box)
+        if box.device != device:
+            box = Box(box.key, overlap, device, lane, origin=box)
+            held.setdefault(device, []).append(box)
+            self.received.append(box)
+        return Take(box, overlap)
+
+    def _rank(self, at: tuple[str, int], index: int, box: Box, overlap: Region) -> tuple[int, int, int, int]:
+        """The smaller the better a piece."""
+        device, lane = at
+        if box.device == device:
+            distance = 0 if box.lane == lane else 1
+        else:
+            distance = 2 if self.hosts.get(box.device, box.device) == self.hosts.get(device, device) else 3
+        return distance, -volume(overlap), self.rank[box.device], index
+
+    def _use(self, box: Box) -> None:
+        if box.task is not None:
+            self.live.add(box.task)
+
+    def _order(self, task: Task) -> Order:
+        """Layer order; within a layer partial sums first."""
+        return self.layers.position[task.layer], 0 if task.kind == "partial" else 1, task.index
+
+    def _finish(self, tasks: Sequence[Task], deliveries: Sequence[Delivery]) -> Routing:
+        live = sorted((task for task in tasks if task_id(task) in self.live), key=self._order)
+        runs = lane_runs(live, self.reads)
+        live.sort(key=lambda task: (runs[task_id(task)], task.lane))
+        return Routing(
+            self.layers,
+            tuple(live),
+            self.reads,
+            tuple(sorted(deliveries, key=lambda delivery: self.layers.outputs.index(delivery.output))),
+            tuple(self.received),
+            tuple(task_id(task) for task in tasks if task_id(task) not in self.live),
+            runs,
+        )
+
+
+def _boxes(tasks: Sequence[Task], key: Key) -> list[Box]:
+    return [Box(key, t.outputs[key], t.device, t.lane, task_id(t)) for t in tasks if key in t.outputs]
+
+
+def touching(region: Region | None, partials: Sequence[Task]) -> tuple[Key, ...]:
+    """The partial sums that touch `region`, in range order."""
+    found = {
+        key
+        for task in partials
+        for key, own in task.outputs.items()
+        if region is not None and own is not None and intersect(own, region) is not None
+    }
+    return tuple(sorted(found, key=lambda key: key.reduce or (0, 0)))
+
+
+def lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[Key, Tree]]) -> dict[TaskId, int]:
+    """Numbers the maximal runs of steps in which no lane reads what another lane or device makes in the same run:
+    inside a run the lanes of a device go one after another. `tasks` in layer order."""
+    runs: dict[TaskId, int] = {}
+    current = 0
+    for _, group in itertools.groupby(tasks, key=lambda task: (task.layer, task.kind == "partial")):
+        step = list(group)
+        for task in step:
+            for tree in reads.get(task_id(task), {}).values():
+                for leaf in leaves(tree):
+                    made = leaf.box.origin or leaf.box
+                    crossing = leaf.box.origin is not None or leaf.box.lane != task.lane
+                    if crossing and made.task is not None and runs[made.task] == current:
+                        current += 1
+        runs.update((task_id(task), current) for task in step)
+    return runs
+
+
+def show(region: Region) -> str:
+    """((0, 1), (4, 8)) → "[0:1, 4:8]"."""
+    return "[" + ", ".join(f"{start}:{stop}" for start, stop in region) + "]"

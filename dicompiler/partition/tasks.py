@@ -1,0 +1,178 @@
+"""Tasks: what one part of a layer comes to, node by node. The backward walk through a layer is here (bounds inference).
+
+(LayerGraph, layer name, Part) → Task: a Piece for every node, and what must be held of every incoming tensor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.rule import Node, Piece
+from dicompiler.ir.plan import Part
+from dicompiler.ir.regions import Interval, Region, Shape, bounding, full
+
+Kind = Literal["plain", "partial", "merger"]
+TaskId = tuple[str, int]  # (layer name, index of the part in the plan's list for that layer)
+
+
+class Key(NamedTuple):
+    """Names what is held or read: a tensor, or the partial sums of it over one range of the reduction axis."""
+
+    tensor: str
+    reduce: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """One node of a task and how to run it. `piece` None: as it stands, on whole tensors (layers that stay whole)."""
+
+    node: Node
+    piece: Piece | None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One part of one layer on one device.
+
+    index: the part's place in the plan's list for the layer. kind: `partial` computes the anchor alone over a range,
+    `merger` sums such ranges and computes the absorbed nodes, `plain` all of the layer.
+    outputs: the region of each tensor that it makes (None: a tensor without static shape).
+    needs: the region of each incoming tensor that it must hold (weights are not among them).
+    """
+
+    layer: str
+    index: int
+    device: str
+    lane: int
+    kind: Kind
+    works: tuple[Work, ...]
+    outputs: Mapping[Key, Region | None]
+    needs: Mapping[Key, Region]
+
+
+def task_id(task: Task) -> TaskId:
+    """What names a task in a routing."""
+    return task.layer, task.index
+
+
+def make_tasks(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> list[Task]:
+    """One task per part. Where some parts have `reduce`, those without it merge."""
+    lip = any(part.reduce is not None for part in parts)
+    return [
+        make_task(layers, layer, i, part, "partial" if part.reduce is not None else "merger" if lip else "plain")
+        for i, part in enumerate(parts)
+    ]
+
+
+def output_shape(layers: LayerGraph, layer: Layer) -> Shape:
+    """The static shape of the tensor that the layer's regions speak of; the layer must not be one that stays whole."""
+    shape = layers.tensors[layer.output].shape
+    assert shape is not None
+    return shape
+
+
+def align(layers: LayerGraph, layer: Layer, region: Region) -> Region:
+    """What really comes out when `region` of a layer that can be cut is asked for: its anchor's `out`, at least it."""
+    return _piece(layers, layer.nodes[layer.anchor], region, None).out
+
+
+def _piece(layers: LayerGraph, node: Node, region: Region, reduce: Interval | None) -> Piece:
+    """The rule's piece; the last one is remembered, because a region is first aligned and then walked from."""
+    operation = layers.operation(node)
+    asked, found = operation.memory.get("piece", (None, None))
+    if asked != (region, reduce):
+        found = layers.rule(node).piece(operation, region, reduce)
+        operation.memory["piece"] = (region, reduce), found
+    piece: Piece = found
+    return piece
+
+
+@lru_cache(maxsize=4096)
+def reduction(layers: LayerGraph, layer: Layer) -> int | None:
+    """The length of the axis that LIP cuts in this layer, None where it has none; of a quantised layer there is none,
+    because partial sums of rounded numbers are others."""
+    node = layer.nodes[layer.anchor]
+    if layer.anchor > 0:  # what dequantises its inputs stands before it
+        return None
+    measure = layers.rule(node).reduction
+    return None if layer.reason or measure is None else measure(layers.operation(node))
+
+
+@lru_cache(maxsize=4096)
+def cuttable(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
+    """The axes of the layer's output that a plan may cut: those that the rule does not return in full when asked for
+    one element of them."""
+    if layer.reason:
+        return ()
+    whole = full(output_shape(layers, layer))
+    axes = []
+    for axis, (_, extent) in enumerate(whole):
+        probe = (*whole[:axis], (0, 1), *whole[axis + 1 :])
+        if extent > 1 and align(layers, layer, probe)[axis] != (0, extent):
+            axes.append(axis)
+    return tuple(axes)
+
+
+def make_task(layers: LayerGraph, layer: Layer, index: int, part: Part, kind: Kind) -> Task:
+    """The task that `part` comes to. The plan must have been checked (see routing.check)."""
+    key = ("task", layer.name, part.region, part.reduce, kind)
+    share = layers.memory.get(key)
+    if share is None:
+        share = _whole(layers, layer) if layer.reason else _cut(layers, layer, part.region, part.reduce, kind)
+        layers.memory[key] = share
+    works, outputs, needs = share
+    return Task(layer.name, index, part.device, part.lane, kind, works, outputs, needs)
+
+
+_Share = tuple[tuple[Work, ...], Mapping[Key, Region | None], Mapping[Key, Region]]  # works, outputs, needs of a task
+
+
+def _whole(layers: LayerGraph, layer: Layer) -> _Share:
+    works = tuple(Work(node, None) for node in layer.nodes)
+    shapes = {name: layers.tensors[name].shape for name in (*layer.outputs, *layer.inputs)}
+    regions = {name: None if shape is None else full(shape) for name, shape in shapes.items()}
+    outputs = {Key(name): regions[name] for name in layer.outputs}
+    needs = {Key(name): region for name in layer.inputs if (region := regions[name]) is not None}
+    return works, outputs, needs
+
+
+def _cut(layers: LayerGraph, layer: Layer, region: Region | None, reduce: Interval | None, kind: Kind) -> _Share:
+    region = align(layers, layer, region if region is not None else full(output_shape(layers, layer)))
+    anchor = layer.nodes[layer.anchor]
+    nodes: tuple[Node, ...] = layer.nodes
+    target, key = layer.output, Key(layer.output)
+    if kind == "partial":
+        nodes, target = (anchor,), layers.cut_output(anchor)
+        key = Key(target, reduce)
+    elif kind == "merger":
+        nodes = tuple(node for node in nodes if node is not anchor)
+    works, demands = _walk(layers, nodes, target, region, reduce)
+    if kind == "merger":
+        del demands[layers.cut_output(anchor)]  # routing reads it range by range
+    return works, {key: region}, {Key(name): demand for name, demand in demands.items()}
+
+
+def _walk(
+    layers: LayerGraph, nodes: tuple[Node, ...], target: str, region: Region, reduce: Interval | None
+) -> tuple[tuple[Work, ...], dict[str, Region]]:
+    """Backwards over `nodes`: (a piece for each, the region needed of each tensor that comes in)."""
+    demands: dict[str, Region] = {target: region}
+    works: list[Work] = []
+    for node in reversed(nodes):
+        demand = demands.pop(layers.cut_output(node), None)
+        if demand is None:  # nobody reads it
+            continue
+        piece = _piece(layers, node, demand, reduce)
+        works.append(Work(node, piece))
+        for name, need in zip(node.inputs, piece.needs, strict=True):
+            if name and need is not None and not layers.tensors[name].constant:
+                grown = bounding((demands.get(name), need))
+                assert grown is not None
+                demands[name] = grown
+    order = dict.fromkeys(name for node in nodes for name in node.inputs if name in demands)
+    order.update(dict.fromkeys(demands))
+    return tuple(reversed(works)), {name: demands[name] for name in order}

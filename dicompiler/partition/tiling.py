@@ -1,0 +1,203 @@
+"""Cutting layers by name of axis: where height, width and channels lie in every tensor, and parts along them.
+
+The axes are followed through the rules from the graph's inputs on (a channel shuffle passes through five axes), never
+taken from a tensor's rank. Annotating passes and strategies build their parts here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Literal
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.regions import Interval, Region, bounding, full, replace, shares
+from dicompiler.partition.tasks import Key, align, cuttable, make_task, output_shape, reduction
+
+Label = Literal["height", "width", "channel"]
+Axes = Mapping[str, Mapping[str, int]]
+
+
+def whole_plan(layers: LayerGraph, device: str) -> Plan:
+    """Every layer whole on one device, which is source and sink too."""
+    return Plan({layer.name: (Part(device),) for layer in layers.layers}, (device,), (device,))
+
+
+@lru_cache(maxsize=16)
+def axes(layers: LayerGraph) -> Axes:
+    """Tensor → label → axis. A graph input of rank ≥ 3 is read as N, C, H, W; of rank 2 as N, C."""
+    found: dict[str, Mapping[str, int]] = {}
+    for name in layers.inputs:
+        rank = len(layers.tensors[name].shape or ())
+        found[name] = {label: axis for axis, label in enumerate(("channel", "height", "width"), 1) if axis < rank}
+    for layer in layers.layers:
+        if not layer.reason:
+            found[layer.output] = _follow(layers, layer, found)
+    return found
+
+
+def _follow(layers: LayerGraph, layer: Layer, found: Axes) -> dict[str, int]:
+    """The labels of a layer's output axes: those of the input axes that a cut reaches; for an operator with weights
+    the axis that cuts them is the channel axis."""
+    shape = output_shape(layers, layer)
+    labels: dict[str, int] = {}
+    for axis in cuttable(layers, layer):
+        probe = replace(full(shape), axis, (0, 1))
+        task = make_task(layers, layer, 0, Part("", probe), "plain")
+        # A quantised layer's weights are read by what dequantises them, before the anchor.
+        readers = layer.nodes[: layer.anchor + 1]
+        cut = {
+            label
+            for key, need in task.needs.items()
+            for label, a in found.get(key.tensor, {}).items()
+            if need[a] != (0, (layers.tensors[key.tensor].shape or ())[a])
+        }
+        weighs = any(
+            name
+            and layers.tensors[name].constant
+            and need is not None
+            and need != full(layers.tensors[name].shape or ())
+            for work in task.works
+            if work.piece is not None and work.node in readers
+            for name, need in zip(work.node.inputs, work.piece.needs, strict=True)
+        )
+        if weighs and (reduction(layers, layer) is not None or not cut):
+            cut = {"channel"}
+        for label in sorted(cut):
+            labels.setdefault(label, axis)
+    _keep_small(layers, layer, found, labels)
+    return labels
+
+
+def _keep_small(layers: LayerGraph, layer: Layer, found: Axes, labels: dict[str, int]) -> None:
+    """A map so small that every tile's halo covers it shows no cut: a layer that keeps the rank keeps the axis."""
+    rank = len(output_shape(layers, layer))
+    for name in layer.inputs:
+        if len(layers.tensors[name].shape or ()) == rank:
+            for label, axis in found.get(name, {}).items():
+                if label != "channel" and label not in labels and axis not in labels.values():
+                    labels[label] = axis
+
+
+def axis_of(layers: LayerGraph, layer: Layer, label: Label) -> int:
+    """The axis of the layer's output that `label` names. Raises where it has none that can be cut, naming those that
+    can."""
+    labels = axes(layers).get(layer.output, {})
+    allowed = cuttable(layers, layer)
+    axis = labels.get(label)
+    if axis is None or axis not in allowed:
+        named = [name for name, a in labels.items() if a in allowed]
+        why = layer.reason or f"it can be cut by: {', '.join(named) or 'nothing'}"
+        raise DicompilerError(f"layer {layer.name!r} cannot be cut by {label}: {why}")
+    return axis
+
+
+def cut_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[float]) -> tuple[Interval, ...]:
+    """The axis in shares proportional to `weights`; boundaries move to where the rule needs no more than is asked for
+    (whole groups, whole channels behind a Flatten). A share can come out empty."""
+    extent = output_shape(layers, layer)[axis]
+    return settled(layers, layer, axis, [end for _, end in shares(extent, weights)])
+
+
+def settled(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) -> tuple[Interval, ...]:
+    """The axis cut at `ends`, each moved to the nearest place where the rule needs no more than is asked for."""
+    moved = [_settled(layers, layer, axis, end) for end in ends]
+    return tuple(zip((0, *moved), moved, strict=False))
+
+
+def _settled(layers: LayerGraph, layer: Layer, axis: int, end: int) -> int:
+    key = "settled", layer.name, axis, end
+    if key not in layers.memory:
+        whole = full(output_shape(layers, layer))
+        low, high = end, end
+        if 0 < end < whole[axis][1]:
+            low, high = align(layers, layer, replace(whole, axis, (end, end + 1)))[axis]
+        layers.memory[key] = low if end - low <= high - end else high
+    return int(layers.memory[key])
+
+
+def tile(
+    layers: LayerGraph,
+    layer: Layer,
+    label: Label,
+    weights: Sequence[float],
+    devices: Sequence[str],
+) -> tuple[Part, ...]:
+    """Parts of `layer` along an axis, one per device, in proportion to `weights`; empty shares get no part.
+
+    layer ⇒ [d0: rows 0:3], [d1: rows 3:7]. Raises where the layer cannot be cut so.
+    """
+    axis = axis_of(layers, layer, label)
+    whole = full(output_shape(layers, layer))
+    return tuple(
+        Part(device, replace(whole, axis, interval))
+        for device, interval in zip(devices, cut_axis(layers, layer, axis, weights), strict=True)
+        if interval[0] < interval[1]
+    )
+
+
+def grid(layers: LayerGraph, layer: Layer, rows: int, columns: int) -> tuple[Region, ...]:
+    """The tiles of a rows × columns grid over height and width, row by row; equal shares, empty ones left out."""
+    heights = cut_axis(layers, layer, h := axis_of(layers, layer, "height"), [1.0] * rows)
+    widths = cut_axis(layers, layer, w := axis_of(layers, layer, "width"), [1.0] * columns)
+    whole = full(output_shape(layers, layer))
+    return tuple(
+        replace(replace(whole, h, height), w, width)
+        for height in heights
+        for width in widths
+        if height[0] < height[1] and width[0] < width[1]
+    )
+
+
+def read_within(layers: LayerGraph, layer: Layer, names: Collection[str]) -> bool:
+    """Whether the layer's output is read, and by layers of these names alone (a graph output is read outside)."""
+    readers = layers.consumers.get(layer.output, ())
+    return bool(readers) and layer.output not in layers.outputs and all(reader.name in names for reader in readers)
+
+
+def exit_of(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
+    """The one layer of a set whose output leaves it; raises where there are several.
+
+    A set with one exit is convex: what leaves through the exit cannot come back to what leads to the exit.
+    """
+    names = {layer.name for layer in chosen}
+    exits = [layer for layer in chosen if not read_within(layers, layer, names)]
+    if len(exits) != 1:
+        found = ", ".join(layer.name for layer in exits) or "none"
+        raise DicompilerError(f"fused tiles need a set of layers with one exit: of this one {found} leave")
+    return exits[0]
+
+
+def largest_set(layers: LayerGraph, last: Layer, allowed: Callable[[Layer], bool]) -> tuple[Layer, ...]:
+    """The largest set, in layer order, whose one exit is `last` and whose other layers are `allowed`."""
+    names = {last.name}
+    for layer in reversed(layers.layers):
+        if allowed(layer) and read_within(layers, layer, names):
+            names.add(layer.name)
+    return tuple(layer for layer in layers.layers if layer.name in names)
+
+
+def fused(layers: LayerGraph, chosen: Sequence[Layer], tiles: Iterable[Region]) -> list[dict[str, Region]]:
+    """For each tile of the exit's output: layer → the region that computes it, grown backwards by every halo.
+
+    conv1 → conv2 (exit: rows 4:8)  ⇒  conv2: rows 4:8, conv1: rows 3:9
+    """
+    last = exit_of(layers, chosen)
+    order = sorted(chosen, key=lambda layer: layers.position[layer.name], reverse=True)
+    for layer in order:
+        if layer.reason:
+            raise DicompilerError(f"layer {layer.name!r} cannot be in a fused tile: {layer.reason}")
+    result = []
+    for region in tiles:
+        demands: dict[str, Region] = {last.output: region}
+        regions: dict[str, Region] = {}
+        for layer in order:
+            if layer.output in demands:
+                task = make_task(layers, layer, 0, Part("", demands[layer.output]), "plain")
+                regions[layer.name] = task.outputs[Key(layer.output)] or ()
+                for key, need in task.needs.items():
+                    demands[key.tensor] = bounding((demands.get(key.tensor), need)) or need
+        result.append(regions)
+    return result

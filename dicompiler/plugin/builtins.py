@@ -1,0 +1,41 @@
+"""What the core itself provides, through the same hooks as any plugin: operator rules, cost models and platforms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
+
+if TYPE_CHECKING:
+    from dicompiler.cost.model import CostModel
+    from dicompiler.ir.rule import OperatorRule
+    from dicompiler.ir.platform import PlatformFamily
+
+dicompiler_api = API_VERSION
+
+
+@hookimpl
+def dicompiler_operators() -> Iterable[OperatorRule]:
+    """The rules of the standard operators that can be cut."""
+    from dicompiler.operators import builtin_rules
+
+    return builtin_rules()
+
+
+@hookimpl
+def dicompiler_cost_models() -> Iterable[type[CostModel]]:
+    """The analytic cost model, the roofline, the fit for each layer kind, and what was measured."""
+    from dicompiler.cost.model import Analytic
+    from dicompiler.cost.linear import Linear, Roofline
+    from dicompiler.cost.measured import Measured
+
+    return [Analytic, Roofline, Linear, Measured]
+
+
+@hookimpl
+def dicompiler_platforms() -> Iterable[PlatformFamily]:
+    """The platform families whose figures come with dicompiler."""
+    from dicompiler.ir.platform import families
+
+    return families()

@@ -1,0 +1,362 @@
+"""Finds and loads plugins: installed entry points go in, one registry of all that they provide comes out.
+
+Built-in plugins take the same way. A plugin is loaded whole or left out with one warning; the rest still works.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from types import MappingProxyType
+from typing import Any
+
+import pluggy
+
+from dicompiler.plugin import hookspecs
+from dicompiler.plugin.guard import UNINSTALLED, cause, watched
+from dicompiler.base.errors import DicompilerError, PluginError, UsageError, nearest
+from dicompiler.base.specs import Spec, instantiate, options_of, parse
+
+log = logging.getLogger("dicompiler")
+
+GROUP = "dicompiler"
+RESTRICT = "DICOMPILER_PLUGINS"
+# What an uninstalled checkout loads, where no metadata tells of entry points: the same as in pyproject.toml.
+BUILTINS = (
+    ("core", "dicompiler.builtins"),
+    ("passes", "dicompiler_passes"),
+    ("strategies", "dicompiler_strategies"),
+    ("targets", "dicompiler_targets.plugin"),
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of thing that plugins provide. `one` is the word for a single one; `base` its class as `module:name`;
+    `classes`: subclasses of it are provided, not instances."""
+
+    one: str
+    hook: str
+    base: str
+    classes: bool = True
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "passes": Kind("pass", "dicompiler_passes", "dicompiler.plugin.pass_manager:Pass"),
+        "strategies": Kind("strategy", "dicompiler_strategies", "dicompiler.search.problem:Strategy"),
+        "targets": Kind("target", "dicompiler_targets", "dicompiler.target.interface:Target"),
+        "operators": Kind("operator rule", "dicompiler_operators", "dicompiler.ir.rule:OperatorRule", False),
+        "cost_models": Kind("cost model", "dicompiler_cost_models", "dicompiler.cost.model:CostModel"),
+        "platforms": Kind("platform", "dicompiler_platforms", "dicompiler.ir.platform:PlatformFamily", False),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """An entry point: its `name`, its `value` (a module), and the distribution and version that it comes with."""
+
+    name: str
+    value: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"plugin {self.name!r} of {self.distribution} {self.version}"
+
+
+@dataclass(frozen=True)
+class Provided:
+    """One thing that a plugin provides: a class, an operator rule or a platform family, and where it comes from."""
+
+    name: str
+    value: Any
+    distribution: str
+    version: str
+    plugin: str
+
+
+@dataclass(frozen=True)
+class Registry:
+    """All that is provided, by kind and name (sorted), the `plugins` that were loaded and `warnings` of one line.
+
+    left_out: the plugins that could not be loaded, each with the cause.
+    """
+
+    passes: Mapping[str, Provided] = field(default_factory=dict)
+    strategies: Mapping[str, Provided] = field(default_factory=dict)
+    targets: Mapping[str, Provided] = field(default_factory=dict)
+    operators: Mapping[str, Provided] = field(default_factory=dict)
+    cost_models: Mapping[str, Provided] = field(default_factory=dict)
+    platforms: Mapping[str, Provided] = field(default_factory=dict)
+    plugins: tuple[Plugin, ...] = ()
+    warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    def of(self, kind: str) -> Mapping[str, Provided]:
+        """What is provided of a kind, one of KINDS."""
+        found: Mapping[str, Provided] = getattr(self, kind)
+        return found
+
+    def find(self, kind: str, name: str) -> Provided:
+        """The one of that name. UsageError names the nearest; PluginError names plugins that were left out."""
+        known = self.of(kind)
+        if name not in known:
+            hint = nearest(name, known)
+            if self.left_out and "did you mean" not in hint:
+                raise PluginError(f"unknown {KINDS[kind].one} {name!r}; {'; '.join(self.left_out)}")
+            raise UsageError(f"unknown {KINDS[kind].one} {name!r}{hint}")
+        return known[name]
+
+    def make(self, kind: str, spec: str | Spec) -> Any:
+        """An instance of a pass, strategy, target or cost model from its text or Spec. UsageError as `find` and
+        `specs.instantiate`."""
+        parsed = parse(spec, KINDS[kind].one) if isinstance(spec, str) else spec
+        return instantiate(self.find(kind, parsed.name).value, parsed)
+
+
+_ALSO: ContextVar[Registry | None] = ContextVar("also", default=None)
+
+
+def registry() -> Registry:
+    """What all installed plugins provide, loaded once for each process; warnings are logged, a line each.
+
+    DicompilerError where two plugins provide things of one kind and name.
+    """
+    return _ALSO.get() or loaded()
+
+
+@contextmanager
+def also(*things: Any) -> Iterator[Registry]:
+    """Inside, `registry()` (of this thread) provides these classes, rules and families too, as if a plugin named
+    "uninstalled" did; they take the place of what has their names. TypeError for what is of no kind."""
+    plugin = Plugin(UNINSTALLED, UNINSTALLED, UNINSTALLED, "0")
+    known = registry()
+    found = {kind: dict(known.of(kind)) for kind in KINDS}
+    for value in things:
+        kind = kind_of(value)
+        one = _checked(plugin, kind, value)
+        found[kind][one.name] = one
+    kept: dict[str, Any] = {kind: MappingProxyType(dict(sorted(named.items()))) for kind, named in found.items()}
+    token = _ALSO.set(replace(known, **kept, plugins=(*known.plugins, plugin)))
+    try:
+        yield registry()
+    finally:
+        _ALSO.reset(token)
+
+
+def kind_of(value: Any) -> str:
+    """The kind, one of KINDS, that a class, a rule or a family is of."""
+    for name, kind in KINDS.items():
+        base = _base(kind)
+        if kind.classes and isinstance(value, type) and issubclass(value, base):
+            return name
+        if not kind.classes and isinstance(value, base):
+            return name
+    raise TypeError(f"{value!r} is nothing that a plugin provides")
+
+
+@functools.cache
+def loaded() -> Registry:
+    """What `registry` gives where nothing else was put beside it."""
+    found, broken = installed()
+    everything = load(os.environ, found)
+    for warning in (*broken, *everything.warnings):
+        log.warning(warning)
+    return everything
+
+
+def installed() -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
+    """The entry points of our group, built-in ones included, and a warning for each distribution that hides its own."""
+    found: dict[tuple[str, str], Plugin] = {}
+    warnings = []
+    for distribution in metadata.distributions():
+        # One distribution with broken metadata would make `metadata.entry_points` fail for all.
+        try:
+            # A path that is searched twice, or an older copy further down, must not count again: the first one wins.
+            for plugin in _entry_points(distribution):
+                found.setdefault((canonical(plugin.distribution), plugin.name), plugin)
+        except Exception as error:
+            warnings.append(f"the entry points of {_name_of(distribution)} cannot be read: {cause(error)}")
+    return _with_builtins(tuple(found.values())), tuple(warnings)
+
+
+def _name_of(distribution: metadata.Distribution) -> str:
+    try:
+        return str(distribution.metadata["Name"])
+    except Exception as error:
+        return f"a distribution without metadata ({cause(error)})"
+
+
+def _entry_points(distribution: metadata.Distribution) -> tuple[Plugin, ...]:
+    text = distribution.read_text("entry_points.txt") or ""
+    if GROUP not in text:
+        return ()
+    points = [point for point in distribution.entry_points if point.group == GROUP]
+    name, version = str(distribution.metadata["Name"]), str(distribution.version)
+    return tuple(Plugin(point.name, point.value, name, version) for point in points)
+
+
+def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
+    """`plugins` and the built-in ones that no installed metadata names, each module once, built-in ones first."""
+    import dicompiler
+
+    ours = {plugin.value: plugin for plugin in plugins if is_ours(plugin)}
+    for name, value in BUILTINS:
+        ours.setdefault(value, Plugin(name, value, "dicompiler", dicompiler.__version__))
+    others = [plugin for plugin in plugins if plugin.value not in ours]
+    return (*sorted(ours.values(), key=_order), *sorted(others, key=_order))
+
+
+def is_ours(plugin: Plugin) -> bool:
+    """Whether it comes with dicompiler itself."""
+    return canonical(plugin.distribution) == "dicompiler"
+
+
+def _order(plugin: Plugin) -> tuple[str, str]:
+    return (canonical(plugin.distribution), plugin.name)
+
+
+def canonical(name: str) -> str:
+    """A distribution's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def load(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
+    """Loads plugins in the given order; touches no other state than imported modules.
+
+    `env[DICOMPILER_PLUGINS]`, where it is set, names the entry points or distributions that may be loaded besides the
+    built-in ones, separated by commas. DicompilerError where two provide things of one kind and name.
+    """
+    chosen, warnings = _restrict(env.get(RESTRICT), tuple(plugins))
+    kept: list[Plugin] = []
+    left_out: list[str] = []
+    found: dict[str, dict[str, Provided]] = {kind: {} for kind in KINDS}
+    for plugin in chosen:
+        try:
+            provided = _load_one(plugin, warnings)
+        # A plugin that ends the process while it is imported is broken like any other.
+        except (Exception, SystemExit) as error:
+            left_out.append(f"{plugin} is left out: {cause(error)}")
+            warnings.append(left_out[-1])
+            continue
+        kept.append(plugin)
+        for kind, one in provided:
+            _add(found, kind, one)
+    return Registry(
+        **{kind: MappingProxyType(dict(sorted(named.items()))) for kind, named in found.items()},
+        plugins=tuple(kept),
+        warnings=tuple(warnings),
+        left_out=tuple(left_out),
+    )
+
+
+def _restrict(names: str | None, plugins: tuple[Plugin, ...]) -> tuple[list[Plugin], list[str]]:
+    """The plugins that may be loaded, and warnings for names that none has."""
+    if names is None:
+        return list(plugins), []
+    allowed = {canonical(name.strip()) for name in names.split(",") if name.strip()}
+    third = [plugin for plugin in plugins if plugin.value not in dict(BUILTINS).values()]
+    known = {canonical(name) for plugin in third for name in (plugin.name, plugin.distribution)}
+    warnings = [
+        f"{RESTRICT} names {name!r}, which is no installed plugin{nearest(name, known)}"
+        for name in sorted(allowed - known)
+    ]
+    left_out = [plugin for plugin in third if not allowed & {canonical(plugin.name), canonical(plugin.distribution)}]
+    return [plugin for plugin in plugins if plugin not in left_out], warnings
+
+
+def _load_one(plugin: Plugin, warnings: list[str]) -> list[tuple[str, Provided]]:
+    """All that one plugin provides, with its kinds. A misspelt hook is a warning; any error leaves the plugin out."""
+    module = metadata.EntryPoint(plugin.name, plugin.value, GROUP).load()
+    version = getattr(module, "dicompiler_api", hookspecs.API_VERSION)
+    if not isinstance(version, int) or version < 1:
+        raise TypeError(f"dicompiler_api is {version!r}, not a version of the hooks")
+    if version > hookspecs.API_VERSION:
+        raise DicompilerError(f"it is written for version {version} of the hooks, newer than {hookspecs.API_VERSION}")
+    # A manager for each plugin, so that a failing hook is known to be this one's and leaves the others in peace.
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    manager.register(module, plugin.name)
+    callers = manager.get_hookcallers(module) or []
+    hooks = [kind.hook for kind in KINDS.values()]
+    unknown = [caller.name for caller in callers if not caller.has_spec()]
+    provided = [(kind, one) for kind in KINDS for one in _provided(plugin, kind, manager)]
+    twice = [key for key, count in Counter((kind, one.name) for kind, one in provided).items() if count > 1]
+    if twice:
+        raise DicompilerError(f"it provides {KINDS[twice[0][0]].one} {twice[0][1]!r} twice")
+    warnings.extend(f"{plugin}: there is no hook {name!r}{nearest(name, hooks)}" for name in unknown)
+    return provided
+
+
+def _provided(plugin: Plugin, kind: str, manager: pluggy.PluginManager) -> Iterator[Provided]:
+    """What a plugin's hook of one kind yields, checked. TypeError says what is wrong with it."""
+    hook = KINDS[kind].hook
+    for values in getattr(manager.hook, hook)():
+        for value in values:
+            yield _checked(plugin, kind, value)
+
+
+def _checked(plugin: Plugin, kind: str, value: Any) -> Provided:
+    """One thing that a plugin provides. TypeError says what is wrong with it."""
+    name = _name(KINDS[kind], value)
+    rule = kind == "operators" and canonical(plugin.distribution) != "dicompiler"
+    kept = watched(value, name, plugin) if rule else value
+    return Provided(name, kept, plugin.distribution, plugin.version, plugin.name)
+
+
+def _base(kind: Kind) -> Any:
+    """The class that is its base."""
+    module, _, attribute = kind.base.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _name(kind: Kind, value: Any) -> str:
+    """The name of what a hook yields. TypeError where it is not of its kind, ValueError where the name is not one."""
+    base, attribute = _base(kind), kind.base.partition(":")[2]
+    if not kind.classes:
+        if not isinstance(value, base):
+            raise TypeError(f"{kind.hook} yields {value!r}, which is not of type {attribute}")
+        if attribute != "OperatorRule":
+            return str(value.name)
+        return f"{value.domain}::{value.op}" if value.domain else str(value.op)
+    if not isinstance(value, type) or not issubclass(value, base) or inspect.isabstract(value):
+        raise TypeError(f"{kind.hook} yields {value!r}, which is not a class that implements {attribute}")
+    options_of(value)
+    name = getattr(value, "name", None)
+    if not isinstance(name, str):
+        raise TypeError(f"{value.__name__} has no name")
+    if attribute == "Pass":
+        _check_fields(value)
+    return Spec(name).name
+
+
+def _check_fields(step: Any) -> None:
+    """TypeError where a pass requires or provides what a Compilation does not have."""
+    from dicompiler.ir.compilation import Compilation
+
+    for name in (*step.requires, *step.provides):
+        if name not in Compilation.__dataclass_fields__:
+            known = nearest(name, Compilation.__dataclass_fields__)
+            raise TypeError(f"{step.__name__} names {name!r}, which is no field of a Compilation{known}")
+
+
+def _add(found: dict[str, dict[str, Provided]], kind: str, one: Provided) -> None:
+    other = found[kind].setdefault(one.name, one)
+    if other is not one:
+        both = " and ".join(f"{p.distribution} {p.version} (plugin {p.plugin!r})" for p in (other, one))
+        raise DicompilerError(
+            f"{KINDS[kind].one} {one.name!r} comes from two plugins: {both}; uninstall one or name only the other in "
+            f"{RESTRICT}"
+        )

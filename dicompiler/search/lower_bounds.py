@@ -1,0 +1,86 @@
+"""Bounds that no plan of a problem can beat, whatever it splits and however it overlaps: valid beside a simulation.
+
+Problem → seconds.   They hold for the problem's cost model, which must not cost parts less than their share of a layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dicompiler.cost.model import Share
+from dicompiler.ir.layers import Layer
+from dicompiler.base.objectives import terms
+from dicompiler.search.problem import Problem
+from dicompiler.partition.tasks import cuttable, reduction
+
+
+@dataclass(frozen=True)
+class LatencyBound:
+    """Seconds that a frame takes at least. load: all devices compute all the time; path: the longest path of layers,
+    each spread over all devices where it can be cut, else on the fastest. `seconds` is the larger one."""
+
+    load: float
+    path: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.load, self.path)
+
+
+def latency_bound(problem: Problem) -> LatencyBound:
+    """The bound on a frame's latency.
+
+    Path: all devices together take for one layer at least 1 / Σ (1 / seconds of it alone on one). Load: for any weights
+    y of the devices that add up to 1, the busiest one takes at least Σ over layers of min over devices of y · seconds,
+    whatever share of each layer it has (duality); y is taken in proportion to the devices' speed. Rows that a strided
+    reader skips may be left out by fine cuts: such work counts by the share that is read.
+    """
+    layers, devices = problem.layers, problem.platform.computing
+    seconds = [
+        [problem.cost.seconds(layers, layer, Share(), device) * _read_share(problem, layer) for device in devices]
+        for layer in layers.layers
+    ]
+    speeds = [1 / total if (total := sum(column)) > 0 else 1.0 for column in zip(*seconds, strict=True)]
+    load, ends = 0.0, dict.fromkeys(layers.inputs, 0.0)
+    for layer, alone in zip(layers.layers, seconds, strict=True):
+        load += min(speed * own for speed, own in zip(speeds, alone, strict=True)) / sum(speeds)
+        shared = 1 / sum(1 / own for own in alone) if min(alone) > 0 else 0.0
+        divisible = bool(cuttable(layers, layer)) or reduction(layers, layer) is not None
+        start = max((ends.get(name, 0.0) for name in layer.inputs), default=0.0)
+        for name in layer.outputs:
+            ends[name] = start + (shared if divisible else min(alone))
+    return LatencyBound(load, max(ends.values(), default=0.0))
+
+
+def _read_share(problem: Problem, layer: Layer) -> float:
+    """The least share of the layer's output that must be computed: under 1 where every reader strides over some."""
+    layers = problem.layers
+    readers = layers.consumers.get(layer.output, ())
+    if layer.reason or not readers or layer.output in layers.outputs:
+        return 1.0
+    return max(_window_share(problem, reader) for reader in readers)
+
+
+def _window_share(problem: Problem, reader: Layer) -> float:
+    """The share of its input that a window operator reads at least: Π of min(1, kernel / stride) over its axes."""
+    node = reader.nodes[reader.anchor]
+    if node.op not in ("Conv", "MaxPool", "AveragePool", "LpPool"):
+        return 1.0
+    operation = problem.layers.operation(node)
+    strides = operation.attribute("strides", ())
+    weights = operation.inputs[1] if node.op == "Conv" else None
+    kernel = weights.shape[2:] if weights is not None and weights.shape else operation.attribute("kernel_shape", ())
+    share = 1.0
+    for size, stride in zip(kernel, strides, strict=False):
+        share *= min(1.0, size / stride)
+    return share
+
+
+def bound(problem: Problem) -> float | None:
+    """The bound on the problem's objective: seconds of a frame, or between frames; None where there is none. Of a sum,
+    the sum of the terms' bounds, the others at least 0."""
+    wanted = terms(problem.objective)
+    if not wanted.keys() & {"latency", "throughput"}:
+        return None
+    found = latency_bound(problem)
+    return wanted.get("latency", 0.0) * found.seconds + wanted.get("throughput", 0.0) * found.load

@@ -1,0 +1,207 @@
+"""A Problem: what a strategy is given; and the base of all strategies.
+
+LayerGraph + Platform + CostModel + objective → Problem;   Problem → Plan;   Problem + Plan → Metrics.
+"""
+
+from __future__ import annotations
+
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+from dicompiler.plugin import guard as blame
+from dicompiler.cost.model import Analytic, CostModel
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.cost.memory import to_run
+from dicompiler.cost.metrics import Metrics, measure, simulated
+from dicompiler.base.objectives import OBJECTIVES, terms
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.platform import Platform
+from dicompiler.ir.program import DeviceProgram, Program
+from dicompiler.cost.simulator import Simulation, simulate
+from dicompiler.cost.workload import Workload, played, workload
+
+if TYPE_CHECKING:
+    from dicompiler.ir.compilation import Compilation
+    from dicompiler.search.fronts import Front, Tell
+    from dicompiler.ir.onnx.model import Model
+    from dicompiler.partition.placed_graph import Given
+    from dicompiler.partition.routing import Routing
+    from dicompiler.target.interface import Target
+
+__all__ = ["INTERRUPTED", "OBJECTIVES", "Metrics", "Problem", "Strategy"]
+
+INTERRUPTED = "the search was interrupted"
+"""The note of a plan that is the best one that a strategy had found when Ctrl-C came."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Layers to place, the platform to place them on, what a piece costs there, and what is to be made small.
+
+    source, sink: the devices that hold the inputs and want the outputs; the platform's first device by default (it
+    may be compute-less). model: what the layers were formed of; `evaluate` and `simulate` need it. executor: whom
+    `evaluate_all` gives its work; strategies ask it for what can be done at once. target: what will run the plan, if
+    that is known: what it adds counts as memory then. Raises UsageError for an unknown objective, DicompilerError for
+    an unknown device.
+    """
+
+    layers: LayerGraph = field(repr=False)
+    platform: Platform
+    cost: CostModel = field(default_factory=Analytic)
+    objective: str = "latency"
+    source: tuple[str, ...] = ()
+    sink: tuple[str, ...] = ()
+    model: Model | None = field(default=None, repr=False)
+    executor: Executor | None = field(default=None, repr=False, compare=False)
+    target: Target | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        terms(self.objective)  # raises where it is none
+        for name in (*self.source, *self.sink):
+            self.platform.device(name)
+
+    def plan(self, parts: Mapping[str, Sequence[Part]]) -> Plan:
+        """The plan with these parts by layer name, its layers in layer order, and this problem's source and sink."""
+        first = (self.platform.devices[0].name,)
+        ordered = {layer.name: tuple(parts[layer.name]) for layer in self.layers.layers}
+        return Plan(ordered, self.source or first, self.sink or first)
+
+    def estimate(self, plan: Plan) -> Metrics:
+        """What `plan` comes to by an estimate of milliseconds, see `metrics.measure`: exact bytes and operations, but
+        times that suppose barriers between layers. Raises DicompilerError where the plan does not fit the layers or
+        names an unknown device."""
+        found = measure(self.layers, self.platform, self.cost, plan)
+        return found if self.target is None else found.adding(self.reserve)
+
+    @cached_property
+    def reserve(self) -> Mapping[str, int]:
+        """Device → bytes that the target adds there at least, whatever the device does."""
+        if self.target is None:
+            return {device.name: 0 for device in self.platform.devices}
+        idle = tuple(DeviceProgram(device.name, device.host, (), (), (), {}) for device in self.platform.devices)
+        return blame.memory(self.target, Program(idle, (), (), (), {}, ()))
+
+    def evaluate(self, plan: Plan) -> Metrics:
+        """What `plan` comes to when its program is played by the simulator: the referee between plans. Takes
+        2 to 150 ms: it is not written as ONNX, unless there is a target to ask. Raises as `estimate`."""
+        with _no_collection():
+            if self.target is not None:
+                return evaluate(self.sketch(plan), self.cost, self.target)
+            routing, work = self.weigh(plan)
+            return _metrics(work, routing, self.platform, plan)
+
+    def evaluate_all(self, plans: Sequence[Plan]) -> list[Metrics | DicompilerError]:
+        """`evaluate` of many plans, in their order and spread over `executor` where there is one (processes, or another
+        host's: plans and shapes travel there, weights do not). A plan that cannot be evaluated gives its error."""
+        from dicompiler.search.remote_evaluator import Referee
+
+        attempt = Referee(self).attempt
+        return list(map(attempt, plans) if self.executor is None else self.executor.map(attempt, plans))
+
+    def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> Simulation:
+        """Plays the plan's program for a stream of frames, see `simulator.simulate`. Raises as `estimate`."""
+        return simulate(self.weigh(plan)[1], self.platform, frames, in_flight)
+
+    def weigh(self, plan: Plan) -> tuple[Routing, Workload]:
+        """The plan's routing, and what the simulator plays of its program, which is not written. DicompilerError where
+        the problem has no model."""
+        from dicompiler.partition.lowering import outlines
+
+        routing, drawn = outlines(self._given, self.layers, self.platform, plan)
+        return routing, played(drawn, routing, self.platform, self.cost)
+
+    def sketch(self, plan: Plan) -> Compilation:
+        """The plan's routing and program. DicompilerError where the problem has no model."""
+        from dicompiler.ir.compilation import Compilation
+        from dicompiler.partition.lowering import sketch
+
+        return sketch(Compilation(model=self._known, layers=self.layers, platform=self.platform, plan=plan))
+
+    @cached_property
+    def _given(self) -> Given:
+        from dicompiler.partition.placed_graph import Given
+
+        return Given.of(self._known)
+
+    @property
+    def _known(self) -> Model:
+        if self.model is None:
+            raise DicompilerError("problem: it was made without a model: give one, or use `estimate`")
+        return self.model
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's collector of cycles waits: what is made in between makes none, but there is so much of it that the
+    collector would go through all of the heap for every second or third plan, a fifth of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def play(compilation: Compilation, cost: CostModel, frames: int = 1, in_flight: int = 1) -> Simulation:
+    """Simulates a compilation that has a program."""
+    work, platform = _work(compilation, cost), compilation.platform
+    assert platform is not None
+    return simulate(work, platform, frames, in_flight)
+
+
+def _work(compilation: Compilation, cost: CostModel) -> Workload:
+    program, routing, platform = compilation.program, compilation.routing, compilation.platform
+    assert program is not None and routing is not None and platform is not None
+    return workload(program, routing, platform, cost)
+
+
+def _metrics(work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
+    """By simulation of one frame of each role."""
+    return simulated(simulate(work, platform, frames=len(work.roles)), work, routing, platform, plan)
+
+
+def evaluate(compilation: Compilation, cost: CostModel, target: Target | None = None) -> Metrics:
+    """The metrics of a compilation that has a program, by simulation of one frame of each role; with the memory that
+    the target adds, if it is known."""
+    routing, platform, plan = compilation.routing, compilation.platform, compilation.plan
+    assert routing is not None and platform is not None and plan is not None
+    found = _metrics(_work(compilation, cost), routing, platform, plan)
+    if target is None or compilation.program is None:
+        return found
+    needed = to_run(compilation.program, target)
+    return found.adding({entry.device: needed[entry.device] - entry.memory for entry in found.devices})
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """The base of all strategies. A subclass is a frozen dataclass too: its fields are its options.
+
+    The first line of its docstring is its summary in `dicompiler list strategies`.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def plan(self, problem: Problem) -> Plan:
+        """A plan for every layer of the problem. DicompilerError where there is none."""
+
+    def front(self, problem: Problem, tell: Tell | None = None) -> Front:
+        """Plans of which none is better than another in every objective; of a strategy that makes one plan, that one.
+        `tell` is told what is being done."""
+        from dicompiler.search.fronts import single_point
+
+        if tell is not None:
+            tell(self.name)
+        return single_point(problem, self.plan(problem))
+
+    def own_platform(self) -> Platform | None:
+        """The platform that the strategy's own input describes, where it does; used if none is given."""
+        return None

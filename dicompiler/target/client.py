@@ -1,0 +1,86 @@
+"""Using a compiled network from a program: `connect(directory)` starts its devices once; frames then go through them.
+
+    with dicompiler.connect("build") as session:
+        outputs = session.infer({"input": image})
+        for outputs in session.stream(images):
+            ...
+
+Arrays by name go in and come out. This needs numpy and nothing of ONNX; what computes are the devices' processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.target.interface import DeviceReport, RunOptions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+GROUP = "dicompiler.clients"
+"""The entry points of targets whose artifacts can be connected to: the target's name = "module:function", which is
+called with a directory (Path), RunOptions and a timeout in seconds, and returns a Session."""
+BUILTINS = {"sockets": "dicompiler_targets.sockets.client:connect"}
+"""Those of an uninstalled checkout: the same as in pyproject.toml."""
+TIMEOUT_S = 600.0
+
+
+class Session(Protocol):
+    """Devices that have been started and wait for frames. Use it from one thread at a time, and close it.
+
+    Whatever fails raises RunError, which names the device and the cause; all devices are ended then. `reports`: what
+    each device measured, once the session was closed in good order.
+    """
+
+    reports: tuple[DeviceReport, ...]
+
+    def infer(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """One frame: its outputs by name. DicompilerError for inputs that do not fit."""
+
+    def stream(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, NDArray[Any]]]:
+        """The outputs of each frame, in the order of `frames`, which are read in a thread of their own.
+
+        Several frames are on their way at once, so that the devices work at the same time; never more than
+        `RunOptions.in_flight`, those whose outputs were not taken yet included.
+        """
+
+    def close(self) -> None:
+        """Finishes what is on its way and ends the devices."""
+
+    def __enter__(self) -> Session: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+def connect(directory: str | Path, options: RunOptions | None = None, timeout: float = TIMEOUT_S) -> Session:
+    """Starts the devices of the artifact in `directory` and waits until they are ready.
+
+    options: by default twice as many frames in flight as there are devices. timeout: seconds that starting may take,
+    and that each frame may. DicompilerError for what is no artifact, RunError where a device does not start.
+    """
+    path = Path(directory)
+    start = _client(path)
+    return start(path, RunOptions(in_flight=0) if options is None else options, timeout)
+
+
+def _client(path: Path) -> Callable[[Path, RunOptions, float], Session]:
+    """What connects to the artifacts of the target that wrote this one."""
+    try:
+        name = str(json.loads((path / "artifact.json").read_text(encoding="utf-8"))["target"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DicompilerError(f"{path}: no artifact of dicompiler: compile a model into it first") from None
+    known = BUILTINS | {point.name: point.value for point in metadata.entry_points(group=GROUP)}
+    if name not in known:
+        raise DicompilerError(f"{path}: one cannot connect to what target {name!r} wrote{nearest(name, known)}")
+    module, _, function = known[name].partition(":")
+    found: Callable[[Path, RunOptions, float], Session] = getattr(importlib.import_module(module), function)
+    return found

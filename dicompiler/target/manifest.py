@@ -1,0 +1,70 @@
+"""What every target's artifact has: artifact.json, which names the target, the devices and all that they send.
+
+In: a Program. Out: JSON documents and their text, the same bytes for the same program. The schema is `artifact`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.program import Program, Transfer, Value
+from dicompiler.ir.onnx.weights import dtype_name
+
+ARTIFACT = "dicompiler.artifact/1"
+MANIFEST, PLAN, PLATFORM, REFERENCE = "artifact.json", "plan.json", "platform.toml", "reference/model.onnx"
+MADE, MADE_FORMAT = "reference/made.json", "dicompiler.made/1"
+"""Where things lie in an artifact's directory."""
+KIND = "artifact"
+TYPES = {
+    "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "BOOL", "FLOAT16", "DOUBLE", "UINT32", "UINT64",
+    "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ",
+}  # fmt: skip
+"""The element types that can be sent, and go into and out of a network."""
+
+Json = dict[str, Any]
+
+
+def json_text(document: Json) -> str:
+    """JSON with one entry of each list per line, so that two artifacts can be compared by eye and by diff."""
+    rows = []
+    for key, value in sorted(document.items()):
+        text = json.dumps(value, sort_keys=True)
+        if isinstance(value, list) and value:
+            text = "[\n  " + ",\n  ".join(json.dumps(entry, sort_keys=True) for entry in value) + "]"
+        rows.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def artifact_document(program: Program, target: str, digest: str) -> Json:
+    """artifact.json, see the schema artifact. target: its name. digest: SHA-256 (hexadecimal) over what the devices
+    hold, weights included. DicompilerError for tensors that cannot be exchanged."""
+    return {
+        "format": ARTIFACT,
+        "target": target,
+        "digest": digest,
+        "devices": [device.device for device in program.devices],
+        "inputs": [value_document(value) for value in program.inputs],
+        "outputs": [value_document(value) for value in program.outputs],
+        "transfers": [transfer_document(transfer) for transfer in program.all_transfers],
+    }
+
+
+def value_document(value: Value) -> Json:
+    """A tensor's name, type, shape and bytes. DicompilerError for a type that cannot be exchanged."""
+    dtype = dtype_name(value.dtype)
+    if dtype not in TYPES:
+        raise DicompilerError(
+            f"tensor {value.name!r}: values of type {dtype} cannot be sent between devices or into and out of them"
+        )
+    shape = None if value.shape is None else list(value.shape)
+    return {"name": value.name, "dtype": dtype, "shape": shape, "bytes": None if shape is None else value.nbytes}
+
+
+def transfer_document(transfer: Transfer) -> Json:
+    """A transfer with what it carries. DicompilerError for a tensor that cannot be sent."""
+    if transfer.value.shape is None:
+        raise DicompilerError(f"tensor {transfer.value.name!r}: its shape is not static, so it cannot be sent")
+    ends = {"index": transfer.index, "sender": transfer.sender, "receiver": transfer.receiver}
+    return ends | value_document(transfer.value)

@@ -1,0 +1,237 @@
+"""Commands on other hosts, and copies to them, by the system's ssh client: its configuration and agents are the user's.
+
+In: places from a hosts.toml, shell scripts, files. Out: what the scripts printed, or one line that names device, host,
+cause and remedy. The other end needs sshd, sh and tar.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TypeVar
+
+from dicompiler.base.errors import DicompilerError, RunError
+from dicompiler.target.remote.hosts import Place
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+CONNECT_S = 10
+"""Seconds that a host has to accept a connection."""
+ALIVE_S = 5
+"""Seconds between ssh's own signs of life; after three without an answer it gives up."""
+SSH_FAILED = 255
+"""ssh's exit code where it failed itself; any other is that of the script."""
+STAMP = ".dicompiler"
+"""The file that says what a copied directory holds; a directory without it is none of ours."""
+OPTIONS = {
+    "BatchMode": "yes",  # nothing asks for passwords: nobody is there to answer
+    "ConnectTimeout": str(CONNECT_S),
+    "ServerAliveInterval": str(ALIVE_S),
+    "ClearAllForwardings": "yes",  # two connections to one host cannot both forward its ports
+    "ControlMaster": "no",  # whoever leads a connection that is shared outlives its own command
+    "RemoteCommand": "none",
+}
+REMEDIES = (
+    ("host key verification failed", "its host key is not known here, or another one than before: connect once by hand"
+     " ('ssh {}') and check it"),
+    ("permission denied", "let our key in ('ssh-copy-id {}'), or name the right one (identity in {})"),
+    ("could not resolve", "check its ssh in {1}"),
+    ("no route|unreachable|timed out|refused|not responding", "is it on, and does sshd run there? (ssh, port in {1})"),
+)  # fmt: skip
+"""Patterns of what ssh says, and what to do about it; {0} is what ssh connected to and {1} the hosts file."""
+
+# The directory is unpacked beside its place and takes it when it is whole: the stamp is the last file to come.
+UNPACK = """
+set -eu; umask 077; target=$1; beside=$(dirname "$1")/.$(basename "$1"); new=$beside.new; old=$beside.old;
+if [ -e "$target" ] && ! [ -f "$target/$2" ] && [ -n "$(ls -A "$target")" ]; then
+  echo "$target holds something else: give another directory, or remove it" >&2; exit 1; fi;
+trap 'rm -rf "$new"' EXIT; trap 'exit 1' HUP INT TERM PIPE;
+rm -rf "$new" "$old"; mkdir -p "$new"; tar -xomf - -C "$new";
+if ! [ -f "$new/$2" ]; then echo "the copy was cut short" >&2; exit 1; fi;
+if [ -e "$target" ]; then mv "$target" "$old"; fi;
+mv "$new" "$target"; rm -rf "$old"
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a script ended on another host: its exit code and what it wrote."""
+
+    code: int
+    output: str
+    errors: str
+
+
+def path_word(path: str) -> str:
+    """A path on the other host as a word for its shell: relative ones start at the user's home there."""
+    if path.startswith("/"):
+        return shlex.quote(path)
+    return f'"$HOME"/{shlex.quote(path.removeprefix("~/"))}'
+
+
+def command(place: Place, script: str, words: Iterable[str]) -> list[str]:
+    """The command line that runs the sh script on the place's host. words: its arguments, quoted as shell words."""
+    program = shutil.which("ssh")
+    if program is None:
+        raise DicompilerError("ssh is missing on this machine: install the package openssh-client")
+    options = [text for name, value in OPTIONS.items() for text in ("-o", f"{name}={value}")]
+    if place.port is not None:
+        options += ["-p", str(place.port)]
+    if place.identity is not None:
+        options += ["-o", "IdentitiesOnly=yes", "-i", str(place.identity)]
+    # On one line: not every login shell lets a quoted text go over several.
+    remote = " ".join(["exec sh -c", shlex.quote(" ".join(script.split())), "sh", *words])
+    return [program, "-T", *options, "--", place.ssh, remote]
+
+
+def environment() -> dict[str, str]:
+    """Ours, so that what ssh and the other end say is in English, as far as they let us choose."""
+    return os.environ | {"LC_ALL": "C"}
+
+
+def address(place: Place) -> str:
+    """The address or name at which ssh reaches the place's host, as its own configuration has it."""
+    line = command(place, "", ())
+    done = subprocess.run([*line[:1], "-G", *line[1:-1]], capture_output=True, text=True, env=environment())
+    found = re.search(r"^hostname (\S+)$", done.stdout, re.MULTILINE)
+    if done.returncode or found is None:
+        raise DicompilerError(f"{place.title}: {failure(place, done.stderr)}")
+    return found[1]
+
+
+def failure(place: Place, errors: str, file: str = "hosts.toml") -> str:
+    """Why ssh failed, of all that it said, and what to do about it."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    for pattern, remedy in REMEDIES:
+        for line in lines:
+            if re.search(pattern, line, re.IGNORECASE):
+                return f"{line.rstrip('.')}: {remedy.format(place.ssh, file)}"
+    return lines[-1] if lines else "the ssh connection was lost"
+
+
+class Calls:
+    """Scripts that run on other hosts; whoever leaves by an error (an interrupt too) ends those that still do.
+
+    deadline: of time.monotonic, for all of them. file: the hosts file, to be named in errors.
+    """
+
+    def __init__(self, deadline: float, file: str) -> None:
+        self._deadline, self._file = deadline, file
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock, self._over = threading.Lock(), False
+
+    def each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """work(item) for all items at once. Where some fail, the rest is ended and the first of the errors raised."""
+        with ThreadPoolExecutor(max(1, len(items))) as pool:
+            futures = [pool.submit(work, item) for item in items]
+            try:
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                failed = [future for future in futures if future in done and future.exception() is not None]
+                return [future.result() for future in (failed or futures)]
+            except BaseException:
+                self.end()
+                raise
+
+    def end(self) -> None:
+        """Ends what runs; nothing can be started any more."""
+        with self._lock:
+            self._over = True
+            for popen in self._running:
+                popen.kill()
+
+    def run(
+        self, place: Place, script: str, words: Iterable[str], feed: Callable[[IO[bytes]], object] = lambda _: None
+    ) -> Done:
+        """Runs the script to its end. feed: writes what it reads. RunError where ssh itself fails or time is up."""
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            popen = self._start(command(place, script, words), output, errors)
+            watch = threading.Timer(max(0.0, self._deadline - time.monotonic()), popen.kill)
+            watch.start()
+            try:
+                assert popen.stdin is not None
+                with contextlib.suppress(BrokenPipeError):  # it ended early: it has told why
+                    try:
+                        feed(popen.stdin)
+                    finally:
+                        popen.stdin.close()
+                code = popen.wait()
+            finally:
+                watch.cancel()
+                popen.kill()
+                popen.wait()
+                with self._lock:
+                    self._running.discard(popen)
+            done = Done(code, _text(output), _text(errors))
+        if code == SSH_FAILED:
+            raise RunError(f"{place.title}: {failure(place, done.errors, self._file)}")
+        if code < 0:
+            raise RunError(f"{place.title}: it did not answer in time: allow more (--timeout)")
+        return done
+
+    def _start(self, line: Sequence[str], output: IO[bytes], errors: IO[bytes]) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._over:
+                raise RunError("ended by the failure of another")
+            # A session of its own: an interrupt from the terminal is for our process, which then ends it.
+            popen = subprocess.Popen(
+                line, stdin=subprocess.PIPE, stdout=output, stderr=errors, env=environment(), start_new_session=True
+            )
+            self._running.add(popen)
+            return popen
+
+    def copy(self, place: Place, target: str, files: Mapping[str, Path], stamp: str) -> int:
+        """Makes `target` on the place's host hold these files (by their path there) and nothing else; their bytes.
+
+        They can be read by their owner only. stamp: what the file STAMP there says afterwards. It appears whole or not
+        at all; what it held before is replaced if it has a STAMP. RunError where that is not so, or there is no room.
+        """
+        done = self.run(place, UNPACK, [path_word(target), STAMP], lambda stream: _pack(stream, files, stamp))
+        if done.code:
+            raise RunError(f"{place.title}: cannot be copied to {target}: {_cause(done)}")
+        return sum(path.stat().st_size for path in files.values())
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _pack(stream: IO[bytes], files: Mapping[str, Path], stamp: str) -> None:
+    """Writes the files as a tar archive, then the stamp. The same files give the same bytes."""
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT, bufsize=1 << 20) as archive:
+        for parent in sorted({str(parent) for name in files for parent in Path(name).parents} - {"."}):
+            entry = tarfile.TarInfo(parent)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o700
+            archive.addfile(entry)
+        for name, path in sorted(files.items()):
+            entry = tarfile.TarInfo(name)
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                entry.size, entry.mode = status.st_size, 0o600 | status.st_mode & 0o100
+                archive.addfile(entry, file)
+        entry = tarfile.TarInfo(STAMP)
+        entry.size, entry.mode = len(stamp.encode()), 0o600
+        archive.addfile(entry, io.BytesIO(stamp.encode()))
+
+
+def _cause(done: Done) -> str:
+    """The line that tells most of what tar and sh said."""
+    lines = [line.strip() for line in done.errors.splitlines() if line.strip()]
+    for line in lines:
+        if re.search("no space left|quota exceeded", line, re.IGNORECASE):
+            return f"{line.rpartition(': ')[2]} there: make room, or give another directory"
+    return lines[-1] if lines else f"exit code {done.code}"

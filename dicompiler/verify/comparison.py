@@ -1,0 +1,168 @@
+"""Whether a split network computes what onnxruntime computes: outputs compared by type, transfers by their bytes.
+
+In: outputs of the whole model and of the split one, or a model and how to split it. Out: Checks, each with numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from dicompiler.verify.exact import NotExact, check_model, coverage, seeds_needed
+from dicompiler.verify.executor import Execution, Executor, run_model
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.program import Program, Transfer, Value
+
+TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-10}
+"""Largest difference that is allowed, as a share of max|reference|; all other types must be equal."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The largest difference from a reference that an output may have: so many times max|reference|, or, where `step`
+    is given, so many times the step between two numbers of a quantised tensor, in the output's own values."""
+
+    times: float
+    step: float | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was verified: its name, whether it held, and what was found beside what is allowed.
+
+    applies: False where it cannot be verified of this network; it counts as passed, and `detail` says why.
+    """
+
+    name: str
+    passed: bool
+    detail: str
+    applies: bool = True
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All checks of one artifact."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+
+def compare(name: str, reference: Any, got: Any, exact: bool = False, allowed: Tolerance | None = None) -> Check:
+    """Whether `got` is `reference`: same type and shape, NaN in the same places, values within what is allowed. By
+    default that is the type's tolerance (bit-equal for integers and bool, and for all types where `exact`)."""
+    if not isinstance(reference, np.ndarray) or not isinstance(got, np.ndarray):
+        same = bool(repr(reference) == repr(got))
+        return Check(name, same, "equal" if same else "differs (no tensor: compared as text)")
+    if reference.dtype != got.dtype or reference.shape != got.shape:
+        detail = f"{got.dtype} {got.shape} where onnxruntime gives {reference.dtype} {reference.shape}"
+        return Check(name, False, detail)
+    floating = str(reference.dtype) in TOLERANCE
+    tolerance = allowed or (Tolerance(TOLERANCE[str(reference.dtype)]) if floating else None)
+    if tolerance is None or exact:
+        differ = int(np.sum(~_same(reference, got))) if floating else int(np.sum(reference != got))
+        return Check(name, differ == 0, "bit-equal" if differ == 0 else f"{differ} of {reference.size} elements differ")
+    return _compare_values(name, reference, got, tolerance)
+
+
+def _same(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))
+
+
+def _compare_values(name: str, reference: NDArray[Any], got: NDArray[Any], tolerance: Tolerance) -> Check:
+    wide, other = reference.astype(np.float64), got.astype(np.float64)
+    finite = np.isfinite(wide)
+    if not np.array_equal(finite, np.isfinite(other)) or not np.all(_same(wide[~finite], other[~finite])):
+        return Check(name, False, "NaN or infinity in other places than onnxruntime puts them")
+    difference = float(np.max(np.abs(wide[finite] - other[finite]), initial=0.0))
+    if tolerance.step is not None:
+        steps = round(difference / tolerance.step, 3)  # a dequantised number is rounded itself
+        detail = f"differs by {steps:g} steps of {tolerance.step:.3g} (allowed: {tolerance.times:g})"
+        return Check(name, steps <= tolerance.times, detail)
+    largest = float(np.max(np.abs(wide[finite]), initial=0.0))
+    share = difference / largest if largest else difference
+    detail = f"differs by {share:.1e} of max|reference| (allowed: {tolerance.times:.0e})"
+    return Check(name, share <= tolerance.times, detail)
+
+
+def exact(model: Model, split: Callable[[Model], Program], seeds: Sequence[int] | None = None) -> Check:
+    """Proves the geometry: integer-valued check models of the same graph, split the same way, are bit-equal.
+
+    `split` compiles a model by the plan in question. By default as many seeds as it takes to read every tap and every
+    input channel of every convolution. It does not apply where an operator rounds that has no stand-in, or where values
+    would leave the exact range. Every role of a plan with replicas is checked.
+    """
+    chosen = range(seeds_needed(model)) if seeds is None else seeds
+    tried = []
+    count = 1
+    for seed in chosen:
+        try:
+            checked, inputs = check_model(model, seed)
+        except NotExact as error:
+            return Check("exact", True, str(error).removeprefix("exact check: "), applies=False)
+        tried.append(checked)
+        reference = run_model(checked, inputs)
+        roles = split(checked).roles
+        count = len(roles)
+        for number, role in enumerate(roles):
+            failed = _differing(reference, Executor(role).run(inputs))
+            if failed:
+                replica = f"replica {number}: " if count > 1 else ""
+                return Check("exact", False, f"seed {seed}: {replica}{failed}")
+    each = f", each in {count} replicas" if count > 1 else ""
+    return Check("exact", True, f"bit-equal for {len(tried)} check models ({coverage(tried)}){each}")
+
+
+def _differing(reference: Mapping[str, Any], execution: Execution) -> str:
+    """The first output that is not bit-equal, in words; '' where there is none."""
+    for device, outputs in execution.delivered.items():
+        for name, value in outputs.items():
+            check = compare(name, reference[name], value, exact=True)
+            if not check.passed:
+                return f"output {name!r} on {device}: {check.detail}"
+    return ""
+
+
+def transfers(predicted: Sequence[Transfer], sent: Mapping[int, int], frames: int, roles: int = 1) -> Check:
+    """Whether every transfer carried just the bytes that were predicted.
+
+    predicted: `Program.all_transfers`. sent: bytes by their index. frames: how many each role played.
+    """
+    for transfer in predicted:
+        expected, got = transfer.value.nbytes * frames, sent.get(transfer.index, 0)
+        if expected != got:
+            detail = (
+                f"{transfer.value.name!r} {transfer.sender}→{transfer.receiver}: {got} bytes sent, {expected} predicted"
+            )
+            return Check("bytes", False, detail)
+    total = sum(transfer.value.nbytes for transfer in predicted)
+    each = "a frame" if roles == 1 else f"in a frame of each of {roles} replicas"
+    return Check("bytes", True, f"{len(predicted)} transfers, {total} bytes {each}: as predicted")
+
+
+def graph_inputs(model: Model) -> tuple[Value, ...]:
+    """The graph's inputs that are no initializers."""
+    tensors = model.tensors()
+    known = [tensors[value.name] for value in model.proto.graph.input]
+    return tuple(Value(t.name, t.dtype, t.shape) for t in known if not t.constant)
+
+
+def random_inputs(values: Sequence[Value], seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Seeded inputs for graph inputs of static shape: normal for floats, 0 or 1 for bool, 0 to 7 for integers."""
+    rng = np.random.default_rng(seed)
+    inputs: dict[str, NDArray[Any]] = {}
+    for value in values:
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
+        shape = value.shape or ()
+        if str(dtype) in TOLERANCE:
+            inputs[value.name] = rng.standard_normal(shape).astype(dtype)
+        else:
+            inputs[value.name] = rng.integers(0, 2 if dtype == np.bool_ else 8, shape).astype(dtype)
+    return inputs

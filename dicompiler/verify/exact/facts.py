@@ -1,0 +1,118 @@
+"""Facts: what the check model needs to know of a model's graph, gathered once.
+
+In: a Model whose weights are initializers. Out: who makes and who reads each tensor, and which operands are constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx
+
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.regions import Shape
+
+#: (index of the node, index of its input): the place where a tensor is read.
+Use = tuple[int, int]
+FLOATS: Mapping[int, int] = {
+    onnx.TensorProto.FLOAT: 24,
+    onnx.TensorProto.DOUBLE: 53,
+    onnx.TensorProto.FLOAT16: 11,
+    onnx.TensorProto.BFLOAT16: 8,
+}
+"""The floating-point types of the check model, with the bits of their significands: integers below 2^bits are exact."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """`constants`: (dtype, shape) by name; `uses`: where a tensor is read; `dtypes`: of all tensors where it is known;
+    `captured`: names that a control-flow body reads; `outputs`: the graph's; `opset`: of the standard operators.
+    """
+
+    model: Model
+    nodes: tuple[onnx.NodeProto, ...]
+    constants: Mapping[str, tuple[int, Shape]]
+    uses: Mapping[str, tuple[Use, ...]]
+    dtypes: Mapping[str, int]
+    captured: frozenset[str]
+    outputs: frozenset[str]
+    opset: int
+
+    def constant(self, node: onnx.NodeProto, index: int) -> bool:
+        """Whether input `index` of `node` is there and is a constant of a floating-point type."""
+        name = node.input[index] if index < len(node.input) else ""
+        return name in self.constants and self.constants[name][0] in FLOATS
+
+    def dynamic(self, node: onnx.NodeProto) -> int:
+        """How many inputs of `node` are computed."""
+        return sum(bool(name) and name not in self.constants for name in node.input)
+
+    def is_float(self, tensor: str) -> bool:
+        """Whether `tensor` is of a floating-point type; a type that could not be inferred counts as one."""
+        return self.dtypes.get(tensor, onnx.TensorProto.FLOAT) in FLOATS
+
+    def readers(self, tensor: str) -> tuple[Use, ...] | None:
+        """Where `tensor` is read; None where a control-flow body or the graph's output reads it too."""
+        return None if tensor in self.captured or tensor in self.outputs else self.uses.get(tensor, ())
+
+
+def gather(model: Model) -> Facts:
+    """The facts of `model`. Types are inferred on the copy without weights."""
+    light = onnx.shape_inference.infer_shapes(model.light())
+    nodes = tuple(model.proto.graph.node)
+    uses: dict[str, list[Use]] = {}
+    for index, node in enumerate(nodes):
+        for position, name in enumerate(node.input):
+            uses.setdefault(name, []).append((index, position))
+    values = (*light.graph.input, *light.graph.value_info, *light.graph.output)
+    return Facts(
+        model,
+        nodes,
+        model.initializers(),
+        {name: tuple(places) for name, places in uses.items()},
+        {value.name: value.type.tensor_type.elem_type for value in values},
+        frozenset(name for node in nodes for graph in _bodies(node) for name in _read(graph)),
+        frozenset(value.name for value in model.proto.graph.output),
+        next((entry.version for entry in model.proto.opset_import if entry.domain in ("", "ai.onnx")), 1),
+    )
+
+
+def of_model(known: Facts, model: Model) -> Facts:
+    """The facts of `model`, which has the graph of the model that `known` is about, and perhaps other constants."""
+    return replace(known, model=model, nodes=tuple(model.proto.graph.node), constants=model.initializers())
+
+
+def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    """The value of an attribute, or `default`."""
+    for entry in node.attribute:
+        if entry.name == name:
+            return onnx.helper.get_attribute_value(entry)
+    return default
+
+
+def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
+    """Gives `node`, which is changed, the attribute; one of that name is replaced in its place."""
+    made = onnx.helper.make_attribute(name, value)
+    for entry in node.attribute:
+        if entry.name == name:
+            entry.CopyFrom(made)
+            return
+    node.attribute.append(made)
+
+
+def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for entry in node.attribute:
+        if entry.type == onnx.AttributeProto.GRAPH:
+            yield entry.g
+        yield from entry.graphs
+
+
+def _read(graph: onnx.GraphProto) -> Iterator[str]:
+    """Every name that a body reads, its own tensors included."""
+    for node in graph.node:
+        yield from node.input
+        for inner in _bodies(node):
+            yield from _read(inner)
+    yield from (value.name for value in graph.output)

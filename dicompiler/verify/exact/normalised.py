@@ -1,0 +1,159 @@
+"""Exact stand-ins of the operators that normalise: each element less a number that all of its group has a part in.
+
+In: what the calls of an operator have in common. Out: the nodes of the function that stands in for it. With b = x
+modulo 16 and s = the sum of b over the group, a group's elements become scale · (b - s modulo 16) + shift: an element
+that is left out, comes twice or is another's changes all of the group, and what is bounded stays so at any depth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, NodeProto, TensorProto, helper
+
+from dicompiler.verify.exact.calls import MODULUS, Call, bounded, constant, total
+
+WITH_AXIS = ("LayerNormalization", "LpNormalization", "RMSNormalization")
+AXES = (0, 2, 3)
+"""Those that MeanVarianceNormalization takes by default."""
+
+
+def instance(call: Call) -> list[NodeProto]:
+    """InstanceNormalization: over each map; scale and shift by channel."""
+    return [
+        *bounded(call),
+        constant("maps", np.array([0, 0, -1], np.int64)),
+        helper.make_node("Reshape", ["bounded", "maps"], ["elements"]),
+        *_less_sum(call, "elements", [constant("last", np.array([2], np.int64))], "last", 2),
+        *_scaled(["X1", "X2"]),
+        *_reshaped("scaled", "X0"),
+    ]
+
+
+def group(call: Call) -> list[NodeProto]:
+    """GroupNormalization: over the maps of a group of channels; scale and shift by group before opset 21, by channel
+    since."""
+    count = helper.make_node("Constant", [], ["count"])
+    _refer(count, "value_int", "num_groups", AttributeProto.INT)
+    nodes = [
+        *bounded(call),
+        count,
+        constant("one", np.array([1], np.int64)),
+        constant("same", np.array([0], np.int64)),
+        constant("rest", np.array([-1], np.int64)),
+        helper.make_node("Reshape", ["count", "one"], ["groups"]),
+        helper.make_node("Concat", ["same", "groups", "rest"], ["by_group"], axis=0),
+        helper.make_node("Reshape", ["bounded", "by_group"], ["elements"]),
+        *_less_sum(call, "elements", [constant("last", np.array([2], np.int64))], "last", 2),
+    ]
+    if call.opset >= 21:
+        nodes += [
+            constant("maps", np.array([0, 0, -1], np.int64)),
+            helper.make_node("Reshape", ["bounded", "maps"], ["by_channel"]),
+            helper.make_node("Shape", ["by_channel"], ["channels"]),
+            helper.make_node("Reshape", ["less", "channels"], ["of_channels"]),
+        ]
+    return [*nodes, *_scaled(["X1", "X2"], "of_channels" if call.opset >= 21 else "less"), *_reshaped("scaled", "X0")]
+
+
+def layer(call: Call) -> list[NodeProto]:
+    """LayerNormalization, RMSNormalization: over all axes from `axis` on; scale and shift broadcast."""
+    nodes = [
+        *bounded(call),
+        call.node("Flatten", ["bounded"], ["elements"]),
+        *_less_sum(call, "elements", [constant("last", np.array([1], np.int64))], "last", 1),
+        *_reshaped("less", "X0", "shaped"),
+    ]
+    if call.arity == 2:
+        return [*nodes, helper.make_node("Mul", ["shaped", "X1"], ["Y"])]
+    return [
+        *nodes,
+        helper.make_node("Mul", ["shaped", "X1"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "X2"], ["Y"]),
+    ]
+
+
+def mean_variance(call: Call) -> list[NodeProto]:
+    """MeanVarianceNormalization: over its axes, which `prepare` writes out where they are those by default."""
+    axes = helper.make_node("Constant", [], ["axes"])
+    _refer(axes, "value_ints", "axes", AttributeProto.INTS)
+    return [*bounded(call), *_less_sum(call, "bounded", [axes], "axes", None, "Y")]
+
+
+def lp(call: Call) -> list[NodeProto]:
+    """LpNormalization: along its axis. Before opset 13 the axes of a sum are no input: x less the greatest instead."""
+    if call.opset < 13:
+        inputs, own = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})
+        nodes = [] if call.opset < 10 else [constant("one", np.array([1], np.int64))]
+        return [
+            *nodes,
+            call.node("TopK", inputs, ["greatest", "place"], **own),
+            helper.make_node("Sub", ["X0", "greatest"], ["Y"]),
+        ]
+    axis = helper.make_node("Constant", [], ["axis"])
+    _refer(axis, "value_int", "axis", AttributeProto.INT)
+    nodes = [
+        axis,
+        constant("one", np.array([1], np.int64)),
+        helper.make_node("Reshape", ["axis", "one"], ["axes"]),
+    ]
+    return [*bounded(call), *_less_sum(call, "bounded", nodes, "axes", None, "Y")]
+
+
+def _less_sum(
+    call: Call, tensor: str, axes: list[NodeProto], name: str, axis: int | None, target: str = "less"
+) -> list[NodeProto]:
+    """`tensor`, whose elements are 0 to 15, less its sum modulo 16 over the axes that the tensor `name`, made by the
+    nodes `axes`, holds; before opset 13 over `axis`, or (None) those of the call's attribute. In whole numbers, which
+    are exact however many there are."""
+    over = helper.make_node("ReduceSum", ["numbers"], ["sum"], keepdims=1)
+    if axis is None:
+        _refer(over, "axes", "axes", AttributeProto.INTS)
+    summed = [*axes, helper.make_node("ReduceSum", ["numbers", name], ["sum"], keepdims=1)]
+    if call.opset < 13:
+        summed = [over] if axis is None else total(call, "numbers", axis, "sum")
+    return [
+        helper.make_node("Cast", [tensor], ["numbers"], to=TensorProto.INT64),
+        *summed,
+        constant("sixteen", np.array(MODULUS, np.int64)),
+        helper.make_node("Div", ["sum", "sixteen"], ["quotient"]),
+        helper.make_node("Mul", ["quotient", "sixteen"], ["whole"]),
+        helper.make_node("Sub", ["sum", "whole"], ["remainder"]),
+        helper.make_node("Cast", ["remainder"], ["share"], to=call.dtype),
+        helper.make_node("Sub", [tensor, "share"], [target]),
+    ]
+
+
+def _scaled(vectors: list[str], tensor: str = "less") -> list[NodeProto]:
+    """`scaled`: a tensor of rank 3 times one vector along its axis 1, and with another one added."""
+    return [
+        constant("upright", np.array([-1, 1], np.int64)),
+        helper.make_node("Reshape", [vectors[0], "upright"], ["scale"]),
+        helper.make_node("Reshape", [vectors[1], "upright"], ["shift"]),
+        helper.make_node("Mul", [tensor, "scale"], ["product"]),
+        helper.make_node("Add", ["product", "shift"], ["scaled"]),
+    ]
+
+
+def _reshaped(tensor: str, like: str, target: str = "Y") -> list[NodeProto]:
+    return [
+        helper.make_node("Shape", [like], ["shape"]),
+        helper.make_node("Reshape", [tensor, "shape"], [target]),
+    ]
+
+
+def _refer(node: NodeProto, name: str, attribute: str, kind: Any) -> None:
+    """The attribute `name` of a node of the body is the attribute `attribute` of the call."""
+    node.attribute.add(name=name, ref_attr_name=attribute).type = kind
+
+
+NORMALISED = {
+    "GroupNormalization": group,
+    "InstanceNormalization": instance,
+    "LayerNormalization": layer,
+    "LpNormalization": lp,
+    "MeanVarianceNormalization": mean_variance,
+    "RMSNormalization": layer,
+}
+"""Operator type → what computes in its place."""

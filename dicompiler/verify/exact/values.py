@@ -1,0 +1,241 @@
+"""The integer values of every constant that a network computes with: sparse filters, small shifts, signs, bounds.
+
+In: a model's facts, a seed, a schedule. Out: for each place where a constant is read, the array to read there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from dicompiler.verify.exact.facts import FLOATS, Facts, Use
+from dicompiler.verify.exact.normalised import NORMALISED
+from dicompiler.verify.exact.patterns import WEIGHTED, extent, sparse
+from dicompiler.verify.exact.standins import wide
+from dicompiler.base.seeded import generator
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How large values may grow: `taps[d]` elements of ±1 in a filter that has d weighted layers before it (deeper: the
+    last entry), or more where `seeds` seeds would not read everything otherwise; `shifts` different values of a shift,
+    inputs of -inputs…inputs.
+    """
+
+    seeds: int
+    taps: tuple[int, ...]
+    shifts: int = 13
+    inputs: int = 4
+
+
+SCHEDULES = (
+    Schedule(1, (16, 16, 8, 8, 4)),
+    Schedule(1, (4, 4, 3, 3, 2)),
+    Schedule(2, (4, 4, 3, 3, 2)),
+    Schedule(4, (4, 4, 3, 3, 2)),
+    Schedule(2, (3, 3, 2, 2, 1)),
+    Schedule(4, (3, 3, 2, 2, 1)),
+    Schedule(4, (2, 1)),
+    Schedule(4, (1,), shifts=5, inputs=2),
+)
+"""Tried in this order until every value is exact: the more a filter reads, the smaller a fault that shows."""
+
+#: Operators whose constant operands become shifts; where two computed tensors meet in one of _ADDED, values grow.
+_SHIFTED = ("Add", "Concat", "Div", "Max", "Mean", "Min", "Pow", "Sub", "Sum", "Where")
+_ADDED = ("Add", "Sub", "Sum")
+#: What a layer's channels go through without losing their sign for good.
+_LINKS = ("Add", "BatchNormalization", "Dropout", "Identity", "Mul")
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """What follows a weighted layer alone: the `links` that may flip a channel's sign, and whether an addition of two
+    computed tensors comes after them.
+    """
+
+    links: tuple[int, ...]
+    added: bool
+
+
+def constants(known: Facts, seed: int, schedule: Schedule) -> dict[Use, Array]:
+    """The arrays of all constants that are replaced, in the constants' own shapes and types.
+
+    The sign of a filter and those of a BatchNormalization or factor behind it cancel out, so that no ReLU makes a
+    channel constant zero; only before an addition are they free, so that a sum of many branches stays small.
+    """
+    found: dict[Use, Array] = {}
+    paired: dict[int, Array] = {}
+    depths = _depths(known)
+    for index, depth in depths.items():
+        taps = schedule.taps[min(depth, len(schedule.taps) - 1)]
+        found |= _weighted(known, index, seed, taps, schedule, paired)
+    for index, node in enumerate(known.nodes):
+        if node.domain in ("", "ai.onnx") and index not in depths:
+            found |= _other(known, index, seed, schedule.shifts, paired)
+    return found
+
+
+def inputs(model_inputs: Mapping[str, tuple[int, tuple[int, ...]]], seed: int, schedule: Schedule) -> dict[str, Array]:
+    """Integers for inputs of (dtype, shape): -inputs…inputs as floats, 0…3 where the type is whole, or truth values."""
+    feed = {}
+    for name, (dtype, shape) in model_inputs.items():
+        random, kind = generator(seed, f"{name}/input"), onnx.helper.tensor_dtype_to_np_dtype(dtype)
+        low, high = (-schedule.inputs, schedule.inputs + 1) if dtype in FLOATS else (0, 2 if kind == np.bool_ else 4)
+        feed[name] = random.integers(low, high, size=shape).astype(kind)
+    return feed
+
+
+def weight_index(known: Facts, node: onnx.NodeProto) -> int | None:
+    """Which input of `node` is its weight: a constant operand of a Conv, ConvTranspose, Gemm or MatMul, or None."""
+    if node.domain not in ("", "ai.onnx") or node.op_type not in WEIGHTED:
+        return None
+    candidates = (1,) if node.op_type.startswith("Conv") else (1, 0)
+    return next((index for index in candidates if known.constant(node, index)), None)
+
+
+def _depths(known: Facts) -> dict[int, int]:
+    """Index of each weighted node → the greatest number of weighted nodes before it on a path."""
+    reached: dict[str, int] = {}
+    found = {}
+    for index, node in enumerate(known.nodes):
+        depth = max((reached.get(name, 0) for name in node.input), default=0)
+        weighted = weight_index(known, node) is not None
+        if weighted:
+            found[index] = depth
+        reached |= dict.fromkeys(node.output, depth + weighted)
+    return found
+
+
+def _chain(known: Facts, index: int) -> _Chain:
+    """Follows the output of node `index` through BatchNormalization, constant factors and constant shifts."""
+    links: list[int] = []
+    readers = known.readers(known.nodes[index].output[0])
+    while readers is not None and len(readers) == 1:
+        follower, _ = readers[0]
+        node = known.nodes[follower]
+        if known.dynamic(node) != 1 or node.op_type not in _LINKS:
+            break
+        if node.op_type in ("BatchNormalization", "Mul"):
+            links.append(follower)
+        readers = known.readers(node.output[0])
+    ends = [known.nodes[follower] for follower, _ in readers or ()]
+    return _Chain(tuple(links), any(end.op_type in _ADDED and known.dynamic(end) > 1 for end in ends))
+
+
+def _weighted(
+    known: Facts, index: int, seed: int, taps: int, schedule: Schedule, paired: dict[int, Array]
+) -> dict[Use, Array]:
+    """Filters and bias of a weighted node; notes in `paired` the signs that the links behind it must have."""
+    node = known.nodes[index]
+    place = weight_index(known, node)
+    assert place is not None
+    dtype, shape = known.constants[node.input[place]]
+    size = extent(node, place, shape)
+    channels = size.filters if node.op_type == "MatMul" else size.groups * size.filters
+    chain = _chain(known, index)
+    signs = _signs(known, index, seed, channels) if chain.added else np.ones(channels, np.int64)
+    for link in chain.links:
+        if _per_channel(known, link) == channels:
+            paired[link] = _signs(known, link, seed, channels)
+            signs = signs * paired[link]
+    kind, taps = onnx.helper.tensor_dtype_to_np_dtype(dtype), max(taps, size.covering(schedule.seeds))
+    signs = np.resize(signs, size.groups * size.filters)
+    found = {(index, place): sparse(node, place, shape, kind, seed, taps, signs)}
+    if known.constant(node, 2):
+        found[index, 2] = _shift(known, (index, 2), seed, schedule.shifts)
+    return found
+
+
+def _per_channel(known: Facts, link: int) -> int:
+    """The number of elements of a link's scale or factor."""
+    node = known.nodes[link]
+    places = (1,) if node.op_type == "BatchNormalization" else (0, 1)
+    constant = next((node.input[place] for place in places if known.constant(node, place)), None)
+    return 0 if constant is None else int(np.prod(known.constants[constant][1]))
+
+
+def _other(known: Facts, index: int, seed: int, shifts: int, paired: Mapping[int, Array]) -> dict[Use, Array]:
+    """The constants of a node that is not a weighted layer."""
+    node = known.nodes[index]
+    places = [place for place in range(len(node.input)) if known.constant(node, place)]
+    makers: dict[int, Callable[[Use], Array]] = {}
+    if node.op_type == "BatchNormalization" and places == [1, 2, 3, 4]:
+        makers = {
+            1: lambda use: _factor(known, use, paired) * _deviation(known, use, seed),
+            4: lambda use: _deviation(known, use, seed) ** 2,
+        }
+        makers |= dict.fromkeys((2, 3), lambda use: _shift(known, use, seed, shifts))
+    elif node.op_type == "Mul":
+        makers = dict.fromkeys((0, 1), lambda use: _factor(known, use, paired))
+    elif node.op_type in NORMALISED:
+        makers = {1: lambda use: _gain(known, use, seed), 2: lambda use: _shift(known, use, seed, shifts)}
+    elif node.op_type == "PRelu":
+        makers = {1: lambda use: _slope(known, use, seed)}
+    elif node.op_type == "Clip":
+        makers = {1: lambda use: _bound(known, use, "min"), 2: lambda use: _bound(known, use, "max")}
+    elif node.op_type == "Pad":
+        makers = {2: lambda use: np.rint(known.model.array(node.input[use[1]]))}
+    elif node.op_type == "Gather":  # the rows of an embedding
+        makers = {0: lambda use: _shift(known, use, seed, shifts)}
+    elif node.op_type in _SHIFTED:
+        makers = dict.fromkeys(places, lambda use: _shift(known, use, seed, shifts))
+    return {(index, place): makers[place]((index, place)) for place in places if place in makers}
+
+
+def _signs(known: Facts, index: int, seed: int, size: int) -> Array:
+    return 1 - 2 * generator(seed, f"{known.nodes[index].name}/signs").integers(2, size=size)
+
+
+def _filled(known: Facts, use: Use, value: Array | int) -> Array:
+    """An array in the shape and type of the constant that is read at `use`."""
+    dtype, shape = known.constants[known.nodes[use[0]].input[use[1]]]
+    kind = onnx.helper.tensor_dtype_to_np_dtype(dtype)
+    return np.broadcast_to(np.asarray(value), int(np.prod(shape))).reshape(shape).astype(kind)
+
+
+def _factor(known: Facts, use: Use, paired: Mapping[int, Array]) -> Array:
+    return _filled(known, use, paired.get(use[0], np.array(1)))
+
+
+def _deviation(known: Facts, use: Use, seed: int) -> Array:
+    """1, 2 or 4 for each channel: the scale is multiplied by it and its square is the variance, so that it cancels out
+    where the two belong together."""
+    size = int(np.prod(known.constants[known.nodes[use[0]].input[use[1]]][1]))
+    random = generator(seed, f"{known.nodes[use[0]].name}/deviation")
+    return _filled(known, use, 2 ** random.integers(3, size=size))
+
+
+def _gain(known: Facts, use: Use, seed: int) -> Array:
+    """-3 to 4 without 0; elements differ unless 7 divides their distance."""
+    random = generator(seed, f"{known.nodes[use[0]].name}/gain")
+    step, start = random.integers(1, 7), random.integers(7)
+    size = int(np.prod(known.constants[known.nodes[use[0]].input[use[1]]][1]))
+    values = (start + step * np.arange(size)) % 7 - 3
+    return _filled(known, use, values + (values >= 0))
+
+
+def _slope(known: Facts, use: Use, seed: int) -> Array:
+    size = int(np.prod(known.constants[known.nodes[use[0]].input[use[1]]][1]))
+    return _filled(known, use, _signs(known, use[0], seed, size))
+
+
+def _bound(known: Facts, use: Use, name: str) -> Array:
+    constant = known.nodes[use[0]].input[use[1]]
+    dtype, _ = known.constants[constant]
+    return _filled(known, use, np.array(wide(name, float(known.model.array(constant).item()), dtype)))
+
+
+def _shift(known: Facts, use: Use, seed: int, shifts: int) -> Array:
+    """Small integers, a third of them below zero; elements differ unless `shifts`, a prime, divides their distance."""
+    node = known.nodes[use[0]]
+    random = generator(seed, f"{node.name}/shift{use[1]}")
+    step, start = random.integers(1, shifts), random.integers(shifts)
+    size = int(np.prod(known.constants[node.input[use[1]]][1]))
+    return _filled(known, use, (start + step * np.arange(size)) % shifts - shifts // 3)

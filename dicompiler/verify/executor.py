@@ -1,0 +1,251 @@
+"""Runs a Program, or a whole Model, in this process with onnxruntime: the reference of tests and of `verify`.
+
+In: a Program and the graph's inputs. Out: its outputs, and the bytes that each transfer carried, which are checked
+against what the program predicts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.program import DeviceProgram, Program, Segment, Transfer, Value
+from dicompiler.target.interface import Optimization
+from dicompiler.ir.onnx.weights import Weight, array_dtype, dtype_name, is_hollow
+
+_LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
+# Types that onnxruntime computes with but does not exchange with numpy.
+_FOREIGN = ("bfloat16", "float8", "float4", "int4", "int2")
+
+
+class Runnable(Protocol):
+    """A model in a runtime."""
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Every output by name."""
+
+
+class Session:
+    """One ONNX model in onnxruntime, on one thread. Initializers that are hollows take their data from `weights`.
+
+    The data goes to onnxruntime by itself and never into a protobuf message, so that it may be over 2 GB.
+    """
+
+    def __init__(
+        self, proto: onnx.ModelProto, weights: Mapping[str, Weight], place: str, optimization: Optimization = "extended"
+    ) -> None:
+        """`place` opens the errors: DicompilerError where onnxruntime refuses the model."""
+        self.place = place
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{_LEVELS[optimization]}")
+        if optimization != "all":  # what is fused differs from a whole network to its parts, and rounds otherwise
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
+        names = [tensor.name for tensor in proto.graph.initializer if is_hollow(tensor)]
+        # onnxruntime promises no copy: the values stay alive as long as the session.
+        self._values = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
+        options.add_external_initializers(names, self._values)
+        try:
+            self._session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's errors share no other base
+            raise DicompilerError(f"{place}: onnxruntime cannot load it: {_line(error)}") from error
+        self.outputs = tuple(value.name for value in self._session.get_outputs())
+        kinds = [value.type for value in (*self._session.get_inputs(), *self._session.get_outputs())]
+        self._foreign = any(name in kind for kind in kinds for name in _FOREIGN)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Every output by name, as arrays (lists and dicts for values that are not tensors)."""
+        feeds = {name: _dense(value) for name, value in inputs.items()}
+        try:
+            if not self._foreign:
+                return dict(zip(self.outputs, self._session.run(None, feeds), strict=True))
+            values = {name: to_ort(array) for name, array in feeds.items()}
+            results = self._session.run_with_ort_values(self.outputs, values)
+            return {name: from_ort(value) for name, value in zip(self.outputs, results, strict=True)}
+        except Exception as error:  # see above
+            raise DicompilerError(f"{self.place}: onnxruntime cannot run it: {_line(error)}") from error
+
+
+def _dense(value: Any) -> Any:
+    """Arrays in C order, which onnxruntime requires; numpy scalars as arrays of rank 0."""
+    return np.asarray(value, order="C") if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def to_ort(array: NDArray[Any]) -> ort.OrtValue:
+    """An onnxruntime value on the array's own memory (types below a byte: on a packed copy)."""
+    if array.dtype.isbuiltin != 2:  # 2: a type that another package has added to numpy
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    storage = array.view(f"u{array.dtype.itemsize}")
+    packed = Weight.of(array)
+    if packed.nbytes < array.nbytes:
+        # onnxruntime takes the shape from the array and reads as many packed bytes as that shape needs.
+        storage = np.zeros(array.shape, np.uint8)
+        storage.reshape(-1)[: packed.nbytes] = np.frombuffer(packed.data, np.uint8)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(storage, packed.dtype)
+
+
+def from_ort(value: ort.OrtValue) -> Any:
+    """The value as an array of its own; also for types that onnxruntime does not give to numpy."""
+    if not value.is_tensor() or not any(name in value.data_type() for name in _FOREIGN):
+        return value.numpy()
+    raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return Weight(value.element_type(), tuple(value.shape()), memoryview(raw)).array().copy()
+
+
+def check_inputs(values: Sequence[Value], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """`inputs` in the order of `values` and contiguous. DicompilerError for a missing, unknown or unfitting one."""
+    known = [value.name for value in values]
+    for name in inputs:
+        if name not in known:
+            raise DicompilerError(f"the network has no input {name!r}{nearest(name, known)}")
+    return {value.name: _check_input(value, inputs) for value in values}
+
+
+def _check_input(value: Value, inputs: Mapping[str, Any]) -> Any:
+    if value.name not in inputs:
+        raise DicompilerError(f"input {value.name!r} is missing: give all of the network's inputs")
+    given = inputs[value.name]
+    if value.dtype == onnx.TensorProto.UNDEFINED:  # a sequence or an optional value
+        return given
+    array = np.asarray(given, order="C")
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
+    if array.dtype != dtype and not (value.dtype == onnx.TensorProto.STRING and array.dtype.kind in "OSU"):
+        raise DicompilerError(f"input {value.name!r} must be of type {dtype}, not {array.dtype}")
+    if value.shape is not None and array.shape != value.shape:
+        raise DicompilerError(f"input {value.name!r} must have the shape {value.shape}, not {array.shape}")
+    return array
+
+
+def run_model(
+    model: Model,
+    inputs: Mapping[str, Any],
+    outputs: Sequence[str] | None = None,
+    optimization: Optimization = "extended",
+) -> dict[str, Any]:
+    """The outputs of the whole model from one session: what every split is compared with.
+
+    `outputs`: names of tensors, also inner ones, to return in place of the graph's outputs.
+    """
+    proto = model.proto
+    if outputs is not None:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(model.proto)
+        known = {value.name: value for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
+        del proto.graph.output[:]
+        proto.graph.output.extend(known.get(name) or onnx.ValueInfoProto(name=name) for name in outputs)
+    return Session(proto, model.weights, "the whole model", optimization).run(inputs)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What a program computed for one frame. outputs: by name, of the first device that delivers each.
+
+    delivered: every sink device's outputs. sent: bytes by transfer index. values: every tensor on every device, where
+    that was asked for.
+    """
+
+    outputs: dict[str, Any]
+    sent: tuple[int, ...]
+    delivered: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+
+
+class Executor:
+    """A program with its sessions made, to be run for many frames."""
+
+    def __init__(
+        self,
+        program: Program,
+        optimization: Optimization = "extended",
+        make: Callable[[Segment], Runnable] | None = None,
+    ) -> None:
+        """`make`: what runs a segment in place of onnxruntime."""
+        self.program = program
+        self._sends = [_sends(device) for device in program.devices]
+
+        def session(s: Segment) -> Runnable:
+            return Session(s.model, program.weights, f"segment {s.name!r} of device {s.device!r}", optimization)
+
+        self._sessions = [[(make or session)(segment) for segment in device.segments] for device in program.devices]
+
+    def run(self, inputs: Mapping[str, Any], keep_values: bool = False) -> Execution:
+        """Plays the program for one frame. DicompilerError where a transfer or an order is not as predicted."""
+        program = self.program
+        given = check_inputs(program.inputs, inputs)
+        held = {d.device: {name: given[name] for name in d.sources} for d in program.devices}
+        sent = [0] * len(program.transfers)
+        for sends in self._sends:
+            self._send(sends[0], held, sent)
+        for device_index, index in program.order:
+            device = program.devices[device_index]
+            segment, local = device.segments[index], held[device.device]
+            missing = [name for name in segment.inputs if name not in local]
+            if missing:
+                raise DicompilerError(
+                    f"segment {segment.name!r} of device {device.device!r} reads {missing[0]!r} before it is there"
+                )
+            local.update(self._sessions[device_index][index].run({name: local[name] for name in segment.inputs}))
+            self._send(self._sends[device_index][index + 1], held, sent)
+        delivered = {
+            d.device: {output: held[d.device][name] for name, output in d.sinks.items()}
+            for d in program.devices
+            if d.sinks
+        }
+        first = {name: value for outputs in reversed(delivered.values()) for name, value in outputs.items()}
+        outputs = {value.name: first[value.name] for value in program.outputs}
+        return Execution(outputs, tuple(sent), delivered, held if keep_values else {})
+
+    def _send(self, indices: Sequence[int], held: Mapping[str, dict[str, Any]], sent: list[int]) -> None:
+        for index in indices:
+            transfer = self.program.transfers[index]
+            name, to = transfer.value.name, held[transfer.receiver]
+            if name not in held[transfer.sender]:
+                raise DicompilerError(f"{_place(transfer)}: the sender does not have it yet")
+            if name in to:
+                raise DicompilerError(f"{_place(transfer)}: the receiver has it already")
+            to[name] = _checked(transfer, held[transfer.sender][name])
+            sent[index] += to[name].nbytes
+
+
+def _sends(device: DeviceProgram) -> list[list[int]]:
+    """The transfers that the device sends before its first segment, after its first, after its second, …"""
+    found: list[list[int]] = [[]]
+    for step in device.steps:
+        if step.kind == "run":
+            found.append([])
+        elif step.kind == "send":
+            found[-1].append(step.index)
+    return found
+
+
+def _place(transfer: Transfer) -> str:
+    return f"transfer {transfer.index} ({transfer.value.name!r} from {transfer.sender!r} to {transfer.receiver!r})"
+
+
+def _checked(transfer: Transfer, array: NDArray[Any]) -> NDArray[Any]:
+    value = transfer.value
+    if array_dtype(array) != value.dtype or array.shape != value.shape or array.nbytes != value.nbytes:
+        raise DicompilerError(
+            f"{_place(transfer)}: {array.dtype} {array.shape} is sent, "
+            f"{dtype_name(value.dtype)} {value.shape} was predicted"
+        )
+    return array
+
+
+def execute(program: Program, inputs: Mapping[str, Any], keep_values: bool = False) -> Execution:
+    """Plays the program once; `Executor` keeps the sessions for more frames."""
+    return Executor(program).run(inputs, keep_values)

@@ -1,0 +1,319 @@
+"""The choices of a layer: the ways of splitting it that a search picks from, each with its parts on named devices.
+
+Problem + Layer + ChoiceSet → Choices, every one legal by the layer's rule.   Tables and strategies read them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
+
+from dicompiler.base.errors import UsageError, nearest
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Part
+from dicompiler.ir.platform import Device
+from dicompiler.search.problem import Problem
+from dicompiler.ir.regions import Interval, Region, full, replace, shares
+from dicompiler.partition.tasks import cuttable, output_shape, reduction
+from dicompiler.partition.tiling import axes, cut_axis, settled
+
+KINDS = ("whole", "height", "grid", "lop", "lip")
+SHARES = ("equal", "rate", "memory")
+BASES = ("balanced", "nearest", "coarser")
+FINISHES = ("one", "channels", "rows")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to split one layer.
+
+    kind: one of KINDS. label: short, for people: "height 4 +1" are rows on 4 devices and one more on each side.
+    parts: at most one that makes the layer's output, and one partial sum, on a device.
+    shares: for each of `parts` the region that nobody else has as well, None for a partial sum; () where the parts'
+    own regions are disjoint. They decide who sends what several devices hold.
+    """
+
+    kind: str
+    label: str
+    parts: tuple[Part, ...]
+    shares: tuple[Region | None, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True)
+class ChoiceSet:
+    """Which choices there are.
+
+    kinds: of KINDS. counts: numbers of devices to split over, the fastest ones (of equals the first); () is every
+    number from 2 on. extra: rows (and, of a grid, columns) that each tile computes beyond its share on each side, at
+    most; they let a run of layers go without an exchange. shares: of SHARES: equal, in proportion to the compute rate,
+    or to the memory of the device's host (shared by the host's devices). bases: of BASES, where rows and columns are
+    cut: "balanced" gives whole shares, the first ones one more; "nearest" cuts at the nearest row to the exact place,
+    so that the cuts of maps of different sizes lie within a row of each other; "coarser" cuts where the next smaller
+    map after the layer is cut (and takes its extra rows: twice as many before a pool of two). finishes: of FINISHES,
+    the ways in which partial sums (LIP) are merged: on one device, in channel shares, in row shares. each: whole
+    layers on each device or on the fastest alone. Raises UsageError for what is none of these.
+    """
+
+    kinds: tuple[str, ...] = KINDS
+    counts: tuple[int, ...] = ()
+    extra: int = 4
+    shares: tuple[str, ...] = SHARES
+    bases: tuple[str, ...] = BASES
+    finishes: tuple[str, ...] = FINISHES
+    each: bool = True
+
+    def __post_init__(self) -> None:
+        for field_name, given, known in (
+            ("kinds", self.kinds, KINDS),
+            ("shares", self.shares, SHARES),
+            ("bases", self.bases, BASES),
+            ("finishes", self.finishes, FINISHES),
+        ):
+            for name in given:
+                if name not in known:
+                    raise UsageError(f"choices: {field_name}: unknown {name!r}{nearest(name, known)}")
+        if self.extra < 0 or any(count < 2 for count in self.counts):
+            raise UsageError("choices: extra must be at least 0 and each of counts at least 2")
+
+    def text(self) -> str:
+        """The set in one line, for printing beside a bound that holds for it."""
+        counts = ",".join(map(str, self.counts)) or "2.."
+        rest = f"{'+'.join(self.kinds)} on {counts} devices, 0..{self.extra} extra rows, {'+'.join(self.shares)} shares"
+        rest += f" ({'+'.join(self.bases)} cuts)"
+        return rest + (f", LIP finished in {'+'.join(self.finishes)}" if "lip" in self.kinds else "")
+
+
+def choices(
+    problem: Problem, layer: Layer, options: ChoiceSet = ChoiceSet(), most: int | None = None
+) -> tuple[Choice, ...]:
+    """The choices of `layer` on the platform of `problem`, whole layers first (the fastest device's is the first of
+    all); what the layer's rule does not allow is left out, and so is what has the parts of an earlier one. most: so
+    many are enough."""
+    found: dict[tuple[Part, ...], Choice] = {}
+    for choice in _all(problem, layer, options):
+        found.setdefault(choice.parts, choice)
+        if len(found) == most:
+            break
+    return tuple(found.values())
+
+
+def ranked(problem: Problem) -> tuple[Device, ...]:
+    """The computing devices, the fastest first, of equals the first of the platform."""
+    return tuple(sorted(problem.platform.computing, key=lambda device: -device.rate))
+
+
+def _all(problem: Problem, layer: Layer, options: ChoiceSet) -> Iterator[Choice]:
+    devices = ranked(problem)
+    # Without any way to compute a layer whole there may be no choice at all: the fastest device is always one.
+    each = devices if options.each and "whole" in options.kinds else devices[:1]
+    for device in each:
+        yield Choice("whole", f"whole {device.name}", (Part(device.name),))
+    if layer.reason:
+        return
+    splitters = [make for kind, make in _SPLITS.items() if kind in options.kinds]
+    for count in options.counts or range(2, len(devices) + 1):
+        chosen = devices[:count]
+        if len(chosen) < count:
+            continue
+        for share in options.shares:
+            weights = _weights(problem, chosen, share)
+            note = "" if share == "equal" else f" {share}"
+            for split in splitters:
+                yield from split(_Split(problem, layer, options, chosen, weights, note))
+
+
+def _weights(problem: Problem, devices: Sequence[Device], share: str) -> list[float]:
+    if share == "rate":
+        return [device.rate for device in devices]
+    if share == "memory":
+        together = [sum(other.host == device.host for other in problem.platform.computing) for device in devices]
+        return [problem.platform.host(d.host).memory / n for d, n in zip(devices, together, strict=True)]
+    return [1.0] * len(devices)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """What every kind of split is made from: a layer, and devices with their weights."""
+
+    problem: Problem
+    layer: Layer
+    options: ChoiceSet
+    devices: tuple[Device, ...]
+    weights: Sequence[float]
+    note: str
+
+    def axis(self, label: str) -> int | None:
+        """The output axis of that name, None where it cannot be cut. Behind a Flatten rows are no axis of their own."""
+        named = axes(self.problem.layers).get(self.layer.output, {})
+        axis = named.get(label)
+        if label != "channel" and axis == named.get("channel"):
+            return None
+        return axis if axis in cuttable(self.problem.layers, self.layer) else None
+
+    def extent(self, label: str) -> int:
+        """The length of a named output axis that can be cut."""
+        axis = self.axis(label)
+        assert axis is not None
+        return self.whole()[axis][1]
+
+    def whole(self) -> Region:
+        return full(output_shape(self.problem.layers, self.layer))
+
+    def cut(self, axis: int, weights: Sequence[float]) -> tuple[Interval, ...]:
+        return cut_axis(self.problem.layers, self.layer, axis, weights)
+
+    def slices(self, label: str) -> list[tuple[Device, Region]]:
+        """A slice of the output for each device that gets one; empty where the axis cannot be cut."""
+        axis = self.axis(label)
+        if axis is None:
+            return []
+        layers, layer = self.problem.layers, self.layer
+        cuts = channels(layers, layer, self.weights) if label == "channel" else self.cut(axis, self.weights)
+        pairs = zip(self.devices, cuts, strict=True)
+        return [(device, replace(self.whole(), axis, cut)) for device, cut in pairs if cut[0] < cut[1]]
+
+
+def channels(layers: LayerGraph, layer: Layer, weights: Sequence[float]) -> tuple[Interval, ...]:
+    """Where the channel axis of a layer's output is cut. Behind a Flatten it is cut where the channels before it are,
+    each of them being a run of features."""
+    found, shape = axes(layers), output_shape(layers, layer)
+    axis = found[layer.output]["channel"]
+    before = layers.producer.get(layer.inputs[0]) if layer.inputs else None
+    own = None if before is None or before.reason else found.get(before.output, {}).get("channel")
+    if before is not None and own is not None and len(output_shape(layers, before)) > len(shape):
+        run, rest = divmod(shape[axis], output_shape(layers, before)[own])
+        if run > 1 and not rest:
+            return tuple((start * run, stop * run) for start, stop in channels(layers, before, weights))
+    return cut_axis(layers, layer, axis, weights)
+
+
+def _grown(
+    split: _Split, kind: str, name: str, tiles: Sequence[tuple[Device, Region]], along: Sequence[int], most: int
+) -> Iterator[Choice]:
+    """The tiles as they are and with 1, 2, … `most` more rows (and columns) on each side."""
+    whole = split.whole()
+    for extra in range(most + 1) if tiles else ():
+        parts = []
+        for device, region in tiles:
+            for axis in along:
+                start, stop = region[axis]
+                region = replace(region, axis, (max(0, start - extra), min(whole[axis][1], stop + extra)))
+            parts.append(Part(device.name, region))
+        label = f"{name}{f' +{extra}' if extra else ''}{split.note}"
+        yield Choice(kind, label, tuple(parts), tuple(region for _, region in tiles))
+
+
+_Cut = Callable[[str, Sequence[float]], Sequence[Interval]]  # label of an axis, weights → intervals
+
+
+def _cuts(split: _Split) -> Iterator[tuple[_Cut, str, int]]:
+    """For each of the bases: how it cuts rows and columns, a note for the label, the most extra rows."""
+    layers, layer = split.problem.layers, split.layer
+
+    def cut(label: str, weights: Sequence[float], coarse: bool) -> Sequence[Interval]:
+        axis, extent = split.axis(label), split.extent(label)
+        assert axis is not None
+        rows = coarser(layers, layer, label) if coarse else extent
+        ends = [math.floor(rows * part / sum(weights) + 0.5) for part in accumulate(weights)]
+        return settled(layers, layer, axis, [round(end * extent / rows) for end in ends])
+
+    for base in split.options.bases:
+        if base == "balanced":
+            yield lambda label, weights: split.cut(split.axis(label) or 0, weights), "", split.options.extra
+        elif base == "nearest":
+            yield lambda label, weights: cut(label, weights, False), " near", split.options.extra
+        elif coarser(layers, layer, "height"):
+            stride = round(split.extent("height") / coarser(layers, layer, "height"))
+            yield lambda label, weights: cut(label, weights, True), f" of {stride}", stride * split.options.extra
+
+
+@lru_cache(maxsize=4096)
+def coarser(layers: LayerGraph, layer: Layer, label: str) -> int:
+    """The height or width of the first smaller map along the first readers of the layer's output; 0: there is none."""
+    found = axes(layers)
+    own = output_shape(layers, layer)[found[layer.output][label]]
+    while True:
+        readers = layers.consumers.get(layer.output, ())
+        if not readers or readers[0].reason or label not in found.get(readers[0].output, {}):
+            return 0
+        layer = readers[0]
+        extent = output_shape(layers, layer)[found[layer.output][label]]
+        if extent != own:
+            return extent if 1 < extent < own else 0
+
+
+def _height(split: _Split) -> Iterator[Choice]:
+    axis = split.axis("height")
+    if axis is None:
+        return
+    for cut, note, most in _cuts(split):
+        pairs = zip(split.devices, cut("height", split.weights), strict=True)
+        tiles = [(device, replace(split.whole(), axis, rows)) for device, rows in pairs if rows[0] < rows[1]]
+        yield from _grown(split, "height", f"height {len(split.devices)}{note}", tiles, (axis,), most)
+
+
+def _grid(split: _Split) -> Iterator[Choice]:
+    """(m/2) × 2 tiles, and the squarest other grid of m tiles."""
+    height, width = split.axis("height"), split.axis("width")
+    count = len(split.devices)
+    if height is None or width is None:
+        return
+    squarest = max((c for c in range(2, int(count**0.5) + 1) if count % c == 0), default=0)
+    for columns in dict.fromkeys(c for c in (2, squarest) if c and count % c == 0 and count >= 4):
+        for cut, note, most in _cuts(split):
+            tiles = _tiles(split, cut, (height, width), columns)
+            name = f"grid {count // columns}x{columns}{note}"
+            yield from _grown(split, "grid", name, tiles, (height, width), most)
+
+
+def _tiles(split: _Split, cut: _Cut, along: tuple[int, int], columns: int) -> list[tuple[Device, Region]]:
+    """Each row of tiles is as high as its devices are heavy together, and cut into columns by their weights."""
+    weights = split.weights
+    starts = range(0, len(weights), columns)
+    found = []
+    for start, rows in zip(starts, cut("height", [sum(weights[s : s + columns]) for s in starts]), strict=True):
+        row = replace(split.whole(), along[0], rows)
+        for i, interval in enumerate(cut("width", weights[start : start + columns])):
+            if rows[0] < rows[1] and interval[0] < interval[1]:
+                found.append((split.devices[start + i], replace(row, along[1], interval)))
+    return found
+
+
+def _lop(split: _Split) -> Iterator[Choice]:
+    parts = tuple(Part(device.name, region) for device, region in split.slices("channel"))
+    if parts:
+        yield Choice("lop", f"lop {len(split.devices)}{split.note}", parts)
+
+
+def _lip(split: _Split) -> Iterator[Choice]:
+    length = reduction(split.problem.layers, split.layer)
+    if length is None:
+        return
+    cuts = zip(split.devices, _ranges(split, length), strict=True)
+    partials = tuple(Part(device.name, None, cut) for device, cut in cuts if cut[0] < cut[1])
+    for finish in split.options.finishes:
+        if finish == "one":
+            mergers: tuple[Part, ...] = (Part(split.devices[0].name),)
+        else:
+            slices = split.slices("channel" if finish == "channels" else "height")
+            mergers = tuple(Part(device.name, region) for device, region in slices)
+        if mergers:
+            yield Choice("lip", f"lip {len(split.devices)} > {finish}{split.note}", partials + mergers)
+
+
+def _ranges(split: _Split, length: int) -> tuple[Interval, ...]:
+    """The reduction axis in shares that fall on those of the layer before where that is cut by channels (behind a
+    Flatten whole channels), so that LOP and then LIP need no exchange in between (FUSE)."""
+    layers, layer = split.problem.layers, split.layer
+    before = layers.producer.get(layer.nodes[layer.anchor].inputs[0])
+    if before is not None and not before.reason:
+        axis = axes(layers).get(before.output, {}).get("channel")
+        if axis in cuttable(layers, before) and output_shape(layers, before)[axis] == length:
+            return channels(layers, before, split.weights)
+    return shares(length, split.weights)
+
+
+_SPLITS = {"height": _height, "grid": _grid, "lop": _lop, "lip": _lip}

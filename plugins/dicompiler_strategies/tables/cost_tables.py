@@ -1,0 +1,356 @@
+"""Tables: the barrier model over choices as numpy arrays, one per layer and one per edge of the layer graph.
+
+Problem + ChoiceSet → Tables;   Tables + selections (a choice for each layer) → seconds, bytes, a Plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler_strategies.tables.choices import Choice, ChoiceSet, choices
+from dicompiler_strategies.tables.footprints import (
+    Floats,
+    Footprint,
+    Ints,
+    Need,
+    footprint,
+    holders,
+    overlap,
+    shareable,
+    signature,
+    sizes,
+)
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Platform
+from dicompiler.search.problem import Problem
+from dicompiler.ir.onnx.weights import raw_nbytes
+
+Edge = tuple[int, int]
+_BLOCK = 1 << 17  # elements of the largest array that filling an edge makes at once: it stays in the cache
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """The network as lines that carry bytes: one on a shared medium or a gateway, two for each host on a switch.
+
+    seconds: (sender · receiver pairs, lines) for each byte; message: the same for each transfer; latency: (pairs,).
+    All are 0 between devices of one host. uniform: whether the lines are one and every byte costs the same on it, so
+    that senders do not matter.
+    """
+
+    seconds: Floats
+    message: Floats
+    latency: Floats
+    uniform: bool
+
+    def loads(self, sent: Ints) -> Floats:
+        """Bytes (…, senders, receivers) → seconds (…, lines) that each line is busy."""
+        flat = sent.reshape(*sent.shape[:-2], -1)
+        busy: Floats = flat.astype(np.float64) @ self.seconds
+        return busy + (flat > 0).astype(np.float64) @ self.message if self.message.any() else busy
+
+    def time(self, sent: Ints) -> Floats:
+        """Bytes (…, senders, receivers) → seconds (…) until all of it has arrived; the latency is waited for once."""
+        busy: Floats = self.loads(sent).max(axis=-1)
+        if self.alike is not None:
+            return busy + self.alike * (busy > 0)
+        waited: Floats = (self.latency * (sent.reshape(*sent.shape[:-2], -1) > 0)).max(axis=-1)
+        return busy + waited
+
+    @cached_property
+    def alike(self) -> float | None:
+        """The latency where all joined pairs have the same, so that it does not matter who sends; else None."""
+        found = set(self.latency[self.seconds.any(axis=1)].tolist())
+        return found.pop() if len(found) == 1 else None
+
+
+def lines(platform: Platform) -> Lines:
+    """The lines of a platform's network."""
+    devices, network = platform.devices, platform.network
+    hosts = {host.name: i for i, host in enumerate(platform.hosts)}
+    switch = network.kind == "switch"
+    count = 2 * len(hosts) if switch else 1
+    seconds, message = np.zeros((len(devices) ** 2, count)), np.zeros((len(devices) ** 2, count))
+    latency = np.zeros(len(devices) ** 2)
+    for pair, (sender, receiver) in enumerate((a, b) for a in devices for b in devices):
+        link = platform.link(sender.name, receiver.name)
+        if link is None:
+            continue
+        for line in (2 * hosts[sender.host], 2 * hosts[receiver.host] + 1) if switch else (0,):
+            seconds[pair, line] = 8 / link.bandwidth
+            message[pair, line] = network.message
+        latency[pair] = link.latency
+    apart = ~np.eye(len(devices), dtype=bool).ravel()
+    same = count == 1 and not message.any() and len(set(seconds[apart, 0])) <= 1
+    return Lines(seconds, message, latency, bool(same and len(set(latency[apart])) <= 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The barrier model: T = Σ node + Σ edge. A selection names a choice for each layer, in layer order.
+
+    node: seconds (choices,) of a layer: its slowest device (partial sums and what comes after them one after the
+    other), the merging of its partial sums, and the delivery of graph inputs to it and of graph outputs from it.
+    edge: (i, j), layers that one reads of the other → seconds (choices of i, choices of j) until every device has what
+    it misses: what it needs for layer j and does not compute itself in layer i.
+    compute: seconds (choices, devices), weights: bytes (choices, devices), devices in the platform's order.
+    node_traffic, traffic: the bytes that travel, where node and edge have the seconds.
+
+    Assumed: nothing overlaps, neither layers nor computing and sending; on a shared medium or a gateway one transfer
+    goes after another; on a switch all go at once, each edge by itself, until the busiest line is done; what several
+    devices hold is sent by the one whose share it is. A tensor that two layers read is sent for each of them, even to
+    a device that has it by then; a part that nobody reads is computed. `metrics.measure` counts such a tensor once
+    and leaves such a part out: elsewhere the values are the same.
+    """
+
+    problem: Problem
+    options: ChoiceSet
+    choices: tuple[tuple[Choice, ...], ...]
+    node: tuple[Floats, ...]
+    edge: Mapping[Edge, Floats]
+    compute: tuple[Floats, ...]
+    weights: tuple[Ints, ...]
+    node_traffic: tuple[Floats, ...]
+    traffic: Mapping[Edge, Floats]
+    footprints: tuple[Footprint, ...] = field(repr=False)
+
+    def value(self, selection: Sequence[int]) -> float:
+        """Seconds of one selection."""
+        return float(self.values(np.asarray([selection]))[0])
+
+    def values(self, selections: NDArray[np.integer]) -> Floats:
+        """Seconds (plans,) of selections (plans, layers)."""
+        return total(self.node, self.edge, selections)
+
+    def bytes(self, selection: Sequence[int]) -> int:
+        """Bytes that travel for one frame."""
+        return round(float(total(self.node_traffic, self.traffic, np.asarray([selection]))[0]))
+
+    def plan(self, selection: Sequence[int]) -> Plan:
+        """The plan of one selection."""
+        layers = self.problem.layers.layers
+        return self.problem.plan(
+            {layer.name: own[chosen].parts for layer, own, chosen in zip(layers, self.choices, selection, strict=True)}
+        )
+
+    def labels(self, selection: Sequence[int]) -> tuple[str, ...]:
+        """The labels of the chosen, in layer order."""
+        return tuple(own[chosen].label for own, chosen in zip(self.choices, selection, strict=True))
+
+    def selection(self, plan: Plan) -> tuple[int, ...] | None:
+        """The selection that gives `plan`'s parts; None where a layer's parts are none of its choices."""
+        found = []
+        for layer, own in zip(self.problem.layers.layers, self.choices, strict=True):
+            places = [i for i, choice in enumerate(own) if choice.parts == plan.layers[layer.name]]
+            if not places:
+                return None
+            found.append(places[0])
+        return tuple(found)
+
+    @cached_property
+    def size(self) -> int:
+        """Choices of all layers."""
+        return sum(len(own) for own in self.choices)
+
+
+def total(node: Sequence[Floats], edge: Mapping[Edge, Floats], selections: NDArray[np.integer]) -> Floats:
+    """Σ node + Σ edge of selections (plans, layers)."""
+    columns = np.ascontiguousarray(np.asarray(selections).T)
+    found = np.zeros(columns.shape[1])
+    for own, column in zip(node, columns, strict=True):
+        found += own[column]
+    for (i, j), table in edge.items():
+        # One flat index is faster than a pair of them.
+        found += table.ravel()[columns[i] * table.shape[1] + columns[j]]
+    return found
+
+
+def tables(problem: Problem, options: ChoiceSet = ChoiceSet()) -> Tables:  # noqa: B008
+    """The barrier model over the choices of every layer of `problem`. Layers of one structure share their arrays."""
+    return _Filler(problem, options).fill()
+
+
+def edges(layers: LayerGraph) -> dict[Edge, tuple[tuple[int, int], ...]]:
+    """(producer, consumer) by place in layer order → (place in the producer's outputs, in the consumer's inputs)."""
+    found: dict[Edge, list[tuple[int, int]]] = {}
+    for j, layer in enumerate(layers.layers):
+        for slot, tensor in enumerate(layer.inputs):
+            producer = layers.producer.get(tensor)
+            if producer is not None:
+                i = layers.position[producer.name]
+                found.setdefault((i, j), []).append((producer.outputs.index(tensor), slot))
+    return {edge: tuple(slots) for edge, slots in sorted(found.items())}
+
+
+class _Filler:
+    """Builds each footprint and each edge once."""
+
+    def __init__(self, problem: Problem, options: ChoiceSet) -> None:
+        self.problem, self.options = problem, options
+        self.lines = lines(problem.platform)
+        self.made: dict[Hashable, tuple[tuple[Choice, ...], Footprint]] = {}
+        self.pairs: dict[Hashable, tuple[Floats, Floats]] = {}
+        self.alone: dict[
+            int, tuple[Floats, Floats]
+        ] = {}  # by footprint: a layer without inputs and outputs of the graph
+
+    def fill(self) -> Tables:
+        layers = self.problem.layers
+        own = [self._layer(i) for i in range(len(layers.layers))]
+        prints = tuple(found for _, found in own)
+        filled = {edge: self._edge(prints, edge, slots) for edge, slots in edges(layers).items()}
+        nodes = [self._node(i, found) for i, found in enumerate(prints)]
+        return Tables(
+            self.problem,
+            self.options,
+            tuple(chosen for chosen, _ in own),
+            tuple(seconds for seconds, _ in nodes),
+            {edge: seconds for edge, (seconds, _) in filled.items()},
+            tuple(found.partial + found.final for found in prints),
+            tuple(found.weights for found in prints),
+            tuple(sent for _, sent in nodes),
+            {edge: sent for edge, (_, sent) in filled.items()},
+            prints,
+        )
+
+    def _layer(self, i: int) -> tuple[tuple[Choice, ...], Footprint]:
+        layers = self.problem.layers
+        layer = layers.layers[i]
+        # LIP's ranges follow the shares of the layer before (see choices).
+        before = layers.producer.get(layer.nodes[layer.anchor].inputs[0]) if layer.nodes[layer.anchor].inputs else None
+        key = shareable(self.problem, layer), None if before is None else signature(layers, before)
+        if key not in self.made:
+            found = choices(self.problem, layer, self.options)
+            self.made[key] = found, footprint(self.problem, layer, found)
+        return self.made[key]
+
+    def _edge(self, prints: Sequence[Footprint], edge: Edge, slots: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
+        i, j = edge
+        producer, consumer = prints[i], prints[j]
+        dtypes = tuple(self._item(self.problem.layers.layers[j].inputs[slot]) for _, slot in slots)
+        key = id(producer), id(consumer), tuple(slots), dtypes  # the footprints live as long as this object
+        if key not in self.pairs:
+            flows = [
+                (producer.made[out], producer.shares[out], consumer.needs[slot], item)
+                for (out, slot), item in zip(slots, dtypes, strict=True)
+                if out in producer.made and slot in consumer.needs
+            ]
+            self.pairs[key] = carried(self.lines, flows, (len(producer.final), len(consumer.final)))
+        return self.pairs[key]
+
+    def _node(self, i: int, own: Footprint) -> tuple[Floats, Floats]:
+        """Seconds and bytes (choices,) of what concerns this layer alone."""
+        problem, layer = self.problem, self.problem.layers.layers[i]
+        plan = problem.plan({each.name: () for each in problem.layers.layers})
+        if id(own) not in self.alone:
+            busy = own.partial.max(axis=1) + own.final.max(axis=1)
+            self.alone[id(own)] = busy + self.lines.time(own.merged), own.merged.sum(axis=(1, 2)).astype(np.float64)
+        seconds, sent = self.alone[id(own)]
+        for slot, tensor in enumerate(layer.inputs):
+            if tensor in problem.layers.inputs and slot in own.needs:
+                there = holders(problem, tensor, plan.source)
+                first = holders(problem, tensor, plan.source[:1])
+                flows = [(there, first, own.needs[slot], self._item(tensor))]
+                time, moved = carried(self.lines, flows, (1, len(seconds)))
+                seconds, sent = seconds + time[0], sent + moved[0]
+        for slot, tensor in enumerate(layer.outputs):
+            if tensor in problem.layers.outputs and slot in own.made:
+                wanted = (Need(holders(problem, tensor, plan.sink)),)
+                flows = [(own.made[slot], own.shares[slot], wanted, self._item(tensor))]
+                time, moved = carried(self.lines, flows, (len(seconds), 1))
+                seconds, sent = seconds + time[:, 0], sent + moved[:, 0]
+        return seconds, sent
+
+    def _item(self, tensor: str) -> int:
+        return raw_nbytes(self.problem.layers.tensors[tensor].dtype, (1,))
+
+
+Flow = tuple[Ints, Ints, Sequence[Need], int]  # what is held, whose it is, what is needed, bytes of an element
+
+
+def carried(lines: Lines, flows: Sequence[Flow], shape: tuple[int, int]) -> tuple[Floats, Floats]:
+    """(seconds, bytes), both (choices of the producer, choices of the consumer), of the tensors of one edge."""
+    seconds, moved = np.zeros(shape), np.zeros(shape)
+    if not flows:
+        return seconds, moved
+    if lines.uniform:
+        missing = reduce(np.add, (sent_to(*flow).sum(axis=-1) for flow in flows))
+        rate, latency = lines.seconds.max(), lines.latency.max(initial=0.0)
+        return missing * rate + latency * (missing > 0), missing.astype(np.float64)
+    devices = flows[0][0].shape[1]
+    step = max(1, _BLOCK // (shape[1] * devices * devices))
+    for start in range(0, shape[0], step):
+        stop = min(start + step, shape[0])
+        sent = reduce(
+            np.add,
+            (sent_between(held[start:stop], shares[start:stop], needs, item) for held, shares, needs, item in flows),
+        )
+        seconds[start:stop] = lines.time(sent)
+        moved[start:stop] = sent.sum(axis=(2, 3))
+    return seconds, moved
+
+
+def sent_to(held: Ints, shares: Ints, needs: Sequence[Need], item: int) -> Ints:  # noqa: ARG001
+    """Bytes (P, C, D) that each device misses: what it needs less what it holds."""
+    (held, *wanted), factor = _narrowed([held, *(need.boxes for need in needs)])
+    missing = np.zeros((held.shape[1], len(held), len(wanted[0])), held.dtype)  # (D, P, C): long rows are fast
+    for need, own in zip(needs, wanted, strict=True):
+        met = common(held.swapaxes(0, 1)[:, :, None], own.swapaxes(0, 1)[:, None])
+        missing += need.sign * (sizes(own).astype(held.dtype).T[:, None] - met)
+    return np.moveaxis(missing, 0, 2) * np.int64(factor * item)
+
+
+def sent_between(held: Ints, shares: Ints, needs: Sequence[Need], item: int) -> Ints:
+    """Bytes (P, C, D, D) from device to device: what of the sender's share the receiver needs and does not hold."""
+    devices = held.shape[1]
+    (held, shares, *wanted), factor = _narrowed([held, shares, *(need.boxes for need in needs)])
+    both = overlap(shares[:, :, None], held[:, None, :])  # (P, sender, receiver, axes, 2)
+    apart = ~np.eye(devices, dtype=bool)
+    p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & apart)  # few: a receiver holds what is not its share
+    found = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)  # (P, sender, C, receiver)
+    for need, own in zip(needs, wanted, strict=True):
+        found += need.sign * common(shares[:, :, None, None], own)
+        found[p, s, :, r] -= need.sign * common(both[p, s, r][:, None], own[:, r].swapaxes(0, 1))
+    found[:, range(devices), :, range(devices)] = 0
+    return found.swapaxes(1, 2) * np.int64(factor * item)
+
+
+def _narrowed(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
+    """Arrays of boxes (…, axes, 2) with only the axes on which boxes differ (at least one), in 32 bits if that will
+    do; and how many elements every box has on the other axes. Empty boxes are 0..0 on every axis and do not count."""
+    rows = np.concatenate([boxes.reshape(-1, *boxes.shape[-2:]) for boxes in arrays])
+    rows = rows[sizes(rows) > 0]
+    if not len(rows):
+        return [boxes[..., :1, :] for boxes in arrays], 1
+    same = (rows == rows[0]).all(axis=(0, 2))
+    axes = np.flatnonzero(~same) if not same.all() else np.zeros(1, np.intp)
+    kind = np.int32 if math.prod(rows.max(axis=(0, 2)).tolist()) < 2**31 else np.int64
+    extents = rows[0, :, 1] - rows[0, :, 0]
+    rest = math.prod(int(extent) for axis, extent in enumerate(extents) if axis not in axes)
+    return [boxes[..., axes, :].astype(kind) for boxes in arrays], rest
+
+
+def common(a: Ints, b: Ints) -> Ints:
+    """Elements (…) that two arrays of boxes (…, axes, 2) have in common; they are broadcast against each other."""
+    found: Ints | None = None
+    for axis in range(a.shape[-2]):
+        # Sides that lie one after the other in memory are many times faster to compare.
+        (a_low, a_high), (b_low, b_high) = (
+            (np.ascontiguousarray(boxes[..., axis, 0]), np.ascontiguousarray(boxes[..., axis, 1])) for boxes in (a, b)
+        )
+        extent = np.minimum(a_high, b_high)
+        extent -= np.maximum(a_low, b_low)
+        np.maximum(extent, 0, out=extent)
+        if found is None:
+            found = extent
+        else:
+            found *= extent
+    assert found is not None
+    return found

@@ -1,0 +1,241 @@
+"""Footprints: what each choice of a layer needs, makes, computes and holds on each device, as arrays.
+
+Problem + Layer + Choices → Footprint, from the tasks that routing and costs use.   Tables are built from footprints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.plugin import guard as blame
+from dicompiler_strategies.tables.choices import Choice
+from dicompiler.cost.model import Analytic, Share, weight_regions
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Part
+from dicompiler.search.problem import Problem
+from dicompiler.ir.regions import Interval, Region, full, volume
+from dicompiler.partition.tasks import Key, Kind, Task, make_task
+from dicompiler.ir.onnx.weights import raw_nbytes
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Need:
+    """What a layer reads of one tensor: boxes (choices, devices, axes + 1, 2), [start, stop) in elements.
+
+    The last axis says whether there is a box at all, 0..1 or 0..0: a tensor of rank 0 has one element where there is.
+    sign: 1, or -1 for what two boxes of one device have in common, so that nothing counts twice.
+    """
+
+    boxes: Ints
+    sign: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Footprint:
+    """The choices of one layer on the devices of the platform (in its order). C choices, D devices, all bytes raw.
+
+    made: by place in the layer's outputs, the box (C, D, axes + 1, 2) that a device comes to hold by computing it;
+    shares: the same without overlaps: whose copy is sent where several have one. needs: by place in the layer's inputs.
+    partial, final: seconds (C, D) of the partial sums and of all else. weights: bytes (C, D).
+    merged: bytes (C, D, D) of partial sums from device to device.
+    """
+
+    made: Mapping[int, Ints]
+    shares: Mapping[int, Ints]
+    needs: Mapping[int, tuple[Need, ...]]
+    partial: Floats
+    final: Floats
+    weights: Ints
+    merged: Ints
+
+
+def signature(layers: LayerGraph, layer: Layer) -> Hashable:
+    """What the footprint of a layer depends on, names left out: equal for layers of equal structure and shapes."""
+    numbers: dict[str, int] = {}
+    rows: list[Hashable] = [layer.anchor, bool(layer.reason)]
+    for node in layer.nodes:
+        names = tuple(numbers.setdefault(name, len(numbers)) if name else -1 for name in (*node.inputs, *node.outputs))
+        attributes = tuple((key, _frozen(node.attributes[key])) for key in sorted(node.attributes))
+        rows.append((node.op, node.domain, node.opset, attributes, names, len(node.inputs)))
+    rows.extend(numbers.setdefault(name, len(numbers)) for name in (*layer.inputs, *layer.outputs))
+    for name in numbers:
+        tensor = layers.tensors[name]
+        rows.append((tensor.dtype, tensor.shape, tensor.constant, _frozen(tensor.value)))
+    return tuple(rows)
+
+
+def _frozen(value: Any) -> Hashable:
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return repr(value)
+
+
+def footprint(problem: Problem, layer: Layer, choices: Sequence[Choice]) -> Footprint:
+    """The arrays of `choices` of `layer`."""
+    return _Builder(problem, layer, choices).build()
+
+
+def shareable(problem: Problem, layer: Layer) -> Hashable:
+    """Layers of equal keys have equal footprints: the signature where the cost is known to follow from the structure;
+    the layer's name where a cost model may know layers by name."""
+    own = signature(problem.layers, layer)
+    return own if type(problem.cost) is Analytic else (layer.name, own)
+
+
+@dataclass(frozen=True, eq=False)
+class _Probe:
+    """One part, wherever it is computed: its task without a device, and the bytes of the weights that it holds."""
+
+    task: Task
+    region: Region | None
+    needs: tuple[tuple[int, Region], ...]
+    weights: Mapping[tuple[str, Region], int]
+
+
+class _Builder:
+    """Fills the arrays choice by choice and part by part; equal parts are worked out once."""
+
+    def __init__(self, problem: Problem, layer: Layer, choices: Sequence[Choice]) -> None:
+        self.problem, self.layer, self.choices = problem, layer, choices
+        self.index = {device.name: i for i, device in enumerate(problem.platform.devices)}
+        self.probes: dict[tuple[Region | None, Interval | None, Kind], _Probe] = {}
+        self.costs: dict[tuple[Any, ...], float] = {}
+        self.size = size = (len(choices), len(self.index))
+        self.made = {
+            slot: _boxes(size, shape)
+            for slot, name in enumerate(layer.outputs)
+            if (shape := problem.layers.tensors[name].shape) is not None and (slot == 0 or layer.reason)
+        }
+        self.shares = {slot: array.copy() for slot, array in self.made.items()}
+        self.reads: dict[tuple[int, int], Ints] = {}  # (place in the inputs, 0 or 1 for a partial sum) → boxes
+        self.partial, self.final = np.zeros(size), np.zeros(size)
+        self.weights, self.merged = np.zeros(size, np.int64), np.zeros((*size, len(self.index)), np.int64)
+
+    def build(self) -> Footprint:
+        for c, choice in enumerate(self.choices):
+            senders = [self.index[part.device] for part in choice.parts if part.reduce is not None]
+            held: dict[int, dict[tuple[str, Region], int]] = {}
+            for i, part in enumerate(choice.parts):
+                kind: Kind = "partial" if part.reduce is not None else "merger" if senders else "plain"
+                probe = self._probe(part.region, part.reduce, kind)
+                self._work(c, part, probe, len(senders) if kind == "merger" else 0)
+                held.setdefault(self.index[part.device], {}).update(probe.weights)
+                if kind != "partial":
+                    self._making(c, part, probe, choice.shares[i] if choice.shares else None, senders)
+            for d, pieces in held.items():
+                self.weights[c, d] = sum(pieces.values())
+        return Footprint(
+            self.made, self.shares, _needs(self.reads), self.partial, self.final, self.weights, self.merged
+        )
+
+    def _work(self, c: int, part: Part, probe: _Probe, merge: int) -> None:
+        """What a part computes and reads."""
+        d = self.index[part.device]
+        (self.final if part.reduce is None else self.partial)[c, d] += self._seconds(probe, part, merge)
+        for slot, region in probe.needs:
+            key = slot, int(part.reduce is not None)
+            if key not in self.reads:
+                self.reads[key] = _boxes(self.size, region)
+            self.reads[key][c, d] = box(region)
+
+    def _making(self, c: int, part: Part, probe: _Probe, share: Region | None, senders: Sequence[int]) -> None:
+        """What a part makes of the layer's outputs, and the partial sums that come for it."""
+        d = self.index[part.device]
+        for slot in self.made:
+            own = probe.task.outputs[Key(self.layer.outputs[slot])]
+            assert own is not None  # only tensors of static shape have boxes
+            self.made[slot][c, d] = box(own)
+            self.shares[slot][c, d] = box(own if share is None or slot else share)
+        for s in senders:
+            if s != d and probe.region is not None:
+                self.merged[c, s, d] += self._partial_bytes(probe.region)
+
+    def _probe(self, region: Region | None, reduce: Interval | None, kind: Kind) -> _Probe:
+        key = region, reduce, kind
+        if key not in self.probes:
+            layers, layer = self.problem.layers, self.layer
+            task = make_task(layers, layer, 0, Part("", region, reduce), kind)
+            (made, *_) = task.outputs.values()
+            slots = {name: slot for slot, name in enumerate(layer.inputs)}
+            needs = tuple((slots[key.tensor], need) for key, need in task.needs.items())
+            self.probes[key] = _Probe(task, made, needs, weight_regions(layers, task))
+        return self.probes[key]
+
+    def _seconds(self, probe: _Probe, part: Part, merge: int) -> float:
+        device = self.problem.platform.device(part.device)
+        region = None if self.layer.reason else probe.region
+        # Of equal devices one stands for all where the model looks at the rate alone.
+        known = device.rate if type(self.problem.cost) is Analytic else device.name
+        key = region, part.reduce, merge, known
+        if key not in self.costs:
+            cost = self.problem.cost
+            found = cost.seconds(self.problem.layers, self.layer, Share(region, part.reduce, merge), device)
+            self.costs[key] = blame.seconds(cost, found, self.layer, device)
+        return self.costs[key]
+
+    def _partial_bytes(self, region: Region) -> int:
+        layers = self.problem.layers
+        dtype = layers.tensors[layers.cut_output(self.layer.nodes[self.layer.anchor])].dtype
+        return volume(region) * _item(dtype)
+
+
+@lru_cache(maxsize=64)
+def _item(dtype: int) -> int:
+    """Raw bytes of one element."""
+    return raw_nbytes(dtype, (1,))
+
+
+def _boxes(size: tuple[int, int], shape: Sequence[Any]) -> Ints:
+    return np.zeros((*size, len(shape) + 1, 2), np.int64)
+
+
+def box(region: Region) -> Region:
+    """A region as a row of boxes has it: with the axis that says that it is there."""
+    return (*region, (0, 1))
+
+
+def _needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[Need, ...]]:
+    """Where a device reads a tensor for its partial sum and for its merging both, their common box counts once."""
+    found: dict[int, tuple[Need, ...]] = {}
+    for slot in sorted({slot for slot, _ in reads}):
+        boxes = [reads[slot, kind] for kind in (0, 1) if (slot, kind) in reads]
+        needs = [Need(b) for b in boxes]
+        if len(boxes) == 2:
+            common = overlap(boxes[0], boxes[1])
+            if common.any():
+                needs.append(Need(common, -1))
+        found[slot] = tuple(needs)
+    return found
+
+
+def overlap(a: Ints, b: Ints) -> Ints:
+    """The common boxes of two arrays (…, axes, 2); 0, 0 on every axis where there is none."""
+    low, high = np.maximum(a[..., 0], b[..., 0]), np.minimum(a[..., 1], b[..., 1])
+    there = (low < high).all(axis=-1, keepdims=True)
+    return np.stack((np.where(there, low, 0), np.where(there, high, 0)), axis=-1)
+
+
+def sizes(boxes: Ints) -> Ints:
+    """Elements of the boxes (…, axes, 2); an empty one has 0."""
+    found: Ints = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1)
+    return found
+
+
+def holders(problem: Problem, tensor: str, names: Sequence[str]) -> Ints:
+    """The whole of `tensor` on the named devices: boxes (1, devices, axes + 1, 2). Graph inputs on their sources, graph
+    outputs on their sinks."""
+    shape = problem.layers.tensors[tensor].shape or ()
+    boxes = _boxes((1, len(problem.platform.devices)), shape)
+    for i, device in enumerate(problem.platform.devices):
+        if device.name in names:
+            boxes[0, i] = box(full(shape))
+    return boxes

@@ -1,0 +1,191 @@
+"""A document that does not fit its schema gives one line: file, key path, cause, what is allowed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.schema import key_path, load_json, schema, validate
+
+PLAN = {
+    "format": "dicompiler.plan/1",
+    "source": ["cam"],
+    "sink": ["pi01"],
+    "layers": {"conv1": [{"device": "pi01", "region": [[0, 1], [0, 64]]}, {"device": "pi02", "region": "all"}]},
+}
+
+
+def message(change: Callable[[dict[str, Any]], object]) -> str:
+    document: Any = copy.deepcopy(PLAN)
+    change(document)
+    with pytest.raises(DicompilerError) as caught:
+        validate(document, "plan", "plan.json")
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def part(document: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = document["layers"]["conv1"][0]
+    return found
+
+
+def test_a_good_document_passes() -> None:
+    validate(PLAN, "plan", "plan.json")
+    assert PLAN["sink"] == ["pi01"]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            lambda d: part(d).update(devise="x"),
+            "plan.json: layers.conv1[0]: unknown key 'devise' (did you mean 'device'?);"
+            " allowed: device, region, reduce, lane",
+        ),
+        (
+            lambda d: part(d).pop("device"),
+            "plan.json: layers.conv1[0]: missing key 'device' (required: device, region)",
+        ),
+        (lambda d: part(d).update(device=7), "plan.json: layers.conv1[0].device: expected a text, got 7"),
+        (lambda d: part(d).update(lane=True), "plan.json: layers.conv1[0].lane: expected a whole number, got true"),
+        (lambda d: part(d).update(lane=-1), "plan.json: layers.conv1[0].lane: -1 is too small (allowed: 0 or more)"),
+        (
+            lambda d: part(d).update(region="al"),
+            'plan.json: layers.conv1[0].region: "al" is not allowed (allowed: "all" or a list)',
+        ),
+        (
+            lambda d: part(d).update(region=[[0, 1, 2]]),
+            "plan.json: layers.conv1[0].region[0]: a list of 3 entries is too long (allowed: 2 or fewer entries)",
+        ),
+        (
+            lambda d: part(d).update(region=[[0, 1.5]]),
+            "plan.json: layers.conv1[0].region[0][1]: expected a whole number, got 1.5",
+        ),
+        (
+            lambda d: part(d).update(reduce=[0]),
+            "plan.json: layers.conv1[0].reduce: a list of 1 entry is too short (allowed: 2 or more entries)",
+        ),
+        (
+            lambda d: d.update(format="dicompiler.plan/2"),
+            'plan.json: format: "dicompiler.plan/2" is not supported (allowed: "dicompiler.plan/1")',
+        ),
+        (lambda d: d.update(sink=[]), "plan.json: sink: a list of 0 entries is too short (allowed: 1 or more entries)"),
+        (
+            lambda d: d.update(sink=["a", "a"]),
+            'plan.json: sink: the list ["a", "a"] holds an entry twice (allowed: each once)',
+        ),
+        (
+            lambda d: d["layers"].update({"a/b": {}}),
+            "plan.json: layers['a/b']: expected a list, got an object",
+        ),
+    ],
+)
+def test_each_mistake_names_place_cause_and_what_is_allowed(
+    change: Callable[[dict[str, Any]], object], expected: str
+) -> None:
+    assert message(change) == expected
+
+
+def test_a_wrong_version_is_told_before_all_that_follows_from_it() -> None:
+    assert "format:" in message(lambda d: d.update(format="dicompiler.plan/9", layers=[], extra=1))
+
+
+def test_a_misspelt_key_is_told_rather_than_the_missing_one() -> None:
+    text = message(lambda d: part(d).update(devic=part(d).pop("device")))
+    assert "unknown key 'devic' (did you mean 'device'?)" in text
+
+
+def test_an_enumeration_names_its_values() -> None:
+    document = {
+        "host": [{"name": "a", "memory": "1 GiB"}],
+        "device": [{"name": "a", "rate": "1 GFLOP/s"}],
+        "network": {"kind": "swich", "bandwidth": "1 Gbit/s"},
+    }
+    with pytest.raises(DicompilerError) as caught:
+        validate(document, "platform", "p.toml")
+    assert str(caught.value) == 'p.toml: network.kind: "swich" is not allowed (allowed: switch, shared, gateway)'
+
+
+def test_a_document_that_is_no_object_has_no_key_path() -> None:
+    with pytest.raises(DicompilerError, match=r"^plan.json: expected an object, got the list \[\]$"):
+        validate([], "plan", "plan.json")
+
+
+def test_long_values_are_cut_short() -> None:
+    assert len(message(lambda d: d.update(format="x" * 500))) < 200
+
+
+def test_key_paths_quote_what_is_no_plain_key() -> None:
+    assert key_path(["layers", "conv-1_a", 0, "region"]) == "layers.conv-1_a[0].region"
+    assert key_path(["layers", "block/conv.1", 2]) == "layers['block/conv.1'][2]"
+    assert key_path([]) == ""
+
+
+def _properties(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "properties":
+                yield from ((f"{path}.{name}", sub) for name, sub in value.items())
+            yield from _properties(value, f"{path}.{key}")
+    elif isinstance(node, list):
+        for value in node:
+            yield from _properties(value, path)
+
+
+def names() -> list[str]:
+    files = (resources.files("dicompiler") / "schemas").iterdir()
+    return sorted(file.name.removesuffix(".schema.json") for file in files if file.name.endswith(".json"))
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_schema_is_valid_and_says_what_each_key_means(name: str) -> None:
+    from jsonschema import Draft202012Validator
+
+    document = schema(name)
+    Draft202012Validator.check_schema(document)
+    described = document.get("$defs", {})
+    silent = [
+        path
+        for path, sub in _properties(document, name)
+        if "description" not in sub and "description" not in described.get(sub.get("$ref", "").split("/")[-1], {})
+    ]
+    assert silent == []
+
+
+def test_json_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(PLAN), encoding="utf-8")
+    assert load_json(path) == PLAN
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b'{"a": 1,\n "b": }', ":2:7: not JSON: "),
+        (b'{"a": 1, "a": 2}', ": key 'a' stands twice in one object"),
+        (b'{"a": NaN}', ": not JSON: NaN is not a JSON number"),
+        (b"\xff\xfe", ": cannot be read: not UTF-8 text"),
+        (b"[" * 100_000, ": not a document of ours: nested too deeply"),
+    ],
+)
+def test_what_is_not_json_is_told_with_its_place(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(DicompilerError) as caught:
+        load_json(path)
+    assert str(caught.value).startswith(f"{path}{expected}")
+
+
+def test_a_missing_file_and_a_directory_are_told(tmp_path: Path) -> None:
+    with pytest.raises(DicompilerError, match=r"nowhere\.json: no such file$"):
+        load_json(tmp_path / "nowhere.json")
+    with pytest.raises(DicompilerError, match="cannot be read: Is a directory"):
+        load_json(tmp_path)

@@ -1,0 +1,215 @@
+"""The CMake package, used by real CMake with Ninja and with Makefiles; and the example that builds an MPI program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from support import console
+from support import mpi_runs
+import numpy as np
+import onnx
+import pytest
+from support.building import environment, later
+
+from dicompiler import networks
+from dicompiler.ir import plan as plans
+from dicompiler.driver.compiler import compile
+from dicompiler.verify.executor import run_model
+from dicompiler.ir.onnx.model import Model
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "dicompiler" / "cmake"
+EXAMPLE = ROOT / "examples" / "cmake_mpi"
+GENERATORS = ("Ninja", "Unix Makefiles")
+COMPILING = "Compiling net: "
+MAKE = """
+import pathlib, onnx
+from dicompiler.networks import build
+pathlib.Path("net.data").unlink(missing_ok=True)
+onnx.save(build("lenet", seed=0), "net.onnx", save_as_external_data=True, location="net.data")
+"""
+HEAD = "cmake_minimum_required(VERSION 3.21)\nproject(p NONE)\nfind_package(dicompiler CONFIG REQUIRED)\n"
+
+
+def call(*line: object, code: int = 0, **more: str) -> str:
+    """All that a program prints."""
+    done = subprocess.run(
+        [str(word) for word in line],
+        env=environment(**mpi_runs.environment()) | more,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+def configure(source: Path, *more: object, code: int = 0) -> str:
+    """What `cmake` says, for the build directory `b` in `source`. Our package runs what is tested."""
+    command = f"-Ddicompiler_COMMAND={sys.executable};-m;dicompiler.cli"
+    given = (f"-Ddicompiler_DIR={PACKAGE}", command, *more)
+    return " ".join(call("cmake", "-S", source, "-B", source / "b", *given, code=code).split())
+
+
+def build(source: Path, *more: object, code: int = 0) -> str:
+    return call("cmake", "--build", source / "b", *more, code=code)
+
+
+def idle(source: Path) -> None:
+    """There is nothing to do."""
+    said = build(source)
+    assert COMPILING not in said
+    if (source / "b" / "build.ninja").is_file():
+        assert said == "ninja: no work to do.\n"
+
+
+def project(source: Path, call: str, model: str = "net.onnx") -> Path:
+    """A project with this call, and a LeNet whose weights are in `net.data`."""
+    (source / "CMakeLists.txt").write_text(HEAD + call)
+    onnx.save(networks.build("lenet"), source / model, save_as_external_data=True, location="net.data")
+    return source
+
+
+def test_cmakedir_is_the_package_and_is_told_at_once() -> None:
+    source = "import sys; from dicompiler.cli import main; main(['--cmakedir']); print(*sys.modules)"
+    said = call(sys.executable, "-c", source)
+    directory, modules = said.splitlines()
+    assert Path(directory) == PACKAGE
+    assert not {"numpy", "onnx", "pluggy", "logging", "dicompiler.plugins"} & set(modules.split())
+
+
+def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for wanted, found in ((version, True), ("0.1", True), ("0.0.9", False), ("0.1.99", False), ("7", False)):
+        source = tmp_path / wanted
+        source.mkdir()
+        text = f'find_package(dicompiler {wanted} CONFIG)\nmessage("v ${{dicompiler_VERSION}}/${{dicompiler_FOUND}}")'
+        (source / "CMakeLists.txt").write_text(HEAD.replace("find_package(dicompiler CONFIG REQUIRED)", text))
+        assert (f"v {version}/1" in configure(source)) == found, wanted
+
+
+def test_without_the_program_it_says_what_to_do(tmp_path: Path) -> None:
+    project(tmp_path, "")
+    path = os.pathsep.join(["/usr/bin", "/bin"])
+    said = call("cmake", "-S", tmp_path, "-B", tmp_path / "b", f"-Ddicompiler_DIR={PACKAGE}", code=1, PATH=path)
+    said = " ".join(said.split())
+    assert "there is no program 'dicompiler': activate its Python environment" in said
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_it_compiles_again_just_when_something_has_changed(generator: str, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text((EXAMPLE / "cluster.toml").read_text())
+    more = 'PLATFORM cluster.toml STRATEGY "${strategy}" DEPENDS extra.txt OUTPUT out/dir'
+    source = project(tmp_path, f'dicompiler_compile(NAME net MODEL "my $net #1.onnx" {more})', "my $net #1.onnx")
+    (tmp_path / "extra.txt").touch()
+    configure(source, "-G", generator, "-Dstrategy=modnn")
+    assert COMPILING in build(source)
+    idle(source)
+    main = source / "b" / "out" / "dir" / "artifact.json"
+    for name in ("my $net #1.onnx", "net.data", "cluster.toml", "extra.txt"):
+        before = main.stat().st_mtime_ns
+        later(source / name)
+        assert COMPILING in build(source), name
+        idle(source)
+        assert main.stat().st_mtime_ns == before, name
+    configure(source, "-Dstrategy=single")
+    assert COMPILING in build(source)
+    assert main.stat().st_mtime_ns > before
+    idle(source)
+    configure(source)
+    idle(source)
+    main.unlink()
+    (source / "b" / "CMakeFiles" / "net.dir" / "artifact.stamp").unlink()  # what `clean` removes
+    assert COMPILING in build(source)
+    idle(source)
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_all_arguments_arrive_and_what_fails_says_so(generator: str, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "CMakeLists.txt").write_text(HEAD + "add_subdirectory(sub)\n")
+    arguments = (
+        'NAME net MODEL net.onnx PLATFORM rpi4x2 TARGET "mpi{threads=2}" PLAN plan.json OBJECTIVE memory '
+        'COST "analytic{pools=false}" SHAPE input=1x1x32x32 DEPENDS net.data'
+    )
+    made = f"add_custom_command(OUTPUT net.onnx net.data COMMAND {sys.executable} ${{CMAKE_CURRENT_SOURCE_DIR}}/make.py"
+    (tmp_path / "sub" / "CMakeLists.txt").write_text(f"{made} DEPENDS make.py)\ndicompiler_compile({arguments})\n")
+    script = tmp_path / "sub" / "make.py"
+    script.write_text(MAKE)
+    plan = plans.dumps(compile(networks.build("lenet"), platform="rpi4x2", strategy="pipeline").plan)
+    (tmp_path / "sub" / "plan.json").write_text(plan)
+    configure(tmp_path, "-G", generator)
+    build(tmp_path)
+    idle(tmp_path)
+    artifact = tmp_path / "b" / "sub" / "net"
+    before = (artifact / "artifact.json").read_bytes()
+    script.write_text(MAKE.replace("seed=0", "seed=1"))
+    later(script)
+    assert COMPILING in build(tmp_path)
+    assert (artifact / "artifact.json").read_bytes() != before
+    idle(tmp_path)
+    assert '"threads": 2' in (artifact / "pi01" / "manifest.json").read_text()
+    assert (artifact / "plan.json").read_bytes() == (tmp_path / "sub" / "plan.json").read_bytes()
+    (tmp_path / "sub" / "plan.json").write_text("{")
+    said = build(tmp_path, code=1 if generator == "Ninja" else 2)
+    assert "dicompiler: error: " in said and "plan.json" in said
+    assert len((artifact / "plan.json").read_bytes()) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("MODEL net.onnx PLATFORM rpi4x2", "argument NAME is missing: add NAME and its value"),
+        ("NAME net PLATFORM rpi4x2", "argument MODEL is missing: add MODEL and its value"),
+        ("NAME net MODEL net.onnx", "argument PLATFORM is missing: give a TOML file, or a built-in one such as rpi4x4"),
+        ("NAME net MODEL net.onnx PLATFROM x", "unknown argument 'PLATFROM': it takes NAME, MODEL, PLATFORM, TARGET"),
+        ("NAME net MODEL net.onnx PLATFORM x SHAPE a=1 STRATEGI y", "SHAPE has 'STRATEGI': write input=1x3x224x224"),
+        ("NAME net MODEL net.onnx PLATFORM", "argument PLATFORM has no value: give one, or leave PLATFORM out"),
+        ("NAME net MODEL m PLATFORM x STRATEGY dp PLAN p", "STRATEGY and PLAN exclude each other: a plan needs no"),
+    ],
+)
+def test_a_wrong_call_is_an_error_of_cmake_that_names_the_argument(arguments: str, words: str, tmp_path: Path) -> None:
+    said = configure(project(tmp_path, f"dicompiler_compile({arguments})"), code=1)
+    assert f"dicompiler_compile: {words}" in said
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_the_example_builds_a_program_that_computes_what_the_model_does(generator: str, tmp_path: Path) -> None:
+    source = tmp_path / "example"
+    shutil.copytree(EXAMPLE, source)
+    made = source / "build"
+    env = {"CMAKE_GENERATOR": generator, "CMAKE_BUILD_TYPE": "Debug", "CMAKE_BUILD_PARALLEL_LEVEL": "2"}
+    commands = [command.line for command in console.shown((EXAMPLE / "README.md").read_text())]
+    assert [line.split()[0] for line in commands] == ["cmake", "cmake", "ctest"]
+    for line in commands:
+        call("bash", "-c", f"cd '{source}' && {line}", **env)
+    assert computed(made) == pytest.approx(expected(made), abs=1e-5)
+    before = expected(made)
+    assert "Compiling" not in call("cmake", "--build", made, **env)
+    # A model of other weights needs other data, and not a line of C++.
+    script = source / "make_model.py"
+    script.write_text(script.read_text().replace('build("lenet")', 'build("lenet", seed=1)'))
+    later(script)
+    said = call("cmake", "--build", made, **env)
+    assert "Compiling lenet" in said and "Building CXX" not in said
+    call("ctest", "--test-dir", made, "-R", "program", "--output-on-failure")
+    assert computed(made) == pytest.approx(expected(made), abs=1e-5)
+    assert expected(made) != pytest.approx(before, abs=1e-3)
+
+
+def computed(made: Path) -> Any:
+    """What the example's program wrote, built in `made`."""
+    (output,) = (made / "outputs").rglob("*.npy")
+    return np.load(output)
+
+
+def expected(made: Path) -> Any:
+    """What the model gives."""
+    return run_model(Model.load(made / "lenet.onnx"), dict(np.load(made / "digit.npz")))["output"]

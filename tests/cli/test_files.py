@@ -1,0 +1,60 @@
+"""The files that commands read and write: whole or not at all, the same bytes again, mistakes in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dicompiler.cli.files import read_npz, write_npz
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.atomic import whole
+
+
+def test_npz_round_trip_keeps_names_and_gives_the_same_bytes(tmp_path: Path) -> None:
+    arrays = {"file": np.arange(3.0, dtype=np.float32), "a/b:0": np.ones((2, 2), np.int64), "s": np.array(True)}
+    for name in ("one.npz", "two.npz"):
+        write_npz(tmp_path / name, arrays)
+    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
+    read = read_npz(tmp_path / "one.npz")
+    assert [*read] == [*arrays]
+    for name, array in arrays.items():
+        assert read[name].dtype == array.dtype
+        np.testing.assert_array_equal(read[name], array)
+
+
+def test_texts_are_stored_and_what_is_no_tensor_is_refused(tmp_path: Path) -> None:
+    write_npz(tmp_path / "x.npz", {"t": np.array(["a", "bc"], dtype=object)})
+    assert read_npz(tmp_path / "x.npz")["t"].tolist() == ["a", "bc"]
+    with pytest.raises(DicompilerError, match=r"x\.npz: 'list' is no tensor"):
+        write_npz(tmp_path / "x.npz", {"list": [np.ones(1)]})  # type: ignore[dict-item]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+
+
+def test_what_is_no_npz_is_one_line(tmp_path: Path) -> None:
+    for name, content in (("text.npz", b"hello"), ("empty.npz", b""), ("cut.npz", b"PK\x03\x04 and no more")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DicompilerError, match=f"{name}: not an npz file"):
+            read_npz(tmp_path / name)
+    np.save(tmp_path / "single.npy", np.ones(3))
+    with pytest.raises(DicompilerError, match="holds a single array"):
+        read_npz(tmp_path / "single.npy")
+    np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object))
+    with pytest.raises(DicompilerError, match=r"objects\.npz: not an npz file of plain arrays"):
+        read_npz(tmp_path / "objects.npz")
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("before")
+
+    def half() -> None:
+        with whole(path) as stage:
+            stage.write_text("half")
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        half()
+    assert path.read_text() == "before"
+    assert [*tmp_path.iterdir()] == [path]

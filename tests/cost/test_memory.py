@@ -1,0 +1,135 @@
+"""Memory of a program on each device: weights, live tensors, buffers; by hand, and bounded by what it really holds."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from support.handmade import halo, segment, steps, value
+from support.layer_graphs import formed
+
+from dicompiler import networks
+from dicompiler.driver.compiler import compile
+from dicompiler.verify.executor import Executor
+from dicompiler.cost.memory import MemoryUse, peak, program_memory, segment_peak, segment_values
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.program import DeviceProgram, Program, Transfer
+from dicompiler.target.interface import Target
+from dicompiler.verify.comparison import random_inputs
+
+MIB = 1 << 20
+
+
+def chained() -> Program:
+    """a: x (400 bytes) → s (800), sent to b; t (400), read by its second segment. b: s → y. a: t, x → z."""
+    first = segment(
+        "a_0", "a", "(float[100] x) => (float[200] s, float[100] t) { s = Concat <axis=0> (x, x) t = Relu (x) }", {}
+    )
+    second = segment("a_1", "a", "(float[100] t, float[100] x) => (float[100] z) { u = Neg (t)  z = Add (u, x) }", {})
+    other = segment("b_0", "b", "(float[200] s) => (float[200] y) { v = Neg (s)  y = Neg (v) }", {})
+    return Program(
+        (
+            DeviceProgram("a", "a", (first, second), steps("run 0, send 0, run 1"), ("x",), {"z": "z"}),
+            DeviceProgram("b", "b", (other,), steps("receive 0, run 0"), (), {"y": "y"}),
+        ),
+        (Transfer(0, "a", "b", value("s", 200)),),
+        (value("x", 100),),
+        (value("z", 100), value("y", 200)),
+        {},
+        ((0, 0), (0, 1), (1, 0)),
+    )
+
+
+def test_a_program_by_hand() -> None:
+    found = program_memory(chained())
+    # a, inside its second segment: x, t, u and z, and s, which is still being sent.
+    assert found["a"] == MemoryUse(0, 400 + 400 + 400 + 800, 400)
+    # b: v and y; s is there from the start and is read by v's node only after that.
+    assert found["b"] == MemoryUse(0, 800 + 800, 800)
+    assert found["b"].total == 2400
+
+
+def test_buffers_are_there_for_every_frame_in_flight() -> None:
+    one, three = program_memory(chained(), 1), program_memory(chained(), 3)
+    assert three["b"].buffers == 3 * one["b"].buffers
+    # Two more frames may rest between a's segments, each with s and t beside its input.
+    assert three["a"].activations == one["a"].activations + 2 * (800 + 400)
+
+
+def test_constants_count_once_on_a_device_however_many_segments_read_them() -> None:
+    program, _, _ = halo()
+    found = program_memory(program)
+    for device in program.devices:
+        names = {t.name for s in device.segments for t in s.model.graph.initializer}
+        assert found[device.device].weights == sum(
+            program.weights[name].nbytes for name in names if name in program.weights
+        ) + sum(
+            len(onnx.numpy_helper.to_array(t).tobytes())
+            for t in {t.name: t for s in device.segments for t in s.model.graph.initializer}.values()
+            if t.name not in program.weights
+        )
+
+
+def test_a_tensor_lives_from_its_node_to_its_last_reader() -> None:
+    text = "(float[10] x) => (float[10] y) { a = Neg (x)  b = Neg (a)  c = Neg (b)  y = Add (c, a) }"
+    own = segment("s", "d", text, {})
+    # a, b and c at once: a is read by the last node; then a, c and y.
+    assert segment_peak(own, segment_values(own)) == 3 * 40
+
+
+def test_the_most_at_once() -> None:
+    assert peak([]) == 0
+    assert peak([(0, 1, 5), (1, 2, 7), (3, 3, 11)]) == 12
+
+
+def test_a_tensor_without_a_static_shape_counts_nothing() -> None:
+    own = segment("s", "d", "(float[10] x) => (int64[1, N] y) { y = NonZero (x) }", {})
+    assert segment_values(own) == {"x": 40, "y": 0}
+
+
+@pytest.mark.parametrize("strategy", ["single", "pipeline", "modnn"])
+def test_it_is_never_less_than_what_an_executor_holds_in_the_end(strategy: str) -> None:
+    result = compile(networks.build("tiny"), platform="rpi4x4", strategy=strategy)
+    program, found = result.program, program_memory(result.program)
+    assert program is not None and result.metrics is not None
+    values = Executor(program).run(random_inputs(program.inputs), keep_values=True).values
+    for device in program.devices:
+        held = values[device.device]
+        received = sum(t.value.nbytes for t in program.transfers if t.receiver == device.device)
+        assert found[device.device].buffers >= received
+        assert found[device.device].activations >= max(
+            (held[n].nbytes for s in device.segments for n in s.outputs), default=0
+        )
+    weights = {entry.device: entry.weights for entry in result.metrics.devices}
+    for name, use in found.items():
+        # Shapes of Reshape nodes and indices of Slices come on top of the network's own constants.
+        assert weights[name] <= use.weights <= weights[name] + 4096
+
+
+def test_cutting_a_layer_divides_weights_or_activations() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 16, 32, 32] x) => (float[1, 16, 32, 32] y)
+    { y = Conv <pads = [1, 1, 1, 1]> (x, w) }"""
+    layers = formed(text, w=(16, 16, 3, 3))
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.helper.make_tensor("w", 1, [16, 16, 3, 3], [0.5] * (16 * 16 * 9)))
+    name = layers.layers[0].name
+    rows = Plan(
+        {"y": (Part("pi01", ((0, 1), (0, 16), (0, 16), (0, 32))), Part("pi02", ((0, 1), (0, 16), (16, 32), (0, 32))))},
+        ("pi01",),
+        ("pi01",),
+    )
+    channels = Plan(
+        {"y": (Part("pi01", ((0, 1), (0, 8), (0, 32), (0, 32))), Part("pi02", ((0, 1), (8, 16), (0, 32), (0, 32))))},
+        ("pi01",),
+        ("pi01",),
+    )
+    assert name
+    by_rows, by_channels = (
+        program_memory(compile(proto, platform="rpi4x2", plan=plan).program) for plan in (rows, channels)
+    )  # type: ignore[arg-type]
+    assert by_rows["pi02"].weights == 2 * by_channels["pi02"].weights
+    assert by_rows["pi02"].buffers == 4 * 16 * 17 * 32
+    assert by_channels["pi02"].buffers == 4 * 16 * 32 * 32
+
+
+def test_a_target_adds_nothing_unless_it_says_so() -> None:
+    assert Target.memory(object(), chained()) == {"a": 0, "b": 0}  # type: ignore[arg-type]

@@ -1,0 +1,136 @@
+"""Operations are counted as published, parts add up to the whole, and time is operations / rate."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.layer_graphs import alexnet, formed, stack, vgg16
+
+from dicompiler.cost.model import Analytic, Share, flops, macs
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.networks import build
+from dicompiler.ir.platform import Device
+from dicompiler.ir.regions import full, replace, shares
+
+SMALL = """<ir_version: 8, opset_import: ["": 17]>
+g (float[1, 4, 8, 8] x) => (float[1, 6] y)
+{
+  c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1], group = 2> (x, w, b)
+  r = Relu (c)
+  p = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (r)
+  n = LRN <size = 5> (p)
+  g = GlobalAveragePool (n)
+  f = Flatten (g)
+  y = Gemm (f, v)
+}"""
+
+
+def small() -> LayerGraph:
+    return formed(SMALL, w=(8, 2, 3, 3), b=(8,), v=(8, 6))
+
+
+def total(layers: LayerGraph) -> int:
+    return sum(macs(layers, layer) for layer in layers.layers)
+
+
+def test_vgg16_has_15_47_giga_macs() -> None:
+    assert total(vgg16()) == 15_470_264_320
+
+
+def test_alexnet_has_0_72_giga_macs_with_groups_and_1_14_without() -> None:
+    assert total(alexnet()) == 724_406_816
+    assert total(alexnet(groups=1)) == 1_135_256_096  # CoopAI's Table I: 2.27 G operations
+
+
+def test_resnet50_has_4_09_giga_macs() -> None:
+    assert total(formed(build("resnet50"))) == 4_089_184_256
+
+
+def test_each_kind_of_node_counts_as_documented() -> None:
+    layers = small()
+    conv, pool, lrn, glob, flatten, gemm = layers.layers
+    assert macs(layers, conv) == 8 * 64 * 2 * 9
+    assert flops(layers, conv) == 2 * 8 * 64 * 2 * 9 + 8 * 64  # with its Relu
+    assert flops(layers, conv, elementwise=False) == 2 * 8 * 64 * 2 * 9
+    assert (macs(layers, pool), flops(layers, pool)) == (0, 8 * 16 * 4)
+    assert flops(layers, pool, pools=False) == 0
+    assert flops(layers, lrn) == 8 * 16 * 5
+    assert flops(layers, glob) == 8 * 16
+    assert flops(layers, flatten) == 0
+    assert (macs(layers, gemm), flops(layers, gemm)) == (48, 96)
+
+
+def test_a_transposed_convolution_sends_each_input_to_all_filters() -> None:
+    layers = formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 3, 5, 5] x) => (float[1, 4, 11, 11] y)
+        { y = ConvTranspose <kernel_shape = [3, 3], strides = [2, 2]> (x, w) }""",
+        w=(3, 4, 3, 3),
+    )
+    assert total(layers) == 3 * 25 * 4 * 9
+
+
+def test_matmul_counts_the_axis_that_it_sums_over() -> None:
+    layers = formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[2, 5, 7] x) => (float[2, 5, 3] y)
+        { y = MatMul (x, w) }""",
+        w=(7, 3),
+    )
+    assert total(layers) == 2 * 5 * 3 * 7
+
+
+def test_what_has_no_static_shape_counts_nothing() -> None:
+    layers = formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[9] x) => (float[n, m] y)
+        { i = NonZero (x)  c = Cast <to = 1> (i)  y = Transpose (c) }"""
+    )
+    assert total(layers) == 0
+    assert sum(flops(layers, layer) for layer in layers.layers) == 0
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=5), st.sampled_from([1, 2, 3]))
+def test_rows_columns_or_channels_together_cost_what_the_whole_costs(weights: list[float], axis: int) -> None:
+    layers = stack((1, 6, 13, 13), [("conv", 24, 3, 1, 1, 1)])
+    (layer,) = layers.layers
+    whole = full(layers.tensors[layer.output].shape or ())
+    regions = [replace(whole, axis, cut) for cut in shares(whole[axis][1], weights) if cut[0] < cut[1]]
+    assert sum(macs(layers, layer, region) for region in regions) == macs(layers, layer)
+
+
+def test_partial_sums_cost_the_whole_and_the_merger_adds_them_up() -> None:
+    layers = stack((1, 6, 13, 13), [("conv", 24, 3, 1, 1, 1)])
+    (layer,) = layers.layers
+    parts = [flops(layers, layer, None, (0, 2)), flops(layers, layer, None, (2, 6))]
+    assert sum(parts) == flops(layers, layer)
+    assert parts[0] * 2 == parts[1]
+    assert flops(layers, layer, merge=2) == 24 * 13 * 13
+
+
+def test_absorbed_nodes_belong_to_the_merger() -> None:
+    layers = formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 8, 8] x) => (float[1, 8, 6, 6] y)
+        { c = Conv <kernel_shape = [3, 3]> (x, w)  y = Relu (c) }""",
+        w=(8, 4, 3, 3),
+    )
+    (layer,) = layers.layers
+    size = 8 * 36
+    assert flops(layers, layer, None, (0, 4)) == 2 * size * 36
+    assert flops(layers, layer, merge=3) == 2 * size + size
+
+
+def test_a_group_that_is_cut_through_is_computed_whole_and_counted_so() -> None:
+    layers = small()
+    conv = layers.layers[0]
+    shape = full(layers.tensors[conv.output].shape or ())
+    assert macs(layers, conv, replace(shape, 1, (0, 1))) in (macs(layers, conv) // 2, macs(layers, conv) // 8)
+
+
+def test_time_is_operations_by_rate_and_endless_without_compute() -> None:
+    layers = small()
+    conv = layers.layers[0]
+    fast, none = Device("a", "a", 2e9), Device("b", "b", 0.0)
+    assert Analytic().seconds(layers, conv, Share(), fast) == pytest.approx(flops(layers, conv) / 2e9)
+    assert Analytic(elementwise=False).seconds(layers, conv, Share(), fast) == 2 * macs(layers, conv) / 2e9
+    assert Analytic().seconds(layers, conv, Share(), none) == math.inf

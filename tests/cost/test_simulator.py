@@ -1,0 +1,282 @@
+"""The simulator: small workloads whose times follow by hand, on each kind of network; streams; waits; bounds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
+
+import onnx
+import pytest
+from support.generators import DEVICES, random_model, random_plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.layer_graphs import rules
+
+from dicompiler import networks
+from dicompiler.search.lower_bounds import bound, latency_bound
+from dicompiler.ir.compilation import Compilation
+from dicompiler.driver.compiler import pose, prepare, single_device
+from dicompiler.cost.model import Analytic, Share
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.partition.lowering import sketch, split
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part
+from dicompiler.ir.platform import Device, Host, Link, Network, NetworkKind, Platform, nameless
+from dicompiler.plugin.registry import registry
+from dicompiler.search.problem import Problem
+from dicompiler.cost.simulator import Simulation, simulate
+from dicompiler.cost.trace import dumps
+from dicompiler.cost.workload import DeviceWork, Job, Message, Workload, workload
+from dicompiler_passes.form_layers import form_layers
+
+MEGABIT = 10**6 // 8  # bytes that take a second on a line of 1 Mbit/s
+
+
+def cluster(count: int, kind: NetworkKind = "switch", **network: float) -> Platform:
+    hosts = tuple(Host(f"d{i}", 2**30) for i in range(count))
+    devices = tuple(Device(f"d{i}", f"d{i}", 1e9) for i in range(count))
+    return Platform("test", hosts, devices, replace(Network(kind, 1e6), **network))  # type: ignore[arg-type]
+
+
+def work(messages: list[tuple[int, int, float]], *devices: tuple[tuple[int, ...], list[Job]]) -> Workload:
+    """messages: (sender, receiver, seconds on a line of 1 Mbit/s)."""
+    made = tuple(Message(a, b, round(s * MEGABIT), f"m{i}") for i, (a, b, s) in enumerate(messages))
+    return Workload(tuple(DeviceWork(f"d{i}", f"d{i}", f, tuple(j)) for i, (f, j) in enumerate(devices)), made)
+
+
+def job(seconds: float, needs: tuple[int, ...] = (), sends: tuple[int, ...] = (), outputs: int = 0) -> Job:
+    return Job("job", seconds, needs, sends, outputs)
+
+
+def fan() -> Workload:
+    """d0 computes 1 s and sends 2 s to each of d1 and d2, which compute 3 s and send 2 s back to d0, which ends."""
+    return work(
+        [(0, 1, 2), (0, 2, 2), (1, 0, 2), (2, 0, 2)],
+        ((), [job(1, sends=(0, 1)), job(1, needs=(2, 3), outputs=1)]),
+        ((), [job(3, needs=(0,), sends=(2,))]),
+        ((), [job(3, needs=(1,), sends=(3,))]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        # d0's line out: 1–3 and 3–5; d1 3–6, d2 5–8; back 6–8 and 8–10; d0 10–11.
+        ("switch", 11.0),
+        # The medium: 1–3, 3–5; d1 is done at 6: 6–8; d2 at 8: 8–10.
+        ("shared", 11.0),
+        ("gateway", 11.0),
+    ],
+)
+def test_messages_of_one_sender_go_one_after_another(kind: NetworkKind, expected: float) -> None:
+    assert simulate(fan(), cluster(3, kind)).latency_s == pytest.approx(expected)
+
+
+def test_a_switch_carries_at_once_what_a_shared_medium_carries_in_turn() -> None:
+    pairs = work(
+        [(0, 1, 2), (2, 3, 2)],
+        ((0,), []),
+        ((), [job(1, needs=(0,), outputs=1)]),
+        ((1,), []),
+        ((), [job(1, needs=(1,), outputs=1)]),
+    )
+    assert simulate(pairs, cluster(4, "switch")).latency_s == pytest.approx(3)
+    assert simulate(pairs, cluster(4, "shared")).latency_s == pytest.approx(5)
+
+
+def test_a_line_is_not_held_by_a_message_whose_receiver_is_busy() -> None:
+    """d0 has messages for d2 and d3, but d2 listens to d1 first: the one for d3 goes ahead."""
+    busy = work(
+        [(1, 2, 2), (0, 2, 1), (0, 3, 1)],
+        ((1, 2), []),
+        ((0,), []),
+        ((), [job(0, needs=(0, 1), outputs=1)]),
+        ((), [job(0, needs=(2,), outputs=1)]),
+    )
+    # In the order of readiness: d0's first message is ready before d1's and takes d2's line until 1.
+    found = simulate(busy, cluster(4))
+    times = {(span.device, span.peer): span.end for span in found.spans if span.kind == "message"}
+    assert times == {("d0", "d2"): 1, ("d0", "d3"): 2, ("d1", "d2"): 3}
+    swapped = work(
+        [(0, 2, 2), (1, 2, 1), (1, 3, 1)],
+        ((0,), []),
+        ((1, 2), []),
+        ((), [job(0, needs=(0, 1), outputs=1)]),
+        ((), [job(0, needs=(2,), outputs=1)]),
+    )
+    times = {
+        (span.device, span.peer): span.end for span in simulate(swapped, cluster(4)).spans if span.kind == "message"
+    }
+    assert times == {("d0", "d2"): 2, ("d1", "d3"): 1, ("d1", "d2"): 3}
+
+
+def test_latency_message_cost_and_a_hosts_own_line_count() -> None:
+    one = work([(0, 1, 2)], ((0,), []), ((), [job(1, needs=(0,), outputs=1)]))
+    assert simulate(one, cluster(2, latency=0.5)).latency_s == pytest.approx(3.5)
+    assert simulate(one, cluster(2, message=0.25)).latency_s == pytest.approx(3.25)
+    slow = cluster(2)
+    slow = replace(slow, hosts=(slow.hosts[0], replace(slow.hosts[1], bandwidth=0.5e6)))
+    assert simulate(one, slow).latency_s == pytest.approx(5)
+    linked = replace(slow, network=replace(slow.network, links=(Link(("d0", "d1"), 0.25e6),)))
+    assert simulate(one, linked).latency_s == pytest.approx(9)
+
+
+def test_devices_of_one_host_pass_tensors_for_nothing() -> None:
+    one = work([(0, 1, 2)], ((0,), []), ((), [job(1, needs=(0,), outputs=1)]))
+    devices = tuple(DeviceWork(d.device, "board", d.first, d.jobs) for d in one.devices)
+    board = Platform(
+        "b", (Host("board", 1),), (Device("d0", "board", 1), Device("d1", "board", 1)), Network("shared", 1)
+    )
+    assert simulate(replace(one, devices=devices), board).latency_s == pytest.approx(1)
+
+
+def test_waits_name_the_device_that_was_waited_for() -> None:
+    found = simulate(fan(), cluster(3))
+    assert found.waits["d0"] == {"d2": pytest.approx(9)}  # d1's answer came earlier
+    assert found.waits["d1"] == {"d0": pytest.approx(3)}
+    assert found.seconds("compute", "d1") == 3
+    assert found.seconds("message", "d0") == 4 and found.seconds("message", "d0", peer=True) == 4
+
+
+def line(stages: int) -> Workload:
+    """A pipeline: each device computes 2 s and hands on 1 s of data."""
+    messages = [(i, i + 1, 1.0) for i in range(stages - 1)]
+    return work(
+        messages,
+        *(
+            ((), [job(2, (i - 1,) if i else (), (i,) if i < stages - 1 else (), int(i == stages - 1))])
+            for i in range(stages)
+        ),
+    )
+
+
+def test_a_stream_comes_to_the_load_of_the_busiest_device() -> None:
+    alone = simulate(line(3), cluster(3), frames=12, in_flight=1)
+    assert alone.period_s == pytest.approx(8) and alone.latency_s == pytest.approx(8)
+    assert simulate(line(3), cluster(3), frames=12, in_flight=4).period_s == pytest.approx(2)
+    assert simulate(line(3), cluster(3), frames=12, in_flight=2).period_s == pytest.approx(4)
+    ends = [end for _, end in simulate(line(3), cluster(3), frames=12, in_flight=4).frames]
+    assert ends == sorted(ends) and len(ends) == 12
+
+
+def test_a_device_goes_on_with_the_oldest_frame_that_can() -> None:
+    """While frame 0 waits for d1, d0 begins frame 1; frame 0 goes first once it can."""
+    ping = work(
+        [(0, 1, 1), (1, 0, 1)],
+        ((), [job(1, sends=(0,)), job(1, needs=(1,), outputs=1)]),
+        ((), [job(1, needs=(0,), sends=(1,))]),
+    )
+    order = [
+        (span.frame, span.start)
+        for span in sorted(simulate(ping, cluster(2), 3, 3).spans, key=lambda span: span.start)
+        if span.kind == "compute" and span.device == "d0"
+    ]
+    assert order == [(0, 0), (1, 1), (2, 2), (0, 4), (1, 5), (2, 6)]
+
+
+def test_the_trace_holds_every_span_on_a_track_of_its_device() -> None:
+    simulation = simulate(fan(), cluster(3))
+    document = json.loads(dumps(simulation, ["d0", "d1", "d2"]))
+    drawn = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    messages = sum(span.kind == "message" for span in simulation.spans)
+    assert len(drawn) == len(simulation.spans) + messages  # a message is drawn at both ends
+    assert {event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"} == {
+        "d0",
+        "d1",
+        "d2",
+    }
+    assert max(event["ts"] + event["dur"] for event in drawn) == pytest.approx(1e6 * simulation.latency_s)
+
+
+def check_consistent(simulation: Simulation, played: Workload) -> None:
+    """No device computes two things at once; each job runs, and each message travels, once a frame."""
+    for device in played.devices:
+        own = sorted((s.start, s.end) for s in simulation.spans if s.kind == "compute" and s.device == device.device)
+        assert len(own) == len(device.jobs) * len(simulation.frames)
+        assert all(earlier[1] <= later[0] + 1e-12 for earlier, later in pairwise(own))
+    sent = [span for span in simulation.spans if span.kind == "message"]
+    assert len(sent) == len(played.messages) * len(simulation.frames)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**48), kind=st.sampled_from(["switch", "shared", "gateway"]))
+def test_random_plans_play_to_the_end_and_respect_the_bound(seed: int, kind: NetworkKind) -> None:
+    rng = Random(seed)
+    model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
+    layers = form_layers(model, rules())
+    hosts, devices = tuple(Host(d, 2**30) for d in DEVICES), tuple(Device(d, d, 1e6) for d in DEVICES)
+    platform = Platform("random", hosts, devices, Network(kind, 1e6, 1e-3, (), 1e-4))
+    problem = Problem(layers, platform, model=model)
+    plan = random_plan(rng, layers, DEVICES)
+    sketched = problem.sketch(plan)
+    assert sketched.program is not None and sketched.routing is not None
+    played = workload(sketched.program, sketched.routing, platform, problem.cost)
+    for frames, in_flight in ((1, 1), (4, 2)):
+        check_consistent(simulate(played, platform, frames, in_flight), played)
+    metrics = problem.evaluate(plan)
+    assert sum(job.seconds for device in played.devices for job in device.jobs) == pytest.approx(
+        sum(device.compute_s for device in metrics.devices)
+    )
+    assert latency_bound(problem).seconds <= metrics.latency_s * (1 + 1e-9)
+    assert metrics.total_bytes == problem.estimate(plan).total_bytes
+
+
+def test_one_device_takes_what_its_layers_take() -> None:
+    model = Model.load(networks.build("lenet", 0))
+    problem = pose(replace(prepare(model), platform=nameless(2)))
+    single = registry().make("strategies", "single").plan(problem)
+    metrics = problem.evaluate(single)
+    assert metrics.method == "simulation"
+    assert metrics.latency_s == pytest.approx(single_device(problem).latency_s)
+    assert metrics.latency_s == pytest.approx(latency_bound(replace(problem, platform=nameless(1))).seconds)
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet18"])
+@pytest.mark.parametrize("strategy", ["single", "modnn", "pipeline"])
+def test_no_plan_beats_the_bounds(name: str, strategy: str) -> None:
+    problem = pose(replace(prepare(Model.load(networks.build(name, 0))), platform=Platform.load("rpi4x4")))
+    metrics = problem.evaluate(registry().make("strategies", strategy).plan(problem))
+    least = bound(problem)
+    assert least is not None and 0 < least <= metrics.latency_s * (1 + 1e-9)
+    period = bound(replace(problem, objective="throughput"))
+    assert period is not None and period <= metrics.period_s * (1 + 1e-9)
+    assert bound(replace(problem, objective="memory")) is None
+
+
+@dataclass(frozen=True)
+class Specialised(Analytic):
+    """d0 is four times as fast as d1 on the first half of the layers, and four times as slow on the others."""
+
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:  # noqa: ARG002
+        early = layers.position[layer.name] < len(layers.layers) // 2
+        return 1.0 if early == (device.name == "d0") else 4.0
+
+
+def test_the_bound_holds_for_devices_that_are_good_at_different_layers() -> None:
+    model = Model.load(networks.build("lenet", 0))
+    posed = pose(replace(prepare(model), platform=nameless(2)), "throughput", Specialised())
+    count = len(posed.layers.layers)
+    half = {layer.name: [Part("d0" if i < count // 2 else "d1")] for i, layer in enumerate(posed.layers.layers)}
+    period, least = posed.evaluate(posed.plan(half)).period_s, bound(posed)
+    assert least is not None and 0 < least <= period == pytest.approx(count // 2)
+
+
+def test_without_a_model_nothing_can_be_played() -> None:
+    layers = prepare(Model.load(networks.build("lenet", 0))).layers
+    assert layers is not None
+    problem = Problem(layers, nameless(2))
+    with pytest.raises(DicompilerError, match="made without a model"):
+        problem.evaluate(registry().make("strategies", "single").plan(problem))
+
+
+def test_what_is_only_weighed_has_the_steps_of_what_is_emitted() -> None:
+    compilation = replace(prepare(Model.load(networks.build("lenet", 0))), platform=nameless(3))
+    plan = registry().make("strategies", "modnn").plan(pose(compilation))
+    given = Compilation(compilation.model, compilation.layers, compilation.platform, plan)
+    one, other = sketch(given).program, split(given).program
+    assert one is not None and other is not None
+    assert [device.steps for device in one.devices] == [device.steps for device in other.devices]
+    assert one.transfers == other.transfers

@@ -1,0 +1,61 @@
+"""What the driver refuses before anything is written: parts where nothing computes, hosts that are too small."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+
+from dicompiler.driver.compiler import compile
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.platform import Device, Host, Network, Platform
+
+TEXT = """
+<ir_version: 8, opset_import: ["" : 17]>
+net (float[1, 4, 64, 64] x) => (float[1, 4, 64, 64] y) {
+   [conv] t = Conv <pads = [1, 1, 1, 1]> (x, w)
+   [pool] y = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (t)
+}
+"""
+CAMERA = Platform(
+    "camera",
+    (Host("cam", 2**20), Host("pi01", 2**30)),
+    (Device("cam", "cam", 0.0), Device("pi01", "pi01", 1e9)),
+    Network("switch", 1e9),
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    proto = onnx.parser.parse_model(TEXT)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4, 3, 3), np.float32), "w"))
+    return proto
+
+
+def test_a_first_device_without_compute_is_source_and_sink_and_no_more(model: onnx.ModelProto) -> None:
+    result = compile(model, CAMERA)
+    assert result.plan is not None and result.routing is not None
+    assert (result.plan.source, result.plan.sink) == (("cam",), ("cam",))
+    assert {task.device for task in result.routing.tasks} == {"pi01"}
+
+
+def test_a_part_on_a_device_without_compute_is_refused(model: onnx.ModelProto) -> None:
+    plan = Plan({"conv": (Part("pi01"),), "pool": (Part("cam"),)}, ("cam",), ("cam",))
+    with pytest.raises(DicompilerError, match=r"plan: layers\.pool\[0\]: device 'cam' has no compute: give the part"):
+        compile(model, CAMERA, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("small", "message"),
+    [
+        (Host("pi01", 1000), "host pi01 needs .*: give it less of the network, above all of layer 'conv' .576 B"),
+        (Host("cam", 1000), "host cam needs .*: it only holds inputs or outputs: make another device the source"),
+    ],
+)
+def test_memory_is_a_hard_limit_of_every_host(model: onnx.ModelProto, small: Host, message: str) -> None:
+    hosts = tuple(small if host.name == small.name else host for host in CAMERA.hosts)
+    with pytest.raises(DicompilerError, match=message):
+        compile(model, replace(CAMERA, hosts=hosts), strategy="modnn")

@@ -1,0 +1,89 @@
+"""A plan file reads back as the plan it was written from; a wrong one is refused with file, key and what is allowed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.plan import Part, Plan, dumps, from_json, load, to_json
+
+DESIGN = """
+{"format": "dicompiler.plan/1", "source": ["cam"], "sink": ["pi01"], "layers": {
+   "conv1": [{"device": "pi01", "region": [[0,1],[0,64],[0,60],[0,112]]},
+             {"device": "pi02", "region": [[0,1],[0,64],[52,112],[0,112]]}],
+   "fc6":   [{"device": "pi01", "region": [[0,1],[0,2048]]}, {"device": "pi02", "region": [[0,1],[2048,4096]]}],
+   "fc7":   [{"device": "pi01", "region": "all", "reduce": [0,2048]},
+             {"device": "pi02", "region": "all", "reduce": [2048,4096]}, {"device": "pi01", "region": "all"}]}}
+"""
+
+
+def test_a_hand_written_plan_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(DESIGN, encoding="utf-8")
+    plan = load(path)
+    assert plan.devices == ("cam", "pi01", "pi02")
+    assert plan.layers["conv1"][1] == Part("pi02", ((0, 1), (0, 64), (52, 112), (0, 112)))
+    assert plan.layers["fc7"] == (Part("pi01", None, (0, 2048)), Part("pi02", None, (2048, 4096)), Part("pi01"))
+
+
+def test_the_file_has_a_line_for_each_part_and_keeps_the_order() -> None:
+    text = dumps(from_json(json.loads(DESIGN)))
+    parts = [line for line in text.splitlines() if '"region"' in line]
+    assert len(parts) == 7
+    assert list(json.loads(text)["layers"]) == ["conv1", "fc6", "fc7"]
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+INTERVALS = st.tuples(st.integers(0, 99), st.integers(0, 99))
+PARTS = st.builds(
+    Part, NAMES, st.none() | st.lists(INTERVALS, max_size=4).map(tuple), st.none() | INTERVALS, st.integers(0, 3)
+)
+DEVICES = st.lists(NAMES, min_size=1, max_size=3, unique=True).map(tuple)
+PLANS = st.builds(
+    Plan,
+    st.dictionaries(NAMES, st.lists(PARTS, min_size=1, max_size=3).map(tuple), max_size=4),
+    DEVICES,
+    DEVICES,
+    st.just("") | NAMES,
+    st.just("") | NAMES,
+)
+
+
+@given(PLANS)
+def test_any_plan_reads_back_as_it_was(plan: Plan) -> None:
+    assert from_json(to_json(plan)) == plan
+    assert from_json(json.loads(dumps(plan))) == plan
+    assert dumps(from_json(json.loads(dumps(plan)))) == dumps(plan)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("dicompiler.plan/1", "dicompiler.plan/2", 'format: "dicompiler.plan/2" is not supported'),
+        (
+            '"sink"',
+            '"sinks"',
+            "unknown key 'sinks' (did you mean 'sink'?); allowed: format, source, sink, network, note",
+        ),
+        (
+            '"region": [[0,1],[0,2048]]',
+            '"region": [[0,1],[0,"x"]]',
+            "layers.fc6[0].region[1][1]: expected a whole number",
+        ),
+        ('{"device": "pi01", "region": "all"}]', '{"device": "pi01"}]', "layers.fc7[2]: missing key 'region'"),
+        ('"fc7"', '"fc6"', "key 'fc6' stands twice"),
+    ],
+)
+def test_a_wrong_plan_file_names_file_and_key(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    path = tmp_path / "plan.json"
+    assert DESIGN.count(old) == 1
+    path.write_text(DESIGN.replace(old, new), encoding="utf-8")
+    with pytest.raises(DicompilerError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert expected in str(caught.value)

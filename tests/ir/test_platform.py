@@ -1,0 +1,273 @@
+"""Platforms: built-in ones by name, others from TOML; what is wrong with a file is one line; text round-trips."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.ir.platform import (
+    Device,
+    Host,
+    Link,
+    Network,
+    NetworkKind,
+    Platform,
+    PlatformFamily,
+    PlatformFormat,
+    families,
+    from_toml,
+    nameless,
+    to_toml,
+)
+
+TOML = """
+name = "lab"
+
+[network]
+kind = "switch"
+bandwidth = "100 Mbit/s"
+latency = "0.5 ms"
+
+[[host]]
+name = "cam"
+memory = "64 MiB"
+
+[[host]]
+name = "pi01"
+memory = "4 GiB"
+
+[[device]]
+name = "cam"
+rate = "0 FLOP/s"
+
+[[device]]
+name = "pi01_a"
+host = "pi01"
+rate = "13.6 GFLOP/s"
+cores = 3
+power_active = "6 W"
+power_idle = "2.7 W"
+
+[[device]]
+name = "pi01_gpu"
+host = "pi01"
+rate = "20 GFLOP/s"
+gpu = true
+
+[[link]]
+hosts = ["pi01", "cam"]
+bandwidth = "20 Mbit/s"
+"""
+
+
+def test_a_file_becomes_hosts_devices_and_a_network() -> None:
+    platform = from_toml(TOML, "lab.toml")
+    assert platform.name == "lab"
+    assert platform.hosts == (Host("cam", 64 * 2**20), Host("pi01", 4 * 2**30))
+    assert platform.devices == (
+        Device("cam", "cam", 0.0),
+        Device("pi01_a", "pi01", 13.6e9, 3, 6.0, 2.7),
+        Device("pi01_gpu", "pi01", 20e9, gpu=True),
+    )
+    assert platform.network == Network("switch", 1e8, 0.0005, (Link(("pi01", "cam"), 2e7, 0.0005),))
+    assert platform.host_of == {"cam": "cam", "pi01_a": "pi01", "pi01_gpu": "pi01"}
+    assert [device.name for device in platform.computing] == ["pi01_a", "pi01_gpu"]
+    assert platform.fastest.name == "pi01_gpu"
+
+
+def test_a_link_is_the_same_both_ways_and_one_host_needs_none() -> None:
+    platform = from_toml(TOML)
+    assert platform.link("cam", "pi01_a") == platform.link("pi01_a", "cam") == Link(("pi01", "cam"), 2e7, 0.0005)
+    assert platform.link("pi01_a", "pi01_gpu") is None
+    assert Link(("a", "b"), 8e6, 0.25).seconds(1_000_000) == 1.25
+    assert Link(("a", "b"), 8e6, 0.25).seconds(0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            'host = "pi01"\nrate = "13',
+            'host = "pi1"\nrate = "13',
+            "device[1].host: unknown host 'pi1' (did you mean 'pi01'?)",
+        ),
+        ('["pi01", "cam"]', '["pi01", "camera"]', "link[0].hosts: unknown host 'camera' (did you mean 'cam'?)"),
+        ('name = "pi01_gpu"', 'name = "pi01_a"', "device[2].name: 'pi01_a' is the name of an earlier device"),
+        ('name = "pi01"\nmemory', 'name = "cam"\nmemory', "host[1].name: 'cam' is the name of an earlier host"),
+        ('"64 MiB"', '"0 MiB"', "host[0].memory: '0 MiB': a memory size must be more than zero"),
+        ('"64 MiB"', "64", "host[0].memory: expected a text, got 64"),
+        ('"13.6 GFLOP/s"', '"13.6"', "device[1].rate: '13.6' has no unit"),
+        ('"0.5 ms"', '"0.5 m"', "network.latency: unknown unit 'm' of a time"),
+        ("cores = 3", "cores = 0", "device[1].cores: 0 is too small (allowed: 1 or more)"),
+        ("cores = 3", "core = 3", "device[1]: unknown key 'core' (did you mean 'cores'?); allowed: name, host, rate,"),
+        ('kind = "switch"', "", "network: missing key 'kind' (required: kind, bandwidth)"),
+        ('kind = "switch"', 'kind = "hub"', "(allowed: switch, shared, gateway)"),
+        ('"20 Mbit/s"', '"0 Mbit/s"', "link[0].bandwidth: '0 Mbit/s': a bandwidth must be more than zero"),
+        ('bandwidth = "20 Mbit/s"', "", "link[0]: "),
+        ('name = "lab"', 'format = "dicompiler.platform/2"', 'is not supported (allowed: "dicompiler.platform/1")'),
+        ('name = "lab"', "name = lab", "not TOML: "),
+        ('name = "pi01_gpu"', 'name = "pi 01"', "device[2].name: "),
+    ],
+)
+def test_each_mistake_in_a_file_is_one_line(old: str, new: str, expected: str) -> None:
+    assert TOML.count(old) == 1
+    with pytest.raises(DicompilerError) as caught:
+        from_toml(TOML.replace(old, new), "lab.toml")
+    message = str(caught.value)
+    assert message.startswith("lab.toml: ")
+    assert expected in message
+    assert "\n" not in message
+
+
+def test_a_pair_of_hosts_has_one_link() -> None:
+    text = TOML + '\n[[link]]\nhosts = ["cam", "pi01"]\nlatency = "1 s"\n'
+    with pytest.raises(DicompilerError, match=r"link\[1\]\.hosts: cam and pi01 have a link already"):
+        from_toml(text)
+
+
+def test_some_device_must_compute() -> None:
+    text = TOML.replace("13.6 GFLOP/s", "0 FLOP/s").replace("20 GFLOP/s", "0 FLOP/s")
+    with pytest.raises(DicompilerError, match="no device computes: give at least one a rate above 0 FLOP/s"):
+        from_toml(text, "lab.toml")
+
+
+def test_unknown_devices_and_hosts_name_the_nearest() -> None:
+    platform = from_toml(TOML)
+    with pytest.raises(DicompilerError, match=r"unknown device 'pi01_b' \(did you mean 'pi01_a'\?\)"):
+        platform.device("pi01_b")
+    with pytest.raises(DicompilerError, match=r"unknown host 'pi02' \(did you mean 'pi01'\?\)"):
+        platform.host("pi02")
+
+
+@pytest.mark.parametrize("name", ["rpi3x1", "rpi4x4", "jetson-nx12", "rpi4x150"])
+def test_built_in_platforms_round_trip(name: str) -> None:
+    platform = Platform.load(name)
+    assert platform.name == name
+    assert from_toml(to_toml(platform), "x.toml") == platform
+
+
+def test_built_in_platforms_have_the_papers_figures_and_say_so() -> None:
+    pi = Platform.load("rpi4x4")
+    assert [host.name for host in pi.hosts] == ["pi01", "pi02", "pi03", "pi04"]
+    assert {device.rate for device in pi.devices} == {13.6e9}
+    assert (pi.hosts[0].memory, pi.network) == (4 * 2**30, Network("gateway", 1e8))
+    nx = Platform.load("jetson-nx2")
+    assert [device.name for device in nx.devices] == ["nx01_cpu", "nx01_gpu", "nx02_cpu", "nx02_gpu"]
+    assert [device.gpu for device in nx.devices] == [False, True, False, True]
+    assert nx.network == Network("switch", 1e9)
+    assert Platform.load("rpi3x1").hosts == (Host("pi01", 2**30),)
+    for family, paper in zip(families()[:3], ("CoopAI", "CoopAI", "AutoDiCE"), strict=True):
+        assert paper in family.description
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("rpi4x0", "rpi4x4"),
+        ("rpi44", "rpi4x4"),
+        ("jetson-nxx4", "jetson-nx4"),
+        ("quantum", "rpi3xN, rpi4xN, jetson-nxN"),
+    ],
+)
+def test_an_unknown_name_is_a_usage_error_with_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Platform.load(name)
+    assert f"unknown platform {name!r}" in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_files_are_loaded_and_named_after_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(TOML.replace('name = "lab"', ""), encoding="utf-8")
+    assert Platform.load(str(path)) == Platform.load(path)
+    assert Platform.load(path).name == "cluster"
+    assert Platform.load(Platform.load(path)) == Platform.load(path)
+    with pytest.raises(DicompilerError, match=r"other\.toml: no such platform file"):
+        Platform.load(tmp_path / "other.toml")
+    with pytest.raises(DicompilerError, match="cannot be read: Is a directory"):
+        Platform.load(tmp_path)
+    (tmp_path / "bytes.toml").write_bytes(b"\xff")
+    with pytest.raises(DicompilerError, match="not UTF-8 text"):
+        Platform.load(tmp_path / "bytes.toml")
+
+
+def test_further_families_and_formats_can_be_given(tmp_path: Path) -> None:
+    known = (
+        PlatformFamily("tinyxN", "", nameless),
+        PlatformFormat("*.hosts", "", lambda path: nameless(len(path.stem))),
+    )
+    assert len(Platform.load("tinyx3", known).devices) == 3
+    assert len(Platform.load(tmp_path / "abcd.hosts", known).devices) == 4
+    with pytest.raises(UsageError, match=r"give a TOML file or one of tinyxN, \*\.hosts"):
+        Platform.load("rpi4x4", known)
+
+
+def test_nameless_devices_are_equal_and_apart() -> None:
+    platform = nameless(3)
+    assert [device.name for device in platform.devices] == ["d0", "d1", "d2"]
+    assert len({device.rate for device in platform.devices}) == 1
+    assert len(set(platform.host_of.values())) == 3
+    assert from_toml(to_toml(platform)) == platform
+
+
+NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,6}", fullmatch=True)
+AMOUNTS = st.floats(1e-9, 1e18)
+
+
+@st.composite
+def platforms(draw: st.DrawFn) -> Platform:
+    hosts = tuple(
+        Host(name, draw(st.integers(2, 2**50)), flash=draw(st.integers(0, 1)))
+        for name in draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
+    )
+    names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
+    pick = st.sampled_from([host.name for host in hosts])
+    devices = tuple(
+        Device(
+            name,
+            draw(pick),
+            draw(AMOUNTS | st.just(0.0)),
+            draw(st.integers(1, 64)),
+            draw(AMOUNTS),
+            draw(AMOUNTS),
+            draw(st.booleans()),
+        )
+        for name in names
+    )
+    devices = (replace(devices[0], rate=draw(AMOUNTS)), *devices[1:])
+    links: tuple[Link, ...] = ()
+    if len(hosts) > 1:
+        links = (Link((hosts[1].name, hosts[0].name), draw(AMOUNTS), draw(AMOUNTS | st.just(0.0))),)
+    kind: NetworkKind = draw(st.sampled_from(["switch", "shared", "gateway"]))
+    network = Network(kind, draw(AMOUNTS), draw(AMOUNTS | st.just(0.0)), links)
+    text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+    return Platform(draw(text), hosts, devices, network, draw(text | st.just("")))
+
+
+@given(platforms())
+def test_any_platform_is_written_as_text_that_reads_back_as_it(platform: Platform) -> None:
+    assert from_toml(to_toml(platform), "x.toml") == platform
+
+
+def test_built_in_microcontrollers_have_their_makers_figures() -> None:
+    names = ("nano33x2", "stm32f746x1", "stm32h743x3", "esp32s3x1", "rp2040x4")
+    found = [Platform.load(name) for name in names]
+    assert [(platform.hosts[0].ram, platform.hosts[0].flash) for platform in found] == [
+        (256 * 2**10, 2**20), (320 * 2**10, 2**20), (512 * 2**10, 2 * 2**20), (512 * 2**10, 8 * 2**20),
+        (264 * 2**10, 2 * 2**20),
+    ]  # fmt: skip
+    assert all("data sheet" in p.description or "product specification" in p.description for p in found)
+
+
+def test_with_flash_memory_is_ram_alone_and_both_are_the_host_s() -> None:
+    text = 'network = {kind = "switch", bandwidth = "1 Mbit/s"}\n'
+    text += 'host = [{name = "a", memory = "256 KiB", flash = "2 MiB"}]\ndevice = [{name = "a", rate = "1 MFLOP/s"}]\n'
+    host = from_toml(text, "x.toml").hosts[0]
+    assert (host.ram, host.flash, host.memory) == (2**18, 2**21, 2**18 + 2**21)
+    with pytest.raises(DicompilerError, match=r"host\[0\]\.flash: '0 KiB': a memory size must be more than zero"):
+        from_toml(text.replace("2 MiB", "0 KiB"), "x.toml")

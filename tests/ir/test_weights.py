@@ -1,0 +1,75 @@
+"""Weights: cuts are views, their bytes come in chunks, and both are what numpy says."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.weights import CHUNK, Weight, hollow, raw_nbytes
+
+TYPES = (np.float32, np.float16, np.float64, np.int8, np.bool_, np.complex64, ml_dtypes.bfloat16, ml_dtypes.int4)
+REGIONS = (
+    ((0, 6), (0, 5), (0, 8)),
+    ((2, 5), (0, 5), (0, 8)),
+    ((0, 6), (1, 3), (0, 8)),
+    ((1, 6), (0, 5), (2, 3)),
+    ((3, 4), (2, 4), (5, 8)),
+    ((0, 0), (0, 5), (0, 8)),
+)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("region", REGIONS)
+def test_a_cut_is_what_numpy_cuts(dtype: type, region: tuple[tuple[int, int], ...]) -> None:
+    array = np.random.default_rng(0).integers(-2, 3, (6, 5, 8)).astype(dtype)
+    expected = array[tuple(slice(*interval) for interval in region)]
+    cut = Weight.of(array).cut(region)
+    assert cut.shape == expected.shape
+    assert np.array_equal(cut.array(), expected)
+    assert cut.array().dtype == expected.dtype
+    assert bytes(cut.data) == bytes(Weight.of(expected).data) == b"".join(cut.chunks())
+    assert cut.nbytes == len(cut.data) == raw_nbytes(cut.dtype, cut.shape)
+
+
+def test_a_cut_of_a_cut_is_a_view_of_the_same_memory() -> None:
+    array = np.arange(6 * 5 * 8, dtype=np.float32).reshape(6, 5, 8)
+    cut = Weight.of(array).cut(((1, 6), (1, 5), (0, 8))).cut(((2, 4), (0, 3), (3, 7)))
+    assert np.array_equal(cut.array(), array[3:5, 1:4, 3:7])
+    assert np.shares_memory(cut.array(), array)
+
+
+@pytest.mark.parametrize("shape", [(3, 2**19), (2**19, 3), (70, 5, 1000), (2, 3, 2**18)])
+def test_chunks_are_small_whatever_the_shape(shape: tuple[int, ...]) -> None:
+    array = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    weight = Weight.of(array)
+    cuts = [
+        weight,
+        *(weight.cut(tuple((0, extent - (axis == a)) for a, extent in enumerate(shape))) for axis in (0, 1)),
+    ]
+    for cut in cuts:
+        chunks = [bytes(chunk) for chunk in cut.chunks()]
+        assert max(map(len, chunks)) <= CHUNK
+        assert len(chunks) <= 2 * shape[0] + cut.nbytes // CHUNK * 2 + 1
+        assert b"".join(chunks) == cut.array().tobytes()
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_model_with_cut_weights_is_written_and_read_again(tmp_path: Path, external: bool) -> None:
+    array = np.random.default_rng(0).standard_normal((200, 300)).astype(np.float32)
+    cut = Weight.of(array).cut(((0, 200), (7, 260)))
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1, 200] x) => (float[1, 253] y) { y = MatMul (x, w) }'
+    )
+    proto.graph.initializer.append(hollow("w", cut))
+    model = Model(proto, {"w": cut})
+    model.save(tmp_path / "m.onnx", external)
+    assert np.array_equal(Model.load(tmp_path / "m.onnx").array("w"), array[:, 7:260])
+    onnx.checker.check_model(tmp_path / "m.onnx")
+    assert np.array_equal(Model.load(model.to_bytes()).array("w"), array[:, 7:260])
+    assert np.array_equal(onnx.numpy_helper.to_array(model.to_proto().graph.initializer[0]), array[:, 7:260])

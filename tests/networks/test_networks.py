@@ -1,0 +1,212 @@
+"""The networks are the published architectures, run in onnxruntime, and are the same bytes everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+
+from dicompiler import networks
+from dicompiler.driver.compiler import prepare
+from dicompiler.cost.model import macs
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.ir.onnx.model import Model
+
+PUBLISHED = {
+    "alexnet": 61_100_840,
+    "densenet121": 7_978_856,
+    "lenet": 61_706,
+    "mobilenet_v2": 3_504_872,
+    "resnet101": 44_549_160,
+    "resnet18": 11_689_512,
+    "resnet50": 25_557_032,
+    "squeezenet": 1_235_496,
+    "vgg16": 138_357_544,
+    "vgg19": 143_667_240,
+}
+
+
+def run(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
+    """The outputs for normally distributed inputs of seed 0."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3  # "initializer appears in graph inputs": so it is in IR 3
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    random = np.random.default_rng(0)
+    feed = {value.name: random.standard_normal(value.shape, dtype=np.float32) for value in session.get_inputs()}
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, feed), strict=True))
+
+
+MLPERF_TINY = {  # Keras' "total params" of the authors' models, with running statistics; multiplications
+    "autoencoder": (269_992, 264_192),
+    "ds_cnn": (24_908, 2_656_768),
+    "person_detection": (221_794, 7_489_664),
+    "resnet8": (78_666, 12_501_632),
+}
+#: width, size, then MACs and parameters in millions as Keras' table of its applications has them: the parameters
+#: without the scale and shift of normalisations.
+MOBILENET_V2 = (
+    *((0.35, 96, 11, 1.66), (0.35, 160, 30, 1.66), (0.35, 224, 59, 1.66)),
+    *((1.0, 96, 56, 3.47), (1.0, 160, 154, 3.47), (1.0, 224, 300, 3.47)),
+)
+
+
+def multiplications(model: onnx.ModelProto) -> int:
+    layers = prepare(Model.load(model)).layers
+    assert layers is not None
+    return sum(macs(layers, layer) for layer in layers.layers)
+
+
+@pytest.mark.parametrize("name", MLPERF_TINY)
+def test_the_networks_of_mlperf_tiny_have_the_published_parameters_and_multiplications(name: str) -> None:
+    model = networks.build(name)
+    total = sum(math.prod(tensor.dims) for tensor in model.graph.initializer if tensor.dims)
+    assert (total, multiplications(model)) == MLPERF_TINY[name]
+
+
+@pytest.mark.parametrize(("width", "size", "million_macs", "millions"), MOBILENET_V2)
+def test_mobilenet_v2_has_the_published_parameters_and_multiplications(
+    width: float, size: int, million_macs: int, millions: float
+) -> None:
+    model = networks.build("mobilenet_v2", width=width, size=size)
+    kept = [t for t in model.graph.initializer if ".bn." not in t.name]
+    assert round(sum(math.prod(tensor.dims) for tensor in kept) / 1e6, 2) == millions
+    assert multiplications(model) // 1_000_000 == million_macs
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_number_of_parameters_is_the_published_one(name: str) -> None:
+    assert networks.parameters(name) == PUBLISHED[name]
+
+
+def test_yolov2_has_as_many_numbers_as_its_authors_weight_file() -> None:
+    model = networks.build("yolov2", size=32)
+    # yolov2.weights has 203 934 260 bytes: a head of 16, then float32, running statistics included.
+    assert sum(np.prod(tensor.dims) for tensor in model.graph.initializer) == (203_934_260 - 16) // 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lenet", {}),
+        ("tiny", {}),
+        ("quirks", {}),
+        ("autoencoder", {"batch": 2, "width": 0.5}),
+        ("ds_cnn", {"size": (20, 9)}),
+        ("person_detection", {"size": 64, "classes": 3}),
+        ("resnet8", {}),
+        ("squeezenet", {"size": 96}),
+        ("mobilenet_v2", {"size": 96, "width": 0.5}),
+        ("resnet18", {"size": (64, 32), "width": 0.25, "batch": 2}),
+        ("resnet50", {"size": 32, "width": 0.125, "opset": 21}),
+        ("densenet121", {"size": 32, "width": 0.25}),
+        ("alexnet", {"size": 64, "width": 0.1, "opset": 13}),
+        ("vgg16", {"size": 32, "width": 0.1, "classes": 7}),
+        ("yolov2", {"size": 64, "width": 0.1, "classes": 2}),
+    ],
+)
+def test_a_network_is_legal_and_computes_something(name: str, options: dict[str, Any]) -> None:
+    model = networks.build(name, 3, **options)
+    onnx.checker.check_model(model, full_check=True)
+    assert model.ir_version == 10
+    assert model.opset_import[0].version == options.get("opset", 17)
+    assert all(node.name for node in model.graph.node)
+    declared = tuple(dim.dim_value for dim in model.graph.output[0].type.tensor_type.shape.dim)
+    output = run(model)["output"]
+    assert output.shape == declared
+    assert np.isfinite(output).all()
+    assert np.unique(output).size > output.size / 2
+    assert output.std() < 100
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
+def test_a_light_network_computes_something_other_for_each_seed(name: str) -> None:
+    first, second = (next(iter(run(networks.build(f"light/{name}", seed)).values())) for seed in (0, 1))
+    for output in (first, second):
+        assert np.isfinite(output).all()
+        assert np.unique(output).size > 100
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("name", ["densenet121", "inception_v1", "inception_v2"])
+def test_a_light_network_keeps_its_ir_and_loses_its_constant_weights(name: str) -> None:
+    model = networks.light(name, 0)
+    onnx.checker.check_model(model)
+    assert model.ir_version == 3
+    assert all(node.op_type != "ConstantOfShape" for node in model.graph.node)
+    weights = [onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT]
+    assert all(np.unique(weight).size > 0.99 * weight.size for weight in weights if 1 < weight.size < 1000)
+
+
+def test_every_light_network_of_the_onnx_package_is_known() -> None:
+    files = (Path(onnx.__file__).parent / "backend/test/data/light").glob("light_*.onnx")
+    names = sorted(path.stem.removeprefix("light_").removeprefix("bvlc_") for path in files)
+    assert tuple(names) == networks.LIGHT_NAMES
+
+
+def test_both_kinds_of_passthrough_compute_the_same() -> None:
+    small = {"size": 64, "width": 0.05, "classes": 2}
+    both = ("space-to-depth", "reshape")
+    first, second = (run(networks.build("yolov2", 1, passthrough=how, **small)) for how in both)
+    assert np.array_equal(first["output"], second["output"])
+
+
+def test_another_layer_leaves_other_weights_alone() -> None:
+    small, large = (
+        {tensor.name: tensor for tensor in networks.build(name, 5, size=32, width=0.05).graph.initializer}
+        for name in ("vgg16", "vgg19")
+    )
+    shared = small.keys() & large.keys()
+    assert len(shared) == 32
+    assert all(small[name] == large[name] for name in shared)
+
+
+def test_the_bytes_do_not_depend_on_the_process() -> None:
+    program = (
+        "import hashlib; from dicompiler import networks\n"
+        "for name in ('tiny', 'quirks', 'light/squeezenet'):\n"
+        "    print(hashlib.sha256(networks.build(name, 2).SerializeToString()).hexdigest())"
+    )
+    here = [
+        hashlib.sha256(networks.build(name, 2).SerializeToString()).hexdigest()
+        for name in ("tiny", "quirks", "light/squeezenet")
+    ]
+    for seed in ("1", "2"):
+        path = os.pathsep.join(p for p in sys.path if p)
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert done.stdout.split() == here
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet5O", {}, "unknown network 'resnet5O' (did you mean 'resnet50'?)"),
+        ("light/vgg91", {}, "unknown light network 'vgg91' (did you mean 'vgg19'?)"),
+        ("tiny", {"sise": 3}, "network 'tiny': unknown option 'sise' (did you mean 'size'?)"),
+        ("vgg16", {"depth": 3}, "network 'vgg16': unknown option 'depth'"),
+        ("light/vgg19", {"size": 32}, "network 'light/vgg19' takes no option 'size'"),
+        ("yolov2", {"passthrough": "reshap"}, "yolov2: unknown passthrough 'reshap' (did you mean 'reshape'?)"),
+        ("tiny", {"seed": -1}, "network 'tiny': seed is -1"),
+    ],
+)
+def test_what_is_unknown_is_named_with_its_nearest(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        networks.build(name, **options)
+    assert str(caught.value).startswith(message)
+
+
+def test_an_image_that_is_too_small_names_the_layer() -> None:
+    with pytest.raises(DicompilerError, match="nothing is left of the image at 'pool5'"):
+        networks.build("vgg16", size=16)

@@ -1,0 +1,156 @@
+"""Rules of operators on quantised tensors; every scale and zero point in every form that onnxruntime takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.operator_cases import Array, Case, Draw, broadcastable, check_cut
+
+SIGNED = st.sampled_from((np.int8, np.uint8))
+
+
+def bytes_(draw: Draw, dtype: Any, *shape: int) -> Array:
+    """Any numbers of the type."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    info = np.iinfo(dtype)
+    return np.asarray(random.integers(info.min, info.max + 1, shape)).astype(dtype)
+
+
+def scales(draw: Draw, *shape: int) -> Array:
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return np.asarray(random.uniform(0.01, 0.3, shape)).astype(np.float32)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(data=st.data(), op=st.sampled_from(("QuantizeLinear", "DequantizeLinear")))
+def test_a_region_of_a_quantised_tensor(op: str, data: st.DataObject) -> None:
+    """One scale, one for each index of an axis (since opset 13), or blocks along it (since 21; they stay whole)."""
+    draw = data.draw
+    opset = draw(st.sampled_from((10, 13, 19, 21)))
+    shape = draw(st.lists(st.integers(1, 6), min_size=2, max_size=4))
+    form = draw(st.sampled_from(("one", "axis", "blocks")[: 1 + (opset >= 13) + (opset >= 21)]))
+    axis, dtype = draw(st.integers(0, len(shape) - 1)), draw(SIGNED)
+    attributes: dict[str, Any] = {}
+    own: tuple[int, ...] = ()
+    if form == "axis":
+        own, attributes = (shape[axis],), {"axis": axis - len(shape) if draw(st.booleans()) else axis}
+    elif form == "blocks":
+        size = draw(st.integers(2, 3))
+        own = tuple(-(-extent // size) if i == axis else extent for i, extent in enumerate(shape))
+        attributes = {"axis": axis, "block_size": size}
+    x = bytes_(draw, dtype, *shape) if op == "DequantizeLinear" else scales(draw, *shape) * 100
+    values = [x, scales(draw, *own)]
+    if (op == "QuantizeLinear" and dtype == np.int8) or draw(st.booleans()):
+        values.append(bytes_(draw, dtype if op == "DequantizeLinear" or draw(st.booleans()) else np.uint8, *own))
+    check_cut(Case(op, tuple(values), attributes, opset), draw)
+
+
+def convolution(draw: Draw, x_type: Any, w_type: Any) -> tuple[Array, Array, dict[str, Any]]:
+    """x, w and the attributes of a small convolution."""
+    groups = draw(st.sampled_from((1, 1, 2, 3)))
+    channels, filters = draw(st.integers(1, 3)), groups * draw(st.integers(1, 3))
+    kernel = [draw(st.integers(1, 3)) for _ in range(2)]
+    x = bytes_(draw, x_type, draw(st.integers(1, 2)), groups * channels, *(k + draw(st.integers(0, 5)) for k in kernel))
+    attributes: dict[str, Any] = {"strides": [draw(st.integers(1, 2)) for _ in range(2)]}
+    if draw(st.booleans()):
+        attributes["pads"] = [draw(st.integers(0, k - 1)) for k in kernel * 2]
+    elif draw(st.booleans()):
+        attributes["auto_pad"] = draw(st.sampled_from(("VALID", "SAME_UPPER", "SAME_LOWER")))
+    if groups > 1:
+        attributes["group"] = groups
+    return x, bytes_(draw, w_type, filters, channels, *kernel), attributes
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_convolution_of_integers(data: st.DataObject) -> None:
+    draw = data.draw
+    x, w, attributes = convolution(draw, np.uint8, draw(SIGNED))
+    values: list[Array | None] = [x, w]
+    if draw(st.booleans()):
+        values.append(bytes_(draw, x.dtype))
+        if draw(st.booleans()):
+            values.append(bytes_(draw, w.dtype, *draw(st.sampled_from(((), (w.shape[0],))))))
+    check_cut(Case("ConvInteger", tuple(values), attributes, draw(st.sampled_from((10, 21)))), draw)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_quantised_convolution(data: st.DataObject) -> None:
+    draw = data.draw
+    x, w, attributes = convolution(draw, draw(SIGNED), np.int8)
+    each = draw(st.sampled_from(((), (w.shape[0],))))
+    zeros = np.zeros(each, np.int8)
+    values = [x, scales(draw), bytes_(draw, x.dtype), w, scales(draw, *each), zeros]
+    values += [np.float32(20.0 * x[0].size ** 0.5) * scales(draw), bytes_(draw, x.dtype)]
+    if draw(st.booleans()):
+        values.append(bytes_(draw, np.int8, w.shape[0]).astype(np.int32) * 50)
+    check_cut(Case("QLinearConv", tuple(values), attributes, draw(st.sampled_from((10, 21)))), draw)
+
+
+def matrices(draw: Draw, a_type: Any, b_type: Any) -> tuple[Array, Array]:
+    k, batch = draw(st.integers(1, 6)), draw(st.lists(st.integers(1, 3), max_size=2))
+    a = bytes_(draw, a_type, *broadcastable(draw, batch), draw(st.integers(1, 5)), k)
+    return a, bytes_(draw, b_type, *broadcastable(draw, batch), k, draw(st.integers(1, 5)))
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_product_of_integer_matrices(data: st.DataObject) -> None:
+    draw = data.draw
+    a, b = matrices(draw, draw(SIGNED), draw(SIGNED))
+    values: list[Array | None] = [a, b]
+    if draw(st.booleans()):
+        values.append(bytes_(draw, a.dtype))
+        if draw(st.booleans()):
+            values.append(bytes_(draw, b.dtype, *draw(st.sampled_from(((), (b.shape[-1],))))))
+    check_cut(Case("MatMulInteger", tuple(values), {}, draw(st.sampled_from((10, 21)))), draw)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_product_of_quantised_matrices(data: st.DataObject) -> None:
+    draw = data.draw
+    a, b = matrices(draw, np.uint8, np.uint8)
+    columns = draw(st.sampled_from(((), (b.shape[-1],)))) if b.ndim == 2 else ()
+    values = (
+        *(a, scales(draw), bytes_(draw, np.uint8)),
+        *(b, scales(draw, *columns), bytes_(draw, np.uint8, *columns)),
+        *(np.float32(100) * scales(draw), bytes_(draw, np.uint8)),
+    )
+    check_cut(Case("QLinearMatMul", values, {}, draw(st.sampled_from((10, 21)))), draw)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_cast_to_the_type_of_another_tensor(data: st.DataObject) -> None:
+    draw = data.draw
+    x = scales(draw, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))) * 100
+    like = np.zeros(draw(st.sampled_from(((), (3,), (2, 7)))), draw(st.sampled_from((np.int32, np.float64, np.uint8))))
+    computed = draw(st.sampled_from(((0,), (0, 1))))
+    check_cut(Case("CastLike", (x, like), {}, draw(st.sampled_from((15, 19, 21))), computed), draw)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_the_same_bits_as_another_type(data: st.DataObject) -> None:
+    x = scales(data.draw, *data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
+    check_cut(Case("BitCast", (x,), {"to": onnx.TensorProto.INT32}, 26), data.draw)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_dropout(data: st.DataObject) -> None:
+    """Its rate is an attribute before opset 12; in training mode, an input since, it draws for the whole tensor."""
+    draw = data.draw
+    x = scales(draw, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
+    opset = draw(st.sampled_from((9, 11, 12, 13, 22)))
+    if opset < 12:
+        check_cut(Case("Dropout", (x,), {"ratio": 0.5}, opset), draw)
+        return
+    mode = [np.array(draw(st.booleans()))] if draw(st.booleans()) else []
+    check_cut(Case("Dropout", (x, np.array(0.5, np.float32), *mode), {"seed": 3}, opset), draw)

@@ -1,0 +1,121 @@
+"""Routing on networks small enough to see what must come out."""
+
+from __future__ import annotations
+
+import pytest
+from support.layer_graphs import formed
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.partition.routing import Join, Take, leaves, route
+from dicompiler.partition.tasks import Key
+
+TWO = """
+<ir_version: 8, opset_import: ["" : 13]>
+two (float[1, 2, 8, 6] x) => (float[1, 4, 8, 6] y) {
+   t = Conv <pads = [1, 1, 1, 1]> (x, w)
+   y = Conv <pads = [1, 1, 1, 1]> (t, v)
+}
+"""
+WEIGHTS = {"w": (4, 2, 3, 3), "v": (4, 4, 3, 3)}
+
+
+def rows(device: str, start: int, stop: int, lane: int = 0) -> Part:
+    return Part(device, ((0, 1), (0, 4), (start, stop), (0, 6)), lane=lane)
+
+
+def channels(device: str, start: int, stop: int) -> Part:
+    return Part(device, ((0, 1), (start, stop), (0, 8), (0, 6)))
+
+
+def plan(first: tuple[Part, ...], second: tuple[Part, ...]) -> Plan:
+    return Plan({"conv0": first, "conv1": second}, ("a",), ("a",))
+
+
+def test_height_tiles_exchange_just_the_halo_rows() -> None:
+    routing = route(
+        formed(TWO, **WEIGHTS), plan((rows("a", 0, 4), rows("b", 4, 8)), (rows("a", 0, 4), rows("b", 4, 8)))
+    )
+    halos = [(box.device, box.region[2]) for box in routing.received if box.key == Key("t") and box.region]
+    assert halos == [("a", (4, 5)), ("b", (3, 4))]
+    # b's five input rows, one halo row each way, and b's half of the output
+    assert routing.total_bytes == 4 * (2 * 5 * 6 + 2 * 4 * 1 * 6 + 4 * 4 * 6)
+
+
+def test_fused_tiles_exchange_nothing_in_between() -> None:
+    routing = route(
+        formed(TWO, **WEIGHTS), plan((rows("a", 0, 5), rows("b", 3, 8)), (rows("a", 0, 4), rows("b", 4, 8)))
+    )
+    assert not [box for box in routing.received if box.key == Key("t")]
+
+
+def test_the_readers_own_lane_comes_before_other_lanes_devices_and_hosts() -> None:
+    layers = formed(TWO, **WEIGHTS)
+    whole = rows("a", 0, 8), rows("b", 0, 8), rows("c", 0, 8, 1), rows("c", 0, 8)
+    for reader, expected in ((rows("c", 0, 8), "c"), (rows("b", 0, 8), "b"), (rows("d", 0, 8), "a")):
+        routing = route(layers, plan(whole, (reader,)))
+        (tree,) = routing.reads["conv1", 0].values()
+        assert isinstance(tree, Take)
+        assert (tree.box.origin or tree.box).device == expected
+        assert (tree.box.origin or tree.box).lane == 0
+    routing = route(layers, plan(whole, (rows("d", 0, 8),)), hosts={"b": "host", "d": "host"})
+    assert [box.origin.device for box in routing.received if box.origin and box.key == Key("t")] == ["b"]
+
+
+def test_parts_that_nobody_reads_are_dropped_before_anything_is_counted() -> None:
+    layers = formed(TWO, **WEIGHTS)
+    lean = plan((rows("a", 0, 8),), (rows("a", 0, 8),))
+    fat = plan((rows("a", 0, 8), rows("b", 2, 4)), (rows("a", 0, 8),))
+    assert route(layers, fat).dropped == (("conv0", 1),)
+    assert route(layers, fat).total_bytes == route(layers, lean).total_bytes == 0
+
+
+def test_a_need_that_nobody_computes_is_named() -> None:
+    with pytest.raises(DicompilerError, match=r"nobody computes \[0:1, 0:4, 5:6, 0:6\] of 't', which 'conv1' on b"):
+        route(formed(TWO, **WEIGHTS), plan((rows("a", 0, 5), rows("b", 6, 8)), (rows("a", 0, 4), rows("b", 4, 8))))
+
+
+def test_a_strided_reader_may_leave_a_row_to_nobody() -> None:
+    text = TWO.replace(
+        "y = Conv <pads = [1, 1, 1, 1]> (t, v)", "y = MaxPool <kernel_shape = [1, 1], strides = [2, 1]> (t)"
+    )
+    text = text.replace("float[1, 4, 8, 6] y", "float[1, 4, 4, 6] y")
+    layers = formed(text, w=(4, 2, 3, 3))
+    pool = (Part("a", ((0, 1), (0, 4), (0, 2), (0, 6))), Part("b", ((0, 1), (0, 4), (2, 4), (0, 6))))
+    own = Plan({"conv0": (rows("a", 0, 3), rows("b", 4, 8)), "maxpool1": pool}, ("a",), ("a",))
+    assert not [box for box in route(layers, own).received if box.key == Key("t")]
+
+
+def test_partial_sums_are_read_range_by_range() -> None:
+    first = channels("a", 0, 2), channels("b", 2, 4)
+    second = (Part("a", reduce=(0, 2)), Part("b", reduce=(2, 4)), channels("a", 0, 2), channels("b", 2, 4))
+    routing = route(formed(TWO, **WEIGHTS), plan(first, second))
+    assert [key.reduce for key in routing.reads["conv1", 2]] == [(0, 2), (2, 4)]
+    assert not [box for box in routing.received if box.key == Key("t")]  # LOP then LIP: nothing travels in between
+    sums = [(box.device, box.key.reduce, box.region) for box in routing.received if box.key.reduce]
+    assert sums == [
+        ("b", (0, 2), ((0, 1), (2, 4), (0, 8), (0, 6))),
+        ("a", (2, 4), ((0, 1), (0, 2), (0, 8), (0, 6))),
+    ]
+
+
+def test_an_assembly_joins_along_one_axis_after_the_other() -> None:
+    corners = tuple(
+        Part(device, ((0, 1), (0, 4), height, width))
+        for device, height, width in (
+            ("a", (0, 4), (0, 3)),
+            ("b", (0, 4), (3, 6)),
+            ("c", (4, 8), (0, 3)),
+            ("d", (4, 8), (3, 6)),
+        )
+    )
+    routing = route(formed(TWO, **WEIGHTS), plan(corners, (rows("a", 0, 8),)))
+    (tree,) = routing.reads["conv1", 0].values()
+    assert isinstance(tree, Join) and tree.axis == 2
+    assert [leaf.region[2:] for leaf in leaves(tree)] == [
+        ((0, 4), (0, 3)),
+        ((0, 4), (3, 6)),
+        ((4, 8), (0, 3)),
+        ((4, 8), (3, 6)),
+    ]
+    assert sum(box.key == Key("t") for box in routing.received) == 3

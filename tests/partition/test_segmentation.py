@@ -1,0 +1,123 @@
+"""Where segments close and what is sent when."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from support.layer_graphs import rules
+
+from dicompiler.ir.compilation import Compilation
+from dicompiler.partition.segmentation import cut
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.program import Program
+from dicompiler_passes.form_layers import form_layers
+from dicompiler_passes.partition import Partition
+
+CHAIN = """
+<ir_version: 8, opset_import: ["" : 13]>
+net (float[1, 4, 8, 6] x) => (float[1, 4, 8, 6] y) {
+   [p1] a = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x)
+   [p2] b = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a)
+   [p3] c = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (b)
+   [join] y = Sum (c, a)
+}
+"""
+
+
+def rows(device: str, start: int, stop: int, lane: int = 0) -> Part:
+    return Part(device, ((0, 1), (0, 4), (start, stop), (0, 6)), lane=lane)
+
+
+def program(**layers: tuple[Part, ...]) -> Program:
+    model = Model.load(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(CHAIN)))
+    graph = form_layers(model, rules())
+    assert [layer.name for layer in graph.layers] == ["p1", "p2", "p3"]  # the Sum goes to p3
+    placed = Partition().run(Compilation(model=model, layers=graph, plan=Plan(layers, ("a",), ("a",))))
+    return cut(placed.model, ("a", "b"))
+
+
+def steps(made: Program, device: str) -> list[str]:
+    own = next(d for d in made.devices if d.device == device)
+    names = {"run": [s.name for s in own.segments]}
+    return [
+        f"{s.kind} {names['run'][s.index] if s.kind == 'run' else made.transfers[s.index].value.name}"
+        for s in own.steps
+    ]
+
+
+def nodes(made: Program, device: str) -> list[list[str]]:
+    own = next(d for d in made.devices if d.device == device)
+    return [[node.op_type for node in segment.model.graph.node] for segment in own.segments]
+
+
+def test_one_device_is_one_segment() -> None:
+    made = program(p1=(Part("a"),), p2=(Part("a"),), p3=(Part("a"),))
+    assert nodes(made, "a") == [["MaxPool", "MaxPool", "MaxPool", "Sum"]]
+    assert nodes(made, "b") == []
+    assert not made.transfers
+
+
+def test_a_segment_closes_after_what_another_device_needs_and_sends_it_at_once() -> None:
+    made = program(p1=(Part("a"),), p2=(Part("b"),), p3=(Part("a"),))
+    assert steps(made, "a") == ["receive b", "run a_000", "send a", "run a_001"]
+    assert steps(made, "b") == ["receive a", "run b_000", "send b"]
+
+
+def test_a_segment_closes_before_a_node_that_needs_something_newer_than_its_start() -> None:
+    halves = rows("a", 0, 4), rows("b", 4, 8)
+    made = program(p1=halves, p2=halves, p3=halves)
+    for device in made.devices:
+        made_here: set[str] = set()
+        for segment in device.segments:
+            # its inputs exist before it starts: none is made, elsewhere, of what it makes itself
+            assert not set(segment.inputs) & set(segment.outputs)
+            made_here |= set(segment.outputs)
+        assert device.steps[0].kind == "receive"
+    # a's slices for b come first: b waits for them only
+    assert nodes(made, "a")[0] == ["Slice"]
+
+
+def test_receives_are_posted_before_anything_runs() -> None:
+    halves = rows("a", 0, 4), rows("b", 4, 8)
+    for device in program(p1=halves, p2=halves, p3=halves).devices:
+        kinds = [step.kind for step in device.steps]
+        assert kinds == sorted(kinds, key=lambda kind: kind != "receive")
+
+
+def test_a_segment_closes_where_the_lane_changes() -> None:
+    lanes = rows("a", 0, 6, 0), rows("a", 2, 8, 1)
+    made = program(p1=lanes, p2=(rows("a", 0, 5, 0), rows("a", 3, 8, 1)), p3=(rows("a", 0, 4, 0), rows("a", 4, 8, 1)))
+    own = made.devices[0].segments
+    lane_of = [
+        {
+            entry.value
+            for node in segment.model.graph.node
+            for entry in node.metadata_props
+            if entry.key.endswith("lane")
+        }
+        for segment in own
+    ]
+    assert all(len(lanes) <= 1 for lanes in lane_of)
+    assert [len(segment.model.graph.node) > 1 for segment in own].count(True) >= 2
+    assert not made.transfers
+
+
+def test_a_transfer_names_box_type_and_bytes() -> None:
+    made = program(p1=(Part("a"),), p2=(rows("b", 0, 2), rows("a", 2, 8)), p3=(Part("a"),))
+    (there, back) = made.transfers
+    assert (there.sender, there.receiver, there.value.shape, there.value.nbytes) == ("a", "b", (1, 4, 3, 6), 4 * 72)
+    assert (back.sender, back.receiver, back.value.shape) == ("b", "a", (1, 4, 2, 6))
+    assert [t.index for t in made.transfers] == [0, 1]
+
+
+@pytest.mark.parametrize("dtype", ["float", "double", "int64"])
+def test_inputs_and_outputs_keep_their_types(dtype: str) -> None:
+    text = f'<ir_version: 8, opset_import: ["" : 13]> n ({dtype}[4] x) => ({dtype}[4] y) {{ y = Neg (x) }}'
+    model = Model.load(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+    graph = form_layers(model, rules())
+    plan = Plan({graph.layers[0].name: (Part("b"),)}, ("a",), ("a",))
+    made = cut(Partition().run(Compilation(model=model, layers=graph, plan=plan)).model, ("a", "b"))
+    size = np.dtype({"float": "f4", "double": "f8", "int64": "i8"}[dtype]).itemsize
+    assert [t.value.nbytes for t in made.transfers] == [4 * size, 4 * size]

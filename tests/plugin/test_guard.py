@@ -1,0 +1,331 @@
+"""A third party's plugin that breaks: one line that names it, its distribution and version, and exit code 1."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+
+from dicompiler import networks
+from dicompiler.cli import main
+from dicompiler.plugin.registry import loaded
+
+SOURCE = """
+import math
+from dataclasses import dataclass, replace
+from dicompiler.cost.model import CostModel
+from dicompiler.base.errors import DicompilerError
+from dicompiler.plugin.hookspecs import hookimpl
+from dicompiler.ir.rule import OperatorRule, Piece
+from dicompiler.plugin.pass_manager import Pass
+from dicompiler.ir.plan import Part
+from dicompiler.ir.platform import PlatformFamily
+from dicompiler.search.problem import Strategy
+from dicompiler.target.interface import Target
+
+def helper(known):
+    return known["pi99"]
+
+@dataclass(frozen=True)
+class Decides(Strategy):
+    name = "bad-strategy"
+    how: str = "raise"
+
+    def __post_init__(self):
+        if self.how == "init":
+            helper({})
+
+    def plan(self, problem):
+        whole = {layer.name: (Part("pi01"),) for layer in problem.layers.layers}
+        first = problem.layers.layers[0].name
+        return {
+            "raise": lambda: helper({}),
+            "exit": lambda: exit(3),
+            "file": lambda: open("/nowhere/at/all"),
+            "none": lambda: None,
+            "unknown": lambda: problem.plan({**whole, first: (Part("pi07"),)}),
+            "outside": lambda: problem.plan({**whole, first: (Part("pi01", ((0, 1), (0, 99), (0, 99), (0, 99))),)}),
+            "garbage": lambda: problem.plan({**whole, first: ("pi01",)}),
+            "forgets": lambda: problem.plan({first: whole[first]}),
+            "says": lambda: (_ for _ in ()).throw(DicompilerError("bad-strategy: no plan: take another")),
+        }[self.how]()
+
+@dataclass(frozen=True)
+class Emits(Target):
+    name = "bad-target"
+    how: str = "raise"
+
+    def emit(self, compilation, directory):
+        if self.how == "raise":
+            helper({})
+        if self.how == "foreign":
+            from dicompiler.plugin.registry import registry
+            registry().make("targets", "sockets").emit(compilation, directory)
+        if self.how == "runs":
+            from dicompiler.plugin.registry import registry
+            registry().make("targets", "sockets").emit(compilation, directory)
+            text = (directory / "artifact.json").read_text()
+            (directory / "artifact.json").write_text(text.replace('"sockets"', '"bad-target"'))
+
+    def run(self, directory, frames, timeout, options=None):
+        helper({})
+
+    def memory(self, program):
+        return {} if self.how == "memory" else super().memory(program)
+
+@dataclass(frozen=True)
+class Costs(CostModel):
+    name = "bad-cost"
+    how: str = "raise"
+
+    def seconds(self, layers, layer, share, device):
+        return {"negative": -1.0, "nan": math.nan, "none": None}[self.how] if self.how != "raise" else helper({})
+
+@dataclass(frozen=True)
+class Changes(Pass):
+    name = "bad-pass"
+    how: str = "raise"
+
+    def run(self, compilation):
+        if self.how == "illegal":
+            proto = type(compilation.model.proto)()
+            proto.CopyFrom(compilation.model.proto)
+            del proto.graph.node[0]
+            return replace(compilation, model=replace(compilation.model, proto=proto))
+        return helper({})
+
+def rule(operation, region, reduce):
+    alpha = operation.attribute("alpha")
+    if alpha == 1.0:
+        helper({})
+    if alpha == 2.0:
+        return Piece(region[:-1] + ((0, 1),), (region,))
+    if alpha == 3.0:
+        return Piece(region, (region[:-1] + ((0, 99),),))
+    return Piece(region, ())
+
+def make(number):
+    return helper({})
+
+@hookimpl
+def dicompiler_strategies():
+    return [Decides]
+
+@hookimpl
+def dicompiler_targets():
+    return [Emits]
+
+@hookimpl
+def dicompiler_cost_models():
+    return [Costs]
+
+@hookimpl
+def dicompiler_passes():
+    return [Changes]
+
+@hookimpl
+def dicompiler_operators():
+    return [OperatorRule("QuickGelu", rule, domain="com.microsoft", elementwise=True)]
+
+@hookimpl
+def dicompiler_platforms():
+    return [PlatformFamily("badxN", "none", make)]
+"""
+PLACE = "(in helper, acme_bad.py:"
+OF = "of acme-bad 1.2 (plugin 'bad')"
+STRATEGY = f"strategy 'bad-strategy' {OF}"
+REFUSED = f"{STRATEGY} made a plan that cannot be carried out"
+PLUGIN = "plugin 'bad' of acme-bad 1.2"
+RULE = f"rule 'com.microsoft::QuickGelu' of {PLUGIN}, for node 'g'"
+
+
+def install(site: Path, source: str) -> None:
+    info = site / "acme_bad-1.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-bad\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[dicompiler]\nbad = acme_bad\n")
+    (site / "acme_bad.py").write_text(textwrap.dedent(source))
+
+
+@pytest.fixture
+def fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., str]]:
+    """Runs a command line that must end with exit code 1 and leave nothing: its one line without `dicompiler: error: `.
+    The plugin's source comes first."""
+    log = logging.getLogger("dicompiler")
+    state = log.handlers, log.propagate
+    loaded.cache_clear()
+    monkeypatch.delitem(sys.modules, "acme_bad", raising=False)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.chdir(tmp_path)
+
+    def run(source: str, line: str, lines: int = 1) -> str:
+        install(tmp_path / "site", source)
+        onnx.save(networks.build("lenet"), "lenet.onnx")
+        before = {path.name for path in tmp_path.iterdir()}
+        assert main(line.split()) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        *warnings, error = captured.err.splitlines()
+        assert len(warnings) == lines - 1
+        assert {path.name for path in tmp_path.iterdir()} == before
+        assert error.startswith("dicompiler: error: ")
+        return error.removeprefix("dicompiler: error: ")
+
+    yield run
+    log.handlers, log.propagate = state
+    loaded.cache_clear()
+    sys.modules.pop("acme_bad", None)
+
+
+WITH = "compile lenet.onnx --platform rpi4x2 -o out"
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("raise", f"{STRATEGY}: KeyError: 'pi99' {PLACE}"),
+        ("init", f"{PLUGIN}: KeyError: 'pi99' {PLACE}"),
+        ("exit", f"{STRATEGY}: SystemExit: 3 (in Decides.plan.<locals>.<lambda>, acme_bad.py:"),
+        ("file", f"{STRATEGY}: FileNotFoundError: [Errno 2] No such file"),
+        ("forgets", f"{STRATEGY}: KeyError: "),
+        ("none", f"{STRATEGY}: plan() returned NoneType instead of a Plan"),
+        ("garbage", f"{STRATEGY} made what is no plan: AttributeError: 'str' object has no attribute "),
+        ("unknown", f"{REFUSED}: rpi4x2: unknown device 'pi07'"),
+        ("outside", f"{REFUSED}: plan: layers.conv1[0].region: "),
+        ("says", "bad-strategy: no plan: take another"),
+    ],
+)  # fmt: skip
+def test_a_strategy_is_named(how: str, cause: str, fails: Callable[..., str]) -> None:
+    assert fails(SOURCE, f"{WITH} --strategy bad-strategy{{how={how}}}").startswith(cause)
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("raise", f"KeyError: 'pi99' {PLACE}"),
+        ("nothing", "emit() wrote no artifact.json"),
+        ("foreign", "artifact.json: target is 'sockets': write 'bad-target' there"),
+        ("memory", "memory() says nothing of device 'pi01'"),
+    ],
+)
+def test_a_target_is_named(how: str, cause: str, fails: Callable[..., str]) -> None:
+    error = fails(SOURCE, f"{WITH} --strategy single --target bad-target{{how={how}}}")
+    assert error.startswith(f"target 'bad-target' {OF}: {cause}")
+
+
+@pytest.mark.parametrize("command", ["run", "verify"])
+def test_a_target_that_breaks_while_it_runs_is_named(
+    command: str, fails: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path / "site", SOURCE)
+    onnx.save(networks.build("lenet"), "lenet.onnx")
+    assert main(f"{WITH} --strategy single --target bad-target{{how=runs}}".split()) == 0
+    capsys.readouterr()
+    (tmp_path / "site").rename(tmp_path / "installed")  # `fails` installs it once more
+    assert fails(SOURCE, f"{command} out").startswith(f"target 'bad-target' {OF}: KeyError: 'pi99' {PLACE}")
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("raise", f"{PLUGIN}: KeyError: 'pi99' {PLACE}"),
+        ("negative", f"cost model 'bad-cost' {OF}: layer 'conv1' on pi01 takes -1.0 s: give a number of at least 0"),
+        ("nan", f"cost model 'bad-cost' {OF}: layer 'conv1' on pi01 takes nan s: "),
+        ("none", f"cost model 'bad-cost' {OF}: layer 'conv1' on pi01 takes None s: "),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["modnn", "stahl"])
+def test_a_cost_model_is_named(how: str, cause: str, strategy: str, fails: Callable[..., str]) -> None:
+    error = fails(SOURCE, f"{WITH} --strategy {strategy} --cost bad-cost{{how={how}}}")
+    assert error.startswith(cause)
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("raise", f"pass 'bad-pass' {OF}: KeyError: 'pi99' {PLACE}"),
+        ("illegal", f"after pass 'bad-pass' {OF}: "),
+    ],
+)
+def test_a_pass_is_named(how: str, cause: str, fails: Callable[..., str]) -> None:
+    assert fails(SOURCE, f"opt lenet.onnx -p bad-pass{{how={how}}} -o out.onnx").startswith(cause)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "cause"),
+    [
+        (1.0, f"{PLUGIN}: KeyError: 'pi99' {PLACE}"),
+        (2.0, f"{RULE}: out is ((0, 1), (0, 1)): "),
+        (3.0, f"{RULE}: needs[0] is ((0, 1), (0, 99)"),
+        (4.0, f"{RULE}: needs has 0 entries"),
+    ],
+)  # fmt: skip
+def test_a_rule_is_named(alpha: float, cause: str, fails: Callable[..., str]) -> None:
+    text = f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (float[1, 8] x) => (float[1, 8] y)
+        {{ [g] y = com.microsoft.QuickGelu <alpha = {alpha}> (x) }}"""
+    onnx.save(onnx.parser.parse_model(text), "gelu.onnx")
+    assert fails(SOURCE, "compile gelu.onnx --platform rpi4x2 --strategy modnn -o out").startswith(cause)
+
+
+def test_a_platform_is_named(fails: Callable[..., str]) -> None:
+    error = fails(SOURCE, "compile lenet.onnx --platform badx2 --strategy single -o out")
+    assert error.startswith(f"{PLUGIN}: KeyError: 'pi99' {PLACE}")
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("dicompiler_api = 2", "it is written for version 2 of the hooks, newer than 1"),
+        (
+            SOURCE + "\n@hookimpl\ndef dicompiler_passes():\n    raise ValueError('late')",
+            "ValueError: late",
+        ),
+        (
+            SOURCE.replace('name = "bad-pass"', 'name = "bad-pass"\n    requires = ("layer",)'),
+            "TypeError: Changes names 'layer', which is no field of a Compilation (did you mean 'layers'?)",
+        ),
+    ],
+)
+def test_what_is_asked_of_a_plugin_that_is_left_out_says_why(
+    source: str, cause: str, fails: Callable[..., str]
+) -> None:
+    error = fails(source, f"{WITH} --strategy acme-best", lines=2)
+    assert error == f"unknown strategy 'acme-best'; {PLUGIN} is left out: {cause}"
+
+
+def test_comparing_goes_on_with_the_others(
+    tmp_path: Path, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails is not None
+    install(tmp_path / "site", SOURCE)
+    onnx.save(networks.build("lenet"), "lenet.onnx")
+    strategies = "bad-strategy,single,bad-strategy{how=none}"
+    assert main(["compare", "lenet.onnx", "--platform", "rpi4x2", "--strategies", strategies]) == 0
+    captured = capsys.readouterr()
+    assert "single" in captured.out
+    assert f"{STRATEGY}: KeyError: 'pi99'" in captured.out + captured.err
+
+
+@pytest.mark.parametrize("what", ["explore --strategy bad-strategy", "plan --strategy bad-strategy"])
+def test_other_commands_name_it_too(what: str, fails: Callable[..., str]) -> None:
+    command, rest = what.split(" ", 1)
+    error = fails(SOURCE, f"{command} lenet.onnx --platform rpi4x2 {rest} -o out")
+    assert error.startswith(f"{STRATEGY}: KeyError: 'pi99' {PLACE}")
+
+
+def test_the_traceback_is_shown_with_debug(
+    tmp_path: Path, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails is not None
+    install(tmp_path / "site", SOURCE)
+    onnx.save(networks.build("lenet"), "lenet.onnx")
+    assert main([*WITH.split(), "--strategy", "bad-strategy", "--debug"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err

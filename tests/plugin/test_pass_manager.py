@@ -1,0 +1,270 @@
+"""The pass manager: what it checks before and after every pass, what instruments see, and whom failures name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx
+import pytest
+
+from dicompiler.plugin import instruments
+from dicompiler.plugin import registry as plugins
+from dicompiler.ir.compilation import Compilation
+from dicompiler.base.errors import DicompilerError, PluginError, UsageError
+from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin.pass_manager import Pass, PassFailure, PassManager, pipeline
+from dicompiler.ir.plan import Part, Plan
+
+TEXT = """<ir_version: 8, opset_import: ["": 17]>
+          g (float[2, 3] x) => (float[2, 3] y) { h = Relu (x)  y = Neg (h) }"""
+
+
+def compilation() -> Compilation:
+    return Compilation(Model.load(onnx.parser.parse_model(TEXT)))
+
+
+@dataclass(frozen=True)
+class Annotate(Pass):
+    """Gives the compilation a plan and leaves the model alone."""
+
+    name: ClassVar[str] = "annotate"
+    provides: ClassVar[tuple[str, ...]] = ("plan",)
+    device: str = "d0"
+
+    def run(self, compilation: Compilation) -> Compilation:
+        return replace(compilation, plan=Plan({"h": (Part(self.device),)}, ("d0",), ("d0",)))
+
+
+@dataclass(frozen=True)
+class Rename(Pass):
+    """Gives every node of the model another operator type."""
+
+    name: ClassVar[str] = "rename"
+    op: str = "Abs"
+
+    def run(self, compilation: Compilation) -> Compilation:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(compilation.model.proto)
+        for node in proto.graph.node:
+            node.op_type = self.op
+        return replace(compilation, model=replace(compilation.model, proto=proto))
+
+
+@dataclass(frozen=True)
+class NeedsLayers(Pass):
+    """Needs what no pass before it made."""
+
+    name: ClassVar[str] = "needs-layers"
+    requires: ClassVar[tuple[str, ...]] = ("layers",)
+
+    def run(self, compilation: Compilation) -> Compilation:
+        return compilation
+
+
+@dataclass(frozen=True)
+class Breaks(Pass):
+    """Fails in the way that it is told."""
+
+    name: ClassVar[str] = "breaks"
+    how: str = "inside"
+
+    def run(self, compilation: Compilation) -> Compilation:
+        if self.how == "inside":
+            raise KeyError("lost")
+        if self.how == "input":
+            raise DicompilerError("breaks: layer 'h' cannot be cut")
+        return compilation.model  # type: ignore[return-value]
+
+
+@dataclass
+class Recorder:
+    """An instrument that notes every call."""
+
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def before(self, index: int, step: Pass, compilation: Compilation) -> None:
+        self.calls.append(("before", index, step.name, compilation))
+
+    def after(self, index: int, step: Pass, compilation: Compilation) -> None:
+        self.calls.append(("after", index, step.name, compilation))
+
+    def failed(self, index: int, step: Pass, compilation: Compilation, error: Exception) -> None:
+        self.calls.append(("failed", index, step.name, compilation, error))
+
+
+def provide(monkeypatch: pytest.MonkeyPatch, *classes: type[Pass], **of: str) -> None:
+    """Makes the registry hold these passes and no others."""
+    passes = {
+        cls.name: plugins.Provided(cls.name, cls, of.get("name", "acme"), of.get("version", "1.2"), "acme")
+        for cls in classes
+    }
+    monkeypatch.setattr(plugins, "registry", lambda: plugins.Registry(passes=passes))
+
+
+def test_passes_run_in_order_and_the_last_result_comes_out() -> None:
+    given = compilation()
+    result = PassManager([Annotate("d1"), Rename("Abs"), Annotate("d2")]).run(given)
+    assert result.plan is not None
+    assert result.plan.layers["h"][0].device == "d2"
+    assert [node.op_type for node in result.model.proto.graph.node] == ["Abs", "Abs"]
+    assert [node.op_type for node in given.model.proto.graph.node] == ["Relu", "Neg"]
+
+
+def test_a_pass_whose_needs_are_missing_names_them_and_the_pass_that_makes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @dataclass(frozen=True)
+    class Makes(NeedsLayers):
+        """Makes layers."""
+
+        name: ClassVar[str] = "makes"
+        provides: ClassVar[tuple[str, ...]] = ("layers",)
+
+    provide(monkeypatch, NeedsLayers, Makes)
+    with pytest.raises(DicompilerError) as caught:
+        PassManager([NeedsLayers()]).run(compilation())
+    assert str(caught.value) == "pass 'needs-layers' needs layers: run 'makes' before it"
+
+
+def test_a_missing_platform_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class NeedsPlatform(NeedsLayers):
+        """Needs a platform."""
+
+        name: ClassVar[str] = "needs-platform"
+        requires: ClassVar[tuple[str, ...]] = ("platform",)
+
+    provide(monkeypatch, NeedsPlatform)
+    with pytest.raises(DicompilerError, match="needs platform: give a platform"):
+        PassManager([NeedsPlatform()]).run(compilation())
+
+
+def test_an_illegal_model_is_reported_with_the_pass_that_made_it() -> None:
+    with pytest.raises(DicompilerError) as caught:
+        PassManager([Annotate(), Rename("NoSuchOperator")]).run(compilation())
+    assert "after pass 'rename'" in str(caught.value)
+    assert "NoSuchOperator" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_legality_is_checked_only_where_the_model_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[str] = []
+    check = Model.check
+
+    def counted(self: Model, place: str) -> None:
+        places.append(place)
+        check(self, place)
+
+    monkeypatch.setattr(Model, "check", counted)
+    PassManager([Annotate(), Rename(), Annotate()]).run(compilation())
+    assert places == ["after pass 'rename'"]
+
+
+def test_instruments_see_what_goes_into_every_pass_and_what_comes_out() -> None:
+    recorder, given = Recorder(), compilation()
+    result = PassManager([Annotate(), Rename()], [recorder]).run(given)
+    assert [call[:3] for call in recorder.calls] == [
+        ("before", 1, "annotate"),
+        ("after", 1, "annotate"),
+        ("before", 2, "rename"),
+        ("after", 2, "rename"),
+    ]
+    assert recorder.calls[0][3] is given
+    assert recorder.calls[1][3] is recorder.calls[2][3]
+    assert recorder.calls[3][3] is result
+
+
+def test_instruments_see_a_failure_and_numbers_continue_where_asked() -> None:
+    recorder = Recorder()
+    with pytest.raises(DicompilerError, match="layer 'h' cannot be cut") as caught:
+        PassManager([Annotate(), Breaks("input"), Rename()], [recorder], first=7).run(compilation())
+    assert [call[:3] for call in recorder.calls][2:] == [("before", 8, "breaks"), ("failed", 8, "breaks")]
+    assert recorder.calls[-1][4] is caught.value
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [("inside", "KeyError: 'lost'"), ("return", "run() returned Model instead of a Compilation")],
+)
+def test_a_pass_that_breaks_inside_is_named_with_its_distribution(
+    monkeypatch: pytest.MonkeyPatch, how: str, cause: str
+) -> None:
+    provide(monkeypatch, Breaks, name="acme-passes", version="3.1")
+    with pytest.raises(PluginError) as caught:
+        PassManager([Breaks(how)]).run(compilation())
+    assert str(caught.value) == f"pass 'breaks' of acme-passes 3.1 (plugin 'acme'): {cause}"
+    provide(monkeypatch, Breaks, name="dicompiler", version="0.2")
+    with pytest.raises(PassFailure) as failed:
+        PassManager([Breaks(how)]).run(compilation())
+    assert str(failed.value).startswith("pass 'breaks' of dicompiler 0.2: ")
+    assert cause in str(failed.value)
+
+
+def test_a_pass_that_no_plugin_provides_is_named_with_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    provide(monkeypatch)
+    with pytest.raises(
+        PassFailure, match=rf"pass 'breaks' of module {Breaks.__module__.replace('.', '[.]')}: KeyError"
+    ):
+        PassManager([Breaks()]).run(compilation())
+
+
+def test_pipeline_text_becomes_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    provide(monkeypatch, Annotate, Rename)
+    assert pipeline("annotate{device=pi01},rename") == (Annotate("pi01"), Rename())
+    with pytest.raises(UsageError, match="unknown pass 'renam' \\(did you mean 'rename'\\?\\)"):
+        pipeline("annotate,renam")
+    with pytest.raises(UsageError, match="unknown option 'devise' of 'annotate' \\(did you mean 'device'\\?\\)"):
+        pipeline("annotate{devise=pi01}")
+
+
+def test_dump_writes_the_graph_after_every_pass_and_the_plan_once_there_is_one(tmp_path: Path) -> None:
+    directory = tmp_path / "dumps" / "new"
+    PassManager([Rename(), Annotate(), Rename("Neg")], [instruments.Dump(directory)]).run(compilation())
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "001_rename.onnx",
+        "002_annotate.onnx",
+        "002_annotate.plan.json",
+        "003_rename.onnx",
+        "003_rename.plan.json",
+    ]
+    assert [node.op_type for node in onnx.load(directory / "001_rename.onnx").graph.node] == ["Abs", "Abs"]
+    assert [node.op_type for node in onnx.load(directory / "003_rename.onnx").graph.node] == ["Neg", "Neg"]
+    assert json.loads((directory / "002_annotate.plan.json").read_text())["layers"]["h"] == [
+        {"device": "d0", "region": "all"}
+    ]
+
+
+def test_print_after_prints_the_graph_after_every_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    PassManager([Annotate("d1"), Rename()], [instruments.PrintAfter()]).run(compilation())
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "// after pass 1: annotate{device=d1}\n" in err
+    assert "Relu" in err.partition("// after pass 2: rename")[0]
+    assert "Abs" in err.partition("// after pass 2: rename")[2]
+
+
+def test_timing_has_a_row_for_every_pass_that_ran_and_marks_the_one_that_failed() -> None:
+    timing = instruments.Timing()
+    with pytest.raises(DicompilerError):
+        PassManager([Annotate("d1"), Breaks("input"), Rename()], [timing]).run(compilation())
+    assert [(text, failed) for text, _, failed in timing.rows] == [
+        ("annotate{device=d1}", False),
+        ("breaks{how=input}", True),
+    ]
+    assert all(seconds >= 0 for _, seconds, _ in timing.rows)
+
+
+def test_a_pass_without_run_cannot_be_made() -> None:
+    @dataclass(frozen=True)
+    class Empty(Pass):
+        name: ClassVar[str] = "empty"
+
+    with pytest.raises(TypeError, match="abstract"):
+        Empty()  # type: ignore[abstract]
+
+
+def test_a_pass_shows_itself_as_text() -> None:
+    assert str(Annotate("pi01").spec) == "annotate{device=pi01}"

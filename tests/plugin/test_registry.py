@@ -1,0 +1,331 @@
+"""Plugins: a real third-party distribution, broken ones, ones that collide, and the restriction of what is loaded."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from dicompiler.plugin import hookspecs
+from dicompiler.base.errors import UsageError
+from dicompiler.plugin.registry import BUILTINS, KINDS, Plugin, load
+
+EXAMPLE = Path(__file__).parents[1] / "plugin_example"
+HOOKS = {name: value for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")}
+
+
+def distribution(site: Path, name: str, version: str, points: dict[str, str]) -> None:
+    """Writes the metadata of an installed distribution, as an installer does."""
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = [f"{point} = {module}" for point, module in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[dicompiler]", *lines, ""]))
+
+
+def install(site: Path, name: str, source: str, version: str = "1.0", point: str | None = None) -> None:
+    """Installs a distribution with one plugin, a module that bears the distribution's name."""
+    module = name.replace("-", "_")
+    distribution(site, name, version, {point or name: module})
+    (site / f"{module}.py").write_text("from dicompiler.plugin.hookspecs import hookimpl\n" + textwrap.dedent(source))
+
+
+def command(site: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line in a process that finds the distributions of `site`."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "dicompiler.cli", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path]), **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def listed(site: Path, kind: str, **env: str) -> dict[str, dict[str, Any]]:
+    """What `list KIND --json` prints, by name; nothing may be on stderr."""
+    done = command(site, "list", kind, "--json", **env)
+    assert (done.returncode, done.stderr) == (0, "")
+    return {record["name"]: record for record in json.loads(done.stdout)}
+
+
+PASS = """
+    from dataclasses import dataclass
+    from dicompiler.plugin.pass_manager import Pass
+
+    @dataclass(frozen=True)
+    class Same(Pass):
+        "Does nothing."
+        name = "{name}"
+        def run(self, compilation):
+            return compilation
+
+    @hookimpl
+    def dicompiler_passes():
+        yield Same
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    path = tmp_path / "site"
+    path.mkdir()
+    return path
+
+
+class TestHooks:
+    """The documented examples are the tests of the hooks."""
+
+    SOURCE: ClassVar = """
+        from dataclasses import dataclass
+        from dicompiler.cost.model import CostModel
+        from dicompiler.plugin.pass_manager import Pass
+        from dicompiler.search.problem import Strategy
+        from dicompiler.target.interface import Target
+
+        @dataclass(frozen=True)
+        class DropDropout(Pass):
+            name = "drop-dropout"
+            def run(self, compilation): ...
+
+        @dataclass(frozen=True)
+        class RoundRobin(Strategy):
+            name = "round-robin"
+            def plan(self, problem): ...
+
+        @dataclass(frozen=True)
+        class Tarballs(Target):
+            name = "tarballs"
+            def emit(self, compilation, directory): ...
+            def run(self, directory, frames, timeout): ...
+
+        @dataclass(frozen=True)
+        class Measured(CostModel):
+            name = "measured"
+            def seconds(self, layers, layer, share, device): ...
+
+        def elementwise(operation, region, reduce): ...
+
+        def make_odroids(count): ...
+    """
+    PROVIDED: ClassVar = {
+        "passes": "drop-dropout",
+        "strategies": "round-robin",
+        "targets": "tarballs",
+        "operators": "com.example::FusedGelu",
+        "cost_models": "measured",
+        "platforms": "odroidxN",
+    }
+
+    def test_every_kind_has_a_hook(self) -> None:
+        assert sorted(HOOKS) == sorted(kind.hook for kind in KINDS.values())
+        assert self.PROVIDED.keys() == KINDS.keys()
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_its_docstring_has_an_example_that_works(
+        self, kind: str, site: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        documented = inspect.cleandoc(HOOKS[KINDS[kind].hook].__doc__ or "")
+        summary, _, example = documented.partition("\n\n")
+        assert summary
+        assert example.startswith(f"@hookimpl\ndef {KINDS[kind].hook}():")
+        package = f"documented_{kind}"
+        (site / package).mkdir()
+        (site / package / "__init__.py").touch()
+        for module in re.findall(r"from my_module\.(\w+) import", example):
+            (site / package / f"{module}.py").write_text(textwrap.dedent(self.SOURCE))
+        source = "from dicompiler.plugin.hookspecs import hookimpl\n" + example.replace("my_module", package)
+        (site / package / "plugin.py").write_text(source)
+        monkeypatch.syspath_prepend(site)
+        registry = load({}, [Plugin("documented", f"{package}.plugin", "acme", "1.0")])
+        assert registry.warnings == ()
+        provided = registry.find(kind, self.PROVIDED[kind])
+        assert (provided.distribution, provided.version, provided.plugin) == ("acme", "1.0", "documented")
+
+
+class TestBroken:
+    """A broken plugin is one line on stderr and nothing else."""
+
+    @pytest.mark.parametrize(
+        ("source", "cause"),
+        [
+            ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+            ("def f(:", "SyntaxError: "),
+            ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
+            ("raise SystemExit(3)", "SystemExit: 3"),
+            ("dicompiler_api = 2", "it is written for version 2 of the hooks, newer than 1"),
+            ("dicompiler_api = 'one'", "TypeError: dicompiler_api is 'one', not a version of the hooks"),
+            ("@hookimpl\ndef dicompiler_passes(extra): return []", "PluginValidationError: "),
+            (
+                "@hookimpl\ndef dicompiler_passes():\n    yield 1\n",
+                "TypeError: dicompiler_passes yields 1, which is not",
+            ),
+            ("@hookimpl\ndef dicompiler_passes():\n    yield int", "TypeError: dicompiler_passes yields <class 'int'>"),
+            ("@hookimpl\ndef dicompiler_passes():\n    raise ValueError('late')", "ValueError: late"),
+            ("@hookimpl\ndef dicompiler_operators():\n    yield 'Conv'", "not of type OperatorRule"),
+            (PASS.format(name="x") + "        yield Same", "it provides pass 'x' twice"),
+            (PASS.format(name="white space"), "ValueError: not a spec: name 'white space'"),
+            (PASS.format(name="x").replace('name = "x"', "other = 1"), "TypeError: Same has no name"),
+            (PASS.format(name="x").replace('name = "x"', 'name = "x"\n        o: dict = 1'), "TypeError: Same.o: "),
+        ],
+    )
+    def test_it_is_one_warning_that_names_distribution_version_and_cause(
+        self, source: str, cause: str, site: Path
+    ) -> None:
+        install(site, "acme-broken", source, version="0.9", point="odd")
+        install(site, "acme-good", PASS.format(name="good"))
+        done = command(site, "list", "passes", "--json")
+        assert done.returncode == 0
+        assert done.stderr.startswith("dicompiler: warning: plugin 'odd' of acme-broken 0.9 is left out: ")
+        assert cause in done.stderr
+        assert done.stderr.count("\n") == 1
+        names = [record["name"] for record in json.loads(done.stdout)]
+        assert {"good", "partition"} <= {*names}
+        assert not {"x", "white space"} & {*names}
+
+    def test_a_misspelt_hook_is_a_warning_and_the_plugins_other_hooks_work(self, site: Path) -> None:
+        install(
+            site,
+            "acme",
+            PASS.format(name="good") + "\n    @hookimpl\n    def dicompiler_stategies():\n        return []",
+        )
+        done = command(site, "list", "passes", "--json")
+        assert done.stderr == (
+            "dicompiler: warning: plugin 'acme' of acme 1.0: there is no hook 'dicompiler_stategies' "
+            "(did you mean 'dicompiler_strategies'?)\n"
+        )
+        assert "good" in [record["name"] for record in json.loads(done.stdout)]
+
+    def test_metadata_that_cannot_be_read_is_a_warning(self, site: Path) -> None:
+        install(site, "acme-good", PASS.format(name="good"))
+        distribution(site, "acme-garbled", "1.0", {})
+        (site / "acme_garbled-1.0.dist-info" / "entry_points.txt").write_text("[dicompiler]\nno equals sign\n")
+        done = command(site, "list", "passes")
+        assert done.stderr.startswith("dicompiler: warning: ")
+        assert done.stderr.count("\n") == 1
+        assert "acme-garbled" in done.stderr
+        assert "good" in done.stdout
+
+
+class TestDuplicates:
+    """Two things of one kind and name are an error that names both."""
+
+    def test_two_distributions_with_one_name(self, site: Path) -> None:
+        install(site, "acme-one", PASS.format(name="same"), version="1.5")
+        install(site, "acme-two", PASS.format(name="same"), version="2.5")
+        done = command(site, "list", "passes")
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert done.stderr == (
+            "dicompiler: error: pass 'same' comes from two plugins: acme-one 1.5 (plugin 'acme-one') and "
+            "acme-two 2.5 (plugin 'acme-two'); uninstall one or name only the other in DICOMPILER_PLUGINS\n"
+        )
+        assert "same" in listed(site, "passes", DICOMPILER_PLUGINS="acme-two")
+
+    def test_a_plugin_cannot_take_a_built_in_name(self, site: Path) -> None:
+        install(site, "acme", PASS.format(name="partition"))
+        done = command(site, "list", "passes")
+        assert done.returncode == 1
+        assert "pass 'partition' comes from two plugins: dicompiler " in done.stderr
+        assert " and acme 1.0 (plugin 'acme')" in done.stderr
+
+    def test_one_name_of_two_kinds_is_no_collision(self, site: Path) -> None:
+        install(site, "acme", PASS.format(name="single"))
+        assert "single" in listed(site, "passes")
+
+
+class TestRestriction:
+    """DICOMPILER_PLUGINS says which third-party plugins are loaded."""
+
+    @pytest.mark.parametrize(
+        ("value", "loaded"),
+        [
+            ("", []),
+            ("first", ["first"]),
+            ("Acme.Two", ["second"]),
+            (" first , acme-two,", ["first", "second"]),
+        ],
+    )
+    def test_it_names_entry_points_or_distributions(self, value: str, loaded: Sequence[str], site: Path) -> None:
+        install(site, "acme-one", PASS.format(name="first"), point="first")
+        install(site, "acme_two", PASS.format(name="second"), point="second")
+        install(site, "acme-three", "import sys\nsys.exit('imported')", point="third")
+        passes = listed(site, "passes", DICOMPILER_PLUGINS=value)
+        assert [name for name in ("first", "second") if name in passes] == loaded
+        assert "partition" in passes
+
+    def test_a_name_that_is_not_installed_is_a_warning(self, site: Path) -> None:
+        install(site, "acme-one", PASS.format(name="first"), point="first")
+        done = command(site, "list", "passes", DICOMPILER_PLUGINS="acme-on")
+        assert done.stderr == (
+            "dicompiler: warning: DICOMPILER_PLUGINS names 'acme-on', which is no installed plugin "
+            "(did you mean 'acme-one'?)\n"
+        )
+
+
+class TestBuiltins:
+    """What comes with dicompiler is loaded exactly once, installed or not."""
+
+    def test_the_tuple_for_checkouts_is_what_pyproject_states(self) -> None:
+        document = tomllib.loads((EXAMPLE.parents[1] / "pyproject.toml").read_text())
+        assert dict(BUILTINS) == document["project"]["entry-points"]["dicompiler"]
+
+    def test_installed_and_on_the_path_is_once(self, site: Path) -> None:
+        for version in ("7.1", "7.0"):
+            distribution(site / version, "dicompiler", version, dict(BUILTINS))
+        path = os.pathsep.join([str(site / "7.1"), str(site / "7.0"), *sys.path])
+        plugins = listed(site, "plugins", PYTHONPATH=path)
+        assert {name: record["module"] for name, record in plugins.items()} == dict(BUILTINS)
+        assert {record["version"] for record in plugins.values()} == {"7.1"}
+
+    def test_an_older_installed_distribution_does_not_hide_a_new_built_in(self, site: Path) -> None:
+        distribution(site, "dicompiler", "0.0.1", dict(BUILTINS[:2]))
+        assert listed(site, "plugins").keys() == dict(BUILTINS).keys()
+
+
+class TestRegistry:
+    """The pure core: plugins and an environment in, a registry out."""
+
+    def test_names_are_sorted_and_the_order_of_loading_does_not_show(
+        self, site: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("zeta", "alpha"):
+            install(site, f"order-{name}", PASS.format(name=name))
+        monkeypatch.syspath_prepend(site)
+        found = [Plugin(f"order-{name}", f"order_{name}", f"order-{name}", "1.0") for name in ("zeta", "alpha")]
+        assert [*load({}, found).passes] == [*load({}, found[::-1]).passes] == ["alpha", "zeta"]
+
+    def test_an_unknown_name_gets_the_nearest_and_the_word_for_its_kind(
+        self, site: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        install(site, "registry-one", PASS.format(name="tile-height"))
+        monkeypatch.syspath_prepend(site)
+        registry = load({}, [Plugin("one", "registry_one", "registry-one", "1.0")])
+        with pytest.raises(UsageError, match=r"^unknown pass 'tile-heigth' \(did you mean 'tile-height'\?\)$"):
+            registry.make("passes", "tile-heigth{parts=2}")
+        with pytest.raises(UsageError, match=r"^unknown strategy 'dp' \(there are none\)$"):
+            registry.make("strategies", "dp")
+        assert registry.make("passes", "tile-height").name == "tile-height"
+
+
+def test_looking_for_plugins_imports_no_solver_engine_or_plots() -> None:
+    heavy = ("matplotlib", "onnxruntime", "ortools", "pandas", "pymoo", "scipy")
+    code = f"import sys; from dicompiler.plugin.registry import registry; registry(); print({{*{heavy!r}}} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout == "set()\n"

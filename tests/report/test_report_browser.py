@@ -1,0 +1,121 @@
+"""The report in a real browser: loads without complaint or request, fits a phone, shows details, prints on pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.browser import Browser, browser
+
+import dicompiler
+from dicompiler.cli import main
+from dicompiler.networks import build
+from dicompiler.report.facts import gather
+
+PHONE = 360
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ResNet-18 on four devices, with the log of a run beside it."""
+    place = tmp_path_factory.mktemp("resnet")
+    dicompiler.compile(build("resnet18"), platform="rpi4x4", strategy="modnn", output=place / "net")
+    assert main(["run", str(place / "net"), "--log", str(place / "run.json")]) == 0
+    return place / "net"
+
+
+@pytest.fixture(scope="module")
+def page(artifact: Path) -> Path:
+    path = artifact.with_name("report.html")
+    more = ["--log", str(artifact.with_name("run.json")), "--strategies", "single,modnn,pipeline"]
+    assert main(["report", str(artifact), *more, "-o", str(path)]) == 0
+    return path
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_loads_without_complaint_and_asks_for_nothing(chromium: Browser, page: Path, dark: bool) -> None:
+    chromium.open(page, dark=dark)
+    assert chromium.value("document.readyState") == "complete"
+    assert chromium.complaints() == []
+    assert chromium.requests() == [page.as_uri()]
+    back = chromium.value("getComputedStyle(document.body).backgroundColor")
+    assert back == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+
+
+def test_a_complaint_and_a_request_would_be_seen(chromium: Browser, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.html"
+    bad.write_text('<p>x<img src="missing.png"><script>undefined.x</script>')
+    chromium.open(bad)
+    assert any("TypeError" in text for text in chromium.complaints())
+    assert (tmp_path / "missing.png").as_uri() in chromium.requests()
+
+
+def test_all_layers_devices_and_segments_are_drawn(chromium: Browser, page: Path, artifact: Path) -> None:
+    facts = gather(artifact)
+    chromium.open(page)
+    count = "[...document.querySelectorAll('{}')].filter((e) => e.getBoundingClientRect().width > 0).length"
+    assert chromium.value(count.format(".graph .layer")) == len(facts.routing.layers.layers)
+    assert chromium.value(count.format("#layers .key .chip")) == len(facts.devices) == 4
+    assert chromium.value(count.format("#memory section.card")) == len(facts.devices)
+    segments = sum(len(device.segments) for device in facts.program.devices)
+    assert chromium.value(count.format(".timeline:first-of-type rect.run")) == segments
+    assert chromium.value("document.querySelectorAll('.timeline').length") == 2
+
+
+@pytest.mark.parametrize("width", [PHONE, 768, 1280])
+def test_the_page_never_scrolls_sideways(chromium: Browser, page: Path, width: int) -> None:
+    chromium.open(page, width)
+    assert chromium.value("document.documentElement.scrollWidth") <= width
+    # What is wider than its box scrolls inside of it.
+    outside = """[...document.querySelectorAll('main *')].filter((e) => {
+        if (e.closest('.wide') || e.closest('details')) return false;
+        return e.getBoundingClientRect().right > document.documentElement.clientWidth + 1; }).length"""
+    assert chromium.value(outside) == 0
+
+
+def test_a_tap_on_a_layer_shows_its_parts_and_escape_hides_them(chromium: Browser, page: Path) -> None:
+    chromium.open(page, PHONE)
+    assert chromium.value("document.getElementById('detail').hidden") is True
+    chromium.value("document.querySelector('.layer').scrollIntoView({block: 'center'})")
+    x, y = chromium.value("(({x, y, width, height}) => [x + width / 2, y + height / 2])"
+                          "(document.querySelector('.layer').getBoundingClientRect())")  # fmt: skip
+    for kind in ("mousePressed", "mouseReleased"):
+        chromium.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+    shown = chromium.value("document.getElementById('detail').innerText")
+    assert "conv1" in shown and "pi04: [0:1, 0:64" in shown
+    chromium.call("Input.dispatchKeyEvent", type="keyDown", key="Escape", code="Escape")
+    assert chromium.value("document.getElementById('detail').hidden") is True
+
+
+def test_the_keyboard_reaches_layers_and_names_are_read_out(chromium: Browser, page: Path) -> None:
+    chromium.open(page)
+    chromium.value("document.querySelector('.layer').focus()")
+    assert "conv1" in chromium.value("document.getElementById('detail').innerText")
+    nameless = "[...document.querySelectorAll('main svg')].filter((e) => !e.querySelector('title, desc')).length"
+    assert chromium.value(nameless) == 0
+    assert chromium.value("document.documentElement.lang") == "en"
+
+
+def test_the_timeline_can_be_made_wider_inside_its_box(chromium: Browser, page: Path) -> None:
+    chromium.open(page)
+    width = "document.querySelector('.stretch').getBoundingClientRect().width"
+    before = chromium.value(width)
+    chromium.value("document.querySelector('[data-zoom=\"10\"]').click()")
+    assert chromium.value(width) == pytest.approx(10 * before, rel=0.01)
+    assert chromium.value("document.documentElement.scrollWidth") <= 1280
+
+
+def test_it_prints_on_a_few_pages_of_a4(chromium: Browser, page: Path) -> None:
+    chromium.open(page)
+    pdf = chromium.pdf()
+    sizes = re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)
+    assert 2 <= len(sizes) <= 6
+    assert all((round(float(w)), round(float(h))) == (595, 842) for w, h in sizes)

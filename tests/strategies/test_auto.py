@@ -1,0 +1,205 @@
+"""The default strategy: never worse than those that it asks, the same on every run, the best so far where it is cut
+off; and the comparison of strategies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import onnx
+import pytest
+
+from dicompiler import networks
+from dicompiler.cli import main
+from dicompiler.driver.compare import binding, compare
+from dicompiler.driver.compiler import compile, load_problem, single_device
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Host, Network, Platform
+from dicompiler.plugin.registry import registry
+from dicompiler.search.problem import Problem, Strategy
+from dicompiler_strategies.tables.cost_tables import tables
+from dicompiler_strategies.auto import Auto
+from dicompiler_strategies.candidates import family, neighbours
+from dicompiler_strategies.cpsat import CpSat
+
+QUICK = ("single", "pipeline", "modnn")
+
+
+def problem(name: str = "resnet18", platform: str = "rpi4x4", objective: str = "latency") -> Problem:
+    return load_problem(Model.load(networks.build(name, 0)), platform, objective=objective)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput", "communication"])
+def test_it_is_never_worse_than_those_it_asks(objective: str) -> None:
+    posed = problem(objective=objective)
+    plan = Auto(strategies=QUICK, tries=6).plan(posed)
+    mine = posed.evaluate(plan).value(objective)
+    for name in QUICK:
+        assert mine <= posed.evaluate(registry().make("strategies", name).plan(posed)).value(objective)
+
+
+def test_the_same_on_every_run_and_marked_where_time_ran_out(caplog: pytest.LogCaptureFixture) -> None:
+    posed = problem("lenet")
+    once, again = (Auto(tries=4, strategies=QUICK).plan(posed) for _ in range(2))
+    assert once == again and once.note == ""
+    with caplog.at_level(logging.WARNING, logger="dicompiler"):
+        late = Auto(budget=1e-9).plan(posed)
+    assert "budget" in late.note and "best plan so far" in caplog.text
+    posed.evaluate(late)
+
+
+def test_the_single_device_wins_where_the_network_is_slow() -> None:
+    slow = replace(Platform.load("rpi4x4"), network=Network("shared", 1e5))
+    posed = replace(problem("lenet"), platform=slow)
+    plan = Auto(tries=4, strategies=QUICK).plan(posed)
+    assert posed.evaluate(plan).latency_s == pytest.approx(single_device(posed).latency_s)
+
+
+def test_plans_that_do_not_fit_the_memory_are_left_out() -> None:
+    posed = problem("lenet")
+    tight = replace(posed.platform, hosts=tuple(Host(host.name, 265_000) for host in posed.platform.hosts))
+    limited = replace(posed, platform=tight)
+    plan = Auto(strategies=("single", "pipeline"), tries=0).plan(limited)
+    assert len({part.device for parts in plan.layers.values() for part in parts}) > 1
+    nothing = replace(posed, platform=replace(tight, hosts=tuple(Host(h.name, 1000) for h in tight.hosts)))
+    with pytest.raises(DicompilerError, match="host pi01 needs"):
+        Auto(strategies=("single",), tries=0).plan(nothing)
+
+
+@dataclass(frozen=True)
+class Interrupting(Strategy):
+    """Interrupts the search that asks it."""
+
+    name: ClassVar[str] = "interrupting"
+
+    def plan(self, problem: Problem) -> Plan:  # noqa: ARG002
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_gives_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = registry()
+    provided = replace(known.strategies["modnn"], value=Interrupting)
+    changed = replace(known, strategies={**known.strategies, "modnn": provided})
+    monkeypatch.setattr("dicompiler_strategies.auto.registry", lambda: changed)
+    plan = Auto(strategies=("single", "modnn")).plan(problem("lenet"))
+    assert plan.note == "the search was interrupted"
+    with pytest.raises(KeyboardInterrupt):
+        Auto(strategies=("modnn",)).plan(problem("lenet"))
+
+
+SEARCH = """
+import logging, sys
+from dicompiler import networks
+from dicompiler.driver.compiler import load_problem
+from dicompiler_strategies.auto import Auto
+logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
+posed = load_problem(networks.build("resnet18", 0), "rpi4x4")
+print(Auto(strategies=("single",), tries=10_000, budget=120).plan(posed).note)
+"""
+
+
+def test_a_real_interrupt_ends_the_search_with_a_plan() -> None:
+    """Ctrl-C in the middle of a search: the plan so far, marked."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", SEARCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as search:
+        assert search.stdout is not None and search.stderr is not None
+        while "auto: single" not in search.stderr.readline():
+            assert search.poll() is None
+        search.send_signal(signal.SIGINT)
+        assert search.stdout.read() == "the search was interrupted\n"
+        assert search.wait(30) == 0
+
+
+def test_options_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="budget must be more than 0 s"):
+        Auto(budget=0)
+    with pytest.raises(UsageError, match="budget"):
+        registry().make("strategies", "auto{budget=0}")
+    with pytest.raises(UsageError, match="unknown strategy 'modn'"):
+        Auto(strategies=("modn",)).plan(problem("lenet"))
+
+
+def test_cpsat_tries_plans_as_auto_does_and_what_it_tries_pays() -> None:
+    """SqueezeNet on a shared medium: the barrier model's optimum is one device alone, but sending beside computing
+    makes a split better."""
+    posed = problem("light/squeezenet", "rpi4x2")
+    posed = replace(posed, platform=replace(posed.platform, network=Network("shared", 1e8, 0.0002)))
+    none, some = (posed.evaluate(CpSat(tries=tries).plan(posed)).latency_s for tries in (0, 60))
+    assert some < 0.97 * none
+    auto = posed.evaluate(Auto(strategies=("single", "cpsat"), tries=60).plan(posed)).latency_s
+    assert auto == some
+
+
+def test_neighbours_differ_and_are_legal() -> None:
+    posed = problem("lenet", "rpi4x3")
+    made = tables(posed)
+    start = next(family(made))
+    moves = neighbours(made, start, seed=1)
+    for _ in range(12):
+        posed.estimate(made.plan(next(moves)))
+    assert next(neighbours(made, start, 1)) == next(neighbours(made, start, 1)) != start
+
+
+def test_a_comparison_names_the_best_and_what_binds() -> None:
+    posed = problem("lenet")
+    found = compare(posed, {name: registry().make("strategies", name) for name in QUICK})
+    assert [row.strategy for row in found.rows] == list(QUICK)
+    best = found.best
+    assert best is not None and best.metrics is not None and found.bound is not None
+    assert found.value(best) == min(found.value(row) for row in found.rows)
+    assert found.bound <= found.value(best) * (1 + 1e-9)
+    slow = replace(posed, platform=replace(posed.platform, network=Network("shared", 1e4)))
+    modnn = slow.evaluate(registry().make("strategies", "modnn").plan(slow))
+    assert binding(slow.platform, modnn) == "the shared network is busy 100 % of the time"
+    assert binding(slow.platform, single_device(slow)) == "pi01 computes 100 % of the time"
+
+
+def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "lenet.onnx")
+    onnx.save(networks.build("lenet", 0), path)
+    common = ["compare", path, "--platform", "rpi4x3", "--strategies"]
+    assert main([*common, "single,modnn,pipeline{devices=pi02,pi01}"]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert lines[0].split()[:2] == ["strategy", "latency"]
+    assert [line.split()[0] for line in lines[1:4]] == ["single", "modnn", "pipeline{devices=pi02,pi01}"]
+    assert "one device alone is best here" in text and "no plan's latency is below" in text
+    assert main([*common, "single,modnn", "--json"]) == 0
+    given = json.loads(capsys.readouterr().out)
+    assert given["best"] == "single" and [row["strategy"] for row in given["rows"]] == ["single", "modnn"]
+    assert main([*common, "single,modn"]) == 2
+    assert "unknown strategy 'modn'" in capsys.readouterr().err
+
+
+def test_auto_compiles_and_verifies() -> None:
+    result = compile(networks.build("lenet", 0), platform="rpi4x2", strategy=Auto(tries=2, strategies=QUICK))
+    assert result.metrics is not None and result.metrics.method == "simulation"
+
+
+def test_the_same_plan_whoever_weighs_the_candidates() -> None:
+    posed = problem("lenet", "rpi4x3")
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        spread = Auto(tries=4, strategies=QUICK).plan(replace(posed, executor=pool))
+    assert spread == Auto(tries=4, strategies=QUICK).plan(posed)
+
+
+def test_of_a_weighted_sum_it_finds_what_is_between_its_terms() -> None:
+    """Each term's own best plan is a candidate, so none is better in the sum."""
+    sums = {}
+    for objective in ("latency", "energy", "latency+0.1*energy"):
+        problem = load_problem(networks.build("lenet", 0), "rpi4x3", objective=objective)
+        sums[objective] = problem.evaluate(Auto(tries=8).plan(problem)).value("latency+0.1*energy")
+    assert sums["latency+0.1*energy"] <= min(sums["latency"], sums["energy"]) * (1 + 1e-9)

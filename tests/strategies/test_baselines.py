@@ -1,0 +1,166 @@
+"""single, pipeline and modnn: legal plans for real graphs, optimal or proportional as they say."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.layer_graphs import alexnet, formed, stack, vgg16
+
+from dicompiler.cost.model import Analytic
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.networks import build
+from dicompiler.ir.plan import Part
+from dicompiler.ir.platform import Device, Host, Network, Platform, nameless
+from dicompiler.search.problem import Problem
+from dicompiler_strategies.modnn import Modnn
+from dicompiler_strategies.pipeline import Pipeline, balance
+from dicompiler_strategies.single import Single
+
+FREE = Analytic(pools=False, elementwise=False)
+
+
+def platform(*rates: float) -> Platform:
+    """Devices d0, d1, … of these rates (GFLOP/s), each on a host of its own."""
+    names = [f"d{i}" for i in range(len(rates))]
+    devices = tuple(Device(name, name, rate * 1e9) for name, rate in zip(names, rates, strict=True))
+    return Platform("test", tuple(Host(name, 2**30) for name in names), devices, Network("switch", 1e9))
+
+
+def with_camera(boards: Platform) -> Platform:
+    """The boards behind a compute-less first device, on a shared medium."""
+    hosts = (Host("cam", 2**30), *boards.hosts)
+    devices = (Device("cam", "cam", 0.0), *boards.devices)
+    return Platform(boards.name, hosts, devices, Network("shared", boards.network.bandwidth))
+
+
+def shuffled() -> LayerGraph:
+    """A convolution, a channel shuffle through five axes, a depthwise convolution and a classifier."""
+    return formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 12, 12] x) => (float[1, 5] y)
+        <int64[5] s5 = {1, 2, 4, 12, 12}, int64[4] s4 = {1, 8, 12, 12}>
+        {
+          c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
+          r = Reshape (c, s5)  t = Transpose <perm = [0, 2, 1, 3, 4]> (r)  u = Reshape (t, s4)
+          d = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1], group = 8> (u, k)
+          g = GlobalAveragePool (d)  f = Flatten (g)  y = Gemm (f, v)
+        }""",
+        w=(8, 4, 3, 3),
+        k=(8, 1, 3, 3),
+        v=(8, 5),
+    )
+
+
+def test_single_takes_the_fastest_device_and_the_first_of_equals() -> None:
+    for rates, expected in (((1, 5, 2), "d1"), ((3, 3, 3), "d0"), ((0, 0, 2), "d2")):
+        plan = Single().plan(Problem(shuffled(), platform(*rates)))
+        assert {part for parts in plan.layers.values() for part in parts} == {Part(expected)}
+        assert plan.source == plan.sink == ("d0",)
+
+
+def test_single_takes_the_device_that_is_named() -> None:
+    problem = Problem(shuffled(), platform(1, 5, 0))
+    assert Single(device="d0").plan(problem).layers["conv0"] == (Part("d0"),)
+    with pytest.raises(DicompilerError, match=r"unknown device 'd9' \(known: d0, d1, d2\)"):
+        Single(device="d9").plan(problem)
+    with pytest.raises(DicompilerError, match="single: device 'd2' has no compute"):
+        Single(device="d2").plan(problem)
+
+
+def runs(problem: Problem, strategy: Pipeline) -> list[str]:
+    """The device of each layer, in layer order; every layer is whole."""
+    plan = strategy.plan(problem)
+    assert all(len(parts) == 1 and parts[0].region is None for parts in plan.layers.values())
+    return [plan.layers[layer.name][0].device for layer in problem.layers.layers]
+
+
+def test_pipeline_gives_consecutive_runs_in_platform_order() -> None:
+    stages = runs(Problem(vgg16(), platform(1, 1, 0, 1)), Pipeline())
+    assert [stage for stage, _ in itertools.groupby(stages)] == ["d0", "d1", "d3"]
+    named = runs(Problem(vgg16(), platform(1, 1, 1, 1)), Pipeline(devices=("d2", "d1")))
+    assert [stage for stage, _ in itertools.groupby(named)] == ["d2", "d1"]
+
+
+def test_a_faster_device_gets_more() -> None:
+    problem = Problem(vgg16(), platform(1, 3))
+    metrics = problem.estimate(Pipeline().plan(problem))
+    slow, fast = metrics.devices
+    assert 3 < fast.flops / slow.flops < 5  # 25.2 and 5.7 GFLOP: the next cut would leave 9.4 to the slow one
+
+
+def test_pipeline_refuses_devices_that_cannot_be() -> None:
+    problem = Problem(shuffled(), platform(1, 1, 0))
+    for devices, expected in (
+        (("d0", "d2"), "pipeline: device 'd2' has no compute"),
+        (("d0", "d1", "d0"), "pipeline: device 'd0' stands twice"),
+        (("d0", "x"), "unknown device 'x'"),
+    ):
+        with pytest.raises(DicompilerError, match=expected):
+            Pipeline(devices=devices).plan(problem)
+
+
+@given(st.data())
+def test_the_slowest_run_is_as_fast_as_any_cut_allows(data: st.DataObject) -> None:
+    count, devices = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 4))
+    costs = data.draw(
+        st.lists(st.lists(st.integers(0, 9), min_size=count, max_size=count), min_size=devices, max_size=devices)
+    )
+
+    def slowest(ends: tuple[int, ...]) -> int:
+        return max(sum(row[a:b]) for row, a, b in zip(costs, (0, *ends), ends, strict=False))
+
+    ends = balance(costs)
+    assert len(ends) == devices
+    assert list(ends) == sorted(ends)
+    assert ends[-1] == count
+    every = itertools.combinations_with_replacement(range(count + 1), devices - 1)
+    assert slowest(ends) == min(slowest((*cuts, count)) for cuts in every)
+
+
+def test_modnn_cuts_rows_in_proportion_to_the_rates() -> None:
+    layers = stack((1, 3, 112, 112), [("conv", 8, 3, 1, 1, 1)])
+    plan = Modnn().plan(Problem(layers, platform(2, 0, 1, 1)))
+    rows = [(part.device, part.region[2]) for part in plan.layers["conv1"] if part.region is not None]
+    assert rows == [("d0", (0, 56)), ("d2", (56, 84)), ("d3", (84, 112))]
+
+
+def test_modnn_follows_the_rows_through_a_shuffle_and_leaves_the_rest_whole() -> None:
+    problem = Problem(shuffled(), platform(1, 2))
+    plan = Modnn().plan(problem)
+    cut = [name for name, parts in plan.layers.items() if len(parts) == 2]
+    assert cut == ["conv0", "reshape1", "transpose2", "reshape3", "conv4"]
+    assert {parts for parts in plan.layers.values() if len(parts) == 1} == {(Part("d1"),)}
+    assert plan.layers["transpose2"][1].region == ((0, 1), (0, 4), (0, 2), (4, 12), (0, 12))
+
+
+def test_a_layer_with_fewer_rows_than_devices_uses_fewer() -> None:
+    layers = stack((1, 3, 3, 3), [("conv", 8, 3, 1, 1, 1)])
+    plan = Modnn().plan(Problem(layers, nameless(5)))
+    assert [part.device for part in plan.layers["conv1"]] == ["d0", "d1", "d2"]
+
+
+def test_modnn_on_one_device_is_the_single_plan() -> None:
+    problem = Problem(alexnet(), platform(1))
+    assert problem.estimate(Modnn().plan(problem)) == problem.estimate(Single().plan(problem))
+
+
+def test_modnn_on_vgg16_comes_near_the_figure_of_an_independent_recomputation() -> None:
+    """0.907 s for 4 RPi4 on a shared medium of 100 Mbit/s, where a pool is cut with the convolution before it; here it
+    is a layer of its own, so that its 7 rows meet other owners of the convolution's 14: 0.920 s."""
+    problem = Problem(vgg16(), with_camera(Platform.load("rpi4x4")), FREE)
+    assert problem.estimate(Modnn().plan(problem)).latency_s == pytest.approx(0.907, rel=0.02)
+    assert problem.estimate(Single().plan(problem)).latency_s == pytest.approx(2.324, abs=1e-3)
+
+
+@pytest.mark.parametrize("network", ["resnet50", "quirks", "lenet"])
+@pytest.mark.parametrize("strategy", [Single(), Pipeline(), Modnn()])
+def test_plans_of_real_networks_can_be_routed(network: str, strategy: Single | Pipeline | Modnn) -> None:
+    problem = Problem(formed(build(network)), with_camera(Platform.load("rpi4x4")))
+    metrics = problem.estimate(strategy.plan(problem))
+    alone = problem.estimate(Single().plan(problem))
+    assert metrics.total_bytes >= alone.total_bytes
+    assert sum(entry.flops for entry in metrics.devices) >= alone.devices[1].flops
+    assert max(entry.compute_s for entry in metrics.devices) <= alone.devices[1].compute_s

@@ -1,0 +1,138 @@
+"""Choices: legal by each layer's rule, without duplicates, with the fusing that extra rows give."""
+
+from __future__ import annotations
+
+import pytest
+from support.layer_graphs import formed, stack
+
+from dicompiler_strategies.tables.choices import KINDS, Choice, ChoiceSet, choices, coarser
+from dicompiler.base.errors import UsageError
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.partition.plan_rules import check
+from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.search.problem import Problem
+from dicompiler.partition.routing import route
+
+
+def boards(*rates: float, memory: tuple[int, ...] = ()) -> Platform:
+    """Devices d0, d1, … of these rates (GFLOP/s) on hosts of their own."""
+    hosts = tuple(Host(f"d{i}", memory[i] if memory else 2**30) for i in range(len(rates)))
+    devices = tuple(Device(f"d{i}", f"d{i}", rate * 1e9) for i, rate in enumerate(rates))
+    return Platform("test", hosts, devices, Network("shared", 1e8))
+
+
+def small() -> LayerGraph:
+    """Two convolutions, a pool, two more, a flatten and two fully connected layers."""
+    rows = [("conv", 8, 3, 1, 1, 1), ("conv", 8, 3, 1, 1, 1), ("pool", 2, 2, 0), ("conv", 8, 3, 1, 1, 2)]
+    return stack((1, 4, 24, 24), [*rows, ("conv", 6, 3, 2, 1, 1), ("flatten",), ("fc", 16), ("fc", 10)])
+
+
+def branched() -> LayerGraph:
+    """A residual block, a softmax, and an operator that stays whole."""
+    return formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 12, 12] x) => (float[1, 5] y)
+        {
+          a = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
+          b = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a, k)
+          s = Add (b, a)  t = Softmax <axis = 1> (s)
+          g = GlobalAveragePool (t)  f = Flatten (g)  y = Gemm (f, v)
+        }""",
+        w=(8, 4, 3, 3),
+        k=(8, 8, 3, 3),
+        v=(8, 5),
+    )
+
+
+def labelled(found: tuple[Choice, ...], label: str) -> Choice:
+    return next(choice for choice in found if choice.label == label)
+
+
+@pytest.mark.parametrize("make", [small, branched])
+@pytest.mark.parametrize("rates", [(1, 1, 1, 1), (1, 4, 2, 0, 1)])
+def test_every_choice_is_legal_and_routed_and_stands_once(make: object, rates: tuple[float, ...]) -> None:
+    layers = make()  # type: ignore[operator]
+    problem = Problem(layers, boards(*rates))
+    found = [choices(problem, layer) for layer in layers.layers]
+    for i in range(max(map(len, found))):
+        plan = problem.plan(
+            {layer.name: own[i % len(own)].parts for layer, own in zip(layers.layers, found, strict=True)}
+        )
+        check(layers, plan)
+        route(layers, plan)
+    for own in found:
+        assert len({choice.parts for choice in own}) == len(own)
+        assert own[0].kind == "whole" and own[0].parts[0].device == problem.platform.fastest.name
+        assert {part.device for choice in own for part in choice.parts} <= {d.name for d in problem.platform.computing}
+
+
+def test_all_kinds_appear_where_the_rules_allow_them() -> None:
+    layers = small()
+    problem = Problem(layers, boards(1, 1, 1, 1))
+    kinds = [{choice.kind for choice in choices(problem, layer)} for layer in layers.layers]
+    assert kinds[0] == set(KINDS)
+    assert "lip" not in kinds[2] and "lip" not in kinds[3]  # a pool and a grouped convolution sum over nothing
+    assert kinds[-1] == {"whole", "lop", "lip"}
+
+
+def test_extra_rows_let_a_run_of_layers_go_without_an_exchange() -> None:
+    layers = small()
+    problem = Problem(layers, boards(1, 1, 1, 1), source=("d0", "d1", "d2", "d3"))
+    names = [layer.name for layer in layers.layers]
+    labels = ["height 4 of 2 +3", "height 4 +2", "height 4 +1", "height 4"] + ["whole d0"] * 4
+    found = {layer.name: choices(problem, layer) for layer in layers.layers}
+    chosen = {}
+    for name, label in zip(names, labels, strict=True):
+        wanted = [c for c in found[name] if c.label in (label, label.replace(" of 2", ""))]
+        chosen[name] = wanted[0].parts
+    routing = route(layers, problem.plan(chosen))
+    assert {box.key.tensor for box in routing.received} == {"conv4.y"}
+
+
+def test_shares_follow_rates_and_memories_and_the_fastest_devices_come_first() -> None:
+    layers = stack((1, 4, 24, 24), [("conv", 8, 3, 1, 1, 1)])
+    problem = Problem(layers, boards(1, 2, 1, memory=(2**30, 2**30, 4 * 2**30)))
+    found = choices(problem, layers.layers[0])
+
+    def rows(label: str) -> list[tuple[str, tuple[int, int]]]:
+        return [(p.device, p.region[2]) for p in labelled(found, label).parts if p.region is not None]
+
+    assert rows("height 2") == [("d1", (0, 12)), ("d0", (12, 24))]
+    assert rows("height 3 rate") == [("d1", (0, 12)), ("d0", (12, 18)), ("d2", (18, 24))]
+    assert rows("height 3 memory") == [("d1", (0, 4)), ("d0", (4, 8)), ("d2", (8, 24))]
+
+
+def test_partial_sums_take_the_ranges_of_the_channels_before_them() -> None:
+    """FUSE: LOP and then LIP without an exchange, through a Flatten too, where the shares are not even."""
+    layers = stack((1, 4, 6, 6), [("conv", 7, 3, 1, 1, 1), ("flatten",), ("fc", 5)])
+    problem = Problem(layers, boards(1, 1, 1), source=("d0", "d1", "d2"))
+    found = [choices(problem, layer) for layer in layers.layers]
+    picked = [
+        labelled(found[0], "lop 3"),
+        labelled(found[1], "lop 3"),
+        labelled(found[2], "lip 3 > one"),
+    ]
+    routing = route(layers, problem.plan({layer.name: c.parts for layer, c in zip(layers.layers, picked, strict=True)}))
+    assert [box.key.reduce for box in routing.received] == [(108, 180), (180, 252)]
+
+
+def test_cuts_at_the_next_smaller_map() -> None:
+    layers = stack((1, 3, 20, 20), [("conv", 4, 3, 1, 1, 1), ("pool", 2, 2, 0)])
+    first, pool = layers.layers
+    assert coarser(layers, first, "height") == 10 and coarser(layers, pool, "height") == 0
+    found = choices(Problem(layers, boards(1, 1, 1, 1)), first)
+    rows = [part.region[2] for part in labelled(found, "height 4 of 2").parts if part.region is not None]
+    assert rows == [(0, 6), (6, 10), (10, 16), (16, 20)]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kinds": ("whole", "hight")}, "unknown 'hight'.*height"),
+        ({"shares": ("rates",)}, "did you mean 'rate'"),
+        ({"extra": -1}, "at least 0"),
+        ({"counts": (1,)}, "at least 2"),
+    ],
+)
+def test_what_is_no_choice_set_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ChoiceSet(**given)  # type: ignore[arg-type]

@@ -1,0 +1,135 @@
+"""Tables: the same numbers as the estimate of one plan and as routing, and fast for many."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from support.layer_graphs import stack, vgg16
+
+from dicompiler_strategies.tables.choices import ChoiceSet
+from dicompiler.cost.model import Analytic
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.cost.metrics import measure
+from dicompiler.networks import build
+from dicompiler.ir.platform import Device, Host, Link, Network, Platform
+from dicompiler.search.problem import Problem
+from dicompiler.partition.routing import route
+from dicompiler_strategies.tables.cost_tables import Tables, tables
+
+RPI4 = 13.6e9
+PAPERS = Analytic(pools=False, elementwise=False)
+
+
+def cluster(network: Network, *rates: float, gateway: bool = True) -> Platform:
+    """Boards of these rates (FLOP/s), behind a compute-less gateway that holds input and output."""
+    names = [f"d{i}" for i in range(len(rates))]
+    hosts = [Host(name, 2**40) for name in names]
+    devices = [Device(name, name, rate) for name, rate in zip(names, rates, strict=True)]
+    if gateway:
+        hosts.insert(0, Host("gateway", 2**40))
+        devices.insert(0, Device("gateway", "gateway", 0.0))
+    return Platform("test", tuple(hosts), tuple(devices), network)
+
+
+def chain() -> LayerGraph:
+    rows = [("conv", 8, 3, 1, 1, 1), ("pool", 2, 2, 0), ("conv", 6, 5, 1, 2, 1), ("conv", 6, 3, 2, 1, 2)]
+    return stack((1, 4, 26, 22), [*rows, ("flatten",), ("fc", 9), ("fc", 5)])
+
+
+NETWORKS = {
+    "shared": Network("shared", 1e8),
+    "gateway with latency": Network("gateway", 1e8, 1e-3),
+    "switch": Network("switch", 1e8),
+    "links": Network("shared", 1e8, 0.0, (Link(("d0", "d1"), 1e7, 2e-3),)),
+}
+
+
+def selections(found: Tables, count: int) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    return np.stack([rng.integers(0, len(own), count) for own in found.choices], axis=1)
+
+
+@pytest.mark.parametrize("name", ["shared", "gateway with latency"])
+@pytest.mark.parametrize("rates", [(1e9, 1e9, 1e9, 1e9), (4e9, 1e9, 2e9)])
+@pytest.mark.parametrize("gateway", [True, False])
+def test_values_are_the_estimates_latency_and_routings_bytes(
+    name: str, rates: tuple[float, ...], gateway: bool
+) -> None:
+    """On a chain with fewer extra rows than a share has, so that no part is left out as unread."""
+    problem = Problem(chain(), cluster(NETWORKS[name], *rates, gateway=gateway), PAPERS)
+    found = tables(problem, ChoiceSet(extra=1))
+    many = selections(found, 60)
+    values = found.values(many)
+    same = 0
+    for selection, value in zip(many.tolist(), values, strict=True):
+        plan = found.plan(selection)
+        routing = route(problem.layers, plan, problem.platform.host_of)
+        if routing.dropped:  # the one thing in which they differ on a chain
+            continue
+        same += 1
+        metrics = measure(problem.layers, problem.platform, problem.cost, plan)
+        assert value == pytest.approx(metrics.latency_s, rel=1e-9)
+        assert found.bytes(selection) == routing.total_bytes
+        weights = {d.name: sum(own[c, i] for own, c in zip(found.weights, selection, strict=True))
+                   for i, d in enumerate(problem.platform.devices)}  # fmt: skip
+        assert {entry.device: entry.weights for entry in metrics.devices} == {
+            entry.device: weights[entry.device] for entry in metrics.devices
+        }
+    assert same > 20
+
+
+@pytest.mark.parametrize("name", ["switch", "links"])
+def test_on_lines_that_differ_values_are_the_estimate_where_shares_do_not_overlap(name: str) -> None:
+    problem = Problem(chain(), cluster(NETWORKS[name], 1e9, 1e9, 1e9), PAPERS)
+    found = tables(problem, ChoiceSet(extra=0))
+    for selection in selections(found, 40).tolist():
+        plan = found.plan(selection)
+        if not route(problem.layers, plan, problem.platform.host_of).dropped:
+            expected = measure(problem.layers, problem.platform, problem.cost, plan).latency_s
+            assert found.value(selection) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_tensor_with_two_readers_counts_for_each_of_them() -> None:
+    """A residual network: never less than the estimate, which sends what a device has once only."""
+    from dicompiler.driver.compiler import prepare
+    from dicompiler.ir.onnx.model import Model
+
+    layers = prepare(Model.load(build("tiny"))).layers
+    assert layers is not None
+    problem = Problem(layers, cluster(NETWORKS["shared"], 1e9, 1e9, 1e9), PAPERS)
+    found = tables(problem, ChoiceSet(extra=1))
+    more = 0
+    for selection in selections(found, 25).tolist():
+        routing = route(layers, found.plan(selection), problem.platform.host_of)
+        assert found.bytes(selection) >= routing.total_bytes
+        more += found.bytes(selection) > routing.total_bytes
+    assert more
+
+
+def test_the_published_figures_of_vgg16() -> None:
+    """One device 2.324 s, with input and output on a gateway; MoDNN's rows on four 0.907 s."""
+    problem = Problem(vgg16(), cluster(NETWORKS["shared"], *[RPI4] * 4), PAPERS)
+    found = tables(problem)
+    assert found.value([0] * 22) == pytest.approx(2.324, abs=5e-4)
+    labels = [[choice.label for choice in own] for own in found.choices]
+    rows = [own.index("height 4 near") if "height 4 near" in own else max(own.index(n) for n in own if n == "height 4")
+            if "height 4" in own else 0 for own in labels]  # fmt: skip
+    rows[18:] = [0, 0, 0, 0]
+    assert found.value(rows) == pytest.approx(0.907, abs=1.5e-3)
+
+
+def test_twenty_thousand_selections_in_a_second() -> None:
+    found = tables(Problem(vgg16(), cluster(NETWORKS["shared"], *[RPI4] * 4), PAPERS))
+    many = selections(found, 20_000)
+    start = time.process_time()
+    values = found.values(many)
+    assert time.process_time() - start < 1 and len(values) == 20_000
+
+
+def test_layers_of_equal_structure_share_their_arrays() -> None:
+    rows = [("conv", 8, 3, 1, 1, 1)] * 4
+    found = tables(Problem(stack((1, 8, 16, 16), rows), cluster(NETWORKS["shared"], 1e9, 1e9), PAPERS))
+    assert found.edge[1, 2] is found.edge[2, 3] and found.footprints[1] is found.footprints[2]
+    assert found.size == sum(len(own) for own in found.choices)

@@ -1,0 +1,429 @@
+"""dp: the figures of CoopAI, and legal plans that are as good as the search says for any network and platform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from random import Random
+
+import numpy as np
+import onnx
+import pytest
+from support.generators import integers, random_model
+from support.layer_graphs import alexnet, formed, rules, stack, vgg16
+from support.planning import FREE, cluster, verify
+
+from dicompiler.ir.compilation import Compilation
+from dicompiler.driver.compiler import prepare
+from dicompiler.partition.segmentation import cut
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.model import Model
+from dicompiler.networks import build, parameters
+from dicompiler.ir.plan import Part
+from dicompiler.ir.platform import Platform
+from dicompiler.search.problem import Problem, Strategy
+from dicompiler.partition.tasks import make_task, output_shape
+from dicompiler_passes.form_layers import form_layers
+from dicompiler_passes.partition import Partition
+from dicompiler_strategies.dp import Dp
+from dicompiler_strategies.dp.boxes import Boxes, Wire, missing
+from dicompiler_strategies.dp.coopai import CL, FL, Result, best_k, chain, mls
+from dicompiler_strategies.dp.moves import Rules, moves, parts
+from dicompiler_strategies.dp.rows import row_maps, union
+from dicompiler_strategies.dp.search import Aim, search
+from dicompiler_strategies.dp.strategy import candidate_counts
+from dicompiler_strategies.dp.team import Facts, Form, Team
+from dicompiler_strategies.stahl import Stahl
+
+F, G = 13.6e9, 100e6  # a Raspberry Pi 4, and the gateway
+COUNTS = range(1, 11)
+
+
+def vgg19() -> LayerGraph:
+    """VGG19, activations left out."""
+    rows: list[tuple[object, ...]] = []
+    for channels, count in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
+        rows += [("conv", channels, 3, 1, 1, 1)] * count + [("pool", 2, 2, 0)]
+    return stack((1, 3, 224, 224), [*rows, ("flatten",), ("fc", 4096), ("fc", 4096), ("fc", 1000)])
+
+
+GRAPHS: dict[str, Callable[[], LayerGraph]] = {"alexnet": lambda: alexnet(1), "vgg16": vgg16, "vgg19": vgg19}
+
+
+@cache
+def results(name: str) -> tuple[list[Result], list[Result]]:
+    """(MLS, SLS) for 1 to 10 devices."""
+    layers = chain(GRAPHS[name]())
+    return [mls(layers, F, G, k) for k in COUNTS], [mls(layers, F, G, k, single=True) for k in COUNTS]
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "best", "against_sls", "against_one"),
+    [
+        ("alexnet", [1, 5, 4, 4, 4, 4, 4, 4, 4, 4], (2, 2), 4.91, 18.43),
+        ("vgg16", [1, 8, 7, 6, 5, 4, 4, 4, 4, 4], (7, 3), 31.49, 60.46),
+        ("vgg19", [1, 11, 9, 8, 5, 4, 5, 5, 4, 4], (7, 3), 28.53, 58.94),
+    ],
+)
+def test_the_published_tables_are_reached(
+    name: str, blocks: list[int], best: tuple[int, int], against_sls: float, against_one: float
+) -> None:
+    many, single = results(name)
+    assert [len(result.blocks) for result in many] == blocks
+    assert (best_k(many).k, best_k(single).k) == best
+    saved = 100 * (1 - best_k(many).seconds / best_k(single).seconds)
+    assert saved == pytest.approx(against_sls, abs=1.7 if name == "alexnet" else 0.7)
+    assert 100 * (1 - best_k(many).seconds / many[0].seconds) == pytest.approx(against_one, abs=0.7)
+
+
+def test_the_times_of_vgg16_are_those_recomputed_from_the_paper() -> None:
+    many, single = results("vgg16")
+    assert [round(many[k - 1].seconds, 4) for k in (1, 2, 4, 7)] == [2.3235, 1.3117, 1.0567, 0.9113]
+    assert all(a.seconds <= b.seconds for a, b in zip(many, single, strict=True))
+    assert [block.mode for block in many[6].blocks] == ["grids", "grids", "grids+data", "hybrid"]
+    assert {block.mode for block in single[6].blocks} == {"grids", "model"}
+
+
+def test_the_alexnet_of_the_paper_can_be_built() -> None:
+    assert parameters("alexnet", columns="two-column", size=227) == 62_378_344  # table I: 62 million
+    with pytest.raises(UsageError, match=r"alexnet: unknown columns 'two' \(known: one-column, two-column\)"):
+        parameters("alexnet", columns="two")
+
+
+def test_the_chain_has_the_pools_with_their_convolutions() -> None:
+    layers = chain(vgg16())
+    assert [type(layer) for layer in layers] == [CL] * 13 + [FL] * 3
+    assert layers[1].names == ("conv2", "pool3")
+    first = layers[1]
+    assert isinstance(first, CL)
+    assert first.computes([(0, 4), (4, 112)]) == [(0, 8), (8, 224)]
+    assert first.reads([(0, 8), (8, 224)]) == [(0, 9), (7, 224)]
+
+
+def test_row_maps_say_what_the_rules_say_of_any_interval() -> None:
+    graph = stack((1, 2, 23, 9), [("conv", 3, 5, 2, 1, 1), ("pool", 3, 1, 1), ("conv", 3, 3, 1, 1, 1)])
+    for layer in graph.layers:
+        own = row_maps(graph)[layer.name]
+        for start, stop in ((0, 1), (2, 5), (own.height - 1, own.height), (0, own.height)):
+            region = [(0, 1), (0, 3), (start, stop), (0, 1)]
+            region[3] = (0, output_shape(graph, layer)[3])
+            task = make_task(graph, layer, 0, Part("", tuple(region)), "plain")
+            (need,) = task.needs.values()
+            assert own.need(layer.inputs[0], [(start, stop), (0, 0)]) == [need[2], (0, 0)]
+    assert union([(0, 0), (2, 4), (1, 3)], [(5, 7), (0, 0), (2, 9)]) == [(5, 7), (2, 4), (1, 9)]
+
+
+def test_what_is_missing_is_what_is_needed_and_not_held() -> None:
+    held = Boxes.of((4, 6), [((0, 4), (0, 3)), ((0, 4), (3, 6)), None])
+    need = Boxes.of((4, 6), [((0, 4), (0, 4)), ((1, 4), (2, 6)), ((0, 4), (0, 6))])
+    assert missing(need, held).tolist() == [[0, 3, 12], [4, 0, 12], [0, 0, 0]]
+    everywhere = Boxes.of((4, 6), [((0, 4), (0, 6)), ((0, 4), (0, 6)), None])
+    assert missing(need, everywhere, copies=True).tolist() == [[0, 0, 24], [0, 0, 0], [0, 0, 0]]
+
+
+def test_the_network_is_as_busy_as_its_kind_says() -> None:
+    count = np.array([[0, 1000, 0], [3000, 0, 500], [0, 0, 0]], np.float64)
+    rate = 8 / 1e6
+    for kind, most in (("shared", 4500), ("gateway", 4500), ("switch", 3500)):
+        platform = cluster(kind, 1, 1, 1, bandwidth=1e6)
+        assert Wire(platform).seconds(count) == pytest.approx(most * rate)
+        slow = replace(platform, network=replace(platform.network, latency=0.1, message=0.01))
+        messages = 2 if kind == "switch" else 3
+        assert Wire(slow).seconds(count) == pytest.approx(most * rate + 0.1 + messages * 0.01)
+
+
+CHAIN = [
+    *(("conv", 8, 3, 1, 1, 1), ("conv", 12, 3, 1, 1, 1), ("pool", 2, 2, 0), ("conv", 16, 3, 1, 1, 1)),
+    *(("flatten",), ("fc", 40), ("fc", 10)),
+]
+
+
+@pytest.mark.parametrize("kind", ["shared", "switch", "gateway"])
+def test_the_search_finds_the_best_row_of_moves_of_a_chain(kind: str) -> None:
+    """All rows of moves, tried one by one, come to no less."""
+    problem = Problem(stack((1, 3, 16, 16), CHAIN), cluster(kind, 0.05, 0.03), FREE)
+    team = Team.of(Facts(problem), ("d0", "d1"))
+    known = moves(team, Rules(channels=True))
+    layers = problem.layers.layers
+    output = Boxes.of((1, 10), [((0, 1), (0, 10)), None])  # the sink is d0
+
+    def least(place: int, form: Form) -> float:
+        """The cheapest way from `place` on, where the tensor before it lies in `form`: plain recursion, no table."""
+        if place == len(layers):
+            held = team.held(layers[-1].output, form)
+            return team.wire.seconds(4 * missing(output, held, form == "everywhere"))
+        ways = known[place]
+        tensor = layers[place].inputs[0]
+        return min(move.time(team, {tensor: form})[0] + least(move.stop, move.after) for move in ways)
+
+    assert search(team, known, Aim(problem)).seconds == pytest.approx(least(0, "source"))
+
+
+def branched(*ops: str) -> LayerGraph:
+    """x, then a row of layers: "conv" reads the last tensor, "side" the one before it, "join" both."""
+    random, nodes, weights, made, channels = np.random.default_rng(0), [], [], ["x"], [4]
+    for i, op in enumerate(ops):
+        if op == "conv":
+            weights.append(
+                onnx.numpy_helper.from_array(random.normal(size=(4, channels[-1], 3, 3)).astype("f"), f"w{i}")
+            )
+            nodes.append(onnx.helper.make_node("Conv", [made[-1], f"w{i}"], [f"t{i}"], f"l{i}", pads=[1, 1, 1, 1]))
+        elif op == "join":
+            nodes.append(onnx.helper.make_node("Concat", made[-2:], [f"t{i}"], f"l{i}", axis=1))
+        else:
+            nodes.append(onnx.helper.make_node("MaxPool", [made[-2]], [f"t{i}"], f"l{i}", kernel_shape=[1, 1]))
+        channels.append(sum(channels[-2:]) if op == "join" else channels[-2] if op == "side" else 4)
+        made.append(f"t{i}")
+    ends = [
+        onnx.helper.make_tensor_value_info(name, 1, [1, count, 8, 8])
+        for name, count in (("x", 4), (made[-1], channels[-1]))
+    ]
+    graph = onnx.helper.make_graph(nodes, "branched", ends[:1], ends[1:], weights)
+    return formed(onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 17)]))
+
+
+@pytest.mark.parametrize("ops", [("conv", "side", "join", "conv"), ("conv", "conv", "join", "side", "join")])
+@pytest.mark.parametrize("kind", ["shared", "switch"])
+def test_the_search_finds_the_best_row_of_moves_of_a_branched_graph(kind: str, ops: tuple[str, ...]) -> None:
+    """All rows of moves, tried one by one with the forms of all tensors in mind, come to no less."""
+    problem = Problem(branched(*ops), cluster(kind, 0.002, 0.001, bandwidth=1e7), FREE)
+    team = Team.of(Facts(problem), ("d0", "d1"))
+    known = moves(team, Rules(channels=True))
+    layers = problem.layers.layers
+    shape = output_shape(problem.layers, layers[-1])
+    output = Boxes.of(shape, [tuple((0, size) for size in shape), None])  # the sink is d0
+
+    def least(place: int, forms: dict[str, Form]) -> float:
+        if place == len(layers):
+            form = forms[layers[-1].output]
+            held = team.held(layers[-1].output, form)
+            return team.wire.seconds(4 * missing(output, held, form == "everywhere"))
+        costs = []
+        for move in known[place]:
+            made: dict[str, Form] = {name: move.after for layer in layers[place : move.stop] for name in layer.outputs}
+            costs.append(move.time(team, forms)[0] + least(move.stop, {**forms, **made}))
+        return min(costs)
+
+    assert any(len(layer.inputs) > 1 for layer in layers) and len(known[0]) > 3
+    assert search(team, known, Aim(problem)).seconds == pytest.approx(least(0, {"x": "source"}))
+
+
+def test_what_the_search_predicts_is_what_the_plan_sends() -> None:
+    for rates, kind in product(((1, 1, 1, 1), (3, 1, 0.7), (0, 2, 1)), ("shared", "switch")):
+        problem = Problem(vgg16(), cluster(kind, *(10 * rate for rate in rates)), FREE)
+        team = Team.of(Facts(problem), [device.name for device in problem.platform.computing])
+        found = search(team, moves(team, Rules()), Aim(problem))
+        plan = problem.plan({name: own for move in found.moves for name, own in parts(team, move).items()})
+        metrics = problem.estimate(plan)
+        assert metrics.total_bytes == found.total_bytes > 0
+        assert metrics.latency_s == pytest.approx(found.seconds, rel=0.01)
+        assert metrics.latency_s >= found.seconds * (1 - 1e-9)  # it has barriers within blocks too
+        names = [device.name for device in team.problem.platform.devices]
+        assert dict(zip(names, found.weights, strict=True)) == {d.device: d.weights for d in metrics.devices}
+
+
+def test_devices_of_one_host_talk_for_nothing() -> None:
+    problem = Problem(vgg16(), Platform.load("jetson-nx2"), FREE)
+    metrics = problem.estimate(Dp(shares="equal", devices=2).plan(problem))
+    assert metrics.latency_s <= problem.estimate(Dp(devices=1).plan(problem)).latency_s
+    team = Team.of(Facts(problem), ("nx01_gpu", "nx01_cpu"))
+    assert team.wire.seconds(np.array([[0.0, 1e9], [1e9, 0.0]])) == 0
+
+
+@pytest.mark.parametrize("kind", ["shared", "switch"])
+def test_blocks_that_are_left_out_would_not_have_been_chosen(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for graph, rates in (
+        (vgg16(), (5, 3, 3)),
+        (stack((1, 3, 32, 32), CHAIN), (0.1, 0.1)),
+        (formed(small("tiny")), (0.01, 0.02)),
+    ):
+        problem = Problem(graph, cluster(kind, *rates), FREE)
+        team = Team.of(Facts(problem), [device.name for device in problem.platform.devices])
+        few = moves(team, Rules())
+        with monkeypatch.context() as patch:
+            patch.setattr("dicompiler_strategies.dp.moves._exchange", lambda *_: float("inf"))
+            every = moves(team, Rules())
+        assert sum(map(len, few)) < sum(map(len, every))
+        assert search(team, few, Aim(problem)).cost == pytest.approx(search(team, every, Aim(problem)).cost)
+
+
+def test_mls_is_no_worse_than_sls_and_better_than_one_device() -> None:
+    problem = Problem(vgg16(), Platform.load("rpi4x8"), FREE)
+    many, single, printed, one = (
+        problem.estimate(strategy.plan(problem)).latency_s
+        for strategy in (Dp(), Dp(method="sls"), Dp(paper=True), Dp(devices=1))
+    )
+    assert many < printed < one
+    assert many < single < one
+    assert many < 0.717  # the best plan of height tiles alone, on as many devices
+    assert one == pytest.approx(2.275, abs=0.001)
+
+
+def test_a_faster_device_gets_more_rows() -> None:
+    problem = Problem(vgg16(), cluster("switch", 10, 13, 0), FREE)
+
+    def rows(strategy: Dp) -> tuple[int, int]:
+        plan = strategy.plan(problem)
+        assert set(plan.devices) == {"d0", "d1"}  # the third does not compute
+        first, second = (part.region for part in plan.layers["conv2"])
+        assert first is not None and second is not None
+        return first[2][1] - first[2][0], second[2][1] - second[2][0]
+
+    slow, fast = rows(Dp())
+    assert 1.25 < fast / slow < 1.35
+    slow, fast = rows(Dp(shares="equal"))
+    assert abs(slow - fast) <= 2
+
+
+SMALL = {
+    "lenet": lambda: build("lenet"),
+    "tiny": lambda: build("tiny"),
+    "quirks": lambda: build("quirks"),
+    "vgg16": lambda: build("vgg16", size=32, width=0.05, classes=10),
+    "squeezenet": lambda: build("squeezenet", size=64, width=0.1, classes=10),
+}
+
+
+@cache
+def small(name: str) -> onnx.ModelProto:
+    return SMALL[name]()
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "kind", "rates"),
+    [
+        ("lenet", Dp(), "shared", (0.01, 0.01, 0.01, 0.01)),
+        ("lenet", Dp(method="sls"), "switch", (0.01, 0.03, 0.02)),
+        ("lenet", Dp(paper=True, devices=3), "gateway", (0.01, 0.01, 0.01)),
+        ("vgg16", Dp(paper=True, devices=2), "gateway", (0.01, 0.01, 0.01)),
+        ("vgg16", Dp(paper=True, method="sls", devices=4), "gateway", (0.01, 0.01, 0.01, 0.01)),
+        ("vgg16", Dp(channels=True), "switch", (0.003, 0.001, 0.001)),
+        ("tiny", Dp(), "shared", (0.01, 0.02, 0.01)),
+        ("tiny", Dp(method="sls", devices=3), "switch", (0.01, 0.02, 0.01)),
+        ("quirks", Dp(channels=True, devices=3), "switch", (0.01, 0.01, 0.01)),
+        ("squeezenet", Dp(span=6), "switch", (0.01, 0.01, 0.02)),
+    ],
+)
+def test_plans_verify_exactly_and_send_what_they_predict(
+    name: str, strategy: Dp, kind: str, rates: tuple[float, ...]
+) -> None:
+    plan = verify(small(name), cluster(kind, *rates, bandwidth=1e8), strategy)
+    assert len(plan.devices) > 1
+
+
+def test_branches_are_cut_into_fused_tiles_as_well() -> None:
+    problem = Problem(formed(build("tiny")), cluster("switch", 0.01, 0.01), objective="latency")
+    plan = Dp().plan(problem)
+    assert sum(len(own) == 2 for own in plan.layers.values()) > len(plan.layers) / 2
+    maps = [plan.layers[name] for name in ("stem", "res1", "res2", "concat")]
+    rows = [[part.region[2] for part in own if part.region is not None] for own in maps]
+    assert any(first[1] > second[0] for first, second in rows)  # halo rows are computed twice
+
+
+def test_a_layer_that_cannot_be_cut_is_computed_whole() -> None:
+    graph = formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 3, 16, 16] x)
+        => (float[1, 8, 16, 16] y, int64[1, 3, 5] k)
+        { c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
+          f = Reshape (x, s)  t, k = TopK <axis = -1> (f, n)
+          y = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (c, v) }
+        """,
+        w=(8, 3, 3, 3),
+        v=(8, 8, 3, 3),
+        s=(3,),
+        n=(1,),
+    )
+    problem = Problem(graph, cluster("switch", 0.001, 0.002))
+    plan = Dp().plan(problem)
+    problem.estimate(plan)
+    assert [len(plan.layers[layer.name]) for layer in graph.layers if layer.reason] == [1] * sum(
+        bool(layer.reason) for layer in graph.layers
+    )
+    assert any(len(own) > 1 for own in plan.layers.values())
+
+
+@pytest.mark.parametrize("seed", [34, 45, 51, 56])
+@pytest.mark.parametrize("strategy", [Dp(channels=True), Dp(devices=3, shares="equal"), Dp(method="sls"), Stahl()])
+def test_random_networks_get_plans_that_compute_what_the_whole_computes(seed: int, strategy: Strategy) -> None:
+    model = Model.load(onnx.shape_inference.infer_shapes(random_model(Random(seed))))
+    layers = form_layers(model, rules())
+    problem = Problem(layers, cluster(("switch", "shared")[seed % 2], 1e-6, 2e-6, 1e-6))
+    plan = strategy.plan(problem)
+    placed = Partition().run(Compilation(model=model, layers=layers, plan=plan))
+    inputs = integers(Random(seed), model.proto)
+    reference = run_model(model, inputs)
+    execution = Executor(cut(placed.model, plan.devices)).run(inputs)
+    for outputs in execution.delivered.values():
+        for name, value in outputs.items():
+            np.testing.assert_array_equal(reference[name], value)
+    assert sum(execution.sent) == problem.estimate(plan).total_bytes
+
+
+def test_energy_and_communication_are_sums_that_it_can_make_small() -> None:
+    platform = cluster("switch", 0.01, 0.01, power=(5.0, 1.0))
+    for objective in ("energy", "communication"):
+        problem = Problem(formed(build("tiny")), platform, objective=objective)
+        least = problem.estimate(Dp().plan(problem)).value(objective)
+        assert least <= problem.estimate(Dp(devices=1).plan(problem)).value(objective)
+        assert least <= problem.estimate(Dp().plan(replace(problem, objective="latency"))).value(objective)
+
+
+def test_a_memory_limit_is_kept_where_a_plan_can_keep_it() -> None:
+    graph, whole = vgg16(), 4 * 138_344_128
+    for share, possible in ((2.0, True), (0.5, True), (0.3, True), (0.02, False)):
+        platform = cluster("shared", 13.6, 13.6, 13.6, 13.6, memory=int(share * whole))
+        problem = Problem(graph, platform, FREE)
+        if not possible:
+            message = r"dp: no plan found fits the memory: host d\d has 11.1 MB and would need at least .* MB: .*'fc20'"
+            with pytest.raises(DicompilerError, match=message):
+                Dp().plan(problem)
+            continue
+        metrics = problem.estimate(Dp().plan(problem))
+        assert metrics.memory <= share * whole
+        assert metrics.latency_s < 2.275  # one device, which needs all of the memory
+
+
+def test_bad_options_are_refused() -> None:
+    problem = Problem(vgg16(), cluster("switch", 1, 1))
+    with pytest.raises(DicompilerError, match=r"dp: devices=3, and the platform 'switch2' has 2 that compute: take 0"):
+        Dp(devices=3).plan(problem)
+    with pytest.raises(ValueError, match="devices must be 0"):
+        Dp(devices=-1)
+    with pytest.raises(ValueError, match="span must be 0"):
+        Dp(span=-1)
+    with pytest.raises(UsageError, match=r"dp: objective 'memory' .*known: latency, energy, communication"):
+        Dp().plan(replace(problem, objective="memory"))
+    with pytest.raises(UsageError, match=r"dp: objective 'energy' .*known: latency\)"):
+        Dp(paper=True).plan(replace(problem, objective="energy"))
+    with pytest.raises(DicompilerError, match="identical devices, and these have several rates"):
+        Dp(paper=True).plan(Problem(vgg16(), cluster("switch", 1, 2)))
+    with pytest.raises(DicompilerError, match="is on a branch: leave paper=true out"):
+        Dp(paper=True).plan(Problem(formed(build("tiny")), cluster("switch", 1, 1)))
+
+
+def test_the_numbers_of_devices_that_are_tried_grow_slowly() -> None:
+    assert candidate_counts(1, 22) == (1,)
+    assert candidate_counts(8, 22) == tuple(range(1, 9))
+    assert candidate_counts(64, 22) == (*range(1, 9), 11, 16, 23, 33, 47, 64)
+    assert candidate_counts(50, 1000) == (1, 2, 4, 8, 16, 32, 50)
+
+
+def test_the_same_problem_gives_the_same_plan() -> None:
+    graph = vgg16()
+    plans = [Dp().plan(Problem(graph, Platform.load("rpi4x4"))) for _ in range(2)]
+    assert plans[0] == plans[1]
+
+
+def test_the_referee_of_a_problem_with_a_model_is_asked_about_memory() -> None:
+    model = Model.load(small("lenet"))
+    layers = prepare(model).layers
+    assert layers is not None
+    platform = cluster("switch", 0.01, 0.01, memory=170_000)
+    problem = Problem(layers, platform, model=model)
+    plan = Dp().plan(problem)
+    assert problem.evaluate(plan).memory <= 170_000 < problem.evaluate(Dp(devices=1).plan(
+        replace(problem, platform=cluster("switch", 0.01, 0.01)))).memory  # fmt: skip

@@ -1,0 +1,166 @@
+"""What holds for every strategy: its plan verifies with real processes, sends what was predicted, and comes again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from support.planning import cluster
+
+from dicompiler import networks
+from dicompiler.search.lower_bounds import bound
+from dicompiler.driver.compiler import compile, load_problem
+from dicompiler.cost.model import Analytic
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.ir.platform import Platform
+from dicompiler.plugin.registry import registry
+from dicompiler.search.problem import INTERRUPTED, Problem
+from dicompiler_strategies.tables.cost_tables import tables
+from dicompiler_strategies.gradient.strategy import Gradient
+
+SPECS = {
+    "auto": "auto{tries=4}",
+    "cpsat": "cpsat{time=2.0}",
+    "dp": "dp",
+    "fit": "fit",
+    "genetic": "genetic{generations=4 population=12}",
+    "gradient": "gradient{restarts=4 iterations=50}",
+    "modnn": "modnn",
+    "pipeline": "pipeline",
+    "single": "single",
+    "stahl": "stahl",
+}
+
+
+def test_no_built_in_strategy_is_forgotten() -> None:
+    built_in = {name for name, found in registry().strategies.items() if found.distribution == "dicompiler"}
+    assert built_in - {"manual", "replicate"} == set(SPECS)  # replicate knows throughput alone: see its own tests
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_its_plan_verifies_sends_what_was_predicted_and_is_the_same_again(spec: str, tmp_path: Path) -> None:
+    model = networks.build("lenet", 1)
+    result = compile(model, platform="rpi4x3", strategy=spec, output=tmp_path / "out")
+    checks = {check.name: check for check in result.verify().checks}
+    assert all(check.passed for check in checks.values())
+    assert "as predicted" in checks["bytes"].detail
+    assert result.metrics is not None and result.program is not None and result.plan is not None
+    assert sum(transfer.value.nbytes for transfer in result.program.transfers) == result.metrics.total_bytes
+    problem = load_problem(model, "rpi4x3")
+    least = bound(problem)
+    assert least is not None and least <= result.metrics.latency_s * (1 + 1e-9)
+    assert registry().make("strategies", spec).plan(problem).layers == result.plan.layers
+
+
+MIB = 1 << 20
+
+
+def heavy() -> onnx.ModelProto:
+    """Three fully connected layers of 16 MiB of weights each."""
+    random, names = np.random.default_rng(0), ["x", "a", "b", "y"]
+    weights = [
+        onnx.numpy_helper.from_array(random.normal(size=(2048, 2048)).astype("f") / 45, f"w{i}") for i in range(3)
+    ]
+    nodes = [onnx.helper.make_node("Gemm", [names[i], f"w{i}"], [names[i + 1]], f"fc{i}", transB=1) for i in range(3)]
+    values = [onnx.helper.make_tensor_value_info(name, 1, [1, 2048]) for name in ("x", "y")]
+    graph = onnx.helper.make_graph(nodes, "heavy", values[:1], values[1:], weights)
+    return onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 17)])
+
+
+def roomy(mebibytes: int) -> Platform:
+    """Four hosts with so much memory each: the weights are 48 MiB, a process of the sockets target takes 61."""
+    return cluster("switch", *[13.6] * 4, bandwidth=1e9, memory=mebibytes * MIB)
+
+
+@pytest.mark.parametrize("spec", [SPECS[name] for name in ("auto", "cpsat", "dp", "gradient", "genetic")])
+def test_the_memory_that_the_target_adds_counts_in_the_search(spec: str, tmp_path: Path) -> None:
+    """One device would do for the weights and tensors, and without an artifact it does; to run them it needs more."""
+    limit = 112
+    assert compile(heavy(), roomy(limit), "single").metrics is not None
+    with pytest.raises(DicompilerError, match=r"host d0 needs 131 MB .* to run.*target 'sockets'"):
+        compile(heavy(), roomy(limit), "single", output=tmp_path / "one")
+    result = compile(heavy(), roomy(limit), spec, output=tmp_path / "out")
+    assert result.plan is not None and len({part.device for own in result.plan.layers.values() for part in own}) > 1
+    assert result.metrics is not None and max(entry.needed for entry in result.metrics.devices) <= limit * MIB
+
+
+def test_a_limit_that_no_plan_keeps_is_told_with_one_that_would_do(tmp_path: Path) -> None:
+    with pytest.raises(DicompilerError, match=r"no plan fits into memory: 81\.3 MB on each host would do") as refused:
+        compile(heavy(), roomy(70), SPECS["auto"], output=tmp_path / "no")
+    assert not (tmp_path / "no").exists() and "\n" not in str(refused.value)
+    compile(heavy(), roomy(81_350_000 // MIB + 1), SPECS["auto"], output=tmp_path / "yes")
+    with pytest.raises(DicompilerError, match=r"layer 'fc0' fits nowhere: its smallest split needs 68\.2 MB on a host"):
+        compile(heavy(), roomy(60), SPECS["auto"], output=tmp_path / "no")
+
+
+def test_an_executor_of_processes_changes_nothing_but_the_time(tmp_path: Path) -> None:
+    model, spec = networks.build("lenet", 1), "auto{tries=6 strategies=single,modnn}"
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        spread = compile(model, "rpi4x3", spec, output=tmp_path / "spread", executor=pool)
+    alone = compile(model, "rpi4x3", spec, output=tmp_path / "alone")
+    assert spread.plan == alone.plan and spread.metrics == alone.metrics
+    assert (tmp_path / "spread" / "plan.json").read_bytes() == (tmp_path / "alone" / "plan.json").read_bytes()
+
+
+@dataclass(frozen=True)
+class Stopping(Analytic):
+    """Ctrl-C comes with the cost of so many pieces."""
+
+    left: list[int] = field(default_factory=list, compare=False)
+
+    def seconds(self, *args: Any, **options: Any) -> float:
+        self.left[0] -= 1
+        if not self.left[0]:
+            raise KeyboardInterrupt
+        return super().seconds(*args, **options)
+
+
+def test_an_interrupt_gives_the_best_plan_of_dp_so_far() -> None:
+    problem = load_problem(networks.build("lenet", 1), "rpi4x4")
+    costs = Stopping(left=[10**6])
+    dp = registry().make("strategies", "dp")
+    whole = dp.plan(Problem(problem.layers, problem.platform, costs))
+    asked = 10**6 - costs.left[0]
+    assert whole.note == ""
+    found = dp.plan(Problem(problem.layers, problem.platform, Stopping(left=[asked])))
+    assert found.note == INTERRUPTED
+    problem.estimate(found)
+    with pytest.raises(KeyboardInterrupt):
+        dp.plan(Problem(problem.layers, problem.platform, Stopping(left=[1])))
+
+
+def test_an_interrupt_gives_the_best_plan_of_the_gradient_so_far() -> None:
+    problem = load_problem(networks.build("lenet", 1), "rpi4x4")
+    strategy = Gradient(iterations=10**9, restarts=4)
+    known = tables(problem, strategy.choices(problem))
+    timer = threading.Timer(2.0, lambda: signal.raise_signal(signal.SIGINT))
+    timer.start()
+    try:
+        plan = strategy.plan_of(known)
+    finally:
+        timer.cancel()
+    assert plan.note == INTERRUPTED
+    problem.estimate(plan)
+
+
+@pytest.mark.parametrize("spec", [SPECS["cpsat"], SPECS["stahl"]])
+def test_after_a_solver_an_interrupt_is_still_python_s(spec: str) -> None:
+    """A solver that catches Ctrl-C by itself would leave it deadly behind."""
+    problem = load_problem(networks.build("lenet", 1), "rpi4x3")
+    registry().make("strategies", spec).plan(problem)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("spec", ["auto{budget=0}", "cpsat{time=0}"])
+def test_a_time_limit_of_zero_is_refused(spec: str) -> None:
+    with pytest.raises(UsageError, match=r"(budget|time).*more than 0|(budget|time) is 0"):
+        registry().make("strategies", spec)

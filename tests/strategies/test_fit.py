@@ -1,0 +1,152 @@
+"""fit: what is found fits by the target's measure, is the coarsest or the fewest, and computes the same bits."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from support import fitting
+import numpy as np
+import onnx
+import pytest
+from support.fitting import boards, fitted, same_bits
+
+from dicompiler.cli.entry import main
+from dicompiler.ir.compilation import Compilation
+from dicompiler.driver.compiler import compile, load_problem
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.onnx.model import Model
+from dicompiler.networks.builder import Builder
+from dicompiler.ir.plan import Part
+from dicompiler.ir.platform import to_toml
+from dicompiler.plugin.registry import registry
+from dicompiler.base.schema import load_json
+from dicompiler.partition.tasks import make_task
+from dicompiler_strategies.fit_memory import need
+from dicompiler_targets.tflm import measure
+from dicompiler_targets.tflm.target import TflmTarget
+
+KIB = 1024
+
+
+@cache
+def model() -> Model:
+    return fitting.quantised(fitting.relative())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The uncut network on a board that is large enough."""
+    directory = tmp_path_factory.mktemp("whole") / "out"
+    compilation = fitted(model(), boards(1, "4 MiB"), directory)
+    assert compilation.occupied == compilation.occupied_single and compilation.occupied[0].ram > 112 * KIB
+    return directory
+
+
+def lanes(compilation: Compilation) -> int:
+    """The most tiles of a layer on one device."""
+    assert compilation.plan is not None
+    every = [[part.device for part in parts] for parts in compilation.plan.layers.values()]
+    return max(own.count(device) for own in every for device in own)
+
+
+@pytest.mark.parametrize("ram", [96, 48])
+def test_one_board_takes_the_coarsest_tiles_one_after_another(ram: int, whole: Path, tmp_path: Path) -> None:
+    platform = boards(1, f"{ram} KiB")
+    compilation = fitted(model(), platform, tmp_path / "out")
+    (found,) = compilation.occupied
+    assert found.ram <= ram * KIB < compilation.occupied_single[0].ram
+    assert same_bits(model(), tmp_path / "out", whole)
+    most = lanes(compilation)
+    assert most > 1
+    with pytest.raises(DicompilerError, match="fit: nothing fits 1 board of boards1: "):
+        fitted(model(), platform, tmp_path / "coarser", f"fit{{tiles={most - 1}}}")
+    assert not (tmp_path / "coarser").exists()
+
+
+def test_several_boards_are_as_few_as_can_be_and_each_fits(whole: Path, tmp_path: Path) -> None:
+    compilation = fitted(model(), boards(6, "64 KiB"), tmp_path / "out")
+    count = len(compilation.occupied)
+    assert 2 <= count <= 4 and all(one.ram <= 64 * KIB for one in compilation.occupied)
+    assert lanes(compilation) == 1 and same_bits(model(), tmp_path / "out", whole)
+    with pytest.raises(DicompilerError, match="nothing fits"):
+        fitted(model(), boards(count - 1, "64 KiB"), tmp_path / "fewer", "fit{tiles=1}")
+    serial = fitted(model(), boards(6, "64 KiB"), tmp_path / "serial", "fit{serial=true}")
+    assert len(serial.occupied) == 1 and lanes(serial) > 1
+
+
+def test_an_arena_that_is_shared_is_the_least_that_runs(tmp_path: Path) -> None:
+    compile(model(), boards(1, "48 KiB"), "fit", target="tflm{margin=0.0}", output=tmp_path / "out")
+    manifest = load_json(tmp_path / "out" / "m1" / "manifest.json")
+    arenas = {segment["model"]: segment["arena"] for segment in manifest["segments"] if segment["model"]}
+    assert 1 < len(arenas) < len(manifest["segments"])
+    for name, arena in arenas.items():
+        trials = measure.Trials((tmp_path / "out" / "m1" / name).read_bytes())
+        assert trials.fits(arena) and not trials.fits(arena - 64)
+        trials.close()
+
+
+def test_weights_too_many_for_one_board_are_cut_by_channels(tmp_path: Path) -> None:
+    net = Builder("dense", (1, 3, 8, 8))
+    x = net.flatten(net.conv("input", "conv", 16, 3, 1, 1), "flatten")
+    network = Model.load(net.model(net.gemm(x, "classifier", 100), 0))
+    compilation = fitted(network, boards(3, "64 KiB", "256 KiB"), tmp_path / "out")
+    assert compilation.plan is not None
+    assert len(compilation.plan.layers["classifier"]) > 1
+    assert all(one.flash <= 256 * KIB for one in compilation.occupied)
+    assert compilation.verify().passed
+
+
+@pytest.mark.parametrize(
+    ("ram", "flash", "cause"),
+    [("8 KiB", "2 MiB", r"layer '\S+' needs about \S+ kB of RAM in the smallest tiles, \S+ kB more than the 8\.19 kB"),
+     ("96 KiB", "12 KiB", r"about \S+ kB of flash, \S+ kB more than the 12\.3 kB of all together, most of it for")],
+)  # fmt: skip
+def test_where_nothing_fits_one_line_says_by_how_much_and_which_layer(
+    ram: str, flash: str, cause: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DicompilerError, match=cause) as caught:
+        fitted(model(), boards(1, ram, flash), tmp_path / "out", "fit{tiles=8}")
+    assert str(caught.value).startswith("fit: nothing fits 1 board of boards1: ") and "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_estimate_is_near_what_is_measured() -> None:
+    problem = load_problem(model(), boards(1, "4 MiB"))
+    layers = problem.layers.layers
+    for size in (1, 2, 5, len(layers)):
+        plan = problem.plan({layer.name: [Part("m1", lane=i // size % 2)] for i, layer in enumerate(layers)})
+        program = problem.sketch(plan).program
+        assert program is not None
+        runs = [layers[start : start + size] for start in range(0, len(layers), size)]
+        tasks = [[make_task(problem.layers, layer, 0, Part("m1"), "plain") for layer in run] for run in runs]
+        estimate = max(need(problem.layers, own, 0).arena for own in tasks)
+        (found,) = TflmTarget(margin=0.0).occupied(program)
+        assert abs(found.details["arena"] - estimate) <= 0.05 * estimate
+
+
+def test_the_command_prints_ram_and_flash_before_anyone_flashes_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(model().to_proto(), tmp_path / "net.onnx")
+    (tmp_path / "boards.toml").write_text(to_toml(boards(1, "64 KiB")))
+    line = ["compile", str(tmp_path / "net.onnx"), "--platform", str(tmp_path / "boards.toml"), "--fit"]
+    line += ["--target", "tflm", "-o", str(tmp_path / "out")]
+    assert main(line) == 0
+    shown = capsys.readouterr().out
+    assert "RAM of the fullest device: " in shown and "uncut: 12" in shown
+    assert "multiplications: 1.0" in shown and "ram 32 bit estimate" in shown
+    assert main([*line, "--json"]) == 0
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    (device,) = memory["devices"]
+    assert device["ram"] <= device["ram_limit"] == 64 * KIB and device["flash"] <= device["flash_limit"] == 2048 * KIB
+    assert memory["uncut_ram"] > 112 * KIB and 1 < memory["multiplications"] < 1.2
+    assert main([*line, "--strategy", "single"]) == 2
+    assert "--fit decides itself" in capsys.readouterr().err
+
+
+def test_a_plan_is_made_without_a_target_too() -> None:
+    problem = load_problem(model(), boards(1, "64 KiB"))
+    plan = registry().make("strategies", "fit").plan(problem)
+    assert np.max([len(parts) for parts in plan.layers.values()]) > 1

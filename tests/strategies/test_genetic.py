@@ -1,0 +1,403 @@
+"""The genetic search: its fast model against the estimate of each plan, its encodings, stages, levels and fronts."""
+
+from __future__ import annotations
+
+import statistics
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.layer_graphs import formed, stack
+
+from dicompiler.driver.compiler import prepare
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.search.fronts import AUTODICE, OBJECTIVES, Front, Measurement, values
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.cost.metrics import Metrics
+from dicompiler.ir.onnx.model import Model
+from dicompiler.networks import build
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.platform import Device, Host, Link, Network, Platform, nameless
+from dicompiler.search.problem import Problem
+from dicompiler_strategies.genetic.analytic import model
+from dicompiler_strategies.genetic.encoding import ChoicePerLayer, Naive, SplitPoints
+from dicompiler_strategies.genetic.exploring import Options, explore, stages
+from dicompiler_strategies.genetic.measuring import OnThisHost
+from dicompiler_strategies.genetic.search import spread
+from dicompiler_strategies.genetic.strategy import Genetic
+
+SMALL = Options(population=20, generations=12, measured=4)
+
+
+def branches() -> LayerGraph:
+    """A skip connection, two readers of different pieces of one tensor, a shared weight, a layer that nobody reads, and
+    two outputs, one of which is read as well."""
+    return formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y, float[1, 4, 4, 4] z)
+        <int64[1] s0 = {0}, int64[1] s2 = {2}, int64[1] s4 = {4}, int64[1] axis = {1}>
+        {
+          a = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
+          b = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a, w)
+          unread = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a, w)
+          low = Slice (b, s0, s2, axis)  high = Slice (b, s2, s4, axis)
+          p = Conv <kernel_shape = [1, 1]> (low, v)  q = Conv <kernel_shape = [1, 1]> (high, u)
+          c = Concat <axis = 1> (p, q)
+          y = Add (c, x)
+          z = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (y)
+        }""",
+        w=(4, 4, 3, 3),
+        v=(2, 2, 1, 1),
+        u=(2, 2, 1, 1),
+    )
+
+
+def boards(kind: str = "switch") -> Platform:
+    """Two hosts of two devices each, of different rates and powers, with a slower link and latencies."""
+    hosts = tuple(Host(name, 2**30) for name in ("a", "b", "c"))
+    devices = tuple(
+        Device(f"{host}{i}", host, rate * 1e9, power_active=2 + rate, power_idle=1.0)
+        for host, i, rate in (("a", 0, 1), ("a", 1, 3), ("b", 0, 2), ("b", 1, 2), ("c", 0, 1))
+    )
+    links = (Link(("a", "c"), 1e7, 2e-4),)
+    return Platform("test", hosts, devices, Network(kind, 1e8, 1e-4, links, 1e-5), "")  # type: ignore[arg-type]
+
+
+def equal(count: int, memory: int = 2**30) -> Platform:
+    """`count` equal boards on a switch."""
+    names = [f"d{i}" for i in range(count)]
+    devices = tuple(Device(name, name, 1e9, power_active=3.0, power_idle=1.0) for name in names)
+    return Platform("equal", tuple(Host(name, memory) for name in names), devices, Network("switch", 1e9))
+
+
+def chain() -> LayerGraph:
+    """Fourteen convolutions and a classifier, with work in front and weights behind."""
+    rows: list[tuple[object, ...]] = []
+    for channels in (8, 12, 16, 24, 32, 48, 64):
+        rows += [("conv", channels, 3, 1, 1, 1), ("conv", channels, 3, 2, 1, 1)]
+    return stack((1, 3, 128, 128), [*rows, ("flatten",), ("fc", 100)])
+
+
+def check_agreement(problem: Problem, rows: np.ndarray) -> None:
+    """Every number of the batched model is that of the plan's own estimate."""
+    tables = model(problem)
+    found = tables.evaluate(rows)
+    names = [device.name for device in problem.platform.devices]
+    for p, row in enumerate(rows):
+        metrics = problem.estimate(tables.plan(row))
+        for entry in metrics.devices:
+            at = p, names.index(entry.device)
+            own = [array[at] for array in (found.weights, found.activations, found.sent, found.received)]
+            assert own == [entry.weights, entry.activations, entry.sent, entry.received]
+            assert found.compute_s[at] == pytest.approx(entry.compute_s)
+        assert sorted(np.flatnonzero(found.used[p])) == sorted(names.index(entry.device) for entry in metrics.devices)
+        for name, value in values(problem.platform, metrics, OBJECTIVES).items():
+            assert found.objective(name)[p] == pytest.approx(value), name
+
+
+@pytest.mark.parametrize("kind", ["switch", "shared", "gateway"])
+@pytest.mark.parametrize("ends", [((), ()), (("b0",), ("a1", "c0"))])
+def test_the_batched_model_says_what_each_plan_is_estimated_at(kind: str, ends: tuple[tuple[str, ...], ...]) -> None:
+    rng = np.random.default_rng(1)
+    problem = Problem(branches(), boards(kind), source=ends[0], sink=ends[1])
+    rows = rng.integers(0, 5, (40, len(problem.layers.layers)))
+    check_agreement(
+        problem, np.concatenate((rows, np.sort(rows[:10], axis=1), np.tile(np.arange(5), (len(rows[0]), 1)).T))
+    )
+
+
+@pytest.mark.parametrize("network", ["resnet18", "squeezenet", "quirks", "light/shufflenet"])
+def test_the_batched_model_agrees_on_networks_with_branches_and_skip_connections(network: str) -> None:
+    problem = Problem(formed(build(network)), boards("shared"), source=("a0", "b1"))
+    rng = np.random.default_rng(2)
+    rows = rng.integers(0, 5, (4, len(problem.layers.layers)))
+    check_agreement(problem, np.concatenate((rows, np.sort(rows, axis=1))))
+
+
+def test_of_readers_that_overlap_the_memory_is_never_too_small() -> None:
+    layers = formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 9, 4, 4] x) => (float[1, 3, 4, 4] y, float[1, 9, 4, 4] z)
+        <int64[1] s0 = {0}, int64[1] s3 = {3}, int64[1] s4 = {4}, int64[1] s6 = {6}, int64[1] s7 = {7},
+         int64[1] axis = {1}>
+        {
+          r = Relu (x)  z = Relu (r)
+          a = Slice (z, s0, s3, axis)  b = Slice (z, s4, s7, axis)  c = Slice (z, s3, s6, axis)
+          d = Add (a, b)  y = Add (d, c)
+        }"""
+    )
+    problem = Problem(layers, equal(2))
+    tables = model(problem)
+    rows = np.array(list(np.ndindex(*(2,) * len(layers.layers))))
+    found = tables.evaluate(rows)
+    for p, row in enumerate(rows):
+        metrics = problem.estimate(tables.plan(row))
+        assert metrics.total_bytes == found.objective("communication")[p]
+        for d, entry in enumerate(metrics.devices):
+            assert found.activations[p, d if len(metrics.devices) == 2 else 0] >= entry.activations
+
+
+def test_split_points_decode_as_in_the_papers_figure() -> None:
+    encoding = SplitPoints(8, (1, 2, 3, 4), 4)
+    genes = np.array([[0, 2, 4, 5, 1, 2, 3, 4]])
+    assert encoding.decode(genes).tolist() == [[1, 1, 2, 2, 3, 4, 4, 4]]
+    assert encoding.encode(encoding.decode(genes)).tolist() == genes.tolist()
+
+
+@given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 99))
+@settings(deadline=None, max_examples=40)
+def test_chromosomes_stay_legal_and_survive_a_round_trip(layers: int, devices: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = tuple(range(3, 3 + devices))
+    for encoding in (Naive(layers, names), SplitPoints(layers, names, devices)):
+        genes = encoding.sample(rng, 9)
+        genes = encoding.mutate(rng, encoding.cross(rng, genes, genes[::-1]))
+        rows = encoding.decode(genes)
+        assert rows.shape == (9, layers)
+        assert set(rows.ravel()) <= set(names)
+        assert np.array_equal(encoding.decode(encoding.encode(rows)), rows)
+        if isinstance(encoding, SplitPoints):
+            assert max(np.count_nonzero(np.diff(row)) for row in rows) < devices
+
+
+def test_a_plan_of_too_many_runs_keeps_the_longest() -> None:
+    encoding = SplitPoints(8, (0, 1), 3)
+    assert encoding.decode(encoding.encode(np.array([[0, 0, 1, 0, 0, 0, 1, 1]]))).tolist() == [[0, 0, 0, 0, 0, 0, 1, 1]]
+
+
+def test_runs_of_layers_take_choices_of_one_label() -> None:
+    labels = (("whole", "rows"), ("whole",), ("whole", "lop", "rows"))
+    encoding = ChoicePerLayer(3, labels, ((0, 1), (0,), (0, 2)))
+    assert encoding.uniform().tolist() == [[0, 0, 0], [1, 0, 2]]
+    rows = encoding.mutate(np.random.default_rng(0), encoding.sample(np.random.default_rng(0), 50))
+    assert {tuple(row) for row in rows} == {(a, 0, b) for a in (0, 1) for b in (0, 2)}
+
+
+def test_a_stage_has_half_the_devices_of_the_next_and_no_generation_is_lost() -> None:
+    assert [devices for devices, _ in stages(8, 0, 400)] == [2, 4, 8]
+    assert [devices for devices, _ in stages(6, 0, 400)] == [2, 3, 6]
+    assert stages(1, 0, 7) == ((1, 7),)
+    assert stages(8, 1, 7) == ((8, 7),)
+    for devices, generations in ((8, 1), (64, 20), (5, 3)):
+        found = stages(devices, 0, generations)
+        assert sum(share for _, share in found) == generations
+        assert found[-1][0] == devices
+
+
+def test_a_spread_has_the_ends_of_a_front() -> None:
+    points = np.array([[0.0, 9.0], [1.0, 8.9], [5.0, 4.0], [5.1, 3.9], [9.0, 0.0]])
+    assert spread(points, 3) in ([0, 2, 4], [0, 3, 4])
+    assert spread(points, 9) == [0, 1, 2, 3, 4]
+
+
+def dominates(a: Front, i: int, j: int) -> bool:
+    first, second = ([a.points[k].objectives[name] for name in a.objectives] for k in (i, j))
+    return first != second and all(x <= y for x, y in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("encoding", ["split", "naive", "tiles"])
+def test_no_plan_of_a_front_dominates_another_and_the_numbers_are_the_plans_own(encoding: str) -> None:
+    problem = Problem(chain(), equal(4))
+    front = explore(problem, replace(SMALL, encoding=encoding, objectives=("latency", "device-memory")))  # type: ignore[arg-type]
+    count = range(len(front.points))
+    assert count
+    assert not any(dominates(front, i, j) for i in count for j in count)
+    for point in front.points:
+        metrics = problem.estimate(point.plan)
+        assert point.objectives == values(problem.platform, metrics, front.objectives)
+    assert front.level == "measured"
+
+
+def test_the_same_seed_gives_the_same_front_and_another_seed_another() -> None:
+    problem = Problem(chain(), equal(4))
+    options = replace(SMALL, paper=True, measured=0)
+    assert explore(problem, options) == explore(problem, options)
+    assert explore(problem, options) != explore(problem, replace(options, seed=1))
+
+
+def test_an_executor_changes_nothing_but_the_time() -> None:
+    problem = Problem(chain(), equal(4))
+    with ThreadPoolExecutor(2) as threads:
+        assert explore(problem, SMALL, executor=threads) == explore(problem, SMALL)
+
+
+def test_a_pool_of_processes_can_measure() -> None:
+    made = prepare(Model.load(build("tiny")))
+    assert made.layers is not None
+    problem = Problem(made.layers, equal(2), model=made.model)
+    with ProcessPoolExecutor(1) as pool:
+        assert explore(problem, SMALL, executor=pool) == explore(problem, SMALL)
+
+
+def test_the_hook_decides_on_the_second_level() -> None:
+    problem = Problem(chain(), equal(4))
+    seen: list[Plan] = []
+
+    def measure(plan: Plan) -> Metrics:
+        seen.append(plan)
+        own = problem.estimate(plan)
+        energy = {entry.device: 100.0 + len(seen) for entry in own.devices}
+        return Measurement(
+            own.devices, own.latency_s, 7.0, own.energy_j, own.memory, own.total_bytes, device_energy_j=energy
+        )
+
+    front = explore(problem, SMALL, measure=measure)
+    assert 0 < len(seen) <= SMALL.measured
+    assert {point.objectives["throughput"] for point in front.points} == {7.0}
+    assert min(point.objectives["device-energy"] for point in front.points) >= 101.0
+
+
+def test_plans_are_measured_by_real_runs_on_this_host_and_by_a_power_reader(tmp_path: Path) -> None:
+    onnx.save(build("tiny"), tmp_path / "tiny.onnx")
+    problem = Problem(prepare(Model.load(tmp_path / "tiny.onnx")).layers, equal(2))  # type: ignore[arg-type]
+    read: list[tuple[str, float]] = []
+
+    def power(device: str, seconds: float) -> float:
+        read.append((device, seconds))
+        return 5.0
+
+    runs = OnThisHost(problem, tmp_path / "tiny.onnx", frames=3, power=power)
+    front = explore(problem, replace(SMALL, measured=2), measure=runs)
+    assert {device for device, _ in read} <= {"d0", "d1"}
+    for point in front.points:
+        period, memory, energy = (point.objectives[name] for name in AUTODICE)
+        assert 0 < period < 60
+        assert energy == pytest.approx(5.0 * period)
+        assert memory == max(entry.memory for entry in problem.estimate(point.plan).devices)
+
+
+def test_without_a_reader_the_energy_is_that_of_the_platforms_figures() -> None:
+    problem = Problem(chain(), equal(2))
+    entry = problem.estimate(problem.plan({layer.name: (Part("d0"),) for layer in problem.layers.layers})).devices[0]
+    measured = replace(entry, compute_s=2.0)
+    assert OnThisHost(problem, Path())._energy(measured, 5.0) == 3.0 * 2.0 + 1.0 * 3.0
+
+
+def test_a_plan_that_cannot_be_measured_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    problem = Problem(chain(), equal(4))
+    single = {(Part("d0"),)}
+
+    def measure(plan: Plan) -> Metrics:
+        if set(plan.layers.values()) != single:
+            raise DicompilerError("no such board")
+        return problem.estimate(plan)
+
+    with caplog.at_level("WARNING", "dicompiler"):
+        front = explore(problem, replace(SMALL, objectives=("communication", "device-memory")), measure=measure)
+    assert [set(point.plan.layers.values()) for point in front.points] == [single]
+    assert "no such board" in caplog.text
+
+    def never(plan: Plan) -> Metrics:
+        raise DicompilerError(f"no board for {len(plan.layers)} layers")
+
+    with pytest.raises(DicompilerError, match="none of the plans could be measured"):
+        explore(problem, SMALL, measure=never)
+
+
+def test_ctrl_c_gives_the_front_so_far() -> None:
+    problem = Problem(chain(), equal(4))
+    told: list[str] = []
+
+    def stop(text: str) -> None:
+        told.append(text)
+        if len(told) == 5:
+            raise KeyboardInterrupt
+
+    front = explore(problem, SMALL, tell=stop)
+    assert (front.interrupted, front.level) == (True, "analytic")
+    assert {point.plan.note for point in front.points} == {"the search for it was interrupted"}
+
+    def interrupted(plan: Plan) -> Metrics:
+        raise KeyboardInterrupt(plan)
+
+    front = explore(problem, SMALL, measure=interrupted)
+    assert (front.interrupted, front.level) == (True, "analytic")
+
+
+def test_ctrl_c_in_the_first_generation_of_a_stage_gives_the_front_of_the_stage_before() -> None:
+    problem = Problem(chain(), equal(4))
+
+    def stop(text: str) -> None:
+        if text.startswith("stage 2 of 2: generation 1 "):
+            raise KeyboardInterrupt
+
+    def at_once(text: str) -> None:
+        raise KeyboardInterrupt(text)
+
+    second = explore(problem, replace(SMALL, measured=0), tell=stop)
+    assert second.interrupted
+    with_one = explore(problem, replace(SMALL, measured=0), tell=at_once)
+    assert with_one.interrupted
+    assert (
+        max(len(point.plan.devices) for point in with_one.points)
+        <= 2
+        < max(len(point.plan.devices) for point in second.points)
+    )
+
+
+def test_one_device_has_one_plan() -> None:
+    front = explore(Problem(chain(), nameless(1)), SMALL)
+    assert [set(point.plan.layers.values()) for point in front.points] == [{(Part("d0"),)}]
+
+
+def test_the_strategy_gives_the_best_plan_for_the_objective() -> None:
+    for objective in ("throughput", "memory", "communication"):
+        problem = Problem(chain(), equal(4), objective=objective)
+        genetic = Genetic(population=20, generations=10, measured=4)
+        best = problem.estimate(genetic.plan(problem)).value(objective)
+        front = genetic.front(problem)
+        assert best <= min(problem.estimate(point.plan).value(objective) for point in front.points) * 1.2
+        alone = problem.estimate(problem.plan({layer.name: (Part("d0"),) for layer in problem.layers.layers}))
+        assert best <= alone.value(objective)
+
+
+def test_memory_is_a_hard_limit() -> None:
+    layers = chain()
+    whole = Problem(layers, equal(1)).estimate(Genetic(population=2, generations=1).plan(Problem(layers, equal(1))))
+    problem = Problem(layers, equal(4, whole.memory * 3 // 4), objective="communication")
+    plan = Genetic(population=20, generations=10).plan(problem)
+    assert problem.estimate(plan).memory <= whole.memory * 3 // 4
+    with pytest.raises(
+        DicompilerError, match=r"genetic: no plan was found that fits .* needs .* on host d\d, which has"
+    ):
+        Genetic(population=20, generations=4).plan(Problem(layers, equal(4, 1000)))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"generations": 0}, "genetic: generations is 0: take at least 1"),
+        ({"population": 0}, "genetic: population is 0: take at least 2"),
+        ({"mutation": 1.5}, "mutation is 1.5: a probability"),
+        ({"objectives": ("latancy",)}, r"unknown objective 'latancy' \(did you mean 'latency'\?\)"),
+        ({"objectives": ("latency", "latency")}, "stands twice"),
+        ({"objectives": ()}, "no objective is given"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, object], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        Genetic(**options)  # type: ignore[arg-type]
+
+
+def test_split_points_beat_the_naive_encoding_and_stages_beat_one_in_hypervolume_at_equal_evaluations() -> None:
+    from pymoo.indicators.hv import HV
+
+    rows = [("conv", 8 + 2 * i, 3, 2 if i % 12 == 11 else 1, 1, 1) for i in range(48)]
+    problem = Problem(stack((1, 3, 128, 128), rows), equal(8))
+    alone = model(problem).evaluate(np.zeros((1, len(rows)), int))
+    worst = np.array([alone.objective(name)[0] for name in AUTODICE])
+
+    def median(naive: bool, count: int) -> float:
+        volumes = []
+        for seed in range(5):
+            options = Options(AUTODICE, "naive" if naive else "split", 40, 15, stages=count, measured=0, paper=True)
+            front = explore(problem, replace(options, seed=seed))
+            assert front.evaluations <= 40 * 15
+            points = np.array([[point.objectives[name] for name in AUTODICE] for point in front.points])
+            volumes.append(float(HV(ref_point=np.ones(3))(points / worst)))
+        return statistics.median(volumes)
+
+    assert median(True, 1) < median(False, 1) < median(False, 0)

@@ -1,0 +1,358 @@
+"""gradient: gradients that finite differences confirm, the paper's equations by hand, legal plans near the optimum."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from random import Random
+
+import numpy as np
+import pytest
+from support.generators import random_model
+from support.layer_graphs import formed, stack, vgg16
+
+from dicompiler_strategies.tables.choices import ChoiceSet
+from dicompiler.cost.model import Analytic
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.search.problem import Problem
+from dicompiler.base.specs import instantiate, parse
+from dicompiler_strategies.tables.cost_tables import tables
+from dicompiler_strategies import dicompiler_strategies
+from dicompiler_strategies.gradient import paper
+from dicompiler_strategies.gradient.landscape import Floats, Landscape
+from dicompiler_strategies.gradient.opportunities import Space, covering, space
+from dicompiler_strategies.gradient.polish import Polish
+from dicompiler_strategies.gradient.relax import Descent, Relaxed, descend
+from dicompiler_strategies.gradient.strategy import Gradient, some_counts
+from dicompiler_strategies.joint.elimination import graph, minimise
+
+FREE = Analytic(pools=False, elementwise=False)
+QUICK = Gradient(restarts=8, iterations=10)
+
+
+def platform(*rates: float, kind: str = "shared", memory: int = 2**30) -> Platform:
+    """Devices d0, d1, … of these rates (GFLOP/s), each on a host of its own, 100 Mbit/s; the later the more power."""
+    names = [f"d{i}" for i in range(len(rates))]
+    devices = tuple(
+        Device(name, name, rate * 1e9, power_active=4.0 + i, power_idle=1.0 + i / 2, power_network=0.5)
+        for i, (name, rate) in enumerate(zip(names, rates, strict=True))
+    )
+    network = Network("switch" if kind == "switch" else "shared", 1e8)
+    return Platform("test", tuple(Host(name, memory) for name in names), devices, network)
+
+
+def boards(count: int) -> Platform:
+    """RPi4 behind a camera on a shared medium: the setting of the papers' figures."""
+    pis = Platform.load(f"rpi4x{count}")
+    hosts, devices = (Host("cam", 2**30), *pis.hosts), (Device("cam", "cam", 0.0), *pis.devices)
+    return Platform(pis.name, hosts, devices, Network("shared", 100e6))
+
+
+def small() -> LayerGraph:
+    """Two convolutions, a pool and a classifier."""
+    rows = [("conv", 8, 3, 1, 1, 1), ("conv", 8, 3, 1, 1, 1), ("pool", 2, 2, 0), ("flatten",), ("fc", 10)]
+    return stack((1, 3, 16, 16), rows)
+
+
+def branched() -> LayerGraph:
+    """A residual block that begins with a stride, whose skipped rows no slice needs."""
+    return formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 3, 24, 24] x) => (float[1, 6, 12, 12] y)
+        {
+          a = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
+          b = Conv <kernel_shape = [1, 1], strides = [2, 2]> (a, u)
+          c = Conv <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (a, v)
+          d = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (c, z)
+          y = Add (b, d)
+        }""",
+        w=(4, 3, 3, 3),
+        u=(6, 4, 1, 1),
+        v=(6, 4, 3, 3),
+        z=(6, 6, 3, 3),
+    )
+
+
+def optimum(land: Landscape) -> float:
+    """The exact minimum over all selections."""
+    return minimise(graph([len(own) for own in land.node], list(land.edge)), land.node, land.edge)[0]
+
+
+def random_landscape(seed: int, sizes: tuple[int, ...], limits: int = 0) -> Landscape:
+    """Random tables over a chain with one shortcut."""
+    rng = np.random.default_rng(seed)
+    pairs = [*itertools.pairwise(range(len(sizes))), (0, len(sizes) - 1)]
+    return Landscape(
+        tuple(rng.uniform(0, 1, size) for size in sizes),
+        {(i, j): rng.uniform(0, 1, (sizes[i], sizes[j])) for i, j in pairs},
+        tuple(np.arange(size) for size in sizes),
+        tuple(rng.uniform(0, 10, (size, limits)) for size in sizes),
+        np.full(limits, 4.0 * len(sizes)),
+        tuple(np.arange(size) % 2 for size in sizes),
+    )
+
+
+def test_the_strategy_is_among_the_built_in_ones_and_its_options_can_be_written() -> None:
+    assert Gradient in dicompiler_strategies()
+    spec = parse("gradient{paper=true partition=proportional fusion_limit=2 learning_rate=0.4 iterations=7 seed=3}")
+    expected = Gradient(True, "proportional", 2, learning_rate=0.4, iterations=7, seed=3)
+    assert instantiate(Gradient, spec) == expected
+
+
+@pytest.mark.parametrize("limits", [0, 2])
+def test_the_relaxed_gradient_is_that_of_finite_differences(limits: int) -> None:
+    land = random_landscape(1, (3, 4, 2, 5), limits)
+    relaxed = Relaxed(dataclasses.replace(land, limits=land.limits * 0.6))
+    memory = 0.7
+    W = np.random.default_rng(2).normal(size=(3, 14))
+    found = relaxed.gradient(W, memory)
+    if limits:  # the penalty is at work in at least one restart
+        assert not np.allclose(found, relaxed.gradient(W))
+    for column in range(W.shape[1]):
+        step = np.zeros_like(W)
+        step[:, column] = 1e-6
+        up, down = (relaxed.loss(relaxed.softmax(W + sign * step), memory) for sign in (1, -1))
+        assert found[:, column] == pytest.approx((up - down) / 2e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("penalty", [True, False])
+def test_the_papers_gradient_is_that_of_finite_differences(penalty: bool) -> None:
+    made = space(Problem(branched(), platform(1, 2, 1.5), FREE), ("equal", "proportional"), 2, not penalty)
+    rng = np.random.default_rng(3)
+    W = paper.initial(made, 2, 0, heuristics=False)
+    g = paper.loss(made, W, penalty).gradient
+
+    def slope(layer: int | None, place: tuple[int, ...]) -> Floats:
+        """The central difference in W_l of a layer, or in W_dev."""
+        ends = []
+        for sign in (1, -1):
+            W_l, W_dev = [own.copy() for own in W.W_l], W.W_dev.copy()
+            np.moveaxis(W_dev if layer is None else W_l[layer], 0, -1)[place] += sign * 1e-6
+            ends.append(paper.loss(made, paper.Weights(tuple(W_l), W_dev), penalty).L)
+        return (ends[0] - ends[1]) / 2e-6
+
+    scale = np.abs(g.W_dev).max()
+    for layer, own in enumerate(g.W_l):
+        for p in range(own.shape[1]):
+            assert slope(layer, (p,)) == pytest.approx(own[:, p], abs=1e-6 * scale, rel=1e-5)
+    for _ in range(40):
+        place = tuple(int(rng.integers(extent)) for extent in g.W_dev.shape[1:])
+        assert slope(None, place) == pytest.approx(np.moveaxis(g.W_dev, 0, -1)[place], abs=1e-6 * scale, rel=1e-5)
+
+
+def by_hand() -> Space:
+    """Two layers on two devices. Layer 0 whole (10 or 20 ms) or in two slices (4 or 8 ms, 6 or 12 ms), layer 1 whole (3
+    or 5 ms). It takes in 4 bytes, hands on 2 (slices a half each) and puts out 6."""
+    cost = np.zeros((2, 2, 2))
+    cost[0, 0], cost[1, 0], cost[1, 1] = (10, 20), (4, 8), (6, 12)
+    overlap = np.zeros((2, 2, 1, 2))
+    overlap[0, 0, 0, 0], overlap[1, :, 0, 0] = 2, (1, 1)
+    return Space(
+        problem=Problem(small(), platform(1, 1)),
+        devices=platform(1, 1).devices,
+        opportunities=((), ()),
+        group=(np.array([0, 1]), np.array([2])),
+        real=(np.array([[True, False], [True, True]]), np.array([[True, False]])),
+        cost=(cost, np.array([[[3.0, 5.0], [0.0, 0.0]]])),
+        overlap={(0, 1): overlap},
+        inputs={0: np.array([[4.0, 0.0], [2.0, 2.0]])},
+        outputs={1: np.array([[6.0, 0.0]])},
+        B=np.array([[0.0, 3.0], [3.0, 0.0]]),
+        B_in=np.array([0.0, 0.5]),
+        B_out=np.array([0.25, 0.0]),
+        width=(1, 2, 1),
+    )
+
+
+def test_the_papers_equations_come_to_what_they_come_to_by_hand() -> None:
+    ln3 = np.log(3.0)
+    W_dev = np.zeros((1, 3, 2, 2))
+    W_dev[0, 1] = [[ln3, 0.0], [0.0, ln3]]  # softmax: ¾ ¼ and ¼ ¾; everywhere else ½ ½
+    W = paper.Weights((np.array([[0.0, ln3]]), np.zeros((1, 1))), W_dev)  # softmax(W_l): ¼ ¾ and 1
+    # (3) whole: ½·10 + ½·20 = 15; slices: ¾·4 + ¼·8 = 5 and ¼·6 + ¾·12 = 10.5; layer 1: 4.
+    # (4) X = ‖(¾ ¼) − (¼ ¾)‖ / √2 = ½; (5), (6) L_pen = ½ · min(5, 10.5) = 2.5; (1) L_part = 15 and 13.
+    # (7) L_0 = ¼·15 + ¾·13 = 13.5, L_1 = 4.
+    # (8)-(10) whole: 2 bytes · 3 · (½·½ + ½·½) = 3; slices: 1·3·½ twice = 3; (11) 3.
+    # (12) whole: 4·½·0.5 = 1; slices: 2·¼·0.5 + 2·¾·0.5 = 1; (13) 1. (14), (15) 6·½·0.25 = 0.75.
+    latency = paper.loss(by_hand(), W).L
+    assert latency == pytest.approx([13.5 + 4 + 3 + 1 + 0.75])
+    # (2) energy without L_pen: ¼·15 + ¾·15.5.
+    energy = paper.loss(by_hand(), W, penalty=False).L
+    assert energy == pytest.approx([15.375 + 4 + 3 + 1 + 0.75])
+    assert paper.decode(by_hand(), W, 0)[0] == (1, (0, 1))
+
+
+def test_fused_slices_pass_nothing_but_to_their_own_parents() -> None:
+    made = space(Problem(small(), platform(1, 1), FREE), ("equal",), 2, energy=False)
+    labels = [[(own.depth, len(own.regions)) for own in pos] for pos in made.opportunities]
+    # Whole, two slices, and fused with the next one or two layers; fc whole only.
+    basic = [(0, 1), (0, 2)]
+    assert labels == [[*basic, (1, 2), (2, 2)], [*basic, (1, 2), (2, 2)], [*basic, (1, 2)], basic, [(0, 1)]]
+    overlap = made.overlap[0, 1]
+    row = 8 * 16 * 4  # bytes
+    assert overlap[1, :, 1].tolist() == [[8 * row, row], [row, 8 * row]]  # slice to slice: a halo row each way
+    assert overlap[2, :, 1].tolist() == [[9 * row, 0], [0, 9 * row]]  # fused with its parent: the halo is computed
+    assert overlap[0, 0, 1].tolist() == [9 * row, 9 * row]  # from the whole to either slice
+    assert overlap[2, :, 0, 0].tolist() == [9 * row, 7 * row]  # each row once, though both slices have two of them
+
+
+def test_shares_of_slices_cover_all_rows_once() -> None:
+    assert covering([(0, 5), (3, 8)], 8) == [(0, 4), (4, 8)]
+    assert covering([(1, 3), None, (5, 7)], 9) == [(0, 5), None, (5, 9)]
+
+
+@pytest.mark.parametrize(("count", "expected"), [(4, 0.867), (8, 1.082)])
+def test_paper_reproduces_an_independent_recomputation_on_vgg16(count: int, expected: float) -> None:
+    problem = Problem(vgg16(), boards(count), FREE)
+    plan = Gradient(paper=True).plan(problem)
+    assert problem.estimate(plan).latency_s == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_vgg16_comes_within_3_percent_of_the_optimum_over_the_same_choices(count: int) -> None:
+    problem = Problem(vgg16(), boards(count), FREE)
+    # A choice set of its own, so that the test does not take longer when the default one grows.
+    found = tables(problem, ChoiceSet(extra=3, shares=("equal",), counts=(2, 3, count), each=False))
+    best = Gradient().search(found)
+    exact = minimise(graph([len(own) for own in found.node], list(found.edge)), found.node, found.edge)[0]
+    assert exact <= best.value * (1 + 1e-12)
+    assert best.value <= 1.03 * exact
+    assert found.value(best.selection) == pytest.approx(best.value)
+    assert problem.estimate(found.plan(best.selection)).latency_s == pytest.approx(best.value)
+
+
+@pytest.mark.parametrize("kind", ["shared", "switch"])
+def test_unequal_devices_and_branches_come_within_3_percent(kind: str) -> None:
+    problem = Problem(branched(), platform(0.02, 0.04, 0.01, kind=kind))
+    found = tables(problem, Gradient().choices(problem))
+    exact = minimise(graph([len(own) for own in found.node], list(found.edge)), found.node, found.edge)[0]
+    assert Gradient().search(found).value <= 1.03 * exact
+
+
+def test_descent_and_polish_find_the_least_of_random_landscapes_more_often_than_not() -> None:
+    hits, plain = 0, 0
+    for seed in range(20):
+        land = random_landscape(seed, (6, 5, 7, 6, 5, 6))
+        decoded = descend(land, Descent(restarts=8, seed=seed))
+        polished = Polish(land).run(decoded)
+        assert land.values(polished)[0] <= land.values(decoded).min()
+        assert land.values(polished).tolist() == sorted(land.values(polished))
+        plain += bool(land.values(decoded).min() <= optimum(land) * (1 + 1e-9))
+        hits += bool(land.values(polished)[0] <= optimum(land) * (1 + 1e-9))
+    assert hits >= 18
+    assert plain >= 8  # what the relaxation finds by itself
+
+
+def test_a_ration_of_memory_is_kept_where_that_can_be() -> None:
+    near = 0
+    for seed in range(10):
+        land = random_landscape(seed, (5, 5, 5, 5), limits=2)
+        every = np.array(list(itertools.product(range(5), repeat=4)))
+        fitting = every[land.excess(land.loads(every)) == 0]
+        best = Polish(land).run(descend(land, Descent(restarts=8)))[:1]
+        assert land.excess(land.loads(best))[0] == 0
+        near += bool(land.values(best)[0] <= 1.1 * land.values(fitting).min())
+    assert near >= 8
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("objective", ["latency", "energy"])
+def test_plans_of_random_networks_can_be_routed(seed: int, objective: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)  # parts that nobody reads are dropped with a warning
+    layers = formed(random_model(Random(seed)))
+    problem = Problem(layers, platform(1, 2, 0, 1, kind="switch"), objective=objective)
+    for strategy in (
+        dataclasses.replace(QUICK, counts=(3,)),
+        Gradient(paper=True, partition="all"),
+        Gradient(paper=True, initialisation="random", seed=seed, restarts=2),
+    ):
+        plan = strategy.plan(problem)
+        metrics = problem.estimate(plan)  # raises where a part misses anything
+        assert {entry.device for entry in metrics.devices if entry.compute_s} <= {"d0", "d1", "d3"}
+
+
+def test_energy_is_the_least_of_all_selections_by_estimate() -> None:
+    layers = stack((1, 3, 12, 12), [("conv", 64, 3, 1, 1, 1), ("conv", 64, 3, 1, 1, 1)])
+    devices = platform(0.01, 0.03)
+    quiet = tuple(dataclasses.replace(device, power_network=0.0) for device in devices.devices)
+    problem = Problem(layers, dataclasses.replace(devices, devices=quiet), objective="energy")
+    found = tables(problem, dataclasses.replace(QUICK, fusion_limit=1).choices(problem))
+    every = [
+        problem.estimate(found.plan(selection)).energy_j
+        for selection in itertools.product(*(range(len(own)) for own in found.choices))
+    ]
+    best = QUICK.search(found)
+    assert best.value == pytest.approx(min(every))
+    assert problem.estimate(found.plan(best.selection)).energy_j == pytest.approx(min(every))
+
+
+def test_network_power_makes_plans_send_less() -> None:
+    boards = platform(0.001, 0.004)
+    sent = []
+    for watts in (0.0, 5000.0):
+        devices = tuple(dataclasses.replace(device, power_network=watts) for device in boards.devices)
+        problem = Problem(small(), dataclasses.replace(boards, devices=devices), objective="energy")
+        sent.append(problem.estimate(QUICK.plan(problem)).total_bytes)
+    assert sent[0] > sent[1] == 0  # all on the second device, which is four times as fast; all where the input is
+
+
+def test_a_host_that_cannot_hold_all_weights_gets_less() -> None:
+    layers = stack((1, 64), [("fc", 512), ("fc", 512), ("fc", 8)])
+    alone = (64 * 512 + 512 * 512 + 512 * 8) * 4
+    roomy = Problem(layers, platform(100, 100))
+    assert roomy.estimate(QUICK.plan(roomy)).memory > alone  # sending costs more than it gains
+    tight = Problem(layers, platform(100, 100, memory=alone * 2 // 3))
+    metrics = tight.estimate(QUICK.plan(tight))
+    assert metrics.memory <= alone * 2 // 3
+    with pytest.raises(DicompilerError, match=r"gradient: no plan found that fits into memory: .* on host 'd[01]'"):
+        QUICK.plan(Problem(layers, platform(100, 100, memory=alone // 3)))
+    with pytest.raises(DicompilerError, match="the paper's method knows no limits"):
+        Gradient(paper=True).plan(tight)
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    problem = Problem(branched(), platform(0.02, 0.04, 0.01))
+    for strategy in (QUICK, Gradient(paper=True, initialisation="random", restarts=3, seed=5)):
+        assert strategy.plan(problem) == strategy.plan(problem)
+    starts = [descend(random_landscape(0, (9,) * 6), Descent(restarts=4, iterations=1, seed=seed)) for seed in (0, 1)]
+    assert (starts[0] != starts[1]).any()
+
+
+@pytest.mark.parametrize("objective", ["throughput", "memory", "communication"])
+@pytest.mark.parametrize("by_paper", [True, False])
+def test_other_objectives_are_refused_by_name(objective: str, by_paper: bool) -> None:
+    problem = Problem(small(), platform(1, 1), objective=objective)
+    expected = f"gradient: objective '{objective}' is not one of latency and energy, which it knows"
+    with pytest.raises(UsageError, match=expected):
+        Gradient(paper=by_paper).plan(problem)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("iterations=0", "gradient: option 'iterations': expected at least 1, got 0"),
+        ("restarts=0", "gradient: option 'restarts': expected at least 1, got 0"),
+        ("fusion_limit=-1", "gradient: option 'fusion_limit': expected at least 0, got -1"),
+        ("seed=-1", "gradient: option 'seed': expected at least 0, got -1"),
+        ("learning_rate=0", "gradient: option 'learning_rate': expected a number above 0, got 0.0"),
+        ("counts=1", "gradient: option 'counts': expected numbers of at least 2 devices"),
+        ("counts=2 paper=true", "gradient: option 'counts' has no meaning with paper=true"),
+        ("partition=equel", "partition"),
+        ("initialization=random", "initialisation"),
+    ],
+)
+def test_bad_options_are_refused(options: str, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        instantiate(Gradient, parse(f"gradient{{{options}}}"))
+
+
+def test_one_device_and_many() -> None:
+    alone = Problem(small(), platform(1))
+    for strategy in (QUICK, Gradient(paper=True)):
+        plan = strategy.plan(alone)
+        assert {part.device for parts in plan.layers.values() for part in parts} == {"d0"}
+    assert some_counts(1) == ()
+    assert some_counts(4) == (2, 3, 4)
+    assert some_counts(20) == (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)

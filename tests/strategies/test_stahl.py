@@ -1,0 +1,186 @@
+"""stahl: every figure of the paper, and plans that verify for any network."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from support.layer_graphs import formed, stack, vgg16
+from support.planning import FREE, cluster, verify
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.networks import build
+from dicompiler.ir.plan import Part
+from dicompiler.search.problem import Problem
+from dicompiler_strategies.stahl import (
+    Scheme,
+    Size,
+    Solution,
+    Stahl,
+    chained,
+    communication,
+    memory,
+    network_sizes,
+    solve,
+    table_2,
+    variant,
+)
+
+EXAMPLE = chained((4, 8, 16, 4, 4))
+N = 6
+MB = 1e6 / 4  # elements of 32 bit
+
+
+def schemes(text: str) -> tuple[Scheme, ...]:
+    """ "ofso" → ("o", "f", "s", "o")."""
+    return tuple(scheme for letter in text for scheme in ("o", "i", "f", "s") if scheme == letter)
+
+
+def test_the_example_of_four_layers_is_as_printed() -> None:
+    assert (memory(EXAMPLE, 1), memory(EXAMPLE, 2)) == (240, 120)
+    assert communication(EXAMPLE, schemes("oooo"), 2) == 34
+    assert communication(EXAMPLE, schemes("iiii"), 2) == 48
+    assert communication(EXAMPLE, schemes("fsfs"), 2) == 40
+
+
+def test_its_published_optimum_needs_reuse_in_fused_pairs_too() -> None:
+    published = schemes("ofso")
+    assert communication(EXAMPLE, published, 2) == 26
+    assert communication(EXAMPLE, published, 2, reuse=True) == 22
+    for reuse, optimum in ((False, 26), (True, 22)):
+        found = solve(EXAMPLE, 2, reuse=reuse)
+        assert found.proven
+        assert found.communication == communication(EXAMPLE, found.schemes, 2, reuse) == optimum
+
+
+def test_the_ilp_finds_what_trying_everything_finds() -> None:
+    for sizes, count, reuse in itertools.product(((3, 9, 2, 7, 5), (8, 3, 3, 8, 1, 6)), (2, 3, 5), (False, True)):
+        layers = chained(sizes)
+        tried = itertools.product(("o", "i", "f", "s"), repeat=len(layers))
+        legal = [
+            row
+            for row in tried
+            if row[-1] != "f" and row[0] != "s" and all((a == "f") == (b == "s") for a, b in itertools.pairwise(row))
+        ]
+        least = min(communication(layers, row, count, reuse) for row in legal)  # type: ignore[arg-type]
+        assert solve(layers, count, reuse).communication == pytest.approx(least)
+
+
+def test_table_2_is_reached() -> None:
+    found = {name: round(communication(table_2(), variant(name), N) / MB, 3) for name in ("LOP", "FUSE4", "FUSE3")}
+    assert found == {"LOP": 78.141, "FUSE4": 82.238, "FUSE3": 75.461}
+    for name in ("FUSE1", "FUSE2"):
+        assert round(communication(table_2(), variant(name), N) / MB, 3) == 68.068
+    lop, best = (communication(table_2(), variant(name), N) for name in ("LOP", "FUSE1"))
+    assert lop / best - 1 == pytest.approx(0.148, abs=5e-4)
+    assert 1 - best / lop == pytest.approx(0.129, abs=5e-4)
+
+
+def test_the_published_optimum_of_table_2_is_not_the_optimum_of_the_ilp() -> None:
+    without = solve(table_2(), N, lip=False)
+    assert without.proven and round(without.communication / MB, 3) == 68.068
+    found = solve(table_2(), N)
+    assert found.proven and round(found.communication / MB, 3) == 59.750
+    assert [size.name for size, scheme in zip(table_2(), found.schemes, strict=True) if scheme == "i"] == ["26"]
+    assert solve(table_2(), N, lip=False, fuse=False).communication / MB == pytest.approx(78.141, abs=5e-4)
+
+
+def darknet() -> list[Size]:
+    """All convolutions of YOLOv2: (in, out, kernel), weights only."""
+    rows = [(3, 32, 3), (32, 64, 3), (64, 128, 3), (128, 64, 1), (64, 128, 3), (128, 256, 3), (256, 128, 1)]
+    rows += [(128, 256, 3), (256, 512, 3), (512, 256, 1), (256, 512, 3), (512, 256, 1), (256, 512, 3), (512, 1024, 3)]
+    rows += [(1024, 512, 1), (512, 1024, 3), (1024, 512, 1), (512, 1024, 3), (1024, 1024, 3), (1024, 1024, 3)]
+    rows += [(512, 64, 1), (1280, 1024, 3), (1024, 425, 1)]
+    return [Size("", 0, 0, a * b * kernel * kernel) for a, b, kernel in rows]
+
+
+def test_the_memory_row_of_table_1_is_reached() -> None:
+    found = [round(memory(darknet(), count) / MB, 1) for count in (1, 3, 5, 6, 7)]
+    assert found == [203.8, 67.9, 40.8, 34.0, 29.1]
+
+
+def test_a_network_is_read_as_the_paper_reads_it() -> None:
+    graph = stack(
+        (1, 4, 8, 8),
+        [
+            *(("conv", 8, 3, 1, 1, 1), ("pool", 2, 2, 0), ("conv", 6, 1, 1, 0, 1), ("conv", 6, 3, 1, 1, 6)),
+            *(("flatten",), ("fc", 20), ("fc", 5)),
+        ],
+    )
+    assert network_sizes(graph) == (
+        Size("conv1", 256, 512, 288, None, False),
+        Size("conv3", 128, 96, 48, 0, True),
+        Size("fc6", 96, 20, 1920, 1, True),  # through the grouped convolution and the Flatten
+        Size("fc7", 20, 5, 100, 2, True),
+    )
+
+
+def test_what_is_read_twice_is_not_fused() -> None:
+    sizes = {size.name: size for size in network_sizes(formed(build("tiny")))}
+    assert any(not size.fusable and size.before is not None for size in sizes.values())
+
+
+def test_a_pair_is_fused_without_exchange_between_its_layers() -> None:
+    problem = Problem(vgg16(), cluster("shared", 1, 1, 1), FREE)
+    plan = Stahl().plan(problem)
+    sizes = network_sizes(problem.layers)
+    found = dict(zip((size.name for size in sizes), solve(sizes, 3).schemes, strict=True))
+    pairs = [name for name, scheme in found.items() if scheme == "s"]
+    assert pairs and "f" in found.values()
+    for name in pairs:
+        *partial, merger = plan.layers[name]
+        assert merger == Part("d0")
+        assert [part.device for part in partial] == ["d0", "d1", "d2"]
+    assert sum(part.reduce[1] - part.reduce[0] for part in plan.layers["fc20"] if part.reduce) in (0, 25088)
+    weights = [device.weights for device in problem.estimate(plan).devices]
+    assert max(weights) < 1.01 * min(weights)  # in equal shares
+
+
+def test_only_as_many_devices_as_asked_for_have_parts() -> None:
+    problem = Problem(vgg16(), cluster("shared", 1, 3, 2), FREE)
+    plan = Stahl(devices=2).plan(problem)
+    assert {part.device for parts in plan.layers.values() for part in parts} == {"d1", "d2"}
+    alone = Stahl(devices=1).plan(problem)
+    assert {part.device for parts in alone.layers.values() for part in parts} == {"d1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "strategy", "count"),
+    [
+        ("lenet", {}, Stahl(), 2),
+        ("lenet", {}, Stahl(fuse=False), 3),
+        ("lenet", {}, Stahl(fuse=False, lip=False), 4),
+        ("vgg16", {"size": 32, "width": 0.05, "classes": 10}, Stahl(reuse=True), 3),
+        ("tiny", {}, Stahl(), 3),
+        ("quirks", {}, Stahl(), 2),
+        ("squeezenet", {"size": 64, "width": 0.1, "classes": 10}, Stahl(), 2),
+    ],
+)
+def test_plans_verify_exactly_and_send_what_they_predict(
+    name: str, options: dict[str, Any], strategy: Stahl, count: int
+) -> None:
+    plan = verify(build(name, **options), cluster("switch", *range(1, count + 1)), strategy)
+    assert len(plan.devices) == count
+
+
+def test_a_network_without_such_layers_is_computed_whole() -> None:
+    graph = formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
+        { r = Relu (x)  y = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (r) }"""
+    )
+    problem = Problem(graph, cluster("switch", 1, 2))
+    assert set(Stahl().plan(problem).layers.values()) == {(Part("d1"),)}
+
+
+def test_bad_options_are_refused() -> None:
+    problem = Problem(vgg16(), cluster("switch", 1, 1))
+    with pytest.raises(DicompilerError, match=r"stahl: devices=3, and the platform 'switch2' has 2 that compute"):
+        Stahl(devices=3).plan(problem)
+    with pytest.raises(ValueError, match="devices must be 0"):
+        Stahl(devices=-1)
+
+
+def test_a_solution_repeats() -> None:
+    first, second = (solve(table_2(), N) for _ in range(2))
+    assert isinstance(first, Solution) and first == second

@@ -1,0 +1,73 @@
+"""Trimming: what nobody reads is not computed, and all else stays as it was."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import onnx
+from support.generators import DEVICES, integers, random_model, random_plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.layer_graphs import rules, stack
+
+from dicompiler.ir.compilation import Compilation
+from dicompiler.partition.segmentation import cut
+from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.search.problem import Problem
+from dicompiler_passes.form_layers import form_layers
+from dicompiler_passes.partition import Partition
+from dicompiler_strategies.trimming import trimmed
+
+CLUSTER = Platform(
+    "test",
+    tuple(Host(name, 2**40) for name in DEVICES),
+    tuple(Device(name, name, 1e9) for name in DEVICES),
+    Network("switch", 1e8),
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**48))
+def test_a_trimmed_plan_computes_the_same_bits_with_no_more_work(seed: int) -> None:
+    rng = Random(seed)
+    model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
+    layers = form_layers(model, rules())
+    problem, plan = Problem(layers, CLUSTER, model=model), random_plan(rng, layers)
+    after = trimmed(problem, plan)
+
+    before_flops, flops = (
+        {entry.device: entry.flops for entry in problem.estimate(own).devices} for own in (plan, after)
+    )
+    assert all(flops[device] <= before_flops[device] for device in flops)
+
+    inputs = integers(rng, model.proto)
+    reference = run_model(model, inputs)
+    placed = Partition().run(Compilation(model=model, layers=layers, plan=after))
+    execution = Executor(cut(placed.model, after.devices)).run(inputs)
+    assert all(np.array_equal(reference[name], execution.outputs[name]) for name in reference)
+
+
+def test_halos_are_cut_to_what_strides_and_borders_need() -> None:
+    """Four rows of stride 2 read rows 0:8 of the map before, the next four rows 7:16."""
+    layers = stack((1, 1, 16, 4), [("conv", 1, 3, 1, 1, 1), ("conv", 1, 3, 2, 1, 1)])
+    first, second = (layer.name for layer in layers.layers)
+    plan = Plan(
+        {
+            first: (_rows("a", 0, 10), _rows("b", 6, 16)),
+            second: (_rows("a", 0, 4, 2), _rows("b", 4, 8, 2)),
+        },
+        ("a",),
+        ("a",),
+    )
+    after = trimmed(Problem(layers, CLUSTER), plan)
+    assert after.layers[first] == (_rows("a", 0, 8), _rows("b", 7, 16))
+    assert after.layers[second] == plan.layers[second]
+    assert trimmed(Problem(layers, CLUSTER), after) is after
+
+
+def _rows(device: str, start: int, stop: int, width: int = 4) -> Part:
+    return Part(device, ((0, 1), (0, 1), (start, stop), (0, width)))

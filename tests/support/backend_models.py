@@ -1,0 +1,229 @@
+"""The one-operator models of the onnx backend tests, and what becomes of each: split in every way that its rules allow,
+verified against onnxruntime. Read by benchmarks/backend.py, and in a sample by the tests.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+from support.generators import random_plan
+from numpy.typing import NDArray
+
+from dicompiler.ir.compilation import Compilation
+from dicompiler.driver.compiler import prepare
+from dicompiler.base.errors import DicompilerError
+from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.partition.lowering import split
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.platform import nameless
+from dicompiler.ir.regions import full, shares
+from dicompiler.ir.regions import replace as with_axis
+from dicompiler.partition.tasks import cuttable, output_shape, reduction
+from dicompiler.verify.comparison import compare
+
+KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
+DEVICES = ("d0", "d1", "d2")
+NEWEST_IR, NEWEST_OPSET = 13, 26
+"""The newest that onnxruntime takes. A model of a later one is taken as one of this where it runs as such."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model of the backend tests with its inputs, None where one of them is no tensor."""
+
+    name: str
+    kind: str
+    model: onnx.ModelProto
+    inputs: Mapping[str, NDArray[Any]] | None
+
+    @property
+    def operator(self) -> str:
+        """The operator type that the model is about; functions written out as nodes go by their test's kind."""
+        found = dict.fromkeys(node.op_type for node in self.model.graph.node)
+        if self.name.endswith("_expanded") or "_expanded_" in self.name:
+            return "(function written out)"
+        return next((op for op in found if op not in ("Constant", "Identity")), next(iter(found), "(none)"))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case: `split`, `whole` (nothing in it can be cut), `refused` (an error in one line), `skipped`
+    (onnxruntime does not run it), `wrong` or `crash`; `why` for all but split ones; `plans` that were verified."""
+
+    case: Case
+    result: str
+    why: str = ""
+    plans: int = 0
+
+
+def cases(kinds: Sequence[str] = KINDS) -> Iterator[Case]:
+    """All models, kind by kind, in a fixed order."""
+    for kind in kinds:
+        yield from _collected() if kind == "node" else _stored(kind)
+
+
+def _collected() -> Iterator[Case]:
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = collect_testcases(None)
+    for case in found:
+        case.model.ir_version = min(case.model.ir_version, NEWEST_IR)
+        for entry in case.model.opset_import:
+            entry.version = min(entry.version, NEWEST_OPSET) if entry.domain in ("", "ai.onnx") else entry.version
+        yield Case(case.name, "node", case.model, _named(case.model, case.data_sets[0][0] if case.data_sets else ()))
+
+
+def _stored(kind: str) -> Iterator[Case]:
+    root = Path(onnx.__file__).parent / "backend" / "test" / "data" / kind
+    for directory in sorted(path for path in root.iterdir() if (path / "model.onnx").is_file()):
+        model, values = onnx.load(directory / "model.onnx"), []
+        for index in range(len(list(directory.glob("test_data_set_0/input_*.pb")))):
+            tensor = onnx.TensorProto.FromString((directory / f"test_data_set_0/input_{index}.pb").read_bytes())
+            values.append(onnx.numpy_helper.to_array(tensor) if tensor.data_type else None)
+        yield Case(directory.name, kind, model, _named(model, values))
+
+
+def _named(model: onnx.ModelProto, values: Sequence[Any]) -> Mapping[str, NDArray[Any]] | None:
+    """The model's inputs by name; None where one is no tensor (a sequence, an optional) or is missing."""
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    names = [value.name for value in model.graph.input if value.name not in initializers]
+    if len(values) < len(names) or not all(isinstance(v, (np.ndarray, np.generic)) for v in values):
+        return None
+    return {name: np.asarray(value) for name, value in zip(names, values, strict=False)}
+
+
+def outcome(case: Case, randoms: int = 3) -> Outcome:
+    """Compiles the case for three devices under `randoms` random plans and every way to cut it, and compares each with
+    onnxruntime."""
+    if case.inputs is None:
+        return Outcome(case, "skipped", "an input is no tensor")
+    try:
+        reference = run_model(Model.load(case.model), case.inputs)
+    except DicompilerError:
+        return Outcome(case, "skipped", "onnxruntime does not run it")
+    found = [_verified(variant, reference, randoms) for variant in (case, *_with_constants(case))]
+    order = ("crash", "wrong", "refused", "split", "whole")
+    worst = min(found, key=lambda item: order.index(item.result))
+    return replace(worst, case=case, plans=sum(item.plans for item in found))
+
+
+def _with_constants(case: Case) -> Iterator[Case]:
+    """The model of one node as exporters write it: all of its inputs but the first are constants."""
+    first, *others = case.inputs or ("",)
+    if len(case.model.graph.node) > 1 or not others or case.inputs is None:
+        return
+    if any(case.inputs[name].dtype.kind not in "biuf" for name in others):
+        return
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    kept = [value for value in model.graph.input if value.name not in others]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(case.inputs[name], name) for name in others)
+    model.ir_version = max(4, model.ir_version)
+    yield Case(f"{case.name} (constants)", case.kind, model, {first: case.inputs[first]})
+
+
+def _verified(case: Case, reference: Mapping[str, Any], randoms: int) -> Outcome:
+    """One variant of a case under all plans."""
+    assert case.inputs is not None
+    plans = 0
+    try:
+        compilation = prepare(Model.load(case.model), _shapes(case))
+        layers = compilation.layers
+        assert layers is not None
+        for plan in (*(random_plan(Random(seed), layers, DEVICES) for seed in range(randoms)), *ways(layers)):
+            fault = _fault(compilation, plan, case.inputs, reference)
+            if fault:
+                return Outcome(case, "wrong", fault, plans)
+            plans += 1
+    except DicompilerError as error:
+        return Outcome(case, "refused", str(error), plans)
+    except Exception as error:  # whatever comes is what the benchmark is to report
+        return Outcome(case, "crash", f"{type(error).__name__}: {error}", plans)
+    whole = _why_whole(layers)
+    return Outcome(case, "whole" if whole else "split", whole, plans)
+
+
+def _shapes(case: Case) -> list[str]:
+    """The sizes of inputs that the model leaves open."""
+    assert case.inputs is not None
+    found = []
+    for value in case.model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if value.name in case.inputs and any(not dim.HasField("dim_value") for dim in dims):
+            found.append(f"{value.name}={'x'.join(map(str, case.inputs[value.name].shape))}")
+    return found
+
+
+def _fault(
+    compilation: Compilation, plan: Plan, inputs: Mapping[str, NDArray[Any]], reference: Mapping[str, Any]
+) -> str:
+    """'' where every sink gets what onnxruntime gives; else what differs."""
+    result = split(replace(compilation, plan=plan, platform=nameless(len(DEVICES))))
+    assert result.program is not None and result.routing is not None
+    execution = Executor(result.program).run(inputs)
+    if sum(execution.sent) != result.routing.total_bytes:
+        return f"{sum(execution.sent)} bytes sent, {result.routing.total_bytes} predicted"
+    for (name, value), got in zip(reference.items(), execution.outputs.values(), strict=True):
+        check = compare(name, value, got)
+        if not check.passed:
+            return f"{name}: {check.detail}"
+    return ""
+
+
+def ways(layers: LayerGraph) -> Iterator[Plan]:
+    """Plans that together cut each layer in each way that it allows: the n-th plan has the n-th way of every layer."""
+    own = {layer.name: tuple(_ways(layers, layer)) for layer in layers.layers}
+    for index in range(max((len(found) for found in own.values()), default=0)):
+        parts = {}
+        for number, layer in enumerate(layers.layers):
+            found = own[layer.name]
+            whole = (Part(DEVICES[number % len(DEVICES)]),)
+            parts[layer.name] = found[index % len(found)] if found else whole
+        yield Plan(parts, (DEVICES[0],), (DEVICES[-1],))
+
+
+def _ways(layers: LayerGraph, layer: Layer) -> Iterator[tuple[Part, ...]]:
+    """Parts for one layer: each axis that can be cut in three, and partial sums, merged on one device or along an
+    axis."""
+    axes = cuttable(layers, layer)
+    tiles: list[Part] = []
+    for axis in axes:
+        whole = full(output_shape(layers, layer))
+        cuts = [cut for cut in shares(whole[axis][1], [1.0] * len(DEVICES)) if cut[0] < cut[1]]
+        tiles = [Part(DEVICES[i], with_axis(whole, axis, cut)) for i, cut in enumerate(cuts)]
+        yield tuple(tiles)
+    extent = reduction(layers, layer) or 0
+    if extent > 1:
+        cuts = [cut for cut in shares(extent, [1.0] * len(DEVICES)) if cut[0] < cut[1]]
+        partials = [Part(DEVICES[i], None, cut) for i, cut in enumerate(cuts)]
+        yield (*partials, Part(DEVICES[0]))
+        if tiles:
+            yield (*partials, *tiles)
+
+
+def _why_whole(layers: LayerGraph) -> str:
+    """Why nothing can be cut; '' where something can."""
+    if any(next(_ways(layers, layer), None) for layer in layers.layers):
+        return ""
+    reasons = dict.fromkeys(layer.reason or _why_in_full(layers, layer) for layer in layers.layers)
+    return "; ".join(reasons)
+
+
+def _why_in_full(layers: LayerGraph, layer: Layer) -> str:
+    """Why the rule of a layer that can be cut gives all of its output for any part of it."""
+    if max(output_shape(layers, layer), default=1) == 1:
+        return "its output is one element"
+    return "its rule needs all of its axes"

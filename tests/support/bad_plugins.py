@@ -1,0 +1,202 @@
+"""Plugins with one fault each, which dicompiler.testing must find. A module of its own, so that a second process can
+import it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from dicompiler.ir.compilation import Compilation
+from dicompiler.cost.model import Analytic, CostModel, Share
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.operators.windows import pool
+from dicompiler.plugin.pass_manager import Pass
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.platform import Device, Platform, PlatformFamily
+from dicompiler.plugin.registry import registry
+from dicompiler.search.problem import Problem, Strategy
+from dicompiler.ir.program import Program
+from dicompiler.ir.regions import Interval, Region, full
+from dicompiler.target.interface import RunOptions, RunResult, Target
+from dicompiler.testing import cluster
+
+
+@dataclass(frozen=True)
+class BadStrategy(Strategy):
+    """Everything on the first device that computes, but for its fault."""
+
+    name: ClassVar[str] = "bad-strategy"
+    fault: Literal["none", "half", "camera", "counts", "hash", "memory", "source", "refuses", "type"] = "none"
+
+    def plan(self, problem: Problem) -> Plan:
+        names = [device.name for device in problem.platform.computing]
+        chosen = {layer.name: [Part(names[0])] for layer in problem.layers.layers}
+        first = problem.layers.layers[0]
+        if self.fault == "half":
+            shape = problem.layers.tensors[first.output].shape or ()
+            chosen[first.name] = [Part(names[0], ((0, 1), (0, shape[1]), (0, 2), (0, shape[3])))]
+        if self.fault == "camera":
+            chosen[first.name] = [Part(problem.platform.devices[0].name)]
+        if self.fault == "counts":
+            CALLS.append(1)
+            chosen[first.name] = [Part(names[len(CALLS) % len(names)])]
+        if self.fault == "hash":
+            chosen[first.name] = [Part(names[hash("first") % len(names)])]
+        if self.fault == "refuses":
+            raise DicompilerError("bad-strategy: no plan today")
+        if self.fault == "type":
+            return chosen  # type: ignore[return-value]
+        plan = problem.plan(chosen)
+        if self.fault == "memory" or all(host.memory == 2**30 for host in problem.platform.hosts):
+            return replace(plan, source=(names[-1],)) if self.fault == "source" else plan
+        raise DicompilerError("bad-strategy: too little memory")
+
+
+CALLS: list[int] = []
+
+
+@dataclass(frozen=True)
+class BadTarget(Target):
+    """The sockets target, but for its fault."""
+
+    name: ClassVar[str] = "bad-target"
+    fault: str = "none"
+
+    @property
+    def _sockets(self) -> Target:
+        found: Target = registry().make("targets", "sockets")
+        return found
+
+    @property
+    def replicas(self) -> bool:  # type: ignore[override]
+        return self.fault == "replicas"
+
+    def emit(self, compilation: Compilation, directory: Path) -> None:
+        self._sockets.emit(compilation, directory)
+        if self.fault == "silent":
+            (directory / "artifact.json").unlink()
+            return
+        text = (directory / "artifact.json").read_text()
+        if self.fault != "name":
+            (directory / "artifact.json").write_text(text.replace('"target": "sockets"', '"target": "bad-target"'))
+        if self.fault == "bytes":
+            (directory / "where").write_text(str(directory.parent))
+        if self.fault == "process":
+            (directory / "hash").write_text(str(hash("x")))
+        if self.fault == "replicas":
+            raise DicompilerError("bad-target: one role only")
+
+    def run(
+        self,
+        directory: Path,
+        frames: Sequence[Mapping[str, NDArray[Any]]],
+        timeout: float,
+        options: RunOptions = RunOptions(),  # noqa: B008
+    ) -> RunResult:
+        result = self._sockets.run(directory, frames, timeout, options)
+        outputs = result.outputs
+        if self.fault == "swap":
+            outputs = tuple(dict(zip(own, reversed(own.values()), strict=True)) for own in outputs)
+        if self.fault == "frames":
+            outputs = outputs[::-1]
+        reports = result.reports
+        if self.fault == "sent":
+            reports = tuple(replace(r, sent={i: count + 1 for i, count in r.sent.items()}) for r in reports)
+        return replace(result, outputs=outputs, reports=reports)
+
+    def memory(self, program: Program) -> Mapping[str, int]:
+        return {device.device: -1 if self.fault == "memory" else 0 for device in program.devices}
+
+
+@dataclass(frozen=True)
+class BadPass(Pass):
+    """Gives back what it is given, but for its fault."""
+
+    name: ClassVar[str] = "bad-pass"
+    fault: Literal["none", "numbers", "illegal", "changes", "random", "provides", "outputs"] = "none"
+
+    @property
+    def provides(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("routing",) if self.fault == "provides" else ()
+
+    def run(self, compilation: Compilation) -> Compilation:
+        proto = compilation.model.proto
+        if self.fault != "changes":
+            proto = onnx.ModelProto()
+            proto.CopyFrom(compilation.model.proto)
+        if self.fault in ("numbers", "changes"):
+            for node in proto.graph.node:
+                if node.op_type == "Relu":
+                    node.op_type = "Abs"
+        if self.fault == "illegal":
+            del proto.graph.node[0]
+        if self.fault == "random":
+            proto.doc_string = os.urandom(4).hex()
+        if self.fault == "outputs":
+            first = proto.graph.output[0].name
+            for node in proto.graph.node:
+                node.output[:] = [f"{name}'" if name == first else name for name in node.output]
+            proto.graph.output[0].name = f"{first}'"
+        return replace(compilation, model=replace(compilation.model, proto=proto))
+
+
+@dataclass(frozen=True)
+class BadCost(CostModel):
+    """The analytic cost model, but for its fault."""
+
+    name: ClassVar[str] = "bad-cost"
+    fault: Literal["none", "negative", "nan", "shape", "fill", "random", "hash", "text"] = "none"
+
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        found = Analytic().seconds(layers, layer, share, device)
+        if self.fault == "text":
+            return str(found)  # type: ignore[return-value]
+        noise = {"random": os.urandom(1)[0] + 1, "hash": hash("x") % 1000 + 1}.get(self.fault, 1)
+        return {"negative": -found - 1e-3, "nan": float("nan")}.get(self.fault, found * noise)
+
+    def fill(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
+    ) -> NDArray[np.float64]:
+        found = super().fill(layers, layer, shares, devices)
+        return {"shape": found.T, "fill": found + 1.0}.get(self.fault, found)
+
+
+def bad_rule(fault: str) -> OperatorRule:
+    """MaxPool's rule, but for its fault."""
+
+    def piece(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+        right = pool(operation, region, reduce)
+        (need,) = right.needs
+        assert need is not None
+        if fault == "short" and need[2][1] - need[2][0] > 3:  # a row of the halo too few
+            return replace(right, needs=((*need[:2], (need[2][0], need[2][1] - 1), need[3]),))
+        if fault == "shifted" and need[2][1] < operation.shape(0)[2]:
+            return replace(right, needs=((*need[:2], (need[2][0] + 1, need[2][1] + 1), need[3]),))
+        if fault == "outside":
+            return replace(right, needs=((*need[:2], (need[2][0], 99), need[3]),))
+        if fault == "less":
+            return replace(right, out=((*right.out[:3], (0, 1))))
+        if fault == "whole":
+            return Piece(full(operation.out_shape), operation.full_needs())
+        return right
+
+    return OperatorRule("MaxPool", piece, elementwise=fault == "elementwise")
+
+
+def bad_family(fault: str) -> PlatformFamily:
+    """N equal devices, but for the fault."""
+
+    def make(count: int) -> Platform:
+        made = cluster("switch", *[1.0 + 1e-9 * os.urandom(1)[0] * (fault == "random")] * (count + (fault == "hosts")))
+        return {"type": "two boards"}.get(fault, made)  # type: ignore[return-value]
+
+    return PlatformFamily("bad" if fault == "name" else "badxN", "" if fault == "figures" else "made up", make)

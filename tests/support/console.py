@@ -1,0 +1,101 @@
+"""The commands that README.md and docs/tutorial.md show, with what they print. `python tests/support/console.py` runs them and
+writes that anew.
+
+In: the document, a directory to work in. Out: each command with its real output; the document with them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+DOCUMENT = Path(__file__).parents[2] / "README.md"
+TUTORIAL = DOCUMENT.parent / "docs" / "tutorial.md"
+EXPORTED = Path(__file__).parents[1] / "fixtures" / "torch" / "tutorial.onnx"
+"""What the tutorial's `export.py` writes; fixtures/torch/make.py ran it."""
+BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+PROGRAMS = {"dicompiler": [sys.executable, "-m", "dicompiler.cli"], "python": [sys.executable]}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command line and the output that the document shows below it; '' where it leaves it away."""
+
+    line: str
+    output: str
+
+
+def shown(text: str) -> tuple[Shown, ...]:
+    """All commands of the document in order."""
+    return tuple(command for block in BLOCK.findall(text) for command in _commands(block))
+
+
+def _commands(block: str) -> Iterator[Shown]:
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        line, _, output = part.partition("\n")
+        yield Shown(line, output)
+
+
+def run(line: str, directory: Path) -> str:
+    """What a command prints, stderr first. CalledProcessError where it fails."""
+    first, *rest = shlex.split(line)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*PROGRAMS[first], *rest], cwd=directory, env=env, capture_output=True, text=True, check=True, timeout=300
+    )
+    return done.stderr + done.stdout
+
+
+def run_python(code: str, directory: Path) -> str:
+    """What a program of a document prints on stdout. CalledProcessError where it fails."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=directory, env=env, capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout
+
+
+def written(text: str, directory: Path) -> str:
+    """The document with the output that its commands have now, where it shows any."""
+
+    def block(match: re.Match[str]) -> str:
+        lines = []
+        for one in _commands(match[1]):
+            output = run(one.line, directory) if one.line.split()[1] != "deploy" else ""
+            lines.append(f"$ {one.line}\n{output if one.output else ''}")
+        return f"```console\n{''.join(lines)}```"
+
+    return BLOCK.sub(block, text)
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced code blocks of a document in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def tutorial_files(text: str, directory: Path) -> None:
+    """Writes what the tutorial's reader has before the first command."""
+    shutil.copy(EXPORTED, directory / "camera.onnx")
+    (directory / "cluster.toml").write_text(blocks(text, "toml")[0])
+
+
+def main() -> None:
+    """Writes the documents anew."""
+    for document in (DOCUMENT, TUTORIAL):
+        text = document.read_text(encoding="utf-8")
+        with tempfile.TemporaryDirectory() as temporary:
+            if document == TUTORIAL:
+                tutorial_files(text, Path(temporary))
+            document.write_text(written(text, Path(temporary)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Random networks under random plans with replicas, split: for tests of roles, in this process and in real ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import onnx
+from support.generators import DEVICES, random_model, random_plan
+from support.layer_graphs import rules
+
+from dicompiler.ir.compilation import Compilation
+from dicompiler.partition.lowering import split
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import from_json, to_json
+from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler_passes.form_layers import form_layers
+
+MORE = (*DEVICES, "e", "f")
+
+
+def cluster(*names: str, memory: int = 2**30, idle: str = "") -> Platform:
+    """Devices on hosts of their own on a switch; `idle` has no compute."""
+    devices = tuple(Device(name, name, 0.0 if name == idle else 1e9) for name in names)
+    return Platform("test", tuple(Host(name, memory) for name in names), devices, Network("switch", 1e6))
+
+
+def dealt(seed: int) -> tuple[Compilation, Model, Random]:
+    """A random network, a random plan, and one to three renamings of its devices to any others."""
+    rng = Random(seed)
+    model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
+    layers = form_layers(model, rules())
+    plan = random_plan(rng, layers)
+    used = sorted({part.device for parts in plan.layers.values() for part in parts})
+    renamings = [dict(zip(used, rng.sample(MORE, len(used)), strict=True)) for _ in range(rng.randint(1, 3))]
+    # What stays need not be named.
+    replicas = tuple({a: b for a, b in own.items() if a != b or rng.random() < 0.5} for own in renamings)
+    plan = from_json(to_json(replace(plan, replicas=replicas)))
+    return split(Compilation(model=model, layers=layers, platform=cluster(*MORE), plan=plan)), model, rng

@@ -1,0 +1,72 @@
+"""For tests and benchmarks of what fits into boards: quantised networks, boards of any size, and whether parts compute
+the same bits as the uncut network does in the same runtime."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from dicompiler.ir.compilation import Compilation
+from dicompiler.driver.compiler import compile
+from dicompiler.ir.onnx.model import Model
+from dicompiler.networks.builder import Builder
+from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.ir.platform import Platform, from_toml
+from dicompiler.target.interface import RunResult
+from dicompiler.verify.comparison import random_inputs
+from dicompiler_targets.tflm.target import TflmTarget
+
+
+def relative(size: int = 64) -> onnx.ModelProto:
+    """A small relative of MobileNetV2: as there the widest maps are the earliest, and rows go by strides of 2."""
+    net = Builder("relative", (1, 3, size, size))
+    x = net.clip(net.conv("input", "stem", 8, 3, 2, 1), "stem.relu", 0, 6)
+    for name, wide, channels, stride in (("one", 8, 8, 1), ("two", 48, 8, 2), ("three", 48, 8, 1), ("four", 48, 16, 2)):
+        start = x
+        x = net.clip(net.conv(x, f"{name}.expand", wide, 1), f"{name}.relu1", 0, 6)
+        x = net.clip(net.conv(x, f"{name}.deep", wide, 3, stride, 1, group=wide), f"{name}.relu2", 0, 6)
+        x = net.conv(x, f"{name}.project", channels, 1)
+        x = net.add(start, x, f"{name}.add") if net.shape[start] == net.shape[x] else x
+    x = net.flatten(net.global_average(x, "average"), "flatten")
+    return net.model(net.gemm(x, "classifier", 10), 0)
+
+
+def quantised(network: onnx.ModelProto) -> Model:
+    """The network in int8, with an input of int8 too, as a camera's driver would give it: four times less to hold."""
+    shape = [d.dim_value for d in network.graph.input[0].type.tensor_type.shape.dim]
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "samples.npz"
+        np.savez(path, input=np.random.default_rng(0).standard_normal((4, *shape)).astype(np.float32))
+        passes = pipeline(f"normalise,quantise{{calibrate={path} inputs=int8}}")
+        return PassManager(passes).run(Compilation(model=Model.load(network))).model
+
+
+def boards(count: int, ram: str, flash: str = "2 MiB") -> Platform:
+    """Boards m1, m2, … of that size."""
+    text = 'network = {kind = "switch", bandwidth = "0.8 Mbit/s"}\n'
+    for number in range(1, count + 1):
+        text += f'[[host]]\nname = "m{number}"\nmemory = "{ram}"\nflash = "{flash}"\n'
+        text += f'[[device]]\nname = "m{number}"\nrate = "12.8 MFLOP/s"\n'
+    return from_toml(text, f"boards{count}.toml")
+
+
+def fitted(model: Model, platform: Platform, directory: Path, strategy: str = "fit") -> Compilation:
+    """The artifact that the strategy makes for the boards."""
+    return compile(model, platform, strategy, target="tflm", output=directory)
+
+
+def run(directory: Path, model: Model) -> RunResult:
+    """Two frames in TFLite-micro."""
+    from dicompiler.verify.comparison import graph_inputs
+
+    frames = [random_inputs(graph_inputs(model), seed) for seed in (0, 1)]
+    return TflmTarget().run(directory, frames, 600)
+
+
+def same_bits(model: Model, directory: Path, whole: Path) -> bool:
+    """Whether an artifact gives what that of the uncut network on one board gives."""
+    pairs = zip(run(directory, model).outputs, run(whole, model).outputs, strict=True)
+    return all(np.array_equal(own[name], theirs[name]) for own, theirs in pairs for name in theirs)

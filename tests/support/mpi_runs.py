@@ -1,0 +1,48 @@
+"""Artifacts of the MPI target for tests, and how its programs are called without dicompiler."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.handmade import Made
+
+from dicompiler.ir.compilation import Compilation
+from dicompiler_targets.mpi import MpiTarget, tools
+
+
+def emit(made: Made, directory: Path, **options: Any) -> Path:
+    """Writes the program's artifact; options are the target's."""
+    directory.mkdir(exist_ok=True)
+    MpiTarget(**options).emit(Compilation(model=made[1], program=made[0]), directory)
+    return directory
+
+
+def ranks(name: str, own: bool = True) -> dict[int, int]:
+    """Rank → process, of the running programs whose path holds `name`. own: only those that this process started."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may have ended meanwhile
+            line = (entry / "cmdline").read_bytes().decode(errors="replace")
+            rank = re.search(r"OMPI_COMM_WORLD_RANK=(\d+)", (entry / "environ").read_bytes().decode(errors="replace"))
+            if name in line.split("\0")[0] and rank is not None and (not own or _ours(int(entry.name))):
+                found[int(rank[1])] = int(entry.name)
+    return found
+
+
+def _ours(pid: int) -> bool:
+    while pid not in (0, os.getpid()):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid != 0
+
+
+def environment() -> dict[str, str]:
+    """Ours, in which root may start ranks, and programs and headers are found as the target finds them."""
+    roots = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
+    path = os.pathsep.join([str(Path(sys.executable).parent), tools.search_path()])  # cmake asks the first python3
+    own = {"PATH": path, "VIRTUAL_ENV": sys.prefix, tools.INCLUDE: str(tools.include()), "OMPI_MCA_btl": "^ofi"}
+    return os.environ | roots | own

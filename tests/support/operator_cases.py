@@ -1,0 +1,102 @@
+"""What the tests of operator rules share besides dicompiler.testing: what hypothesis draws, and what our own rules keep
+to beyond what any rule must. Only tests import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import assume, reject
+from hypothesis import strategies as st
+from support.layer_graphs import rules
+
+from dicompiler.ir.compilation import Compilation
+from dicompiler.base.errors import DicompilerError
+from dicompiler.verify.exact import check_model
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.regions import full
+from dicompiler.partition.tasks import output_shape
+from dicompiler.testing import rules as checks
+from dicompiler.testing.rules import Array, Case, Choose, chosen_parts, run, run_split
+from dicompiler_passes.form_layers import form_layers
+from dicompiler_passes.partition import Partition
+
+__all__ = [
+    "OPSETS", "Array", "Case", "Draw", "broadcastable", "check_cut", "check_stand_in", "check_whole", "drawn_computed",
+    "integers", "run", "run_split",
+]  # fmt: skip
+
+OPSETS = (9, 11, 13, 17, 21)
+Draw = Callable[..., Any]
+
+
+def chooser(draw: Draw) -> Choose:
+    """Numbers that hypothesis draws, and shrinks."""
+
+    def choose(low: int, high: int) -> int:
+        return int(draw(st.integers(low, high)))
+
+    return choose
+
+
+def check_whole(layers: LayerGraph, model: Model) -> None:
+    """All of the output is the node as it stands, on all of its inputs."""
+    (layer,) = layers.layers
+    (node,) = layer.nodes
+    operation = layers.operation(node)
+    piece = layers.rule(node).piece(operation, full(operation.out_shape), None)
+    assert piece.out == full(operation.out_shape)
+    assert piece.needs == operation.full_needs()
+    assert (piece.attributes, piece.constants, piece.raw, piece.op) == ({}, {}, None, None)
+    placed = Partition().run(Compilation(model, layers, plan=Plan({"node": (Part("a"),)}, ("a",), ("a",))))
+    (proto,) = placed.model.proto.graph.node
+    del proto.metadata_props[:]
+    proto.output[1:] = model.proto.graph.node[0].output[1:]  # they get names of their own on each device
+    assert proto == model.proto.graph.node[0]
+
+
+def check_cut(case: Case, draw: Draw) -> None:
+    """Draws a region, splits the node, compares with the whole; partial sums too where the rule has a reduction."""
+    model = case.model()
+    expected = run(model, case.feed)
+    layers = form_layers(model, rules())
+    assume(layers.tensors["y"].shape is not None)
+    shape = output_shape(layers, layers.layers[0])
+    assume(expected is not None and expected.shape == shape)  # where a pool has auto_pad, onnxruntime forgets dilations
+    assert expected is not None
+    check_whole(layers, model)
+    checks.check_cut(layers, model, case, expected, chooser(draw))
+
+
+def check_stand_in(case: Case, draw: Draw) -> None:
+    """The same in the exact check, where what rounds is replaced: bit-equal."""
+    assume(run(case.model(), case.feed) is not None)
+    try:
+        model, feed = check_model(case.model(), draw(st.integers(0, 9)))
+    except DicompilerError:  # onnxruntime's MaxPool refuses an auto_pad that its LpPool takes
+        reject()
+    expected = run(model, feed)
+    layers = form_layers(model, rules())
+    assume(expected is not None and expected.shape == output_shape(layers, layers.layers[0]))
+    np.testing.assert_array_equal(run_split(model, layers, chosen_parts(chooser(draw), layers), feed), expected)
+
+
+def integers(draw: Draw, *shape: int, most: int = 4, dtype: Any = np.float32) -> Array:
+    """Small whole numbers, all drawn from one seed: sums of them are exact in any order."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return random.integers(-most, most + 1, shape).astype(dtype)
+
+
+def broadcastable(draw: Draw, shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape that broadcasts to `shape`: some axes of extent 1, some leading ones left out."""
+    kept = shape[draw(st.integers(0, len(shape))) :]
+    return tuple(draw(st.sampled_from((extent, extent, 1))) for extent in kept)
+
+
+def drawn_computed(draw: Draw, count: int) -> tuple[int, ...]:
+    """Which of the inputs are computed: at least one."""
+    return tuple(sorted(draw(st.sets(st.integers(0, count - 1), min_size=1))))

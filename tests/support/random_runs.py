@@ -1,0 +1,44 @@
+"""Random networks under random plans, run by a target's own processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from support.generators import integers
+from test_random_plans import compiled
+
+from dicompiler.partition.segmentation import cut
+from dicompiler.verify.executor import run_model
+from dicompiler.ir.platform import nameless
+from dicompiler.target.interface import RunOptions, RunResult, Target
+
+
+def sent_bytes(result: RunResult) -> Mapping[int, int]:
+    """Transfer → bytes that were sent of it."""
+    return {index: count for report in result.reports for index, count in report.sent.items()}
+
+
+def check_random(target: Target, seed: int, count: int, place: Path) -> None:
+    """Every sink of `count` frames delivers the bits of the whole network, and the bytes sent are those predicted."""
+    placed, model, _ = compiled(seed)
+    assert placed.plan is not None and placed.routing is not None
+    program = cut(placed.model, placed.plan.devices)
+    target.emit(replace(placed, program=program, platform=nameless(4)), place)
+    frames = [integers(Random(frame), model.proto) for frame in range(count)]
+
+    result = target.run(place, frames, 60, RunOptions(in_flight=1 + seed % 4))
+
+    assert len(result.delivered) == count
+    for inputs, delivered in zip(frames, result.delivered, strict=True):
+        reference = run_model(model, inputs)
+        assert set(delivered) == set(placed.plan.sink)
+        for outputs in delivered.values():
+            assert set(outputs) == set(reference)
+            assert all(np.array_equal(outputs[name], value) for name, value in reference.items())
+    sent = sent_bytes(result)
+    assert sent == {transfer.index: count * transfer.value.nbytes for transfer in program.transfers}
+    assert sum(sent.values()) == count * placed.routing.total_bytes

@@ -1,0 +1,114 @@
+"""Runs artifacts of the sockets target for tests: emits them, finds their processes, waits for what must happen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from support.handmade import Made
+
+from dicompiler.ir.compilation import Compilation
+from dicompiler.base.schema import load_json
+from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.runtime.frames import Header, Kind, decode
+from dicompiler_targets.sockets.runtime.line import Line
+from dicompiler_targets.sockets.runtime.wire import Channel
+
+LIMIT_S = 2.0
+"""From a failure to the end of everything."""
+
+
+def emit(made: Made, directory: Path) -> Path:
+    directory.mkdir(exist_ok=True)
+    SocketsTarget().emit(Compilation(model=made[1], program=made[0]), directory)
+    return directory
+
+
+def pids(directory: Path) -> dict[str, int]:
+    """The processes of the artifact's devices: those whose working directory lies in it."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            place = Path(os.readlink(entry / "cwd"))
+            if place.parent == directory:
+                found[place.name] = int(entry.name)
+    return found
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.005)
+    raise AssertionError("it did not happen in time")
+
+
+class Fake:
+    """The coordinator's place, and that of the peers of a device, taken by a test."""
+
+    def __init__(self, directory: Path, listener: socket.socket, device: str) -> None:
+        self.messages: list[tuple[Header, Any]] = []
+        self.in_flight = 1
+        self.end = time.monotonic() + 20
+        self.digest = load_json(directory / "artifact.json")["digest"]
+        address = "{}:{}".format(*listener.getsockname())
+        command = [sys.executable, "-m", "runtime", "--control", address, "--timeout", "20", "--heartbeat", "60"]
+        self.process = subprocess.Popen(
+            command, cwd=directory / device, stderr=subprocess.PIPE, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+        )
+        self.socket = listener.accept()[0]
+        self.control = Channel(Line(self.socket))
+        self.hello = self.control.greeting(self.end)
+        self.control.start(
+            lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
+        )
+
+    def meet(self, listener: socket.socket, message: Mapping[str, Any]) -> socket.socket:
+        """Lets the device connect to `listener` as its peer b, and greets it with `message`."""
+        self.control.send_json(Kind.PEERS, {"addresses": {"b": listener.getsockname()}, "in_flight": self.in_flight})
+        peer = listener.accept()[0]
+        channel = Channel(Line(peer))
+        assert channel.greeting(self.end) == {"device": "a", "digest": self.digest}
+        channel.greet(Kind.HELLO, message, self.end)
+        return peer
+
+    def heard(self, kind: Kind) -> Any:
+        """Waits for a message of that kind."""
+        header, payload = wait_until(lambda: next((m for m in self.messages if m[0].kind is kind), None))
+        return decode(payload) if header.length else None
+
+    def ended(self) -> str:
+        """Waits for the process to end by itself with code 1: what it wrote."""
+        _, errors = self.process.communicate(timeout=10)
+        assert self.process.returncode == 1
+        return errors.decode()
+
+
+@contextlib.contextmanager
+def fake(directory: Path, device: str = "a") -> Iterator[tuple[Fake, socket.socket]]:
+    """A device's process with a test around it, and where its peers would listen."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as peers:
+        one = Fake(directory, listener, device)
+        try:
+            yield one, peers
+        finally:
+            one.process.kill()
+            one.process.communicate()
+            one.control.close()
+
+
+def control(directory: Path) -> str:
+    """The address of the coordinator, as its devices are told it."""
+    for pid in pids(directory).values():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        if "--control" in words:
+            return words[words.index("--control") + 1]
+    return ""

@@ -1,0 +1,314 @@
+"""The kinds of split, made for any network by the annotating passes: what the matrix of networks and kinds runs.
+
+In: the layers of a network. Out: pipelines, and what `Case` finds when it runs one of them, on four devices unless told
+otherwise. Every layer that allows the kind is cut; the others stay whole and are dealt out to the devices in turn, so
+that data travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dicompiler.ir.compilation import Compilation
+from dicompiler.driver.compiler import prepare
+from dicompiler.base.errors import DicompilerError
+from dicompiler.verify.executor import run_model
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Platform
+from dicompiler.plugin.registry import registry
+from dicompiler.ir.program import Value
+from dicompiler.base.specs import Spec, format_pipeline
+from dicompiler.partition.tasks import cuttable, output_shape, reduction
+from dicompiler.testing.plans import verified
+from dicompiler.partition.tiling import Label, axes, cut_axis, largest_set, read_within
+from dicompiler.verify.comparison import Check, random_inputs
+
+KINDS = ("pipeline", "height", "grid", "lop", "lip", "fuse")
+FUSED = ("fused-height", "fused-grid")
+ALL = (*KINDS, *FUSED)
+DEVICES = 4
+_MERGES = ("one", "scatter", "all")
+_WEIGHTED = ("Conv", "Gemm", "MatMul")
+
+
+@dataclass(frozen=True)
+class Split:
+    """`pipeline` annotates the layers; `cut` are those that it cuts. `number` counts the random sets of a fused kind
+    (0: the largest set)."""
+
+    kind: str
+    pipeline: tuple[Spec, ...]
+    cut: tuple[str, ...]
+    number: int = 0
+
+
+def layers_of(compilation: Compilation) -> LayerGraph:
+    assert compilation.layers is not None
+    return compilation.layers
+
+
+def cluster(devices: int = DEVICES) -> Platform:
+    """So many devices, each on a host of its own."""
+    return Platform.load(f"rpi4x{devices}")
+
+
+def rows_and_columns(devices: int = DEVICES) -> tuple[int, int]:
+    """The grid with most tiles for so many devices (at least two) that has two rows, or one."""
+    return (2, devices // 2) if devices > 3 else (1, devices)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network to be split: prepared, on the cluster; `inputs` of it and the whole model's outputs for them."""
+
+    compilation: Compilation
+    inputs: dict[str, NDArray[Any]]
+    reference: dict[str, Any]
+
+    @classmethod
+    def of(cls, source: Any, devices: int = DEVICES) -> Case:
+        """From anything that Model.load takes; with its own weights."""
+        compilation = replace(prepare(Model.load(source)), platform=cluster(devices))
+        model, layers = compilation.model, layers_of(compilation)
+        values = [Value(name, layers.tensors[name].dtype, layers.tensors[name].shape) for name in layers.inputs]
+        inputs = random_inputs(values)
+        return cls(compilation, inputs, run_model(model, inputs))
+
+    @property
+    def layers(self) -> LayerGraph:
+        return layers_of(self.compilation)
+
+    def plan(self, split: Split) -> Plan:
+        """The plan that the pipeline of `split` makes from its text, as `dicompiler opt -p` would."""
+        plan = PassManager(pipeline(format_pipeline(split.pipeline))).run(self.compilation).plan
+        assert plan is not None
+        return plan
+
+    def with_plan(self, plan: Plan) -> Compilation:
+        """The compilation, to be split as the plan says."""
+        return replace(self.compilation, plan=plan)
+
+    def verify(self, split: Split, seeds: Sequence[int] | None = None) -> tuple[Check, Check, Check]:
+        """(exact, real weights, bytes): bit-equal check models of all seeds that are needed, outputs of every sink
+        within tolerance, and every transfer as long as predicted."""
+        exact, *outputs, sent = verified(self.compilation, self.plan(split), self.inputs, self.reference, seeds)
+        return exact, next((check for check in outputs if not check.passed), outputs[0]), sent
+
+
+def splits(
+    layers: LayerGraph, kinds: Sequence[str] = ALL, sets: int = 20, seed: int = 0, devices: int = DEVICES
+) -> Iterator[Split]:
+    """The splits of these kinds; of the fused ones over the largest set and over `sets` random ones. Kinds that cut no
+    layer of the network are left out."""
+    for kind in kinds:
+        if kind in FUSED:
+            yield from _fused_splits(layers, kind, sets, seed, devices)
+            continue
+        specs, cut = MAKERS[kind](layers, devices)
+        if cut:
+            yield Split(kind, (*specs, *_rest(layers, cut, devices)), tuple(cut))
+
+
+def _rest(layers: LayerGraph, cut: Iterable[str], count: int) -> list[Spec]:
+    """The layers that no other pass cuts, one device after another."""
+    taken = set(cut)
+    left = [layer.name for layer in layers.layers if layer.name not in taken]
+    devices = [device.name for device in cluster(count).devices]
+    dealt = [(device, left[i::count]) for i, device in enumerate(devices)]
+    return [Spec.of("place", {"layers": tuple(names), "device": device}) for device, names in dealt if names]
+
+
+def _pipeline(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
+    """Runs of whole layers, as many on each device."""
+    names = [layer.name for layer in layers.layers]
+    bounds = [len(names) * i // devices for i in range(devices + 1)]
+    specs = [
+        Spec.of("place", {"layers": tuple(names[bounds[i] : bounds[i + 1]]), "device": device.name})
+        for i, device in enumerate(cluster(devices).devices)
+        if bounds[i] < bounds[i + 1]
+    ]
+    return specs, names
+
+
+def pieces(layers: LayerGraph, layer: Layer, label: Label, most: int) -> int:
+    """Into how many parts, at most `most`, the layer can be cut along the axis of that name; 1 where it cannot be."""
+    axis = axes(layers).get(layer.output, {}).get(label)
+    if layer.reason or axis is None or axis not in cuttable(layers, layer):
+        return 1
+    counts = range(min(most, output_shape(layers, layer)[axis]), 1, -1)
+    fits = (n for n in counts if all(start < stop for start, stop in cut_axis(layers, layer, axis, [1.0] * n)))
+    return next(fits, 1)
+
+
+def _by_count(name: str, counts: dict[str, int], devices: int) -> tuple[list[Spec], list[str]]:
+    """A pass for all layers that are cut into as many parts."""
+    specs = [
+        Spec.of(name, {"layers": tuple(n for n, own in counts.items() if own == count), "parts": str(count)})
+        for count in range(devices, 1, -1)
+        if count in counts.values()
+    ]
+    return specs, [name for name, count in counts.items() if count > 1]
+
+
+def _along(name: str, label: Label, layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
+    return _by_count(name, {layer.name: pieces(layers, layer, label, devices) for layer in layers.layers}, devices)
+
+
+def _grid(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
+    grid = partial(allows, layers, "fused-grid")
+    cut = [layer.name for layer in layers.layers if grid(layer) and in_grid(layers, layer, devices)]
+    return [Spec.of("tile-grid", {"layers": tuple(cut), **_grid_options(devices)})], cut
+
+
+def _grid_options(devices: int) -> dict[str, str]:
+    rows, columns = rows_and_columns(devices)
+    return {"rows": str(rows), "columns": str(columns)}
+
+
+def in_grid(layers: LayerGraph, layer: Layer, devices: int = DEVICES) -> bool:
+    """Whether it can be cut into all tiles of the grid."""
+    rows, columns = rows_and_columns(devices)
+    return pieces(layers, layer, "height", rows) == rows and pieces(layers, layer, "width", columns) == columns
+
+
+def _lip(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
+    """Merged on one device, scattered by channels, on every device: in turn."""
+    chosen = [layer for layer in layers.layers if (reduction(layers, layer) or 0) >= devices]
+    specs = []
+    for merge in _MERGES:
+        names = tuple(layer.name for k, layer in enumerate(chosen) if _merge(layers, layer, k, devices) == merge)
+        if names:
+            specs.append(Spec.of("lip", {"layers": names, "parts": str(devices), "merge": merge}))
+    return specs, [layer.name for layer in chosen]
+
+
+def _merge(layers: LayerGraph, layer: Layer, index: int, devices: int) -> str:
+    merge = _MERGES[index % len(_MERGES)]
+    return "one" if merge == "scatter" and pieces(layers, layer, "channel", devices) < devices else merge
+
+
+def _fuse(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
+    """Chains from a layer with weights to the next that sums over input channels, one behind the other."""
+    specs: list[Spec] = []
+    cut: list[str] = []
+    for layer in layers.layers:
+        chain = _chain(layers, layer, devices)
+        if chain and layer.name not in cut:
+            specs.append(Spec.of("fuse", {"layers": chain, "parts": str(devices)}))
+            cut.extend(chain)
+    return specs, cut
+
+
+def _chain(layers: LayerGraph, first: Layer, devices: int) -> tuple[str, ...]:
+    """The names from `first` to the layer that it can be fused with; none where there is none."""
+    if first.nodes[first.anchor].op not in _WEIGHTED or pieces(layers, first, "channel", devices) < devices:
+        return ()
+    chain = [first]
+    while True:
+        readers = layers.consumers.get(chain[-1].output, ())
+        if len(readers) != 1 or chain[-1].output in layers.outputs or len(readers[0].inputs) != 1:
+            return ()
+        chain.append(readers[0])
+        if readers[0].reason:
+            return ()
+        if reduction(layers, readers[0]) is not None:
+            names = tuple(layer.name for layer in chain)
+            spec = Spec.of("fuse", {"layers": names, "parts": str(devices)})
+            return names if _accepted(layers, spec, devices) else ()
+
+
+def _accepted(layers: LayerGraph, spec: Spec, devices: int) -> bool:
+    """Whether the pass takes these layers: only it knows whether channels become one range of input channels."""
+    annotation = registry().make("passes", spec)
+    try:
+        annotation.annotate(layers, [layers.by_name[n] for n in annotation.layers], [f"d{i}" for i in range(devices)])
+    except DicompilerError:
+        return False
+    return True
+
+
+MAKERS: dict[str, Callable[[LayerGraph, int], tuple[list[Spec], list[str]]]] = {
+    "pipeline": _pipeline,
+    "height": partial(_along, "tile-height", "height"),
+    "grid": _grid,
+    "lop": partial(_along, "lop", "channel"),
+    "lip": _lip,
+    "fuse": _fuse,
+}
+
+
+def allows(layers: LayerGraph, kind: str, layer: Layer) -> bool:
+    """Whether a fused tile of that kind can go through the layer."""
+    labels: tuple[Label, ...] = ("height",) if kind == "fused-height" else ("height", "width")
+    own = axes(layers).get(layer.output, {})
+    return not layer.reason and all(own.get(label) in cuttable(layers, layer) for label in labels)
+
+
+def exits(layers: LayerGraph, kind: str, devices: int = DEVICES) -> dict[str, tuple[Layer, ...]]:
+    """Each layer whose output can be tiled, with the largest set (of two or more) of which it is the one exit."""
+    allowed = partial(allows, layers, kind)
+    found = {}
+    for layer in layers.layers:
+        grid = kind == "fused-grid"
+        enough = in_grid(layers, layer, devices) if grid else pieces(layers, layer, "height", 2) > 1
+        chosen = largest_set(layers, layer, allowed) if enough and allowed(layer) else ()
+        if len(chosen) > 1:
+            found[layer.name] = chosen
+    return found
+
+
+def branches(layers: LayerGraph, chosen: Sequence[Layer]) -> bool:
+    """Whether paths fork and meet again inside: some layer of the set is read by two or more of its layers."""
+    names = {layer.name for layer in chosen}
+    return any(sum(reader.name in names for reader in layers.consumers.get(layer.output, ())) > 1 for layer in chosen)
+
+
+def random_set(rng: Random, layers: LayerGraph, last: Layer, largest: Sequence[Layer]) -> tuple[Layer, ...]:
+    """A random set within `largest` whose one exit is `last`: layers join that nobody outside reads."""
+    names = {last.name}
+    for _ in range(rng.randrange(1, len(largest))):
+        ready = [layer for layer in largest if layer.name not in names and read_within(layers, layer, names)]
+        names.add(rng.choice(ready).name)
+    return tuple(layer for layer in largest if layer.name in names)
+
+
+def random_sets(
+    layers: LayerGraph, kind: str, count: int, seed: int, devices: int = DEVICES
+) -> list[tuple[Layer, ...]]:
+    """`count` different seeded random sets with one exit, fewer where there are hardly so many; with branches inside
+    where the network has any that can be tiled."""
+    rng, found = Random(seed), exits(layers, kind, devices)
+    forked = {name: largest for name, largest in found.items() if branches(layers, largest)}
+    names = sorted(forked or found)
+    sets: dict[tuple[str, ...], tuple[Layer, ...]] = {}
+    for _ in range(50 * count if names else 0):
+        if len(sets) == count:
+            break
+        name = rng.choice(names)
+        chosen = random_set(rng, layers, layers.by_name[name], found[name])
+        if not forked or branches(layers, chosen):
+            sets[tuple(layer.name for layer in chosen)] = chosen
+    return list(sets.values())
+
+
+def _fused_splits(layers: LayerGraph, kind: str, sets: int, seed: int, devices: int) -> Iterator[Split]:
+    found = exits(layers, kind, devices)
+    if not found:
+        return
+    chosen = [max(found.values(), key=len), *random_sets(layers, kind, sets, seed, devices)]
+    for number, own in enumerate(chosen):
+        names = tuple(layer.name for layer in own)
+        options: dict[str, str | tuple[str, ...]] = {"layers": names, **_grid_options(devices)}
+        if kind == "fused-height":
+            last = next(layer for layer in own if not read_within(layers, layer, names))
+            options = {"layers": names, "parts": str(pieces(layers, last, "height", devices))}
+        yield Split(kind, (Spec.of("fuse-tiles", options), *_rest(layers, names, devices)), names, number)

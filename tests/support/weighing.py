@@ -1,0 +1,34 @@
+"""A plan that is only weighed is not written as ONNX: that this gives what the written program gives."""
+
+from __future__ import annotations
+
+from dicompiler.partition.segmentation import outline
+from dicompiler.ir.onnx.model import Model
+from dicompiler.partition.placed_graph import Given
+from dicompiler.partition.placement import place
+from dicompiler.ir.plan import Plan
+from dicompiler.search.problem import Problem, evaluate
+from dicompiler.ir.program import Program
+from dicompiler.partition.routing import Routing
+from dicompiler.cost.simulator import Simulation, simulate
+from dicompiler.cost.workload import workload
+
+
+def check_outline(model: Model, routing: Routing, plan: Plan, program: Program) -> None:
+    """The outline of the unwritten graph is that of the program, which was cut of the written one."""
+    hosts = {device.device: device.host for device in program.devices}
+    assert outline(place(Given.of(model), routing, plan), list(hosts), hosts) == program.outline
+
+
+def check_weighed(problem: Problem, plan: Plan) -> Simulation:
+    """Routing, workload, metrics and a stream of frames are equal, to the last bit."""
+    sketched = problem.sketch(plan)
+    assert sketched.program is not None and sketched.routing is not None
+    written = workload(sketched.program, sketched.routing, problem.platform, problem.cost)
+    routing, work = problem.weigh(plan)
+    assert routing == sketched.routing
+    assert work == written
+    assert repr(problem.evaluate(plan)) == repr(evaluate(sketched, problem.cost))
+    played = problem.simulate(plan, 3, 2)
+    assert played == simulate(written, problem.platform, 3, 2)
+    return played

@@ -1,0 +1,128 @@
+"""hosts.toml: what it says of each device, and that each mistake in it is one line with file, key and remedy."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.target.remote.hosts import Hosts, Place, from_toml
+
+TEXT = """
+[defaults]
+python = "venv/bin/python"
+directory = "/srv/nets/"
+
+[[host]]
+name = "pi"
+ssh = "pi@192.168.1.11"
+port = 2222
+address = "10.0.0.11"
+
+[[host]]
+name = "nx"
+ssh = "nx"
+directory = "nets"
+threads = 4
+
+[[host]]
+name = "nx_gpu"
+python = "python3.12"
+cores = [0, 1]
+address = "fd00::2"
+"""
+
+
+def test_a_device_has_what_its_own_entry_says_then_its_hosts_then_the_defaults() -> None:
+    hosts = from_toml(TEXT)
+    assert hosts.place("pi", "pi", "net") == Place(
+        "pi", "pi@192.168.1.11", "/srv/nets/pi", "venv/bin/python", port=2222, listen="10.0.0.11:0"
+    )
+    assert hosts.place("nx_cpu", "nx", "net") == Place("nx_cpu", "nx", "nets/nx_cpu", "venv/bin/python", threads=4)
+    assert hosts.place("nx_gpu", "nx", "net") == Place(
+        "nx_gpu", "nx", "nets/nx_gpu", "python3.12", listen="[fd00::2]:0", threads=4, cores=(0, 1)
+    )
+
+
+def test_little_must_be_said(tmp_path: Path) -> None:
+    (tmp_path / "key").touch()
+    (tmp_path / "hosts.toml").write_text(
+        '[[host]]\nname = "pi"\nssh = "pi"\nidentity = "key"\naddress = "[::1]:7000"\n'
+    )
+    assert Hosts.load(tmp_path / "hosts.toml").place("pi", "pi", "net") == Place(
+        "pi", "pi", ".cache/dicompiler/net/pi", "python3", identity=tmp_path / "key", listen="[::1]:7000"
+    )
+
+
+def test_no_two_devices_share_a_directory() -> None:
+    hosts = from_toml('defaults = {directory = "~/nets"}\nhost = [{name = "board", ssh = "board"}]')
+    assert [hosts.place(name, "board", "net").directory for name in ("a", "b")] == ["~/nets/a", "~/nets/b"]
+
+
+def test_a_device_that_cannot_be_reached_is_named_with_the_hosts_that_are_known() -> None:
+    hosts = from_toml('[[host]]\nname = "pi01"\nport = 22\n[[host]]\nname = "nx"\nssh = "nx"\n')
+    for device, host, expected in (
+        ("pi1", "pi1", r"hosts.toml: device 'pi1' cannot be reached: there is no host 'pi1' \(did you mean 'pi01'\?\)"),
+        ("gpu", "jetson", r"device 'gpu' .* no host 'jetson' \(known: nx, pi01\): add \[\[host\]\] with this name and"),
+        ("pi01", "pi01", r"device 'pi01' cannot be reached: its entry 'pi01' has no ssh"),
+    ):
+        with pytest.raises(DicompilerError, match=expected):
+            hosts.place(device, host, "net")
+
+
+HOST = '[[host]]\nname = "pi"\nssh = "pi"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[[host]\n", "hosts.toml: not TOML: "),
+        ("[defaults]\n", "hosts.toml: missing key 'host' (required: host)"),
+        (
+            HOST + "pyton = 'x'\n",
+            "hosts.toml: host[0]: unknown key 'pyton' (did you mean 'python'?); allowed: name",
+        ),
+        ('defaults = {ssh = "x"}\n' + HOST, "hosts.toml: defaults: unknown key 'ssh'; allowed: port, identity"),
+        (HOST + HOST, "hosts.toml: host[1].name: 'pi' stands twice: remove one"),
+        (HOST + "port = 70000\n", "hosts.toml: host[0].port: 70000 is too large (allowed: 65535 or less)"),
+        (HOST + "port = '22'\n", 'hosts.toml: host[0].port: expected a whole number, got "22"'),
+        (HOST + "cores = []\n", "hosts.toml: host[0].cores: a list of 0 entries is too short"),
+        (HOST + "threads = 0\n", "hosts.toml: host[0].threads: 0 is too small (allowed: 1 or more)"),
+        (HOST.replace('"pi"\n', '"-oProxyCommand=x"\n'), "hosts.toml: host[0].name: "),
+        ("[[host]]\nname = 'pi'\nssh = '-oProxyCommand=x'\n", 'hosts.toml: host[0].ssh: "-oProxyCommand=x" has a'),
+        (
+            HOST + "address = 'pi.local'\n",
+            "hosts.toml: host[0].address: 'pi.local' is no address: expected",
+        ),
+        (HOST + "address = '0.0.0.0'\n", "hosts.toml: host[0].address: '0.0.0.0' is no address"),
+        (HOST + "address = '10.0.0.2:x'\n", "hosts.toml: host[0].address: '10.0.0.2:x' is no address"),
+        (HOST + "identity = '/nowhere/key'\n", "hosts.toml: host[0].identity: '/nowhere/key' is no file: name that of"),
+        ("format = 'dicompiler.hosts/2'\n" + HOST, 'hosts.toml: format: "dicompiler.hosts/2" is not supported'),
+    ],
+)
+def test_a_mistake_is_one_line_with_file_and_key(text: str, expected: str) -> None:
+    with pytest.raises(DicompilerError) as caught:
+        from_toml(text)
+    assert str(caught.value).startswith(expected)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DicompilerError, match=r"none\.toml: no such file: write one"):
+        Hosts.load(tmp_path / "none.toml")
+    with pytest.raises(DicompilerError, match=r"cannot be read: Is a directory"):
+        Hosts.load(tmp_path)
+    (tmp_path / "bytes.toml").write_bytes(b"\xff")
+    with pytest.raises(DicompilerError, match=r"bytes\.toml: cannot be read: not UTF-8 text"):
+        Hosts.load(tmp_path / "bytes.toml")
+
+
+def test_the_versions_that_boards_need_are_those_of_this_project() -> None:
+    from dicompiler_targets.sockets.deploy import NEEDED
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    stated = {"Python": project["requires-python"].removeprefix(">=")}
+    stated |= dict(entry.split(">=") for entry in project["dependencies"])
+    assert {name: ".".join(map(str, needed)) for name, needed in NEEDED.items()} == {n: stated[n] for n in NEEDED}

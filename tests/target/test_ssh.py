@@ -1,0 +1,144 @@
+"""Copies and commands through ssh, whose place a script takes that runs on this host what the other one would run."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from dicompiler.base.errors import RunError
+from dicompiler.target.remote.hosts import Place
+from dicompiler.target.remote.ssh import STAMP, UNPACK, Calls, Done, _pack, failure, path_word
+
+PLACE = Place("a", "pi@board", "nets/a")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home on the other host, with an odd name."""
+    (tmp_path / "bin").mkdir()
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    place = tmp_path / "the 'home'"
+    place.mkdir()
+    monkeypatch.setenv("HOME", str(place))
+    return place
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    found = {}
+    for name in ("weights.bin", "runtime/wire.py", "run.sh"):
+        path = found[name] = tmp_path / name.replace("/", "-")
+        path.write_bytes(name.encode() * 5000)
+    found["run.sh"].chmod(0o755)
+    return found
+
+
+def calls(seconds: float = 20.0) -> Calls:
+    return Calls(time.monotonic() + seconds, "hosts.toml")
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+def test_a_copy_holds_the_files_and_nothing_else(home: Path, files: dict[str, Path]) -> None:
+    assert calls().copy(PLACE, "a b/$c/net", files, "one") == sum(path.stat().st_size for path in files.values())
+    target = home / "a b" / "$c" / "net"
+    assert content(target) == {name: path.read_bytes() for name, path in files.items()} | {STAMP: b"one"}
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (target, *target.rglob("*"))}
+    assert modes == {"net": 0o700, "runtime": 0o700, "wire.py": 0o600, "weights.bin": 0o600, "run.sh": 0o700} | {
+        STAMP: 0o600
+    }
+    calls().copy(PLACE, f"~/{target.relative_to(home)}", {"run.sh": files["run.sh"]}, "two")
+    assert set(content(target)) == {"run.sh", STAMP}
+    assert [path.name for path in target.parent.iterdir()] == ["net"]
+
+
+def test_a_copy_that_was_cut_short_changes_nothing(home: Path, files: dict[str, Path], tmp_path: Path) -> None:
+    calls().copy(PLACE, "net", files, "one")
+    before = content(home)
+    files["weights.bin"].write_bytes(b"new")
+    with (tmp_path / "archive").open("wb") as stream:
+        _pack(stream, files, "two")
+    archive = (tmp_path / "archive").read_bytes()
+    for size in (0, 700, archive.index(STAMP.encode())):  # nothing; within a file; just before the stamp
+        part = io.BytesIO(archive[:size])
+        done = calls().run(PLACE, UNPACK, [path_word("net"), STAMP], partial(shutil.copyfileobj, part))
+        assert done.code != 0
+        assert content(home) == before
+        assert [path.name for path in home.iterdir()] == ["net"]
+
+
+def test_a_directory_that_is_not_ours_is_not_touched(home: Path, files: dict[str, Path]) -> None:
+    (home / "empty").mkdir()
+    calls().copy(PLACE, "empty", files, "one")
+    for name in ("full", "file"):
+        (home / "full").mkdir(exist_ok=True)
+        (home / "full" / "thesis.txt").touch()
+        (home / "file").touch()
+        with pytest.raises(RunError, match=rf"device 'a' on pi@board: .*/{name} holds something else: give another"):
+            calls().copy(PLACE, name, files, "one")
+    assert (home / "full" / "thesis.txt").exists() and (home / "file").is_file()
+
+
+def test_a_script_is_given_its_words_and_its_input() -> None:
+    done = calls().run(
+        PLACE, 'cat; echo "$1|$2"; exit 3', [path_word("/x y"), "'$z'"], lambda stream: stream.write(b"in ")
+    )
+    assert done == Done(3, "in /x y|$z\n", "")
+
+
+def test_the_first_failure_ends_the_others() -> None:
+    own = calls()
+
+    def work(script: str) -> Done:
+        done = own.run(PLACE, script, [])
+        if done.code:
+            raise RunError("it failed")
+        return done
+
+    since = time.monotonic()
+    with pytest.raises(RunError, match="it failed"):
+        own.each(work, ["exec sleep 30", "exit 1", "exec sleep 30"])
+    assert time.monotonic() - since < 10
+    assert [done.output for done in calls().each(lambda n: calls().run(PLACE, f"echo {n}", []), [1, 2])] == [
+        "1\n",
+        "2\n",
+    ]
+
+
+def test_what_takes_too_long_is_ended() -> None:
+    with pytest.raises(RunError, match=r"device 'a' on pi@board: it did not answer in time: allow more \(--timeout\)"):
+        calls(0.2).run(PLACE, "exec sleep 30", [])
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("hello\nssh: connect to host board port 22: No route to host\r\n", r".*to host: is it on, .*\(ssh, port in h"),
+        ("ssh: Could not resolve hostname board: Name or service not known", r".*known: check its ssh in h\.toml$"),
+        ("Host key verification failed.", r"Host key .* failed: its host key is .*\('ssh pi@board'\) and check it$"),
+        ("pi@board: Permission denied (publickey).", r".*\(publickey\)\: let our key in .*identity in h\.toml\)$"),
+        ("kex_exchange_identification: read: Connection reset by peer", r"kex_exchange.* reset by peer$"),
+        ("", "the ssh connection was lost$"),
+    ],
+)
+def test_what_ssh_says_comes_with_a_remedy(said: str, expected: str) -> None:
+    assert re.match(expected, failure(PLACE, said, "h.toml"))
+
+
+def test_the_module_needs_nothing_heavy() -> None:
+    code = "import sys, dicompiler.ssh; print([m for m in ('numpy', 'onnx', 'jsonschema') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

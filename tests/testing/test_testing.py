@@ -1,0 +1,286 @@
+"""dicompiler.testing: what comes with dicompiler passes its checks, and plugins with a fault do not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bad_plugins as bad
+import numpy as np
+import pytest
+
+from dicompiler.driver.compiler import prepare
+from dicompiler.base.errors import UsageError
+from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin.pass_manager import Pass
+from dicompiler.plugin.registry import KINDS, registry
+from dicompiler.driver.profile import run_package, write_package
+from dicompiler.testing import (
+    CHECKS,
+    Case,
+    also,
+    check_cost_model,
+    check_operator_rule,
+    check_pass,
+    check_platform_family,
+    check_strategy,
+    check_target,
+    cluster,
+    network,
+    platforms,
+    samples,
+)
+
+FEW = tuple(samples(["branches"], [cluster("switch", 2.0, 1.0, 0.5)], ["latency"]))
+THREE = tuple(samples(["branches"], objectives=["latency"]))
+X = np.random.default_rng(0).permutation(2 * 9 * 8).reshape(1, 2, 9, 8).astype(np.float32)
+POOL = Case("MaxPool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]})
+
+STRATEGIES = {
+    "auto": "auto{tries=2 strategies=single,modnn}",
+    "cpsat": "cpsat{time=1.0}",
+    "dp": "dp",
+    "fit": "fit",
+    "genetic": "genetic{generations=2 population=6}",
+    "gradient": "gradient{restarts=2 iterations=20}",
+    "modnn": "modnn",
+    "pipeline": "pipeline",
+    "replicate": "replicate",
+    "single": "single",
+    "stahl": "stahl",
+}
+LEAVES_MEMORY = ("modnn", "pipeline", "replicate", "single", "stahl")
+"""Those that make one plan, whatever memory there is: the compiler says where it does not fit."""
+PASSES = (
+    "normalise", "infer-shapes", "form-layers", "partition", "place{layers=c0,c1 device=d1}",
+    "tile-height{layers=c0 parts=2}", "tile-grid{layers=c0 rows=2 columns=2}", "fuse-tiles{layers=c0..cat parts=2}",
+    "lop{layers=c0 parts=3}", "lip{layers=c1 parts=3}", "fuse{layers=c0..c1 parts=3}", "quantise{calibrate=x.npz}",
+)  # fmt: skip
+COSTS = (
+    "analytic",
+    'roofline{bandwidth="4 GB/s"}',
+    "linear{coefficients=*:0.001:1e-9:0}",
+    "profile{file=p.json others=true}",
+)
+
+
+def built_in(kind: str) -> set[str]:
+    return {name for name, found in registry().of(kind).items() if found.distribution == "dicompiler"}
+
+
+def test_there_is_a_check_for_every_kind() -> None:
+    assert {*CHECKS} == {*KINDS}
+
+
+def test_no_built_in_one_is_forgotten() -> None:
+    assert built_in("strategies") == {*STRATEGIES, "manual"}  # whose input is a file: see its own tests
+    assert built_in("passes") == {text.partition("{")[0] for text in PASSES}
+    assert built_in("cost_models") == {text.partition("{")[0] for text in COSTS}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_built_in_strategies_pass(name: str) -> None:
+    few = FEW if name != "replicate" else tuple(samples(["branches"], [FEW[0].platform], ["throughput"]))
+    check_strategy(registry().make("strategies", STRATEGIES[name]), few, memory=name not in LEAVES_MEMORY)
+
+
+@pytest.mark.parametrize("name", sorted(built_in("targets")))
+def test_built_in_targets_pass(name: str) -> None:
+    check_target(registry().make("targets", name), FEW, splits=["modnn"])
+
+
+@pytest.mark.parametrize("text", PASSES)
+def test_built_in_passes_pass(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("x.npz", x=np.random.default_rng(0).standard_normal((4, 1, 3, 12, 10)).astype(np.float32))
+    step: Pass = registry().make("passes", text)
+    check_pass(step, ["branches"] if "{" in text else ["branches", "lenet"])
+
+
+@pytest.mark.parametrize("text", COSTS)
+def test_built_in_cost_models_pass(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text.startswith("profile"):
+        measured(tmp_path / "p.json")
+    check_cost_model(registry().make("cost_models", text), THREE)
+
+
+def measured(path: Path) -> None:
+    """A profile of the network, for all devices."""
+    (path.parent / "package").mkdir()
+    write_package(prepare(Model.load(network("branches"))), path.parent / "package", tiles=(2,))
+    run_package(path.parent / "package", path, threads=1, repeat=1)
+
+
+def test_there_is_a_built_in_platform() -> None:
+    assert "rpi4xN" in built_in("platforms")
+
+
+@pytest.mark.parametrize("name", sorted(name for name in built_in("platforms") if name.endswith("N")))
+def test_built_in_platforms_pass(name: str) -> None:
+    check_platform_family(registry().platforms[name].value)
+
+
+@pytest.mark.parametrize("op", ["Relu", "Add", "Transpose", "Softmax", "Gemm"])
+def test_built_in_rules_pass(op: str) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, (6, 8)).astype(np.float32) for _ in range(2))
+    cases = {"Add": Case("Add", (a, b), computed=(0, 1)), "Gemm": Case("Gemm", (a, b.T.copy()))}
+    check_operator_rule(registry().operators[op].value, [cases.get(op, Case(op, (a,), close=op == "Softmax"))])
+
+
+def fails(check: Callable[..., None], *arguments: Any, **options: Any) -> str:
+    """The text of the AssertionError that a check must end with."""
+    with pytest.raises(AssertionError) as caught:
+        check(*arguments, **options)
+    return str(caught.value)
+
+
+ON = "strategy 'bad-strategy' of module bad_plugins on branches on"
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("half", f"{ON} switch1 for latency: an illegal plan: "),
+        ("camera", f"{ON} gateway3 for latency: an illegal plan: plan: layers.c0[0]: device 'd0' has no compute"),
+        ("counts", f"{ON} switch3 for latency: asked again it makes another plan: "),
+        ("memory", f"{ON} switch3 with less memory for latency: an illegal plan: plan: host d0 needs "),
+        ("source", f"{ON} switch3 for latency: the plan's source is ('d2',), the problem's ('d0',): make it by "),
+        ("refuses", "strategy 'bad-strategy' of module bad_plugins refuses every sample: bad-strategy: no plan today"),
+        ("type", f"{ON} switch1 for latency: plan() returned dict instead of a Plan"),
+    ],
+)
+def test_a_wrong_strategy_is_caught(fault: Any, text: str) -> None:
+    assert fails(check_strategy, bad.BadStrategy(fault), THREE).startswith(text)
+
+
+def test_a_strategy_whose_plan_depends_on_the_hash_seed_is_caught() -> None:
+    wide = tuple(samples(["branches"], [cluster("switch", *[1.0] * 64)], ["latency"]))
+    assert "in another process it makes another plan" in fails(check_strategy, bad.BadStrategy("hash"), wide)
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("swap", "frame 0: output 'a' of the first sink differs by "),
+        ("frames", "frame 0: output 'a' of the first sink differs by "),
+        ("bytes", "emitted again it writes other bytes: where"),
+        ("process", "emitted in another process it writes other bytes: hash"),
+        ("sent", " bytes sent, "),
+        ("memory", "memory() says -1 bytes of device 'd0'"),
+        ("silent", "emit() wrote no artifact.json"),
+        ("name", "artifact.json: target is 'sockets': write 'bad-target' there"),
+    ],
+)
+def test_a_wrong_target_is_caught(fault: Any, text: str) -> None:
+    error = fails(check_target, bad.BadTarget(fault), FEW, splits=["modnn"])
+    assert error.startswith("target 'bad-target' of ")
+    assert text in error
+
+
+def test_a_target_that_does_not_take_the_replicas_it_promises_is_caught() -> None:
+    error = fails(check_target, bad.BadTarget("replicas"), FEW, splits=[])
+    assert "with replicas: it says that it takes replicas, and does not: bad-target: one role only" in error
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("numbers", "output 'a' differs by "),
+        ("illegal", "after pass 'bad-pass'"),
+        ("changes", "it changes the model that it was given"),
+        ("random", "run again it makes another model"),
+        ("provides", "it says that it provides routing, and leaves it None"),
+        ("outputs", "the graph's outputs have other names"),
+    ],
+)
+def test_a_wrong_pass_is_caught(fault: Any, text: str) -> None:
+    error = fails(check_pass, bad.BadPass(fault), ["branches"])
+    assert error.startswith("pass 'bad-pass' of module bad_plugins on branches: ")
+    assert text in error
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("negative", "layer 'c0' on d0 takes -"),
+        ("nan", "layer 'c0' on d0 takes nan s"),
+        ("text", "layer 'c0' on d0 takes '"),
+        ("shape", "give float64 (shares, devices), here ("),
+        ("fill", "by fill()"),
+        ("random", "s by seconds(), "),
+        ("hash", "in another process it says other seconds"),
+    ],
+)
+def test_a_wrong_cost_model_is_caught(fault: Any, text: str) -> None:
+    error = fails(check_cost_model, bad.BadCost(fault), FEW)
+    assert error.startswith("cost model 'bad-cost' of module bad_plugins")
+    assert text in error
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("short", ""),
+        ("shifted", "the parts compute something else than the whole"),
+        ("outside", "it must lie in the input"),
+        ("less", "it must hold the region asked for"),
+        ("whole", "no axis can be cut"),
+        ("elementwise", "yet the rule is element-wise"),
+    ],
+)
+def test_a_wrong_rule_is_caught(fault: str, text: str) -> None:
+    error = fails(check_operator_rule, bad.bad_rule(fault), [POOL])
+    assert error.startswith("rule MaxPool, case 0")
+    assert text in error
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("type", "make() returned str instead of a Platform"),
+        ("random", "found again it is another platform"),
+        ("hosts", "it has 2 hosts"),
+        ("name", "its name does not end in N"),
+        ("figures", "it says nowhere where its figures come from"),
+    ],
+)
+def test_a_wrong_platform_is_caught(fault: str, text: str) -> None:
+    assert text in fails(check_platform_family, bad.bad_family(fault))
+
+
+def test_the_same_without_a_fault_pass() -> None:
+    check_strategy(bad.BadStrategy, THREE)
+    check_target(bad.BadTarget, FEW, splits=["modnn"])
+    check_pass(bad.BadPass)
+    check_cost_model(bad.BadCost, FEW)
+    check_operator_rule(bad.bad_rule(""), [POOL])
+    check_platform_family(bad.bad_family(""))
+
+
+def test_what_is_not_installed_can_be_named_inside() -> None:
+    with also(bad.BadStrategy, bad.bad_family("")) as inside:
+        assert inside.make("strategies", "bad-strategy{fault=half}") == bad.BadStrategy("half")
+        assert "badxN" in registry().platforms
+    with pytest.raises(UsageError, match="unknown strategy 'bad-strategy'"):
+        registry().find("strategies", "bad-strategy")
+    with pytest.raises(TypeError, match="is nothing that a plugin provides"), also(int):
+        pass
+
+
+def test_it_needs_no_test_framework() -> None:
+    code = "import sys, dicompiler.testing; print({'pytest', 'hypothesis'} & {*sys.modules})"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_samples_are_the_same_each_time() -> None:
+    assert network("branches") == network("branches")
+    assert [str(s) for s in samples()] == [str(s) for s in samples()]
+    assert len(list(samples())) == 2 * len(platforms()) * 5

@@ -1,0 +1,173 @@
+"""The in-process executor: programs written by hand against the whole model, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from support.handmade import HEAD, Made, failing, halo, integers, partial, unknown_shape, value
+from onnx import parser
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.verify.executor import Executor, check_inputs, execute, from_ort, run_model, to_ort
+from dicompiler.ir.onnx.model import Model, Weight, hollow
+from dicompiler.ir.program import Program
+
+MADE = {
+    "halo": halo,
+    "partial": partial,
+    "partial of 3 rows": lambda: partial(rows=3),
+    "bfloat16": lambda: partial("bfloat16"),
+    "float16": lambda: partial("float16"),
+    "int8": lambda: partial("int8"),
+    "double": lambda: partial("double"),
+    "bool": lambda: partial("bool"),
+    "float8": lambda: partial("float8e4m3fn"),
+    "unknown shape": unknown_shape,
+}
+
+
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE.keys())
+def test_a_program_computes_what_the_whole_model_computes(made: Any) -> None:
+    program, model, inputs = made()
+    reference = run_model(model, inputs)["out"]
+    execution = execute(program, inputs)
+    assert execution.outputs["out"].dtype == reference.dtype
+    assert np.array_equal(execution.outputs["out"], reference)
+    assert len(np.unique(reference.astype(np.float32))) > 1
+
+
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE.keys())
+def test_every_transfer_carries_the_predicted_bytes(made: Any) -> None:
+    program, _, inputs = made()
+    assert execute(program, inputs).sent == tuple(t.value.nbytes for t in program.transfers)
+
+
+def test_every_sink_delivers() -> None:
+    program, model, inputs = partial()
+    execution = execute(program, inputs)
+    assert set(execution.delivered) == {"a", "b"}
+    for outputs in execution.delivered.values():
+        assert np.array_equal(outputs["out"], run_model(model, inputs)["out"])
+
+
+def test_sessions_serve_many_frames() -> None:
+    program, model, inputs = halo()
+    executor = Executor(program)
+    for seed in range(3):
+        frame = {"x": integers(inputs["x"].shape, seed)}
+        assert np.array_equal(executor.run(frame).outputs["out"], run_model(model, frame)["out"])
+
+
+def test_all_values_are_there_on_request() -> None:
+    program, model, inputs = halo()
+    assert execute(program, inputs).values == {}
+    values = execute(program, inputs, keep_values=True).values
+    inner = run_model(model, inputs, ["r", "z"])
+    assert np.array_equal(np.concatenate([values["a"]["ra"], values["b"]["rb"]], 2), inner["r"])
+    assert np.array_equal(np.concatenate([values["c"]["za"], values["c"]["zb"]], 2), inner["z"])
+
+
+@pytest.mark.parametrize("level", ["none", "basic", "extended"])
+def test_levels_of_optimization_give_the_same_bits(level: Any) -> None:
+    program, model, inputs = halo()
+    assert np.array_equal(Executor(program, level).run(inputs).outputs["out"], run_model(model, inputs)["out"])
+
+
+def changed(made: Made, index: int, **changes: Any) -> Program:
+    """The program with one transfer's value changed."""
+    transfers = list(made[0].transfers)
+    predicted = dataclasses.replace(transfers[index].value, **changes)
+    transfers[index] = dataclasses.replace(transfers[index], value=predicted)
+    return dataclasses.replace(made[0], transfers=tuple(transfers))
+
+
+@pytest.mark.parametrize("changes", [{"shape": (1, 4, 2, 16)}, {"dtype": onnx.TensorProto.INT32}], ids=str)
+def test_a_transfer_that_is_not_as_predicted_is_refused(changes: Any) -> None:
+    made = halo()
+    with pytest.raises(DicompilerError, match=r"^transfer 2 \('rb_start' from 'b' to 'a'\): .* was predicted$"):
+        execute(changed(made, 2, **changes), made[2])
+
+
+def test_a_tensor_that_the_sender_does_not_have_is_refused() -> None:
+    made = halo()
+    with pytest.raises(DicompilerError, match=r"^transfer 1 \('zb' .*the sender does not have it yet$"):
+        execute(changed(made, 1, name="zb"), made[2])
+
+
+def test_a_tensor_that_reaches_a_device_twice_is_refused() -> None:
+    program, _, inputs = halo()
+    again = dataclasses.replace(program.transfers[3], index=4)
+    twice = dataclasses.replace(program, transfers=(*program.transfers[:4], again))
+    with pytest.raises(DicompilerError, match=r"^transfer 4 .*the receiver has it already$"):
+        execute(twice, inputs)
+
+
+def test_an_order_that_comes_too_early_is_refused() -> None:
+    program, _, inputs = halo()
+    early = dataclasses.replace(program, order=((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)))
+    with pytest.raises(DicompilerError, match=r"^segment 'a2' of device 'a' reads 'rb_start' before it is there$"):
+        execute(early, inputs)
+
+
+def test_a_segment_that_cannot_run_is_named() -> None:
+    program, _, inputs = failing()
+    with pytest.raises(DicompilerError, match=r"^segment 'b0' of device 'b': onnxruntime cannot run it: .*out of data"):
+        execute(program, {"x": inputs["x"] * 9})
+
+
+def test_a_segment_that_cannot_be_loaded_is_named() -> None:
+    program, _, _ = failing()
+    program.devices[1].segments[0].model.graph.node[0].op_type = "Gatherer"
+    with pytest.raises(DicompilerError, match=r"^segment 'b0' of device 'b': onnxruntime cannot load it: .*Gatherer"):
+        Executor(program)
+
+
+def test_inputs_are_checked() -> None:
+    program, _, inputs = partial()
+    with pytest.raises(DicompilerError, match=r"^input 'x2' is missing"):
+        execute(program, {"x": inputs["x"]})
+    with pytest.raises(DicompilerError, match=r"^the network has no input 'x3' \(did you mean 'x'\?\)$"):
+        execute(program, inputs | {"x3": inputs["x"]})
+    with pytest.raises(DicompilerError, match=r"^input 'x' must be of type float32, not float64$"):
+        execute(program, inputs | {"x": inputs["x"].astype(np.float64)})
+    with pytest.raises(DicompilerError, match=r"^input 'x' must have the shape \(1, 16\), not \(16,\)$"):
+        execute(program, inputs | {"x": inputs["x"][0]})
+
+
+def test_inputs_need_not_be_contiguous() -> None:
+    program, model, inputs = halo()
+    turned = np.asfortranarray(inputs["x"])
+    assert np.array_equal(execute(program, {"x": turned}).outputs["out"], run_model(model, inputs)["out"])
+    assert check_inputs([value("s")], {"s": np.float32(2)})["s"].shape == ()
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e5m2", "int4", "uint4", "int64", "bool"])
+@pytest.mark.parametrize("shape", [(), (3, 5), (0, 2)], ids=str)
+def test_arrays_survive_the_way_through_onnxruntime(name: str, shape: tuple[int, ...]) -> None:
+    array = integers(shape, 1).astype(getattr(ml_dtypes, name, name))
+    back = from_ort(to_ort(array))
+    assert back.dtype == array.dtype
+    assert np.array_equal(back, array)
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "float8_e4m3fn", "int8"])
+def test_small_types_of_weights_are_read_as_they_are(name: str) -> None:
+    array = np.abs(integers((5, 7), 2)).astype(getattr(ml_dtypes, name, name))
+    proto = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float x) => (float[5,7] y) { y = DequantizeLinear(w, x) }'
+    )
+    weight = Weight.of(array)
+    proto.graph.initializer.append(hollow("w", weight))
+    result = run_model(Model(proto, {"w": weight}), {"x": np.float32(2)})
+    assert np.array_equal(result["y"], array.astype(np.float32) * 2)
+
+
+def test_values_that_are_no_tensors_come_back_as_lists() -> None:
+    text = "g (float[2,3] x) => (seq(float[3]) y) { y = SplitToSequence <axis = 0, keepdims = 0> (x) }"
+    result = run_model(Model.load(parser.parse_model(HEAD + text)), {"x": np.ones((2, 3), np.float32)})
+    assert [row.tolist() for row in result["y"]] == [[1, 1, 1], [1, 1, 1]]
