@@ -10,9 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import click
-from support.backend_models import KINDS, Outcome, cases, outcome
 from rich.console import Console
 from rich.table import Table
+from support.backend_models import KINDS, Outcome, cases, outcome
 
 RESULTS = ("split", "whole", "refused", "skipped")
 FAILURES = ("wrong", "crash")

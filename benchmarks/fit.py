@@ -16,10 +16,10 @@ from pathlib import Path
 from support.fitting import boards, fitted, quantised, same_bits
 
 from dicompiler import networks
-from dicompiler.cli.tables import show
-from dicompiler.ir.compilation import Compilation
-from dicompiler.cost.model import macs, task_macs
 from dicompiler.base.units import format_bytes
+from dicompiler.cli.tables import show
+from dicompiler.cost.model import macs, task_macs
+from dicompiler.ir.compilation import Compilation
 
 RAM = 256 * 1024
 ROWS = ((160, 1, "fit"), (160, 8, "fit"), (224, 1, "fit"), (224, 8, "fit"))

@@ -11,12 +11,12 @@ import sys
 import time
 
 import numpy as np
-from support.layer_graphs import formed
 from pymoo.indicators.hv import HV
+from support.layer_graphs import formed
 
-from dicompiler.search.fronts import AUTODICE
-from dicompiler.networks import build
 from dicompiler.ir.platform import Platform
+from dicompiler.networks import build
+from dicompiler.search.fronts import AUTODICE
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.genetic.analytic import Model, model
 from dicompiler_strategies.genetic.exploring import Options, explore

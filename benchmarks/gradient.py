@@ -15,14 +15,14 @@ from support.layer_graphs import formed, vgg16
 
 from dicompiler.cost.model import Analytic
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.networks import NAMES, build
 from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.networks import NAMES, build
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.tables.cost_tables import tables
 from dicompiler_strategies.gradient.landscape import landscapes
 from dicompiler_strategies.gradient.relax import Descent, descend
 from dicompiler_strategies.gradient.strategy import Gradient
 from dicompiler_strategies.joint.elimination import graph, minimise
+from dicompiler_strategies.tables.cost_tables import tables
 
 GAP = 3.0  # percent
 

@@ -14,18 +14,18 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from dicompiler.driver.compiler import prepare
 from dicompiler.cost.model import Analytic
+from dicompiler.driver.compiler import prepare
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.networks import build
 from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.networks import build
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.tables.cost_tables import tables
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.joint.fitting import fitting
 from dicompiler_strategies.joint.search import solve
 from dicompiler_strategies.modnn import Modnn
+from dicompiler_strategies.tables.cost_tables import tables
 
 NETWORKS = ("vgg16", "resnet50", "mobilenet_v2", "yolov2")
 DEVICES = (2, 4, 8)

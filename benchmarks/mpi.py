@@ -20,29 +20,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support import boards
 import click
 import onnxruntime as ort
 from compile_cost import DEVICES, PIECES, PLATFORM, make
+from support import boards
 from support.splits import ALL, Case, splits
 
 import dicompiler
-from dicompiler.ir import plan
 from dicompiler import networks
 from dicompiler.driver.artifact import install, run
-from dicompiler.ir.compilation import Compilation
 from dicompiler.driver.compiler import decide, pose, prepare
-from dicompiler.verify.exact import check_model
-from dicompiler.verify.executor import run_model
-from dicompiler.target.remote.hosts import Hosts
-from dicompiler.partition.lowering import split
+from dicompiler.ir import plan
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
-from dicompiler.networks import LIGHT_NAMES
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
+from dicompiler.networks import LIGHT_NAMES
+from dicompiler.partition.lowering import split
 from dicompiler.plugin.registry import registry
 from dicompiler.target.interface import RunOptions
+from dicompiler.target.remote.hosts import Hosts
 from dicompiler.verify.comparison import compare, random_inputs, transfers
+from dicompiler.verify.exact import check_model
+from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget
 
 TIMEOUT_S = 600.0

@@ -16,11 +16,11 @@ import onnx
 from support.generators import integers, random_model, random_plan
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import Compilation
-from dicompiler.partition.segmentation import cut, sent_bytes
 from dicompiler.base.errors import DicompilerError
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
+from dicompiler.partition.segmentation import cut, sent_bytes
+from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import Partition
 

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 from rich.table import Table
 
-from dicompiler.driver.compiler import load_problem
 from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.compiler import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.plugin.registry import registry
 

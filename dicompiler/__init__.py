@@ -12,26 +12,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dicompiler.target.client import connect
-    from dicompiler.ir.compilation import Compilation
-    from dicompiler.driver.compiler import compile
     from dicompiler.base.errors import DicompilerError, UsageError
+    from dicompiler.driver.compiler import compile
+    from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.plan import Part, Plan
     from dicompiler.ir.platform import Platform
+    from dicompiler.target.client import connect
 
     __version__: str
 
 _WHERE = {
-    "Compilation": "compilation",
-    "DicompilerError": "errors",
-    "Model": "model",
-    "Part": "plan",
-    "Plan": "plan",
-    "Platform": "platform",
-    "UsageError": "errors",
-    "compile": "compiler",
-    "connect": "client",
+    "Compilation": "ir.compilation",
+    "DicompilerError": "base.errors",
+    "Model": "ir.onnx.model",
+    "Part": "ir.plan",
+    "Plan": "ir.plan",
+    "Platform": "ir.platform",
+    "UsageError": "base.errors",
+    "compile": "driver.compiler",
+    "connect": "target.client",
 }
 
 __all__ = [

@@ -9,19 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support import console
-from support import formats
 import pytest
+from support import console, formats
 from support.building import environment
 from support.console import blocks
 
 from dicompiler import networks
+from dicompiler.base.schema import validate
 from dicompiler.driver.compiler import compile
-from dicompiler.target.remote.hosts import from_toml as hosts_from_toml
 from dicompiler.ir.plan import from_json
 from dicompiler.ir.plan import load as load_plan
 from dicompiler.ir.platform import from_toml
-from dicompiler.base.schema import validate
+from dicompiler.target.remote.hosts import from_toml as hosts_from_toml
 
 BUILDING = console.DOCUMENT.parent / "docs" / "build-systems.md"
 README = console.DOCUMENT.read_text(encoding="utf-8")

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from support.generators import random_plan
 from numpy.typing import NDArray
+from support.generators import random_plan
 
-from dicompiler.ir.compilation import Compilation
 from dicompiler.driver.compiler import compile, prepare
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.importing import accepts
-from dicompiler.partition.lowering import split
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import nameless
+from dicompiler.partition.lowering import split
 from dicompiler.verify.comparison import compare, graph_inputs, random_inputs
+from dicompiler.verify.executor import Executor, run_model
 
 FIXTURES = Path(__file__).parent / "fixtures" / "torch"
 FILES = sorted(path.name for path in FIXTURES.glob("*.onnx"))

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from support.generators import random_plan
 from onnx import TensorProto, helper, numpy_helper
+from support.generators import random_plan
 from support.weighing import check_outline
 
-from dicompiler.ir.compilation import Compilation
 from dicompiler.driver.compiler import prepare
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.executor import Execution, Executor, run_model
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
+from dicompiler.partition.segmentation import cut
+from dicompiler.verify.executor import Execution, Executor, run_model
 from dicompiler_passes.partition import Partition
 
 RNG = np.random.default_rng(0)

@@ -9,15 +9,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from support import console
 import onnx
 import pytest
+from support import console
 from support.boards import Cluster, cluster
 from support.console import blocks
 from test_documents import check
 
-from dicompiler.target.remote.hosts import from_toml as hosts_from_toml
 from dicompiler.ir.platform import from_toml
+from dicompiler.target.remote.hosts import from_toml as hosts_from_toml
 
 TUTORIAL = console.TUTORIAL.read_text(encoding="utf-8")
 WAY = (console.DOCUMENT.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8")

@@ -9,11 +9,11 @@ import sys
 import tomllib
 from pathlib import Path
 
-from support import acme_pages
 import pytest
+from support import acme_pages
 
-from dicompiler.plugin import hookspecs
 from dicompiler import testing
+from dicompiler.plugin import hookspecs
 from dicompiler.plugin.registry import KINDS
 
 ROOT = Path(__file__).parents[1]

@@ -7,16 +7,16 @@ from random import Random
 import numpy as np
 import onnx
 import pytest
-from support.generators import DEVICES, integers, random_model, random_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.generators import DEVICES, integers, random_model, random_plan
 from support.layer_graphs import rules
 
 from dicompiler.ir.compilation import Compilation
-from dicompiler.partition.segmentation import cut, sent_bytes
-from dicompiler.verify.executor import Executor, run_model
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import from_json, to_json
+from dicompiler.partition.segmentation import cut, sent_bytes
+from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import Partition
 

@@ -78,7 +78,7 @@ def _int(text: str) -> int:
 @cache
 def schema(name: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of format `name`: "plan", "platform", "manifest"."""
-    file = resources.files("dicompiler") / "schemas" / f"{name}.schema.json"
+    file = resources.files("dicompiler.base") / "schemas" / f"{name}.schema.json"
     loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return loaded
 

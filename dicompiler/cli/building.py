@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
-from dicompiler.cli.options import PATH, check_file
 from dicompiler.base.errors import UsageError
+from dicompiler.cli.options import PATH, check_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -59,7 +59,7 @@ def command(
 
 def chosen(text: str) -> dict[str, Strategy]:
     """`dp,cpsat{…}` → the strategies by their specs. UsageError for unknown names."""
-    from dicompiler.plugin.registry import registry
     from dicompiler.base.specs import parse_pipeline
+    from dicompiler.plugin.registry import registry
 
     return {str(spec): registry().make("strategies", spec) for spec in parse_pipeline(text)}

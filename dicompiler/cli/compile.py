@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from dicompiler.base.errors import UsageError
 from dicompiler.cli.building import building, building_options, made, print_paths
 from dicompiler.cli.options import (
     PATH,
@@ -19,7 +20,6 @@ from dicompiler.cli.options import (
     shape_option,
     strategy_option,
 )
-from dicompiler.base.errors import UsageError
 
 
 @click.command("compile")
@@ -61,12 +61,12 @@ def command(
 
     Prints who computes what; 'dicompiler verify DIR' then proves that the programs compute what the model does.
     """
-    from dicompiler.target.manifest import MANIFEST
+    from dicompiler.base.atomic import listed
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_compiled
     from dicompiler.driver.compiler import compile
-    from dicompiler.base.atomic import listed
     from dicompiler.ir.plan import load_given
+    from dicompiler.target.manifest import MANIFEST
 
     if strategy is not None and plan is not None:
         raise UsageError("compile: --strategy and --plan exclude each other: a plan needs no strategy")

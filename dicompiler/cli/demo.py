@@ -33,9 +33,9 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
     The network is built with seeded weights, compiled for the devices, run on this host as one process per device, and
     verified. Exit code 0 only where every check held.
     """
+    from dicompiler.base.errors import DicompilerError
     from dicompiler.cli.progress import progress
     from dicompiler.driver.demo import demo
-    from dicompiler.base.errors import DicompilerError
 
     check_parent(output)
     with _directory(output) as directory, progress("starting") as tell:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cli.options import (
     PATH,
     Seconds,
@@ -19,7 +20,6 @@ from dicompiler.cli.options import (
     json_option,
     log_option,
 )
-from dicompiler.base.errors import DicompilerError, UsageError
 
 if TYPE_CHECKING:
     from dicompiler.target.interface import Installed, RunOptions
@@ -73,8 +73,8 @@ def command(
     already; checks Python, numpy and onnxruntime there; starts all devices, gives them the frames, and stops them.
     Prints what was copied and what 'dicompiler run' prints.
     """
-    from dicompiler.target.remote.hosts import Hosts
     from dicompiler.target.interface import RunOptions
+    from dicompiler.target.remote.hosts import Hosts
 
     if copy_only and (outputs is not None or verify or logs is not None or log is not None):
         raise UsageError("deploy: --copy-only runs nothing: there are no outputs, checks or logs then")
@@ -105,11 +105,11 @@ def _deploy(
     log: Path | None,
     as_json: bool,
 ) -> None:
-    from dicompiler.driver.artifact import TIMEOUT_S, compare_run, install, run
     from dicompiler.cli.files import read_npz, write_json, write_npz
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_run, show_verification
     from dicompiler.cli.tables import show_json
+    from dicompiler.driver.artifact import TIMEOUT_S, compare_run, install, run
     from dicompiler.driver.run_log import document
     from dicompiler.verify.comparison import Verification
 

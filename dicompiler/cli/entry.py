@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import click
 
-from dicompiler.cli.group import root
 from dicompiler.base.errors import DicompilerError, nearest, one_line
+from dicompiler.cli.group import root
 
 INTERNAL = 70
 INTERRUPTED = 130

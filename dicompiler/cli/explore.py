@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import (
     PATH,
     check_parent,
@@ -16,7 +17,6 @@ from dicompiler.cli.options import (
     platform_option,
     shape_option,
 )
-from dicompiler.base.errors import UsageError
 
 if TYPE_CHECKING:
     from dicompiler.search.fronts import Front
@@ -79,8 +79,8 @@ def command(
 
 def _show(front: Front, platform: str, output: Path, as_json: bool) -> None:
     """The points, or as JSON what front.json holds and where it is."""
-    from dicompiler.cli.tables import show, show_json
     from dicompiler.base.schema import load_json
+    from dicompiler.cli.tables import show, show_json
 
     if front.interrupted:
         click.echo("dicompiler: interrupted: this is the front so far", err=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dicompiler.base.errors import DicompilerError
 from dicompiler.base.atomic import whole
+from dicompiler.base.errors import DicompilerError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -72,7 +72,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  
 
 def _cmakedir(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
     if value and not ctx.resilient_parsing:
-        click.echo(Path(__file__).parents[1] / "cmake")
+        click.echo(Path(__file__).parent / "cmake")
         ctx.exit()
 
 

@@ -21,8 +21,8 @@ def command(directory: Path, output: Path | None, days: int, renew: bool, as_jso
     For the coordinator (this host) and each device a certificate, signed by an authority of the cluster's own. Keys
     that are there already are kept. Copy to a device only KEYS/devices/ITS-NAME.
     """
-    from dicompiler.driver.artifact import manifest
     from dicompiler.cli.tables import show_json
+    from dicompiler.driver.artifact import manifest
     from dicompiler.target.remote.certificates import make
 
     document = manifest(directory)

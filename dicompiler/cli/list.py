@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.cli.options import json_option
 from dicompiler.base.errors import UsageError, nearest
+from dicompiler.cli.options import json_option
 
 if TYPE_CHECKING:
     from dicompiler.plugin.registry import Provided, Registry

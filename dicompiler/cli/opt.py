@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cli.building import building, building_options, print_paths
 from dicompiler.cli.options import PATH, check_file, json_option, model_argument, platform_option, shape_option
-from dicompiler.base.errors import DicompilerError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dicompiler.ir.compilation import Compilation
-    from dicompiler.driver.diagnostics import LayerStatistics
-    from dicompiler.plugin.pass_manager import Instrument, Pass
     from dicompiler.base.specs import Spec
+    from dicompiler.driver.diagnostics import LayerStatistics
+    from dicompiler.ir.compilation import Compilation
+    from dicompiler.plugin.pass_manager import Instrument, Pass
 
 NORMALISE, INFER_SHAPES, PARTITION = "normalise", "infer-shapes", "partition"
 
@@ -112,8 +112,8 @@ def command(
 
 def _passes(text: str, shapes: tuple[str, ...]) -> tuple[Pass, ...]:
     """The pipeline's passes, normalise first where the text leaves it out, with --shape given to infer-shapes."""
-    from dicompiler.plugin.registry import registry
     from dicompiler.base.specs import Spec, parse_pipeline
+    from dicompiler.plugin.registry import registry
 
     specs = parse_pipeline(text)
     names = [spec.name for spec in specs]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.cli.options import PATH, check_parent, json_option, model_argument, shape_option
 from dicompiler.base.errors import UsageError
+from dicompiler.cli.options import PATH, check_parent, json_option, model_argument, shape_option
 
 if TYPE_CHECKING:
     from dicompiler.cost.profile import Profile
@@ -45,13 +45,13 @@ def command(
     """
     import tempfile
 
-    from dicompiler.driver import profile as profiling
+    from dicompiler.base.atomic import whole
     from dicompiler.cli.progress import progress
     from dicompiler.cli.tables import show_json
+    from dicompiler.cost.profile import load
+    from dicompiler.driver import profile as profiling
     from dicompiler.driver.compiler import prepare
     from dicompiler.ir.onnx.model import Model
-    from dicompiler.base.atomic import whole
-    from dicompiler.cost.profile import load
 
     if (output is None) == (package is None):
         raise UsageError("profile: give either -o PROFILE.json or --package DIR")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.cli.options import PATH, check_file, cost_option, directory_argument, json_option
 from dicompiler.base.errors import UsageError
+from dicompiler.cli.options import PATH, check_file, cost_option, directory_argument, json_option
 
 if TYPE_CHECKING:
     from dicompiler.report.facts import Facts

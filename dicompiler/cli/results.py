@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.cli.tables import show, show_json
+from dicompiler.base.atomic import listed
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import terms
-from dicompiler.base.atomic import listed
+from dicompiler.cli.tables import show, show_json
 
 if TYPE_CHECKING:
+    from dicompiler.cost.metrics import Metrics
+    from dicompiler.cost.simulator import Simulation
     from dicompiler.driver.compare import Comparison, Row
     from dicompiler.ir.compilation import Compilation
-    from dicompiler.cost.metrics import Metrics
     from dicompiler.ir.program import Program
-    from dicompiler.cost.simulator import Simulation
     from dicompiler.target.interface import RunResult
     from dicompiler.verify.comparison import Check, Verification
 

@@ -63,11 +63,11 @@ def command(
     Devices on other hosts are started there by hand: --elsewhere prints the command, for which --listen gives an
     address of this host that they reach.
     """
-    from dicompiler.driver.artifact import TIMEOUT_S, run
     from dicompiler.cli.files import read_npz, write_json, write_npz
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_run
     from dicompiler.cli.tables import show_json
+    from dicompiler.driver.artifact import TIMEOUT_S, run
     from dicompiler.driver.run_log import document
     from dicompiler.target.interface import RunOptions
 

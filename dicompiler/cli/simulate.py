@@ -52,11 +52,11 @@ def command(
     from dicompiler.cli.files import write_text
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_simulation
+    from dicompiler.cost.trace import dumps
     from dicompiler.driver.compiler import DEFAULT_COST, compile
     from dicompiler.ir.plan import load_given
     from dicompiler.plugin.registry import registry
     from dicompiler.search.problem import play
-    from dicompiler.cost.trace import dumps
 
     check_file(trace)
     costs = registry().make("cost_models", cost or DEFAULT_COST)

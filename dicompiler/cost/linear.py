@@ -15,12 +15,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.model import CostModel, Share, by_rate, count, flops
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.units import BANDWIDTH, RATE, parse
+from dicompiler.cost.model import CostModel, Share, by_rate, count, flops
+from dicompiler.cost.profile import Profiles, kind_of
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.platform import Device
-from dicompiler.cost.profile import Profiles, kind_of
-from dicompiler.base.units import BANDWIDTH, RATE, parse
 
 
 @dataclass(frozen=True)

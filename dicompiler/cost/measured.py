@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.cost.model import CostModel, Share, count, flops
+from dicompiler.cost.profile import Profile, Profiles, axis_cut, signature
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.platform import Device
-from dicompiler.cost.profile import Profile, Profiles, axis_cut, signature
 from dicompiler.ir.regions import Region, full
 from dicompiler.partition.tasks import align, output_shape, reduction
 

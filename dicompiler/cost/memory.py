@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from dicompiler.plugin import guard as blame
-from dicompiler.ir.program import DeviceProgram, Program, Segment, Value
 from dicompiler.ir.onnx.structure import node_reads
 from dicompiler.ir.onnx.weights import raw_nbytes
+from dicompiler.ir.program import DeviceProgram, Program, Segment, Value
+from dicompiler.plugin import guard as blame
 
 if TYPE_CHECKING:
     from dicompiler.target.interface import Target

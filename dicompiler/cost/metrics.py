@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from dicompiler.cost.model import CostModel, flops, weight_regions
-from dicompiler.ir.layers import LayerGraph
 from dicompiler.base.objectives import terms
+from dicompiler.cost.model import CostModel, flops, weight_regions
+from dicompiler.cost.workload import Workload, merged, task_seconds
+from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import Region
 from dicompiler.partition.routing import Box, Routing, Tree, leaves, route_on
 from dicompiler.partition.tasks import Task, task_id
-from dicompiler.cost.workload import Workload, merged, task_seconds
 
 if TYPE_CHECKING:
     from dicompiler.cost.simulator import Simulation

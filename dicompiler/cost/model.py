@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.rule import Operation
+from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import Interval, Region, full, shape_of, volume
+from dicompiler.ir.rule import Operation
 from dicompiler.partition.tasks import Kind, Task, Work, make_task
-from dicompiler.ir.onnx.weights import raw_nbytes
 
 # These only move data, or do nothing at inference.
 _MOVING = frozenset(

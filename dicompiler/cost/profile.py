@@ -18,8 +18,8 @@ import numpy as np
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.rule import Tensor
 from dicompiler.ir.platform import Device, Link
+from dicompiler.ir.rule import Tensor
 
 FORMAT = "dicompiler.profile/1"
 Cut = str

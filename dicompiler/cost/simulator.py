@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from dicompiler.ir.platform import Platform
 from dicompiler.cost.workload import Job, Workload
+from dicompiler.ir.platform import Platform
 
 Resource = tuple[str, str]  # ("out" | "in" | "all", host or "")
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dicompiler.plugin import guard as blame
 from dicompiler.cost.model import CostModel, Share
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceOutline, Outline, Program
 from dicompiler.partition.routing import Routing
 from dicompiler.partition.tasks import Task, TaskId, task_id
+from dicompiler.plugin import guard as blame
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dicompiler.ir import plan as plans
-from dicompiler.target.manifest import MADE, MANIFEST, PLAN, PLATFORM, REFERENCE
-from dicompiler.plugin.guard import blamed, broken
-from dicompiler.ir.compilation import Compilation, Decision
-from dicompiler.driver.compiler import DEFAULT_COST, pose, prepare, single_device
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.partition.lowering import sketch, split
+from dicompiler.base.schema import load_json, validate
+from dicompiler.driver.compiler import DEFAULT_COST, pose, prepare, single_device
+from dicompiler.ir import plan as plans
+from dicompiler.ir.compilation import Compilation, Decision
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
+from dicompiler.ir.program import Program
+from dicompiler.partition.lowering import sketch, split
+from dicompiler.partition.tiling import whole_plan
+from dicompiler.plugin.guard import blamed, broken
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem, evaluate
-from dicompiler.ir.program import Program
-from dicompiler.base.schema import load_json, validate
 from dicompiler.target.interface import Installed, RunOptions, RunResult, Target
-from dicompiler.partition.tiling import whole_plan
+from dicompiler.target.manifest import MADE, MANIFEST, PLAN, PLATFORM, REFERENCE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -93,8 +93,8 @@ def run(
     """Starts every device's program on this host and gives each of `frames` frames the same `inputs` (by name; by
     default seeded random ones), one after another unless `options` says otherwise. Raises RunError naming the device
     that failed."""
-    from dicompiler.verify.executor import check_inputs
     from dicompiler.verify.comparison import graph_inputs, random_inputs
+    from dicompiler.verify.executor import check_inputs
 
     path, target, model = _open(directory)
     values = graph_inputs(model)
@@ -113,8 +113,8 @@ def install(directory: str | Path, options: RunOptions, timeout: float = TIMEOUT
 def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
     """Verifies an artifact on both levels: exact check models in this process, then its real programs, run on this host
     and compared with onnxruntime; what its target checks itself; and that each transfer carried the bytes predicted."""
-    from dicompiler.verify.executor import check_inputs
     from dicompiler.verify.comparison import Verification, exact, graph_inputs, random_inputs, transfers
+    from dicompiler.verify.executor import check_inputs
 
     path, target, model = _open(directory)
     plan, platform = plans.load(path / PLAN), Platform.load(path / PLATFORM)
@@ -147,8 +147,8 @@ def compare_run(
 ) -> Verification:
     """Verifies the first frame (of each replica) of what `run` gave for these inputs: its outputs against those of
     onnxruntime."""
-    from dicompiler.verify.executor import check_inputs
     from dicompiler.verify.comparison import Verification, graph_inputs, random_inputs
+    from dicompiler.verify.executor import check_inputs
 
     path, target, model = _open(directory)
     values = graph_inputs(model)
@@ -160,8 +160,8 @@ def _compared(
     model: Model, given: Mapping[str, NDArray[Any]], result: RunResult, roles: int, target: Target
 ) -> list[Check]:
     """A check for each output that a device delivered of the first frame of each role."""
-    from dicompiler.verify.executor import run_model
     from dicompiler.verify.comparison import compare
+    from dicompiler.verify.executor import run_model
 
     reference, allowed = run_model(model, given), target.tolerances(model)
     frames = result.delivered or tuple({"": outputs} for outputs in result.outputs)

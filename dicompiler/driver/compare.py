@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dicompiler.plugin.guard import ask, judged
-from dicompiler.search.lower_bounds import bound
-from dicompiler.driver.compiler import single_device
 from dicompiler.base.errors import DicompilerError
-from dicompiler.search.constraints import check
 from dicompiler.cost.metrics import Metrics
+from dicompiler.driver.compiler import single_device
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
+from dicompiler.plugin.guard import ask, judged
+from dicompiler.search.constraints import check
+from dicompiler.search.lower_bounds import bound
 from dicompiler.search.problem import Problem, Strategy
 
 

@@ -14,25 +14,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dicompiler.ir import plan as plans
-from dicompiler.target.manifest import KIND, MADE, MADE_FORMAT, MANIFEST, PLAN, PLATFORM, REFERENCE
-from dicompiler.plugin.guard import ask, blamed, broken, is_foreign, judged
-from dicompiler.ir.compilation import Compilation, Decision
-from dicompiler.cost.model import Analytic, CostModel
-from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.search.constraints import check, check_program
-from dicompiler.partition.lowering import split
-from dicompiler.cost.metrics import Metrics
-from dicompiler.ir.onnx.model import Model
 from dicompiler.base.atomic import check_place, moved_in_whole
-from dicompiler.plugin.pass_manager import Instrument, PassManager
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.schema import load_json, validate
+from dicompiler.cost.metrics import Metrics
+from dicompiler.cost.model import Analytic, CostModel
+from dicompiler.ir import plan as plans
+from dicompiler.ir.compilation import Compilation, Decision
+from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform, to_toml
-from dicompiler.plugin.registry import registry
-from dicompiler.search.problem import Problem, Strategy, evaluate
-from dicompiler.base.schema import load_json, validate
-from dicompiler.target.interface import Target
+from dicompiler.partition.lowering import split
 from dicompiler.partition.tiling import whole_plan
+from dicompiler.plugin.guard import ask, blamed, broken, is_foreign, judged
+from dicompiler.plugin.pass_manager import Instrument, PassManager
+from dicompiler.plugin.registry import registry
+from dicompiler.search.constraints import check, check_program
+from dicompiler.search.problem import Problem, Strategy, evaluate
+from dicompiler.target.interface import Target
+from dicompiler.target.manifest import KIND, MADE, MADE_FORMAT, MANIFEST, PLAN, PLATFORM, REFERENCE
 
 if TYPE_CHECKING:
     import onnx

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dicompiler import networks
-from dicompiler.target.manifest import REFERENCE
 from dicompiler.driver.artifact import run
 from dicompiler.driver.compiler import compile
+from dicompiler.target.manifest import REFERENCE
 from dicompiler.verify.comparison import Verification, random_inputs
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from importlib import metadata
 from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.specs import files_of
 from dicompiler.ir.onnx.importing import external_files
 from dicompiler.ir.platform import file_of
 from dicompiler.plugin.registry import Plugin, is_ours, registry
-from dicompiler.base.specs import files_of
 
 # Found by trying every character with GNU Make 4.3 and Ninja 1.11: neither's escapes help with these in the other.
 _UNREADABLE = re.compile(r"""["&'*;<=>?\[^`|\x00-\x1f\x7f]|^~|[ :\\]$|\\(?=[ #$:])|\(.*\)$""")

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.onnx.model import Model
-    from dicompiler.plugin.pass_manager import Pass
     from dicompiler.ir.plan import Plan
+    from dicompiler.plugin.pass_manager import Pass
 
 
 @dataclass
@@ -48,8 +48,8 @@ class VerifyEach(Watch):
 
     def _run(self, model: Model) -> list[Any]:
         """The outputs in graph order; none where an input has no static shape yet."""
-        from dicompiler.verify.executor import run_model
         from dicompiler.verify.comparison import graph_inputs, random_inputs
+        from dicompiler.verify.executor import run_model
 
         values = graph_inputs(model)
         if self.inputs is None and any(value.shape is None for value in values):

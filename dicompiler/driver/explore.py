@@ -13,17 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin.guard import blamed, broken
-from dicompiler.driver.compiler import DEFAULT_COST, load_problem
-from dicompiler.base.errors import DicompilerError
-from dicompiler.search.fronts import OBJECTIVES, Front, Tell
-from dicompiler.ir.onnx.model import Model
 from dicompiler.base.atomic import check_place, moved_in_whole
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.specs import Spec, parse
+from dicompiler.driver.compiler import DEFAULT_COST, load_problem
+from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import dumps
 from dicompiler.ir.platform import Platform
+from dicompiler.plugin.guard import blamed, broken
 from dicompiler.plugin.registry import registry
+from dicompiler.search.fronts import OBJECTIVES, Front, Tell
 from dicompiler.search.problem import Strategy
-from dicompiler.base.specs import Spec, parse
 
 FORMAT = "dicompiler.front/1"
 FILE = "front.json"

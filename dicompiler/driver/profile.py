@@ -19,21 +19,21 @@ from typing import Any
 
 import onnx
 
-from dicompiler.ir.compilation import Compilation
-from dicompiler.cost.model import Share, count
-from dicompiler.partition.segmentation import cut
 from dicompiler.base.errors import DicompilerError, RunError
+from dicompiler.cost.model import Share, count
+from dicompiler.cost.profile import Cut, axis_cut, kind_of, network_digest, signature
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.structure import node_reads
+from dicompiler.ir.onnx.weights import dtype_name, is_hollow
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.plugin.registry import registry
-from dicompiler.cost.profile import Cut, axis_cut, kind_of, network_digest, signature
 from dicompiler.ir.program import Segment
 from dicompiler.ir.regions import Interval, shares
-from dicompiler.ir.onnx.structure import node_reads
+from dicompiler.partition.segmentation import cut
 from dicompiler.partition.tasks import align, cuttable, reduction
 from dicompiler.partition.tiling import Label, axes, tile
-from dicompiler.ir.onnx.weights import dtype_name, is_hollow
+from dicompiler.plugin.registry import registry
 
 SCRIPT, TASKS, PIECES = "profile_run.py", "tasks.json", "pieces"
 FORMAT = "dicompiler.profile-tasks/1"
@@ -61,7 +61,7 @@ def write_package(compilation: Compilation, directory: Path, tiles: Sequence[int
     layers, model = compilation.layers, compilation.model
     assert layers is not None
     (directory / PIECES).mkdir()
-    script = resources.files("dicompiler").joinpath("profiling_script.py").read_bytes()
+    script = resources.files("dicompiler.driver").joinpath("profile_script.py").read_bytes()
     (directory / SCRIPT).write_bytes(script)
     entries: dict[str, dict[str, Any]] = {}
     unmeasured = []

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dicompiler.driver.artifact import manifest
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json, validate
+from dicompiler.driver.artifact import manifest
 from dicompiler.target.interface import RunResult
 
 FORMAT = "dicompiler.run/1"

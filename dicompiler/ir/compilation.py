@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dicompiler.ir.layers import LayerGraph
     from dicompiler.cost.metrics import Metrics
+    from dicompiler.ir.layers import LayerGraph
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.plan import Plan
     from dicompiler.ir.platform import Platform

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from dicompiler.ir.regions import Shape
 from dicompiler.ir.onnx.weights import Weight, raw_nbytes
+from dicompiler.ir.regions import Shape
 
 if TYPE_CHECKING:
     import onnx

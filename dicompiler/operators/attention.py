@@ -5,9 +5,9 @@ Written out as MatMul, Softmax and MatMul it needs no rule of its own.
 
 from __future__ import annotations
 
-from dicompiler.operators.elementwise import broadcast_need
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.ir.regions import Interval, Region, full
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.operators.elementwise import broadcast_need
 
 
 def attention(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
-from dicompiler.operators.elementwise import broadcast_need
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.ir.regions import Interval, Region
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.operators.elementwise import broadcast_need
 
 
 def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:

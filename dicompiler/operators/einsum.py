@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.ir.regions import Interval, Region
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
 
 BATCH = "."
 """Stands for the axes of an ellipsis."""

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dicompiler.operators.elementwise import broadcast_need
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.ir.regions import Interval, Region, full, replace, shape_of
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.operators.elementwise import broadcast_need
 
 FEW = 64
 """So many constant indices are looked at one by one: their piece reads just the interval that they name."""

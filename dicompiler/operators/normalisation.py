@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dicompiler.operators.elementwise import broadcast_need
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.ir.regions import Interval, Region, full, replace
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.operators.elementwise import broadcast_need
 
 
 def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dicompiler.ir.regions import Interval, Region, full
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.operators.dense import matmul, matmul_reduction
 from dicompiler.operators.elementwise import broadcast_need
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.operators.windows import conv_core, ungrouped
-from dicompiler.ir.regions import Interval, Region, full
 
 
 def _along(operation: Operation, index: int, interval: Interval) -> Region | None:

@@ -5,8 +5,8 @@ Where parts of a reduced axis can be put together (sums, maxima, minima), the fi
 
 from __future__ import annotations
 
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.ir.regions import Interval, Region, full, replace
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
 
 MERGED = {"ReduceSum": "Add", "ReduceL1": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
 """How partial results become the result. A mean is none: its parts weigh as much as they have elements."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.ir.regions import Interval, full
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
 
 HALF = Fraction(1, 2)
 SHIFTS = {"half_pixel": HALF, "half_pixel_symmetric": HALF, "pytorch_half_pixel": HALF, "asymmetric": Fraction(0)}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.ir.regions import Interval, Region, full, shape_of
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
 
 
 def blocks(a: Sequence[int], b: Sequence[int]) -> list[tuple[range, range]]:

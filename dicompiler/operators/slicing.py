@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.ir.regions import Interval, Region, full, shape_of
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
 
 
 def _numbers(operation: Operation, name: str, index: int) -> list[int] | None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dicompiler.ir.regions import Interval, Region, full
 from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.operators.windows import Tile, group_range
-from dicompiler.ir.regions import Interval, Region, full
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.ir.regions import Interval, Region, full
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
 
 
 @dataclass(frozen=True)

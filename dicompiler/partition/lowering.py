@@ -11,16 +11,16 @@ from dataclasses import replace
 from typing import TypeVar
 
 from dicompiler.ir.compilation import Compilation
-from dicompiler.partition.segmentation import cut, outline
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.plugin.pass_manager import Instrument, PassManager
-from dicompiler.partition.placed_graph import Given
-from dicompiler.partition.placement import place
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.plugin.registry import registry
 from dicompiler.ir.program import Outline, Program
+from dicompiler.partition.placed_graph import Given
+from dicompiler.partition.placement import place
 from dicompiler.partition.routing import Routing, route_on
+from dicompiler.partition.segmentation import cut, outline
+from dicompiler.plugin.pass_manager import Instrument, PassManager
+from dicompiler.plugin.registry import registry
 
 T = TypeVar("T")
 

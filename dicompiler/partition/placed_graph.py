@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from dicompiler.ir.onnx.importing import unique
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.rule import Piece
-from dicompiler.ir.regions import Region, full, replace
-from dicompiler.partition.routing import show
 from dicompiler.ir.onnx.structure import bodies, body_reads, node_reads, rename_captures
+from dicompiler.ir.regions import Region, full, replace
+from dicompiler.ir.rule import Piece
+from dicompiler.partition.routing import show
 from dicompiler.partition.tasks import TaskId
 
 Step = tuple[int, int, int, int]  # run, lane (-1: before all lanes), place in layer order, phase

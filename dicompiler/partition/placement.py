@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.ir.rule import Node, Piece
-from dicompiler.partition.placed_graph import Draft, Given, Held, Place, PlacedGraph, Step
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.regions import Region, full
+from dicompiler.ir.rule import Node, Piece
+from dicompiler.partition.placed_graph import Draft, Given, Held, Place, PlacedGraph, Step
 from dicompiler.partition.routing import Box, Routing, Take, Tree, show
 from dicompiler.partition.tasks import Key, Task, TaskId, task_id
 

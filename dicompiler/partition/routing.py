@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.regions import Region, full, intersect, replace, shape_of, volume
 from dicompiler.partition.tasks import Key, Task, TaskId, make_tasks, task_id
-from dicompiler.ir.onnx.weights import raw_nbytes
 
 if TYPE_CHECKING:
     from dicompiler.ir.platform import Platform

@@ -13,7 +13,7 @@ from functools import cached_property
 import onnx
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.partition.placed_graph import Held, Known, PlacedGraph
+from dicompiler.ir.onnx.structure import node_reads
 from dicompiler.ir.program import (
     DEVICE,
     LANE,
@@ -32,7 +32,7 @@ from dicompiler.ir.program import (
     mark_of,
 )
 from dicompiler.ir.regions import shape_of
-from dicompiler.ir.onnx.structure import node_reads
+from dicompiler.partition.placed_graph import Held, Known, PlacedGraph
 
 GIVEN = -1  # the step of graph inputs: there from the start
 

@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.rule import Node, Piece
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Interval, Region, Shape, bounding, full
+from dicompiler.ir.rule import Node, Piece
 
 Kind = Literal["plain", "partial", "merger"]
 TaskId = tuple[str, int]  # (layer name, index of the part in the plan's list for that layer)

@@ -9,8 +9,8 @@ from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
 
 if TYPE_CHECKING:
     from dicompiler.cost.model import CostModel
-    from dicompiler.ir.rule import OperatorRule
     from dicompiler.ir.platform import PlatformFamily
+    from dicompiler.ir.rule import OperatorRule
 
 dicompiler_api = API_VERSION
 
@@ -26,9 +26,9 @@ def dicompiler_operators() -> Iterable[OperatorRule]:
 @hookimpl
 def dicompiler_cost_models() -> Iterable[type[CostModel]]:
     """The analytic cost model, the roofline, the fit for each layer kind, and what was measured."""
-    from dicompiler.cost.model import Analytic
     from dicompiler.cost.linear import Linear, Roofline
     from dicompiler.cost.measured import Measured
+    from dicompiler.cost.model import Analytic
 
     return [Analytic, Roofline, Linear, Measured]
 

@@ -16,17 +16,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import DicompilerError, PluginError, one_line
-from dicompiler.ir.rule import Operation, OperatorRule, Piece, PieceFunction
 from dicompiler.ir.regions import Interval, Region, contains, full
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, PieceFunction
 
 if TYPE_CHECKING:
     from dicompiler.cost.model import CostModel
     from dicompiler.ir.layers import Layer
     from dicompiler.ir.plan import Plan
     from dicompiler.ir.platform import Device
+    from dicompiler.ir.program import Program
     from dicompiler.plugin.registry import Plugin, Provided
     from dicompiler.search.problem import Problem, Strategy
-    from dicompiler.ir.program import Program
     from dicompiler.target.interface import Target
 
 

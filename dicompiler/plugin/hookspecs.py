@@ -22,9 +22,9 @@ import pluggy
 
 if TYPE_CHECKING:
     from dicompiler.cost.model import CostModel
+    from dicompiler.ir.platform import PlatformFamily
     from dicompiler.ir.rule import OperatorRule
     from dicompiler.plugin.pass_manager import Pass
-    from dicompiler.ir.platform import PlatformFamily
     from dicompiler.search.problem import Strategy
     from dicompiler.target.interface import Target
 
@@ -37,7 +37,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def dicompiler_passes() -> Iterable[type[Pass]]:  # type: ignore[empty-body]
-    """Passes for pipelines: frozen dataclasses derived from `dicompiler.plugin.pass_manager.Pass`.
+    """Passes for pipelines: frozen dataclasses derived from `Pass`.
 
     @hookimpl
     def dicompiler_passes():
@@ -49,7 +49,7 @@ def dicompiler_passes() -> Iterable[type[Pass]]:  # type: ignore[empty-body]
 
 @hookspec
 def dicompiler_strategies() -> Iterable[type[Strategy]]:  # type: ignore[empty-body]
-    """Strategies, which turn a Problem into a Plan: frozen dataclasses derived from `dicompiler.search.problem.Strategy`.
+    """Strategies, which turn a Problem into a Plan: frozen dataclasses derived from `Strategy`.
 
     @hookimpl
     def dicompiler_strategies():
@@ -61,7 +61,7 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:  # type: ignore[empty-b
 
 @hookspec
 def dicompiler_targets() -> Iterable[type[Target]]:  # type: ignore[empty-body]
-    """Targets, which write a Program as files: frozen dataclasses derived from `dicompiler.target.interface.Target`.
+    """Targets, which write a Program as files: frozen dataclasses derived from `Target`.
 
     @hookimpl
     def dicompiler_targets():
@@ -86,7 +86,7 @@ def dicompiler_operators() -> Iterable[OperatorRule]:  # type: ignore[empty-body
 
 @hookspec
 def dicompiler_cost_models() -> Iterable[type[CostModel]]:  # type: ignore[empty-body]
-    """Cost models, which say how long a piece of a layer takes: frozen dataclasses from `dicompiler.cost.model.CostModel`.
+    """Cost models, which say how long a piece of a layer takes: frozen dataclasses derived from `CostModel`.
 
     @hookimpl
     def dicompiler_cost_models():

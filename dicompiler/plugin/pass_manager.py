@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from dicompiler.plugin.guard import blamed, broken, is_foreign, named
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.specs import Spec, parse_pipeline, spec_of
+from dicompiler.plugin.guard import blamed, broken, is_foreign, named
 
 if TYPE_CHECKING:
     from dicompiler.ir.compilation import Compilation

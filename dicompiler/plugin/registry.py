@@ -22,10 +22,10 @@ from typing import Any
 
 import pluggy
 
-from dicompiler.plugin import hookspecs
-from dicompiler.plugin.guard import UNINSTALLED, cause, watched
 from dicompiler.base.errors import DicompilerError, PluginError, UsageError, nearest
 from dicompiler.base.specs import Spec, instantiate, options_of, parse
+from dicompiler.plugin import hookspecs
+from dicompiler.plugin.guard import UNINSTALLED, cause, watched
 
 log = logging.getLogger("dicompiler")
 
@@ -33,7 +33,7 @@ GROUP = "dicompiler"
 RESTRICT = "DICOMPILER_PLUGINS"
 # What an uninstalled checkout loads, where no metadata tells of entry points: the same as in pyproject.toml.
 BUILTINS = (
-    ("core", "dicompiler.builtins"),
+    ("core", "dicompiler.plugin.builtins"),
     ("passes", "dicompiler_passes"),
     ("strategies", "dicompiler_strategies"),
     ("targets", "dicompiler_targets.plugin"),

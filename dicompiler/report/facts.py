@@ -11,22 +11,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dicompiler.target.manifest import MANIFEST
-from dicompiler.driver.artifact import reopen
-from dicompiler.search.lower_bounds import bound
-from dicompiler.ir.compilation import Compilation
 from dicompiler.base.errors import DicompilerError
-from dicompiler.driver.explore import FILE as FRONT
+from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.memory import MemoryCourse, memory_course
 from dicompiler.cost.metrics import DeviceMetrics, Metrics
+from dicompiler.cost.simulator import Simulation
+from dicompiler.driver.artifact import reopen
+from dicompiler.driver.explore import FILE as FRONT
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.platform import Platform
-from dicompiler.search.problem import Problem, play
 from dicompiler.ir.program import PART, Program
 from dicompiler.partition.routing import Routing, leaves
-from dicompiler.base.schema import load_json, validate
-from dicompiler.cost.simulator import Simulation
-from dicompiler.target.interface import Target
 from dicompiler.partition.tasks import Task, TaskId, task_id
+from dicompiler.search.lower_bounds import bound
+from dicompiler.search.problem import Problem, play
+from dicompiler.target.interface import Target
+from dicompiler.target.manifest import MANIFEST
 
 
 @dataclass(frozen=True)

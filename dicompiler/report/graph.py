@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dicompiler.base.units import format_bytes, format_flops, format_seconds
 from dicompiler.cost.model import flops
+from dicompiler.cost.workload import merged, task_seconds
 from dicompiler.ir.layers import Layer
 from dicompiler.ir.regions import volume
+from dicompiler.partition.routing import show
+from dicompiler.partition.tasks import Task, task_id
 from dicompiler.report.facts import Facts
 from dicompiler.report.layout import Layout, place
 from dicompiler.report.markup import Markup, clean, element, picture
-from dicompiler.partition.routing import show
-from dicompiler.partition.tasks import Task, task_id
-from dicompiler.base.units import format_bytes, format_flops, format_seconds
-from dicompiler.cost.workload import merged, task_seconds
 
 WIDE, HIGH, ROW = 136.0, 32.0, 48.0
 """Pixels of a box, and from one row to the next."""

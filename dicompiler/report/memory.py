@@ -5,11 +5,11 @@ Facts → markup. Weights and what the target adds are there all the time: what 
 
 from __future__ import annotations
 
+from dicompiler.base.units import format_bytes
 from dicompiler.cost.memory import MemoryCourse
 from dicompiler.report.facts import Facts
 from dicompiler.report.graph import colour
 from dicompiler.report.markup import Markup, element, picture
-from dicompiler.base.units import format_bytes
 
 WIDTH, HEIGHT, LEFT, TOP = 300.0, 96.0, 4.0, 16.0
 NEAR = 3.0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from dicompiler.base.units import format_bytes, format_flops, format_joules, format_seconds
 from dicompiler.cost.metrics import Metrics
 from dicompiler.report.facts import Facts
 from dicompiler.report.graph import colour, graph
@@ -13,7 +14,6 @@ from dicompiler.report.markup import Markup, clean, element, joined, table
 from dicompiler.report.memory import memory
 from dicompiler.report.tables import comparison, front, links
 from dicompiler.report.timeline import devices, measured, predicted, timeline
-from dicompiler.base.units import format_bytes, format_flops, format_joules, format_seconds
 
 NAMELESS = ("", "main", "main_graph", "graph", "torch_jit", "torch_jit_export", "tf2onnx")
 # Nothing is fetched, whatever the names in a model are.

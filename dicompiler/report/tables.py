@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dicompiler.search.fronts import values
+from dicompiler.base.units import format_bytes, format_joules, format_seconds
 from dicompiler.report.facts import Facts
 from dicompiler.report.graph import colour
 from dicompiler.report.markup import Markup, clean, element, picture, table
-from dicompiler.base.units import format_bytes, format_joules, format_seconds
+from dicompiler.search.fronts import values
 
 SIZE, LEFT, BOTTOM = 250.0, 62.0, 38.0
 """Pixels of a front's picture, and of what stands at its axes."""

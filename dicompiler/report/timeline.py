@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dicompiler.base.units import format_bytes, format_seconds
 from dicompiler.report.facts import Facts
 from dicompiler.report.graph import colour
 from dicompiler.report.markup import Markup, clean, element
-from dicompiler.base.units import format_bytes, format_seconds
 
 ROW, UPPER, LOWER = 36, 18, 9
 """Pixels of a device's row, of its computing and of its sending."""

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dicompiler.plugin import guard as blame
-from dicompiler.ir.compilation import Compilation
-from dicompiler.cost.model import weight_regions
 from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.base.units import format_bytes
 from dicompiler.cost.memory import program_memory
 from dicompiler.cost.metrics import DeviceMetrics, Metrics
+from dicompiler.cost.model import weight_regions
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Host, Platform
-from dicompiler.search.problem import Problem
 from dicompiler.ir.regions import shape_of
 from dicompiler.partition.routing import Routing, route
-from dicompiler.target.interface import Occupied, Target
 from dicompiler.partition.tasks import Task
-from dicompiler.base.units import format_bytes
-from dicompiler.ir.onnx.weights import raw_nbytes
+from dicompiler.plugin import guard as blame
+from dicompiler.search.problem import Problem
+from dicompiler.target.interface import Occupied, Target
 
 
 def check(problem: Problem, plan: Plan, metrics: Metrics | None = None) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dicompiler.base.errors import UsageError, nearest
-from dicompiler.cost.metrics import Metrics
 from dicompiler.base.objectives import terms
+from dicompiler.cost.metrics import Metrics
 
 if TYPE_CHECKING:
     from dicompiler.ir.plan import Plan

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dicompiler.base.objectives import terms
 from dicompiler.cost.model import Share
 from dicompiler.ir.layers import Layer
-from dicompiler.base.objectives import terms
-from dicompiler.search.problem import Problem
 from dicompiler.partition.tasks import cuttable, reduction
+from dicompiler.search.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -14,25 +14,25 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-from dicompiler.plugin import guard as blame
-from dicompiler.cost.model import Analytic, CostModel
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.layers import LayerGraph
+from dicompiler.base.objectives import OBJECTIVES, terms
 from dicompiler.cost.memory import to_run
 from dicompiler.cost.metrics import Metrics, measure, simulated
-from dicompiler.base.objectives import OBJECTIVES, terms
+from dicompiler.cost.model import Analytic, CostModel
+from dicompiler.cost.simulator import Simulation, simulate
+from dicompiler.cost.workload import Workload, played, workload
+from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
-from dicompiler.cost.simulator import Simulation, simulate
-from dicompiler.cost.workload import Workload, played, workload
+from dicompiler.plugin import guard as blame
 
 if TYPE_CHECKING:
     from dicompiler.ir.compilation import Compilation
-    from dicompiler.search.fronts import Front, Tell
     from dicompiler.ir.onnx.model import Model
     from dicompiler.partition.placed_graph import Given
     from dicompiler.partition.routing import Routing
+    from dicompiler.search.fronts import Front, Tell
     from dicompiler.target.interface import Target
 
 __all__ = ["INTERRUPTED", "OBJECTIVES", "Metrics", "Problem", "Strategy"]

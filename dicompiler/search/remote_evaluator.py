@@ -15,9 +15,9 @@ import onnx
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.weights import Weight, raw_nbytes
 from dicompiler.ir.plan import Plan
 from dicompiler.search.problem import Problem
-from dicompiler.ir.onnx.weights import Weight, raw_nbytes
 
 
 @dataclass(frozen=True)

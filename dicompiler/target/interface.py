@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.ir.compilation import Compilation
-    from dicompiler.target.remote.hosts import Hosts
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.program import Program
+    from dicompiler.target.remote.hosts import Hosts
     from dicompiler.verify.comparison import Check, Tolerance
 
 Optimization = Literal["none", "basic", "extended", "all"]

@@ -9,8 +9,8 @@ import json
 from typing import Any
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.program import Program, Transfer, Value
 from dicompiler.ir.onnx.weights import dtype_name
+from dicompiler.ir.program import Program, Transfer, Value
 
 ARTIFACT = "dicompiler.artifact/1"
 MANIFEST, PLAN, PLATFORM, REFERENCE = "artifact.json", "plan.json", "platform.toml", "reference/model.onnx"

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin import guard as blame
-from dicompiler.plugin.guard import named
 from dicompiler.cost.model import CostModel, Share
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import full, replace
 from dicompiler.partition.tasks import align, cuttable, output_shape, reduction
+from dicompiler.plugin import guard as blame
+from dicompiler.plugin.guard import named
 from dicompiler.testing.elsewhere import elsewhere
 from dicompiler.testing.faults import checking, expect, one_of
 from dicompiler.testing.samples import Sample, samples

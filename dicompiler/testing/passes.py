@@ -9,20 +9,20 @@ from typing import Any
 
 import onnx
 
+from dicompiler.base.specs import parse, spec_of
 from dicompiler.driver import compiler
-from dicompiler.plugin.guard import named
 from dicompiler.ir.compilation import Compilation
-from dicompiler.verify.executor import run_model
-from dicompiler.partition.lowering import split
 from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.pass_manager import Pass, PassManager
 from dicompiler.ir.plan import dumps
 from dicompiler.ir.platform import nameless
-from dicompiler.base.specs import parse, spec_of
+from dicompiler.partition.lowering import split
+from dicompiler.partition.tiling import whole_plan
+from dicompiler.plugin.guard import named
+from dicompiler.plugin.pass_manager import Pass, PassManager
 from dicompiler.testing.faults import checking, expect, one_of
 from dicompiler.testing.samples import NETWORKS, network
-from dicompiler.partition.tiling import whole_plan
 from dicompiler.verify.comparison import compare, graph_inputs, random_inputs
+from dicompiler.verify.executor import run_model
 
 
 def check_pass(step: Pass | type[Pass], on: Iterable[str | Path | onnx.ModelProto] = NETWORKS) -> None:

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dicompiler.search import constraints as limits
-from dicompiler.plugin.guard import cause
-from dicompiler.ir.compilation import Compilation
 from dicompiler.driver.compiler import prepare
-from dicompiler.verify.executor import Executor, run_model
-from dicompiler.partition.lowering import split
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
-from dicompiler.search.problem import Problem
 from dicompiler.ir.program import Program
+from dicompiler.partition.lowering import split
+from dicompiler.plugin.guard import cause
+from dicompiler.search import constraints as limits
+from dicompiler.search.problem import Problem
 from dicompiler.testing.faults import expect
 from dicompiler.verify.comparison import Check, compare, exact, graph_inputs, random_inputs, transfers
+from dicompiler.verify.executor import Executor, run_model
 
 
 def check_legal(problem: Problem, plan: Plan) -> None:

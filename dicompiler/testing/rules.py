@@ -16,19 +16,19 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from dicompiler.plugin.guard import fault_of
-from dicompiler.ir.compilation import Compilation
-from dicompiler.partition.segmentation import cut, sent_bytes
 from dicompiler.base.errors import DicompilerError
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.rule import OperatorRule
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.plugin.registry import also, registry
 from dicompiler.ir.regions import Interval, Region, full, is_empty, replace
+from dicompiler.ir.rule import OperatorRule
+from dicompiler.partition.segmentation import cut, sent_bytes
 from dicompiler.partition.tasks import cuttable, output_shape, reduction
+from dicompiler.plugin.guard import fault_of
+from dicompiler.plugin.registry import also, registry
 from dicompiler.testing.faults import checking, expect
+from dicompiler.verify.executor import Executor, run_model
 
 Array = NDArray[Any]
 

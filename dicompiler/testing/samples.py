@@ -13,8 +13,8 @@ import onnx
 
 from dicompiler import networks as built
 from dicompiler.driver.compiler import load_problem
-from dicompiler.networks.weights import weight as filled
 from dicompiler.ir.platform import Device, Host, Network, NetworkKind, Platform
+from dicompiler.networks.weights import weight as filled
 from dicompiler.search.problem import OBJECTIVES, Problem
 
 NETWORKS = ("branches", "lenet")

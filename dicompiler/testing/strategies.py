@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dicompiler.plugin.guard import named
 from dicompiler.base.errors import DicompilerError
-from dicompiler.search.constraints import check_memory
 from dicompiler.ir.plan import Plan, dumps
+from dicompiler.plugin.guard import named
+from dicompiler.search.constraints import check_memory
 from dicompiler.search.problem import Strategy
 from dicompiler.testing.elsewhere import elsewhere
 from dicompiler.testing.faults import checking, expect, one_of

@@ -9,21 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dicompiler.driver import compiler
-from dicompiler.plugin.guard import named
-from dicompiler.ir.compilation import Compilation
 from dicompiler.base.errors import DicompilerError
-from dicompiler.verify.executor import run_model
 from dicompiler.cost.memory import program_memory
+from dicompiler.driver import compiler
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.plan import Plan
-from dicompiler.plugin.registry import also, registry
 from dicompiler.ir.program import Program
+from dicompiler.partition.tiling import whole_plan
+from dicompiler.plugin.guard import named
+from dicompiler.plugin.registry import also, registry
 from dicompiler.target.interface import RunOptions, RunResult, Target
 from dicompiler.testing.elsewhere import elsewhere
 from dicompiler.testing.faults import checking, expect, one_of
 from dicompiler.testing.samples import Sample, cluster, samples
-from dicompiler.partition.tiling import whole_plan
 from dicompiler.verify.comparison import compare, graph_inputs, random_inputs, transfers
+from dicompiler.verify.executor import run_model
 
 SPLITS = ("single", "modnn", "pipeline")
 """The strategies whose plans are emitted: nothing is sent; tiles with halos; whole layers, one device after another."""

@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.verify.exact import NotExact, check_model, coverage, seeds_needed
-from dicompiler.verify.executor import Execution, Executor, run_model
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program, Transfer, Value
+from dicompiler.verify.exact import NotExact, check_model, coverage, seeds_needed
+from dicompiler.verify.executor import Execution, Executor, run_model
 
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-10}
 """Largest difference that is allowed, as a share of max|reference|; all other types must be equal."""

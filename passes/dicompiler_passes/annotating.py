@@ -8,15 +8,15 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
-from dicompiler.ir.compilation import Compilation
 from dicompiler.base.errors import DicompilerError, UsageError, nearest
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.plugin.pass_manager import Pass
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Region, full
 from dicompiler.ir.regions import replace as replace_axis
 from dicompiler.partition.tasks import output_shape
 from dicompiler.partition.tiling import Label, axis_of, cut_axis, whole_plan
+from dicompiler.plugin.pass_manager import Pass
 
 MOST = 1 << 16  # parts of a layer
 

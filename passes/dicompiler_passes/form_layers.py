@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 import onnx
 
-from dicompiler.ir.compilation import Compilation
 from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.structure import captures
 from dicompiler.ir.rule import STAND_IN_DOMAIN, Node, OperatorRule, Tensor
 from dicompiler.plugin.pass_manager import Pass
-from dicompiler.ir.onnx.structure import captures
 from dicompiler_passes.quantised import with_reader
 
 _JOINED_BEFORE_4 = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from dicompiler.ir.compilation import Compilation
-from dicompiler.plugin.pass_manager import Pass
+from dicompiler.ir.plan import Part, Plan
 from dicompiler.partition.placed_graph import Given
 from dicompiler.partition.placement import place
-from dicompiler.ir.plan import Part, Plan
 from dicompiler.partition.routing import route, route_on
+from dicompiler.plugin.pass_manager import Pass
 from dicompiler_passes.rewriting import write
 
 log = logging.getLogger("dicompiler")

@@ -19,11 +19,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.ir.compilation import Compilation
 from dicompiler.base.errors import DicompilerError, UsageError, nearest
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.pass_manager import Pass
 from dicompiler.ir.program import Value
+from dicompiler.plugin.pass_manager import Pass
 from dicompiler_passes.before_quantising import simplify
 from dicompiler_passes.normalise import normalise
 

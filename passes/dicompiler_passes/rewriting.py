@@ -12,11 +12,11 @@ import onnx
 from onnx import helper
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.partition.placed_graph import Constant, Cut, Held, PlacedGraph, PlacedNode
+from dicompiler.ir.onnx.weights import LARGE, Weight, hollow
 from dicompiler.ir.program import DEVICE, LANE, ORIGIN, PART, REGION, SINKS, SOURCE
 from dicompiler.ir.regions import shape_of
+from dicompiler.partition.placed_graph import Constant, Cut, Held, PlacedGraph, PlacedNode
 from dicompiler.partition.routing import show
-from dicompiler.ir.onnx.weights import LARGE, Weight, hollow
 
 OPSET = 13  # of the standard operators, in a model that has none of them
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import onnx
 
-from dicompiler.ir.rule import Tensor
 from dicompiler.ir.regions import Interval
+from dicompiler.ir.rule import Tensor
 from dicompiler_passes.draft import Draft, all_reads, int64, keep
 from dicompiler_passes.folding import STANDARD
 

@@ -10,14 +10,14 @@ from functools import cached_property
 from typing import ClassVar
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.search.constraints import check
 from dicompiler.base.objectives import terms
 from dicompiler.ir.plan import Plan
 from dicompiler.plugin.registry import registry
+from dicompiler.search.constraints import check
 from dicompiler.search.problem import INTERRUPTED, Problem, Strategy
-from dicompiler_strategies.tables.cost_tables import Tables
 from dicompiler_strategies.candidates import Search, Weighed
 from dicompiler_strategies.cpsat import MOST, TRIES, CpSat
+from dicompiler_strategies.tables.cost_tables import Tables
 
 log = logging.getLogger("dicompiler")
 

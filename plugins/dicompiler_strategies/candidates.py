@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler_strategies.tables.footprints import Floats
-from dicompiler.search.constraints import fits
 from dicompiler.cost.metrics import Metrics
 from dicompiler.ir.plan import Plan
+from dicompiler.search.constraints import fits
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.tables.cost_tables import Edge, Tables
 from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
+from dicompiler_strategies.tables.cost_tables import Edge, Tables
+from dicompiler_strategies.tables.footprints import Floats
 from dicompiler_strategies.trimming import trimmed
 
 log = logging.getLogger("dicompiler")

@@ -7,12 +7,12 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from dicompiler_strategies.tables.choices import BASES, FINISHES, KINDS, SHARES, ChoiceSet
 from dicompiler.base.errors import UsageError
 from dicompiler.ir.plan import Plan
 from dicompiler.search.problem import INTERRUPTED, Problem, Strategy
-from dicompiler_strategies.tables.cost_tables import Tables, tables
 from dicompiler_strategies.candidates import Search, Weighed
+from dicompiler_strategies.tables.choices import BASES, FINISHES, KINDS, SHARES, ChoiceSet
+from dicompiler_strategies.tables.cost_tables import Tables, tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.search.constraints import check_occupied
+from dicompiler.base.units import format_bytes
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Host, Platform
+from dicompiler.search.constraints import check_occupied
 from dicompiler.search.problem import Problem, Strategy
 from dicompiler.target.interface import Occupied
-from dicompiler.base.units import format_bytes
 from dicompiler_strategies.fit_stages import Board, Stages
 
 TRIES = 6

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from dicompiler.ir.layers import Layer
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.search.problem import Problem, Strategy
 from dicompiler.partition.tasks import cuttable
 from dicompiler.partition.tiling import axes, tile
+from dicompiler.search.problem import Problem, Strategy
 
 
 @dataclass(frozen=True)

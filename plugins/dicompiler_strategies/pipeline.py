@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import ClassVar
 
-from dicompiler.cost.model import Share
 from dicompiler.base.errors import DicompilerError
+from dicompiler.cost.model import Share
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.search.problem import Problem, Strategy
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dicompiler.cost.model import Share
 from dicompiler.base.errors import UsageError
-from dicompiler.search.constraints import fits
 from dicompiler.cost.metrics import Metrics
+from dicompiler.cost.model import Share
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Device
+from dicompiler.search.constraints import fits
 from dicompiler.search.problem import Problem, Strategy
 from dicompiler_strategies.pipeline import balance
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.cost.model import Share
 from dicompiler.base.errors import DicompilerError
+from dicompiler.cost.model import Share
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Device
 from dicompiler.search.problem import Problem, Strategy

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Literal
 from dicompiler.base.errors import DicompilerError, UsageError, nearest
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.search.problem import Problem, Strategy
 from dicompiler.ir.regions import Interval, full, shares, volume
 from dicompiler.partition.tasks import cuttable, output_shape, reduction
 from dicompiler.partition.tiling import axes, cut_axis, read_within, tile
+from dicompiler.search.problem import Problem, Strategy
 
 Scheme = Literal["o", "i", "f", "s"]
 """LOP, LIP, first and second layer of a pair that is fused: o_l, i_l, f_l, s_l of eq. (11)."""

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.search.problem import Problem
 from dicompiler.ir.regions import Region, bounding
 from dicompiler.partition.routing import Box, Routing, leaves, route_on
 from dicompiler.partition.tasks import TaskId, align
+from dicompiler.search.problem import Problem
 
 ROUNDS = 32  # what one layer reads less its producers can compute less, in the next round
 

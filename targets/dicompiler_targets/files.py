@@ -11,6 +11,8 @@ from pathlib import Path
 
 import onnx
 
+from dicompiler.ir.onnx.weights import Weight, is_hollow
+from dicompiler.ir.program import Program, Segment
 from dicompiler.target.manifest import (
     ARTIFACT,
     TYPES,
@@ -20,8 +22,6 @@ from dicompiler.target.manifest import (
     transfer_document,
     value_document,
 )
-from dicompiler.ir.program import Program, Segment
-from dicompiler.ir.onnx.weights import Weight, is_hollow
 
 __all__ = [
     "ALIGN", "ARTIFACT", "TYPES", "WEIGHTS", "Contents", "Json", "artifact_document", "json_text", "transfer_document",

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dicompiler.base.errors import DicompilerError
 from dicompiler.base.atomic import LISTED, check_place, listed, moved_in_whole, whole
+from dicompiler.base.errors import DicompilerError
 
 NOBODY = 65534
 FIRST = {"main.json": "1", "pi01/a.bin": "a", "pi01/b.bin": "b", "pi02/c.bin": "c"}

@@ -141,7 +141,7 @@ def _properties(node: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def names() -> list[str]:
-    files = (resources.files("dicompiler") / "schemas").iterdir()
+    files = (resources.files("dicompiler.base") / "schemas").iterdir()
     return sorted(file.name.removesuffix(".schema.json") for file in files if file.name.endswith(".json"))
 
 

@@ -19,10 +19,10 @@ import pytest
 from onnx import helper, numpy_helper
 from support.refusing import PLATFORM, Refused, files, fill, image, network, small_disk
 
-from dicompiler.cli import main
 from dicompiler.base.errors import DicompilerError
-from dicompiler.verify.executor import run_model
+from dicompiler.cli import main
 from dicompiler.ir.onnx.model import Model
+from dicompiler.verify.executor import run_model
 
 COMPILE = ("--platform", "rpi4x2", "-o")
 SINGLE = ("--platform", "rpi4x2", "--strategy", "single", "-o")

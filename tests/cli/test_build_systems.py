@@ -14,11 +14,11 @@ import onnx
 import pytest
 from support.building import environment, later
 
-from dicompiler.driver import depfile
 from dicompiler import networks
-from dicompiler.cli.files import write_npz
-from dicompiler.base.errors import DicompilerError
 from dicompiler.base.atomic import LISTED, listed
+from dicompiler.base.errors import DicompilerError
+from dicompiler.cli.files import write_npz
+from dicompiler.driver import depfile
 from dicompiler.ir.platform import Platform, PlatformFormat, families, file_of, to_toml
 
 SPLIT = ("--platform", "rpi4x2", "--strategy", "modnn")

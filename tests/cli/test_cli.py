@@ -18,9 +18,9 @@ import pytest
 from onnx import numpy_helper
 
 import dicompiler
+from dicompiler.base.objectives import OBJECTIVES
 from dicompiler.cli.files import read_npz
 from dicompiler.cli.group import COMMANDS
-from dicompiler.base.objectives import OBJECTIVES
 from dicompiler.ir.plan import load as load_plan
 
 SPLIT = ("--platform", "rpi4x2", "--strategy", "modnn")

@@ -10,18 +10,17 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from support import console
-from support import mpi_runs
 import numpy as np
 import onnx
 import pytest
+from support import console, mpi_runs
 from support.building import environment, later
 
 from dicompiler import networks
-from dicompiler.ir import plan as plans
 from dicompiler.driver.compiler import compile
-from dicompiler.verify.executor import run_model
+from dicompiler.ir import plan as plans
 from dicompiler.ir.onnx.model import Model
+from dicompiler.verify.executor import run_model
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dicompiler" / "cmake"

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dicompiler.cli.files import read_npz, write_npz
-from dicompiler.base.errors import DicompilerError
 from dicompiler.base.atomic import whole
+from dicompiler.base.errors import DicompilerError
+from dicompiler.cli.files import read_npz, write_npz
 
 
 def test_npz_round_trip_keeps_names_and_gives_the_same_bytes(tmp_path: Path) -> None:

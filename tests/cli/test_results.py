@@ -8,17 +8,17 @@ import os
 import pty
 import subprocess
 import sys
-from importlib import import_module
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 
+from dicompiler.base.schema import validate
 from dicompiler.cli import main
 from dicompiler.cli.group import COMMANDS
 from dicompiler.networks import build
-from dicompiler.base.schema import validate
 
 OWN = {"run": "run", "compare": "comparison", "explore": "front"}
 """Commands that print a file of a format of its own."""
@@ -72,8 +72,8 @@ def test_every_command_has_json_and_a_shape(place: Path) -> None:
     for name in COMMANDS:
         options = [word for param in import_module(f"dicompiler.cli.{name}").command.params for word in param.opts]
         assert "--json" in options, name
-    schema = json.loads((Path(import_module("dicompiler").__file__ or "").parent / "schemas" / "results.schema.json")
-                        .read_text())  # fmt: skip
+    file = resources.files("dicompiler.base") / "schemas" / "results.schema.json"
+    schema = json.loads(file.read_text(encoding="utf-8"))
     assert set(schema["properties"]) == set(COMMANDS)
     # deploy needs hosts: it is looked at where there are some, in tests/targets/test_deploy.py
     assert set(LINES) | {"list", "deploy"} == set(COMMANDS)

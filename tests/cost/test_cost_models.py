@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.layer_graphs import formed, stack
 
-from dicompiler.cost.model import Analytic, CostModel, Share, count, flops
+from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cost.linear import Coefficients, Linear, Roofline, fit
 from dicompiler.cost.measured import Measured
-from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.cost.model import Analytic, CostModel, Share, count, flops
+from dicompiler.cost.profile import Curve, from_json, kind_of, network_digest, signature
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Device
-from dicompiler.plugin.registry import registry
-from dicompiler.cost.profile import Curve, from_json, kind_of, network_digest, signature
 from dicompiler.ir.regions import full
 from dicompiler.ir.regions import replace as cut
+from dicompiler.plugin.registry import registry
 
 FAST = Device("fast", "fast", 4e9, memory_bandwidth=8e9)
 SLOW = Device("slow", "slow", 1e9, memory_bandwidth=1e9)

@@ -8,13 +8,13 @@ from support.handmade import halo, segment, steps, value
 from support.layer_graphs import formed
 
 from dicompiler import networks
-from dicompiler.driver.compiler import compile
-from dicompiler.verify.executor import Executor
 from dicompiler.cost.memory import MemoryUse, peak, program_memory, segment_peak, segment_values
+from dicompiler.driver.compiler import compile
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import DeviceProgram, Program, Transfer
 from dicompiler.target.interface import Target
 from dicompiler.verify.comparison import random_inputs
+from dicompiler.verify.executor import Executor
 
 MIB = 1 << 20
 

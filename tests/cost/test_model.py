@@ -11,9 +11,9 @@ from support.layer_graphs import alexnet, formed, stack, vgg16
 
 from dicompiler.cost.model import Analytic, Share, flops, macs
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.networks import build
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import full, replace, shares
+from dicompiler.networks import build
 
 SMALL = """<ir_version: 8, opset_import: ["": 17]>
 g (float[1, 4, 8, 8] x) => (float[1, 6] y)

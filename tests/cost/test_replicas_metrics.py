@@ -14,16 +14,16 @@ from support.planning import FREE
 from support.planning import cluster as rated
 
 from dicompiler import networks
-from dicompiler.driver.artifact import compare_run, run, verify
-from dicompiler.cli import main
-from dicompiler.driver.compiler import compile, load_problem
 from dicompiler.base.errors import DicompilerError
-from dicompiler.search.constraints import check
+from dicompiler.cli import main
 from dicompiler.cost.metrics import Metrics
+from dicompiler.driver.artifact import compare_run, run, verify
+from dicompiler.driver.compiler import compile, load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan, dumps
 from dicompiler.ir.platform import Host, Platform
 from dicompiler.plugin.registry import registry
+from dicompiler.search.constraints import check
 from dicompiler.search.problem import Problem
 from dicompiler.verify.comparison import transfers
 from dicompiler_strategies.auto import Auto

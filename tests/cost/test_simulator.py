@@ -9,27 +9,27 @@ from random import Random
 
 import onnx
 import pytest
-from support.generators import DEVICES, random_model, random_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.generators import DEVICES, random_model, random_plan
 from support.layer_graphs import rules
 
 from dicompiler import networks
-from dicompiler.search.lower_bounds import bound, latency_bound
-from dicompiler.ir.compilation import Compilation
-from dicompiler.driver.compiler import pose, prepare, single_device
-from dicompiler.cost.model import Analytic, Share
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.partition.lowering import sketch, split
-from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Part
-from dicompiler.ir.platform import Device, Host, Link, Network, NetworkKind, Platform, nameless
-from dicompiler.plugin.registry import registry
-from dicompiler.search.problem import Problem
+from dicompiler.cost.model import Analytic, Share
 from dicompiler.cost.simulator import Simulation, simulate
 from dicompiler.cost.trace import dumps
 from dicompiler.cost.workload import DeviceWork, Job, Message, Workload, workload
+from dicompiler.driver.compiler import pose, prepare, single_device
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part
+from dicompiler.ir.platform import Device, Host, Link, Network, NetworkKind, Platform, nameless
+from dicompiler.partition.lowering import sketch, split
+from dicompiler.plugin.registry import registry
+from dicompiler.search.lower_bounds import bound, latency_bound
+from dicompiler.search.problem import Problem
 from dicompiler_passes.form_layers import form_layers
 
 MEGABIT = 10**6 // 8  # bytes that take a second on a line of 1 Mbit/s

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-from dicompiler.driver.compiler import compile
 from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.compiler import compile
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Device, Host, Network, Platform
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from dicompiler.cli import main
 from dicompiler.driver import artifact as artifacts
 from dicompiler.driver.artifact import verify
-from dicompiler.cli import main
 from dicompiler.driver.demo import FRAMES, Demo, demo
 from dicompiler.verify.comparison import Check, Verification
 

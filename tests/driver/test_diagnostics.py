@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from dicompiler import networks
+from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
 from dicompiler.cli.opt import command as opt
-from dicompiler.ir.compilation import Compilation
 from dicompiler.driver.diagnostics import Reproducer, Statistics, VerifyEach, without_weights
-from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.plugin.pass_manager import Pass, PassFailure, PassManager, pipeline
 

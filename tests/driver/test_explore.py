@@ -14,13 +14,13 @@ import onnx
 import pytest
 
 import dicompiler
-from dicompiler.cli import main
-from dicompiler.base.errors import DicompilerError
-from dicompiler.driver.explore import explore, spec
-from dicompiler.search.fronts import OBJECTIVES
-from dicompiler.networks import build
 from dicompiler.base.atomic import LISTED
+from dicompiler.base.errors import DicompilerError
+from dicompiler.cli import main
+from dicompiler.driver.explore import explore, spec
 from dicompiler.ir.platform import Platform
+from dicompiler.networks import build
+from dicompiler.search.fronts import OBJECTIVES
 
 QUICK = ("--generations", "6", "--population", "20")
 

@@ -18,20 +18,20 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from dicompiler.driver import profile as profiling
 from dicompiler import networks
-from dicompiler.cli import main
-from dicompiler.ir.compilation import Compilation
-from dicompiler.driver.compiler import compile, prepare
-from dicompiler.cost.model import count
 from dicompiler.base.errors import RunError
-from dicompiler.verify.executor import Session
-from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Part
+from dicompiler.cli import main
+from dicompiler.cost.model import count
 from dicompiler.cost.profile import Profile, load, network_digest, signature
+from dicompiler.driver import profile as profiling
+from dicompiler.driver.compiler import compile, prepare
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.weights import is_hollow
+from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import slices
 from dicompiler.partition.tasks import Key, make_task
-from dicompiler.ir.onnx.weights import is_hollow
+from dicompiler.verify.executor import Session
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 16, 16] x) => (float[1, 10] y)
 { a = Conv <pads = [1, 1, 1, 1]> (x, v)  b = Relu (a)  c = Conv <pads = [1, 1, 1, 1]> (b, w)  d = Relu (c)

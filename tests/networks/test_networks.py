@@ -17,9 +17,9 @@ import pytest
 from numpy.typing import NDArray
 
 from dicompiler import networks
-from dicompiler.driver.compiler import prepare
-from dicompiler.cost.model import macs
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.cost.model import macs
+from dicompiler.driver.compiler import prepare
 from dicompiler.ir.onnx.model import Model
 
 PUBLISHED = {

@@ -31,9 +31,9 @@ from support.operator_cases import (
     run_split,
 )
 
-from dicompiler.verify.exact import DOMAIN, check_model
-from dicompiler.operators.elementwise import BROADCASTING, UNARY
 from dicompiler.ir.plan import Part
+from dicompiler.operators.elementwise import BROADCASTING, UNARY
+from dicompiler.verify.exact import DOMAIN, check_model
 from dicompiler_passes.form_layers import form_layers
 
 # --- windows ------------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from support.layer_graphs import formed
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.partition.plan_rules import check
 from dicompiler.ir.regions import Interval
+from dicompiler.partition.plan_rules import check
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 13]>

@@ -9,28 +9,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.dealing import MORE, cluster, dealt
-from support.generators import integers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.dealing import MORE, cluster, dealt
+from support.generators import integers
 
 from dicompiler import networks
-from dicompiler.ir.compilation import Compilation
-from dicompiler.driver.compiler import compile, load_problem, prepare
 from dicompiler.base.errors import DicompilerError
-from dicompiler.verify.executor import Executor, run_model
-from dicompiler.search.constraints import check, check_compute, check_program
-from dicompiler.partition.lowering import split
 from dicompiler.cost.memory import program_memory
+from dicompiler.cost.simulator import simulate
+from dicompiler.cost.workload import DeviceWork, Job, Message, Workload, workload
+from dicompiler.driver.compiler import compile, load_problem, prepare
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan, dumps, from_json, load, to_json
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.cost.simulator import simulate
-from dicompiler.target.interface import Target
+from dicompiler.partition.lowering import split
 from dicompiler.partition.tiling import whole_plan
+from dicompiler.search.constraints import check, check_compute, check_program
+from dicompiler.target.interface import Target
 from dicompiler.verify.comparison import exact, transfers
-from dicompiler.cost.workload import DeviceWork, Job, Message, Workload, workload
+from dicompiler.verify.executor import Executor, run_model
 from dicompiler_targets.sockets import SocketsTarget
 
 MEGABIT = 10**6 // 8  # bytes that take a second on a line of 1 Mbit/s

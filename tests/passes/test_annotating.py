@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dicompiler.ir.compilation import Compilation
-from dicompiler.partition.segmentation import cut
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Platform
 from dicompiler.partition.routing import Routing
+from dicompiler.partition.segmentation import cut
+from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.verify.executor import Executor, run_model
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 13]>

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
-from dicompiler.ir.compilation import Compilation
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler_passes.infer_shapes import InferShapes, parse_shapes
 from dicompiler_passes.normalise import normalise

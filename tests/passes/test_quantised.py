@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from dicompiler.verify.executor import run_model
 from dicompiler.ir.onnx.model import Model
+from dicompiler.verify.executor import run_model
 from dicompiler_passes.normalise import normalise
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>

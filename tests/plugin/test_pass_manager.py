@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import onnx
 import pytest
 
+from dicompiler.base.errors import DicompilerError, PluginError, UsageError
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, Plan
 from dicompiler.plugin import instruments
 from dicompiler.plugin import registry as plugins
-from dicompiler.ir.compilation import Compilation
-from dicompiler.base.errors import DicompilerError, PluginError, UsageError
-from dicompiler.ir.onnx.model import Model
 from dicompiler.plugin.pass_manager import Pass, PassFailure, PassManager, pipeline
-from dicompiler.ir.plan import Part, Plan
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
           g (float[2, 3] x) => (float[2, 3] y) { h = Relu (x)  y = Neg (h) }"""

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dicompiler.plugin import hookspecs
 from dicompiler.base.errors import UsageError
+from dicompiler.plugin import hookspecs
 from dicompiler.plugin.registry import BUILTINS, KINDS, Plugin, load
 
 EXAMPLE = Path(__file__).parents[1] / "plugin_example"
@@ -320,7 +320,8 @@ class TestRegistry:
 
 def test_looking_for_plugins_imports_no_solver_engine_or_plots() -> None:
     heavy = ("matplotlib", "onnxruntime", "ortools", "pandas", "pymoo", "scipy")
-    code = f"import sys; from dicompiler.plugin.registry import registry; registry(); print({{*{heavy!r}}} & set(sys.modules))"
+    code = "import sys; from dicompiler.plugin.registry import registry; registry();"
+    code += f"print({{*{heavy!r}}} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -22,9 +22,9 @@ from onnx import numpy_helper
 from support.refusing import Refused
 
 import dicompiler
-from dicompiler.driver.artifact import reopen
 from dicompiler.cli import main
 from dicompiler.cost.memory import memory_course, program_memory
+from dicompiler.driver.artifact import reopen
 from dicompiler.networks import build
 from dicompiler.report.facts import gather
 from dicompiler.report.layout import LANE, Layout, place

@@ -7,9 +7,9 @@ from random import Random
 
 import onnx
 import pytest
-from support.generators import DEVICES, random_model, random_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.generators import DEVICES, random_model, random_plan
 from support.layer_graphs import rules
 from support.weighing import check_weighed
 

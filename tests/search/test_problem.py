@@ -7,8 +7,8 @@ import re
 import pytest
 from support.layer_graphs import stack, vgg16
 
-from dicompiler.cost.model import Analytic
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.cost.model import Analytic
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device, Host, Link, Network, Platform

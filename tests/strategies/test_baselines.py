@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.layer_graphs import alexnet, formed, stack, vgg16
 
-from dicompiler.cost.model import Analytic
 from dicompiler.base.errors import DicompilerError
+from dicompiler.cost.model import Analytic
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.networks import build
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device, Host, Network, Platform, nameless
+from dicompiler.networks import build
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.modnn import Modnn
 from dicompiler_strategies.pipeline import Pipeline, balance

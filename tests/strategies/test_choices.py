@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from support.layer_graphs import formed, stack
 
-from dicompiler_strategies.tables.choices import KINDS, Choice, ChoiceSet, choices, coarser
 from dicompiler.base.errors import UsageError
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.partition.plan_rules import check
 from dicompiler.ir.platform import Device, Host, Network, Platform
-from dicompiler.search.problem import Problem
+from dicompiler.partition.plan_rules import check
 from dicompiler.partition.routing import route
+from dicompiler.search.problem import Problem
+from dicompiler_strategies.tables.choices import KINDS, Choice, ChoiceSet, choices, coarser
 
 
 def boards(*rates: float, memory: tuple[int, ...] = ()) -> Platform:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from support.layer_graphs import stack, vgg16
 
-from dicompiler_strategies.tables.choices import ChoiceSet
+from dicompiler.cost.metrics import measure
 from dicompiler.cost.model import Analytic
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.cost.metrics import measure
-from dicompiler.networks import build
 from dicompiler.ir.platform import Device, Host, Link, Network, Platform
-from dicompiler.search.problem import Problem
+from dicompiler.networks import build
 from dicompiler.partition.routing import route
+from dicompiler.search.problem import Problem
+from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import Tables, tables
 
 RPI4 = 13.6e9

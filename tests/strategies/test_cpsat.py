@@ -18,15 +18,13 @@ from hypothesis import strategies as st
 from support.layer_graphs import stack, vgg16
 
 import dicompiler
-from dicompiler_strategies.tables.choices import ChoiceSet
-from dicompiler.cost.model import Analytic
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.cost.model import Analytic
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.networks import build
 from dicompiler.ir.platform import Device, Host, Network, Platform
-from dicompiler.search.problem import Problem
+from dicompiler.networks import build
 from dicompiler.partition.routing import route
-from dicompiler_strategies.tables.cost_tables import tables
+from dicompiler.search.problem import Problem
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.joint.elimination import graph, min_marginals, minimise
 from dicompiler_strategies.joint.fitting import fitting
@@ -37,6 +35,8 @@ from dicompiler_strategies.joint.solving import Effort
 from dicompiler_strategies.joint.solving import solve as finish
 from dicompiler_strategies.modnn import Modnn
 from dicompiler_strategies.single import Single
+from dicompiler_strategies.tables.choices import ChoiceSet
+from dicompiler_strategies.tables.cost_tables import tables
 
 PAPERS = Analytic(pools=False, elementwise=False)
 RPI4 = 13.6e9

@@ -15,18 +15,18 @@ from support.generators import integers, random_model
 from support.layer_graphs import alexnet, formed, rules, stack, vgg16
 from support.planning import FREE, cluster, verify
 
-from dicompiler.ir.compilation import Compilation
-from dicompiler.driver.compiler import prepare
-from dicompiler.partition.segmentation import cut
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.driver.compiler import prepare
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.networks import build, parameters
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Platform
-from dicompiler.search.problem import Problem, Strategy
+from dicompiler.networks import build, parameters
+from dicompiler.partition.segmentation import cut
 from dicompiler.partition.tasks import make_task, output_shape
+from dicompiler.search.problem import Problem, Strategy
+from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import Partition
 from dicompiler_strategies.dp import Dp

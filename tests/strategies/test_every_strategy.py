@@ -16,15 +16,15 @@ import pytest
 from support.planning import cluster
 
 from dicompiler import networks
-from dicompiler.search.lower_bounds import bound
-from dicompiler.driver.compiler import compile, load_problem
-from dicompiler.cost.model import Analytic
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.cost.model import Analytic
+from dicompiler.driver.compiler import compile, load_problem
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
+from dicompiler.search.lower_bounds import bound
 from dicompiler.search.problem import INTERRUPTED, Problem
-from dicompiler_strategies.tables.cost_tables import tables
 from dicompiler_strategies.gradient.strategy import Gradient
+from dicompiler_strategies.tables.cost_tables import tables
 
 SPECS = {
     "auto": "auto{tries=4}",

@@ -6,23 +6,23 @@ import json
 from functools import cache
 from pathlib import Path
 
-from support import fitting
 import numpy as np
 import onnx
 import pytest
+from support import fitting
 from support.fitting import boards, fitted, same_bits
 
-from dicompiler.cli.entry import main
-from dicompiler.ir.compilation import Compilation
-from dicompiler.driver.compiler import compile, load_problem
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.schema import load_json
+from dicompiler.cli.entry import main
+from dicompiler.driver.compiler import compile, load_problem
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
-from dicompiler.networks.builder import Builder
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import to_toml
-from dicompiler.plugin.registry import registry
-from dicompiler.base.schema import load_json
+from dicompiler.networks.builder import Builder
 from dicompiler.partition.tasks import make_task
+from dicompiler.plugin.registry import registry
 from dicompiler_strategies.fit_memory import need
 from dicompiler_targets.tflm import measure
 from dicompiler_targets.tflm.target import TflmTarget

@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.layer_graphs import formed, stack
 
-from dicompiler.driver.compiler import prepare
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.search.fronts import AUTODICE, OBJECTIVES, Front, Measurement, values
-from dicompiler.ir.layers import LayerGraph
 from dicompiler.cost.metrics import Metrics
+from dicompiler.driver.compiler import prepare
+from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.networks import build
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Device, Host, Link, Network, Platform, nameless
+from dicompiler.networks import build
+from dicompiler.search.fronts import AUTODICE, OBJECTIVES, Front, Measurement, values
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.genetic.analytic import model
 from dicompiler_strategies.genetic.encoding import ChoicePerLayer, Naive, SplitPoints

@@ -12,14 +12,12 @@ import pytest
 from support.generators import random_model
 from support.layer_graphs import formed, stack, vgg16
 
-from dicompiler_strategies.tables.choices import ChoiceSet
-from dicompiler.cost.model import Analytic
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.specs import instantiate, parse
+from dicompiler.cost.model import Analytic
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Device, Host, Network, Platform
 from dicompiler.search.problem import Problem
-from dicompiler.base.specs import instantiate, parse
-from dicompiler_strategies.tables.cost_tables import tables
 from dicompiler_strategies import dicompiler_strategies
 from dicompiler_strategies.gradient import paper
 from dicompiler_strategies.gradient.landscape import Floats, Landscape
@@ -28,6 +26,8 @@ from dicompiler_strategies.gradient.polish import Polish
 from dicompiler_strategies.gradient.relax import Descent, Relaxed, descend
 from dicompiler_strategies.gradient.strategy import Gradient, some_counts
 from dicompiler_strategies.joint.elimination import graph, minimise
+from dicompiler_strategies.tables.choices import ChoiceSet
+from dicompiler_strategies.tables.cost_tables import tables
 
 FREE = Analytic(pools=False, elementwise=False)
 QUICK = Gradient(restarts=8, iterations=10)

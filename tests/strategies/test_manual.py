@@ -10,12 +10,12 @@ import pytest
 from support.layer_graphs import formed, stack
 
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.specs import instantiate, parse
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Part, Plan, dumps
 from dicompiler.ir.platform import Platform, from_toml, nameless, to_toml
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
-from dicompiler.base.specs import instantiate, parse
 from dicompiler_strategies.autodice import (
     ASSUMED,
     HostLine,

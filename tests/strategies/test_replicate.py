@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from support.planning import FREE, cluster
 
 from dicompiler import networks
-from dicompiler.driver.compiler import load_problem, prepare
 from dicompiler.base.errors import UsageError
-from dicompiler.partition.lowering import split
+from dicompiler.driver.compiler import load_problem, prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
-from dicompiler.search.problem import Problem
 from dicompiler.ir.program import Program
+from dicompiler.partition.lowering import split
+from dicompiler.search.problem import Problem
 from dicompiler.verify.comparison import exact
 from dicompiler_strategies.pipeline import Pipeline
 from dicompiler_strategies.replicate import Replicate, candidates, deal

@@ -10,8 +10,8 @@ from support.layer_graphs import formed, stack, vgg16
 from support.planning import FREE, cluster, verify
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.networks import build
 from dicompiler.ir.plan import Part
+from dicompiler.networks import build
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.stahl import (
     Scheme,

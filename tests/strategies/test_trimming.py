@@ -6,18 +6,18 @@ from random import Random
 
 import numpy as np
 import onnx
-from support.generators import DEVICES, integers, random_model, random_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.generators import DEVICES, integers, random_model, random_plan
 from support.layer_graphs import rules, stack
 
 from dicompiler.ir.compilation import Compilation
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.executor import Executor, run_model
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.partition.segmentation import cut
 from dicompiler.search.problem import Problem
+from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import Partition
 from dicompiler_strategies.trimming import trimmed

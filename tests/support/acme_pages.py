@@ -1,4 +1,4 @@
-"""The code that docs/plugins shows: the files of tests/plugin_example. `python tests/support/acme_pages.py` writes it anew.
+"""The code that docs/plugins shows: the files of tests/plugin_example. `python tests/support/acme_pages.py` writes it.
 
 In: a page. Out: its Python blocks by the file name in their first line; the page with the files as they are now.
 """

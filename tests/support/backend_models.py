@@ -13,22 +13,22 @@ from typing import Any
 
 import numpy as np
 import onnx
-from support.generators import random_plan
 from numpy.typing import NDArray
+from support.generators import random_plan
 
-from dicompiler.ir.compilation import Compilation
-from dicompiler.driver.compiler import prepare
 from dicompiler.base.errors import DicompilerError
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.driver.compiler import prepare
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.partition.lowering import split
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import nameless
 from dicompiler.ir.regions import full, shares
 from dicompiler.ir.regions import replace as with_axis
+from dicompiler.partition.lowering import split
 from dicompiler.partition.tasks import cuttable, output_shape, reduction
 from dicompiler.verify.comparison import compare
+from dicompiler.verify.executor import Executor, run_model
 
 KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 DEVICES = ("d0", "d1", "d2")

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from dicompiler.ir.compilation import Compilation
 from dicompiler.driver.compiler import compile
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.platform import Platform, from_toml
 from dicompiler.networks.builder import Builder
 from dicompiler.plugin.pass_manager import PassManager, pipeline
-from dicompiler.ir.platform import Platform, from_toml
 from dicompiler.target.interface import RunResult
 from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.tflm.target import TflmTarget

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from support.generator_steps import ANY, SPATIAL
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from support.generator_steps import ANY, SPATIAL
 
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan

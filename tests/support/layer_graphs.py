@@ -10,8 +10,8 @@ import onnx
 
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.operators import builtin_rules
 from dicompiler.ir.rule import Node, Tensor
+from dicompiler.operators import builtin_rules
 from dicompiler_passes.form_layers import form_layers
 
 FLOAT = onnx.TensorProto.FLOAT

@@ -12,9 +12,8 @@ from hypothesis import assume, reject
 from hypothesis import strategies as st
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import Compilation
 from dicompiler.base.errors import DicompilerError
-from dicompiler.verify.exact import check_model
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
@@ -22,6 +21,7 @@ from dicompiler.ir.regions import full
 from dicompiler.partition.tasks import output_shape
 from dicompiler.testing import rules as checks
 from dicompiler.testing.rules import Array, Case, Choose, chosen_parts, run, run_split
+from dicompiler.verify.exact import check_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import Partition
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx
 
-from dicompiler.driver.compiler import load_problem
 from dicompiler.cost.model import Analytic
+from dicompiler.driver.compiler import load_problem
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.search.problem import Strategy

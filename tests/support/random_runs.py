@@ -11,10 +11,10 @@ import numpy as np
 from support.generators import integers
 from test_random_plans import compiled
 
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.executor import run_model
 from dicompiler.ir.platform import nameless
+from dicompiler.partition.segmentation import cut
 from dicompiler.target.interface import RunOptions, RunResult, Target
+from dicompiler.verify.executor import run_model
 
 
 def sent_bytes(result: RunResult) -> Mapping[int, int]:

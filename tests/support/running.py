@@ -14,8 +14,8 @@ from typing import Any
 
 from support.handmade import Made
 
-from dicompiler.ir.compilation import Compilation
 from dicompiler.base.schema import load_json
+from dicompiler.ir.compilation import Compilation
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.frames import Header, Kind, decode
 from dicompiler_targets.sockets.runtime.line import Line

@@ -15,22 +15,22 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dicompiler.ir.compilation import Compilation
-from dicompiler.driver.compiler import prepare
 from dicompiler.base.errors import DicompilerError
-from dicompiler.verify.executor import run_model
+from dicompiler.base.specs import Spec, format_pipeline
+from dicompiler.driver.compiler import prepare
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.plugin.registry import registry
 from dicompiler.ir.program import Value
-from dicompiler.base.specs import Spec, format_pipeline
 from dicompiler.partition.tasks import cuttable, output_shape, reduction
-from dicompiler.testing.plans import verified
 from dicompiler.partition.tiling import Label, axes, cut_axis, largest_set, read_within
+from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.plugin.registry import registry
+from dicompiler.testing.plans import verified
 from dicompiler.verify.comparison import Check, random_inputs
+from dicompiler.verify.executor import run_model
 
 KINDS = ("pipeline", "height", "grid", "lop", "lip", "fuse")
 FUSED = ("fused-height", "fused-grid")

@@ -11,15 +11,15 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.ir.compilation import Compilation
 from dicompiler.driver.compiler import decide, pose, prepare, split
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
-from dicompiler.networks.builder import Builder
 from dicompiler.ir.platform import nameless
+from dicompiler.networks.builder import Builder
 from dicompiler.plugin.registry import registry
 from dicompiler.target.interface import RunResult
 from dicompiler.verify.comparison import graph_inputs, random_inputs
+from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.normalise import normalise
 from dicompiler_passes.quantise import quantise
 from dicompiler_targets.tflm.lowering import lower

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dicompiler.partition.segmentation import outline
-from dicompiler.ir.onnx.model import Model
-from dicompiler.partition.placed_graph import Given
-from dicompiler.partition.placement import place
-from dicompiler.ir.plan import Plan
-from dicompiler.search.problem import Problem, evaluate
-from dicompiler.ir.program import Program
-from dicompiler.partition.routing import Routing
 from dicompiler.cost.simulator import Simulation, simulate
 from dicompiler.cost.workload import workload
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.program import Program
+from dicompiler.partition.placed_graph import Given
+from dicompiler.partition.placement import place
+from dicompiler.partition.routing import Routing
+from dicompiler.partition.segmentation import outline
+from dicompiler.search.problem import Problem, evaluate
 
 
 def check_outline(model: Model, routing: Routing, plan: Plan, program: Program) -> None:

@@ -20,9 +20,9 @@ from support.refusing import Refused, image, network
 from support.running import pids, wait_until
 
 from dicompiler.cli import main
-from dicompiler.verify.executor import run_model
-from dicompiler.target.remote.certificates import make
 from dicompiler.ir.onnx.model import Model
+from dicompiler.target.remote.certificates import make
+from dicompiler.verify.executor import run_model
 
 
 def compiled(place: Path, seed: int = 7) -> Path:

@@ -22,13 +22,13 @@ from support.running import LIMIT_S, pids, wait_until
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.driver.artifact import install
-from dicompiler.cli.entry import main
 from dicompiler.base.errors import UsageError
-from dicompiler.target.remote.hosts import Hosts
-from dicompiler.target.remote.certificates import make
 from dicompiler.base.schema import validate
+from dicompiler.cli.entry import main
+from dicompiler.driver.artifact import install
 from dicompiler.target.interface import RunOptions, Target
+from dicompiler.target.remote.certificates import make
+from dicompiler.target.remote.hosts import Hosts
 from dicompiler_targets.sockets import SocketsTarget
 
 NAMES = ("pi01", "pi02")

@@ -21,13 +21,13 @@ from support.handmade import halo, partial, unknown_shape
 from support.mpi_runs import emit, environment
 from support.random_runs import check_random, sent_bytes
 
+from dicompiler import networks
+from dicompiler.base.schema import load_json, validate
+from dicompiler.cost.memory import program_memory
 from dicompiler.driver import artifact as artifacts
 from dicompiler.driver import compiler
-from dicompiler import networks
-from dicompiler.verify.executor import run_model
-from dicompiler.cost.memory import program_memory
-from dicompiler.base.schema import load_json, validate
 from dicompiler.target.interface import RunOptions, RunResult
+from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget, build, tools
 from dicompiler_targets.mpi.artifact import Artifact
 from dicompiler_targets.mpi.source import output_files, text

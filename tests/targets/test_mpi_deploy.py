@@ -18,12 +18,12 @@ from support.running import wait_until
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.driver.artifact import install, run
-from dicompiler.cli.entry import main
 from dicompiler.base.errors import RunError, UsageError
-from dicompiler.target.remote.hosts import Hosts
 from dicompiler.base.schema import load_json
+from dicompiler.cli.entry import main
+from dicompiler.driver.artifact import install, run
 from dicompiler.target.interface import RunOptions
+from dicompiler.target.remote.hosts import Hosts
 
 PLATFORM = """
 name = "boards"

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from support.handmade import endless, failing, halo
 from support.mpi_runs import emit, environment, ranks
-from numpy.typing import NDArray
 from support.running import wait_until
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError

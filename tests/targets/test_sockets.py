@@ -17,12 +17,12 @@ import onnx
 import pytest
 from support.handmade import Made, failing, halo, integers, partial, unknown_shape
 
-from dicompiler.ir.compilation import Compilation
 from dicompiler.base.errors import DicompilerError
-from dicompiler.verify.executor import execute, run_model
+from dicompiler.base.schema import load_json, validate
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Weight
 from dicompiler.ir.platform import Device, Host, Network, Platform
-from dicompiler.base.schema import load_json, validate
+from dicompiler.verify.executor import execute, run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime import values as runtime_values
 
@@ -119,7 +119,8 @@ def content(directory: Path) -> dict[str, bytes]:
 def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
     script = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
-        "from pathlib import Path; from handmade import halo; from dicompiler.ir.compilation import Compilation\n"
+        "from pathlib import Path; from support.handmade import halo\n"
+        "from dicompiler.ir.compilation import Compilation\n"
         "from dicompiler_targets.sockets import SocketsTarget; program, model, _ = halo()\n"
         "SocketsTarget().emit(Compilation(model=model, program=program), Path(sys.argv[1]))\n"
     )

@@ -19,9 +19,9 @@ from support.fuzzing import IN_FLIGHT, Frame, Receiver, fuzz, mutated
 from support.handmade import halo, partial
 from support.running import control, emit, fake, wait_until
 
-from dicompiler.verify.executor import run_model
 from dicompiler.base.schema import load_json
 from dicompiler.target.interface import RunOptions
+from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.processes import launch
 from dicompiler_targets.sockets.runtime.frames import Kind

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from support.handmade import segment
 from onnx import helper, numpy_helper
+from support.handmade import segment
 
 from dicompiler import networks
+from dicompiler.cost.memory import program_memory
 from dicompiler.driver.artifact import run
 from dicompiler.driver.compiler import compile
-from dicompiler.cost.memory import program_memory
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.memory import BASE, MIB, Loading, loading, workspace
 

@@ -15,15 +15,15 @@ from support.killing import kill_once
 from support.running import LIMIT_S
 
 from dicompiler import networks
-from dicompiler.driver.compiler import compile, load_problem
 from dicompiler.base.errors import DicompilerError, RunError
-from dicompiler.verify.executor import run_model
+from dicompiler.base.schema import load_json, validate
+from dicompiler.driver.compiler import compile, load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
-from dicompiler.base.schema import load_json, validate
 from dicompiler.target.interface import RunOptions, RunResult
 from dicompiler.verify.comparison import compare, random_inputs
+from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.runtime.frames import Gate, Header, Kind, ProtocolError, Window

@@ -20,10 +20,10 @@ from support.running import emit, pids, wait_until
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.cli.entry import main
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
-from dicompiler.verify.executor import run_model
+from dicompiler.cli.entry import main
 from dicompiler.target.interface import RunOptions
+from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.processes import launch

@@ -17,11 +17,11 @@ import pytest
 from support.handmade import halo, partial
 from support.running import control, emit, pids, wait_until
 
-from dicompiler.cli.entry import main
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
-from dicompiler.verify.executor import run_model
-from dicompiler.target.remote.certificates import make
+from dicompiler.cli.entry import main
 from dicompiler.target.interface import RunOptions
+from dicompiler.target.remote.certificates import make
+from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget, coordinator
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.processes import Process, here, launch

@@ -16,22 +16,22 @@ import onnx
 import pytest
 from support import tflm_runs
 from support.generators import integers
-from test_random_plans import compiled as random_compiled
 from support.tflm_runs import checked, compiled, emitted, litert, micro, numbers
+from test_random_plans import compiled as random_compiled
 
 from dicompiler import networks
-from dicompiler.driver.artifact import verify
-from dicompiler.ir.compilation import Compilation
-from dicompiler.driver.compiler import compile, split
-from dicompiler.partition.segmentation import cut
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
-from dicompiler.verify.executor import run_model
-from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.pass_manager import PassManager, pipeline
-from dicompiler.ir.platform import from_toml, nameless
 from dicompiler.base.schema import load_json
+from dicompiler.driver.artifact import verify
+from dicompiler.driver.compiler import compile, split
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.platform import from_toml, nameless
+from dicompiler.partition.segmentation import cut
+from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.target.interface import RunOptions
 from dicompiler.verify.comparison import random_inputs
+from dicompiler.verify.executor import run_model
 from dicompiler_targets.tflm import measure
 from dicompiler_targets.tflm.flatbuffer import codes_of
 from dicompiler_targets.tflm.target import TflmTarget

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from support.refusing import Refused
 
 from dicompiler import networks
-from dicompiler.cli import main
 from dicompiler.base.schema import load_json
+from dicompiler.cli import main
 
 COMPILE = ("--platform", "nano33x2", "--strategy", "modnn", "--target", "tflm", "-o")
 SHAPE = (1, 1, 32, 32)

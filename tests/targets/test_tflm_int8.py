@@ -13,23 +13,23 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from numpy.typing import NDArray
 from support import tflm_runs
 from support.generators import random_plan
-from numpy.typing import NDArray
 from support.splits import Case, splits
 from support.tflm_runs import compiled, emitted
 
 from dicompiler import networks
-from dicompiler.ir.compilation import Compilation
-from dicompiler.driver.compiler import prepare, split
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.verify.executor import execute, run_model
-from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.pass_manager import PassManager, pipeline
-from dicompiler.ir.platform import nameless
 from dicompiler.base.schema import load_json
+from dicompiler.driver.compiler import prepare, split
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.platform import nameless
 from dicompiler.partition.tasks import reduction
+from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.verify.comparison import graph_inputs, random_inputs
+from dicompiler.verify.executor import execute, run_model
 from dicompiler_passes.quantise import take_int8
 from dicompiler_targets.tflm.target import TflmTarget
 

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from support.tflm_runs import compiled, difference, litert, micro
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.verify.executor import run_model
 from dicompiler.ir.onnx.model import Model
 from dicompiler.networks import LIGHT_NAMES
+from dicompiler.verify.executor import run_model
 from dicompiler_targets.tflm.lowering import LOWERINGS, Lowered, lower
 
 IMAGE = (1, 6, 8, 10)

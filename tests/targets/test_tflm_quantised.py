@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from support.tflm_runs import compiled, play
 
-from dicompiler.ir.compilation import Compilation
 from dicompiler.driver.compiler import prepare
-from dicompiler.verify.executor import run_model
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.ir.platform import nameless
 from dicompiler.partition.tiling import whole_plan
+from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.verify.executor import run_model
 from dicompiler_targets.tflm.lowering import lower
 from dicompiler_targets.tflm.proof import LiteRt, Micro
 

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import bad_plugins as bad
 import numpy as np
 import pytest
+from support import bad_plugins as bad
 
-from dicompiler.driver.compiler import prepare
 from dicompiler.base.errors import UsageError
+from dicompiler.driver.compiler import prepare
+from dicompiler.driver.profile import run_package, write_package
 from dicompiler.ir.onnx.model import Model
 from dicompiler.plugin.pass_manager import Pass
 from dicompiler.plugin.registry import KINDS, registry
-from dicompiler.driver.profile import run_package, write_package
 from dicompiler.testing import (
     CHECKS,
     Case,

@@ -13,27 +13,27 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from support import splits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.layer_graphs import rules
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
+from support import splits
+from support.layer_graphs import rules
 from support.operator_cases import Case, Draw, check_stand_in, integers, run_split
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.weights import Weight
+from dicompiler.ir.plan import Part
+from dicompiler.ir.regions import Interval, Region, full
+from dicompiler.operators import Operation, Piece
 from dicompiler.verify.exact import DOMAIN, STAND_INS, check_model, coverage, measure, seeds_needed
 from dicompiler.verify.exact.magnitudes import every_tensor
 from dicompiler.verify.exact.normalised import NORMALISED
 from dicompiler.verify.exact.patterns import WEIGHTED, Extent, sparse, unified
 from dicompiler.verify.executor import run_model
-from dicompiler.ir.onnx.model import Model
-from dicompiler.operators import Operation, Piece
-from dicompiler.ir.plan import Part
-from dicompiler.ir.regions import Interval, Region, full
-from dicompiler.ir.onnx.weights import Weight
 from dicompiler_passes.form_layers import form_layers
 
 SMALL: dict[str, dict[str, Any]] = {

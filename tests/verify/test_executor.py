@@ -9,13 +9,13 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from support.handmade import HEAD, Made, failing, halo, integers, partial, unknown_shape, value
 from onnx import parser
+from support.handmade import HEAD, Made, failing, halo, integers, partial, unknown_shape, value
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.verify.executor import Executor, check_inputs, execute, from_ort, run_model, to_ort
 from dicompiler.ir.onnx.model import Model, Weight, hollow
 from dicompiler.ir.program import Program
+from dicompiler.verify.executor import Executor, check_inputs, execute, from_ort, run_model, to_ort
 
 MADE = {
     "halo": halo,

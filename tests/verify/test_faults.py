@@ -15,16 +15,16 @@ from support.layer_graphs import rules
 from support.splits import Case, splits
 
 from dicompiler import networks
-from dicompiler.ir.compilation import Compilation
-from dicompiler.driver.compiler import prepare
-from dicompiler.partition.segmentation import cut
 from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.compiler import prepare
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
-from dicompiler.operators import Operation, OperatorRule, Piece
-from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Interval, Region, full
+from dicompiler.operators import Operation, OperatorRule, Piece
+from dicompiler.partition.segmentation import cut
+from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.verify.comparison import Check, exact
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import Partition

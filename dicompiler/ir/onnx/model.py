@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.ir.onnx import importing
-from dicompiler.ir.onnx import file as modelfile
-from dicompiler.ir.onnx import structure
-from dicompiler.base.errors import DicompilerError, nearest
-from dicompiler.ir.rule import Tensor
 from dicompiler.base.atomic import whole
-from dicompiler.ir.regions import Shape
+from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.ir.onnx import file as modelfile
+from dicompiler.ir.onnx import importing, structure
 from dicompiler.ir.onnx.weights import HOLLOW, LARGE, Weight, dense, header, hollow, is_hollow
+from dicompiler.ir.regions import Shape
+from dicompiler.ir.rule import Tensor
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs

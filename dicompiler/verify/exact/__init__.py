@@ -15,13 +15,13 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.verify.exact.magnitudes import Peak, peak
-from dicompiler.verify.exact.covering import Coverage, coverage, seeds_needed
-from dicompiler.verify.exact.facts import Facts, Use, gather, of_model
-from dicompiler.verify.exact.standins import DOMAIN, STAND_INS, declare, prepare
-from dicompiler.verify.exact.values import SCHEDULES, constants, inputs
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import LARGE, Weight, hollow, is_hollow
+from dicompiler.verify.exact.covering import Coverage, coverage, seeds_needed
+from dicompiler.verify.exact.facts import Facts, Use, gather, of_model
+from dicompiler.verify.exact.magnitudes import Peak, peak
+from dicompiler.verify.exact.standins import DOMAIN, STAND_INS, declare, prepare
+from dicompiler.verify.exact.values import SCHEDULES, constants, inputs
 
 __all__ = ["DOMAIN", "STAND_INS", "Coverage", "NotExact", "check_model", "coverage", "measure", "seeds_needed"]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dicompiler.ir.onnx.model import Model
 from dicompiler.verify.exact.facts import gather
 from dicompiler.verify.exact.patterns import extent, unified
 from dicompiler.verify.exact.values import weight_index
-from dicompiler.ir.onnx.model import Model
 
 
 @dataclass(frozen=True)

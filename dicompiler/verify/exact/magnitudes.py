@@ -14,13 +14,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.weights import array_dtype
 from dicompiler.verify.exact.facts import FLOATS, Facts, attribute
 from dicompiler.verify.exact.patterns import unified
 from dicompiler.verify.exact.standins import DOMAIN
 from dicompiler.verify.exact.values import weight_index
 from dicompiler.verify.executor import run_model
-from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.weights import array_dtype
 
 FRACTION = 10
 """Bits behind the binary point that exact means of powers of two may make; more is taken for rounding."""

@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.verify.exact.facts import attribute
-from dicompiler.ir.regions import Shape
 from dicompiler.base.seeded import generator
+from dicompiler.ir.regions import Shape
+from dicompiler.verify.exact.facts import attribute
 
 SEEDS = 4
 """So many seeds at most (any run of consecutive ones) read every tap and every input channel of every layer."""

@@ -15,10 +15,10 @@ import numpy as np
 import onnx
 from onnx import FunctionProto, NodeProto, helper
 
+from dicompiler.ir.rule import STAND_IN_DOMAIN
 from dicompiler.verify.exact.calls import Body, Call, bounded, constant, total
 from dicompiler.verify.exact.facts import FLOATS, Facts, attribute, set_attribute
 from dicompiler.verify.exact.normalised import AXES, NORMALISED, WITH_AXIS
-from dicompiler.ir.rule import STAND_IN_DOMAIN
 
 DOMAIN = STAND_IN_DOMAIN
 MIN_IR = 8

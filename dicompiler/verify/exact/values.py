@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from dicompiler.base.seeded import generator
 from dicompiler.verify.exact.facts import FLOATS, Facts, Use
 from dicompiler.verify.exact.normalised import NORMALISED
 from dicompiler.verify.exact.patterns import WEIGHTED, extent, sparse
 from dicompiler.verify.exact.standins import wide
-from dicompiler.base.seeded import generator
 
 Array = NDArray[Any]
 

@@ -19,8 +19,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.model import macs
 from dicompiler.base.errors import DicompilerError
+from dicompiler.cost.model import macs
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.regions import shares
 from dicompiler.partition.tasks import output_shape, reduction

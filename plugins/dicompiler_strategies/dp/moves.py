@@ -12,11 +12,11 @@ from typing import Literal
 import numpy as np
 
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Region, bounding, full, replace, volume
 from dicompiler.partition.tasks import output_shape, reduction
 from dicompiler.partition.tiling import axes
-from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler_strategies.dp.boxes import Boxes, Floats, missing
 from dicompiler_strategies.dp.rows import Rows, lengths, union
 from dicompiler_strategies.dp.team import Form, Team

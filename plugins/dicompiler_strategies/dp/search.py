@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.search.problem import Problem
 from dicompiler.ir.regions import full
+from dicompiler.search.problem import Problem
 from dicompiler_strategies.dp.boxes import Boxes, Floats, missing
 from dicompiler_strategies.dp.moves import Move, item_bytes
 from dicompiler_strategies.dp.team import Form, Team

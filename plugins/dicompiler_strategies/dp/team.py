@@ -15,14 +15,14 @@ import numpy as np
 
 from dicompiler.cost.model import Share, macs
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device
-from dicompiler.search.problem import Problem
 from dicompiler.ir.regions import Interval, Region, full, shares
 from dicompiler.ir.regions import replace as with_interval
 from dicompiler.partition.tasks import Kind, cuttable, make_task, output_shape, reduction
 from dicompiler.partition.tiling import axes, cut_axis
-from dicompiler.ir.onnx.weights import raw_nbytes
+from dicompiler.search.problem import Problem
 from dicompiler_strategies.dp.boxes import Boxes, Floats, Wire
 from dicompiler_strategies.dp.rows import RowMap, height_axis, row_maps, row_seconds
 

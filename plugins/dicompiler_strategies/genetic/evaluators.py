@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.search.fronts import values
-from dicompiler.search.constraints import room, used
 from dicompiler.cost.metrics import Metrics
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
+from dicompiler.search.constraints import room, used
+from dicompiler.search.fronts import values
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.genetic.analytic import Model, model
 from dicompiler_strategies.genetic.encoding import ChoicePerLayer, Encoding, Genes, Naive, SplitPoints
@@ -135,7 +135,7 @@ class WholeLayers:
 class TiledLayers:
     """Plans that take one of its choices for each layer. Rows are numbers of choices.
 
-    The fast model is that of `dicompiler_strategies.tables.cost_tables`: latency with a barrier between layers. The time between frames is
+    The fast model is that of `tables.cost_tables`: latency with a barrier between layers. The time between frames is
     that of the busiest device or of all bytes on one line; memory counts weights alone, energy nothing of the network.
     The second level sees the rest.
     """

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from dicompiler.cost.model import weight_regions
 from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Region, contains, full, intersect, volume
 from dicompiler.partition.tasks import Task, make_task
-from dicompiler.ir.onnx.weights import raw_nbytes
 
 SINK = -1
 INPUT = -1

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dicompiler.search.fronts import Measurement
 from dicompiler.cost.metrics import DeviceMetrics
 from dicompiler.ir.plan import Plan
+from dicompiler.search.fronts import Measurement
 from dicompiler.search.problem import Problem
 from dicompiler.target.interface import DeviceReport, RunOptions
 

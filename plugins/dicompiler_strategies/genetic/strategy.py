@@ -6,10 +6,10 @@ import logging
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dicompiler.search.fronts import Front, Tell
-from dicompiler.search.constraints import lacking
 from dicompiler.base.objectives import terms
 from dicompiler.ir.plan import Plan
+from dicompiler.search.constraints import lacking
+from dicompiler.search.fronts import Front, Tell
 from dicompiler.search.problem import Problem, Strategy
 from dicompiler_strategies.genetic.exploring import Options, explore
 

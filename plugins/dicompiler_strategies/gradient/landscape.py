@@ -12,9 +12,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler_strategies.tables.choices import ranked
 from dicompiler.base.errors import UsageError, nearest
 from dicompiler.ir.platform import Platform
+from dicompiler_strategies.tables.choices import ranked
 from dicompiler_strategies.tables.cost_tables import Edge, Tables, total
 
 Floats = NDArray[np.float64]

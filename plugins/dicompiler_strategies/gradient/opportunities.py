@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.cost.model import Share
-from dicompiler_strategies.tables.footprints import box, overlap
 from dicompiler.ir.layers import Layer
+from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device
-from dicompiler.search.problem import Problem
 from dicompiler.ir.regions import Interval, Region, bounding, full, is_empty, replace
-from dicompiler_strategies.tables.cost_tables import Edge, common, edges
 from dicompiler.partition.tasks import align, cuttable, make_task, output_shape
 from dicompiler.partition.tiling import axes, cut_axis
-from dicompiler.ir.onnx.weights import raw_nbytes
+from dicompiler.search.problem import Problem
+from dicompiler_strategies.tables.cost_tables import Edge, common, edges
+from dicompiler_strategies.tables.footprints import box, overlap
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from dicompiler_strategies.tables.cost_tables import Edge
 from dicompiler_strategies.gradient.landscape import Floats, Landscape, Selections
+from dicompiler_strategies.tables.cost_tables import Edge
 
 _SWEEPS = 50
 _ROUNDS = 16  # of the dual ascent

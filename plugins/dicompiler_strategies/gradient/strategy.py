@@ -9,17 +9,17 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.search.constraints import lacking
 from dicompiler.ir.plan import Plan
+from dicompiler.search.constraints import lacking
 from dicompiler.search.problem import INTERRUPTED, Problem, Strategy
-from dicompiler_strategies.tables.cost_tables import Tables, tables
 from dicompiler_strategies.gradient import paper
 from dicompiler_strategies.gradient.landscape import Landscape, check_objective, landscapes
 from dicompiler_strategies.gradient.opportunities import space
 from dicompiler_strategies.gradient.polish import Polish
 from dicompiler_strategies.gradient.relax import Descent, Interrupted, descend
+from dicompiler_strategies.tables.choices import ChoiceSet
+from dicompiler_strategies.tables.cost_tables import Tables, tables
 
 Partition = Literal["equal", "proportional", "all"]
 _SHARES: Mapping[Partition, tuple[str, ...]] = {
@@ -50,7 +50,7 @@ class Gradient(Strategy):
 
     conv1: height 4 (0.3) | grid 2x2 (0.6) | …      ⇒  conv1: grid 2x2 +1
 
-    By itself the choices are those of the barrier model (see `dicompiler_strategies.tables.cost_tables`), the loss is normalised, steps are
+    By itself the choices are those of the barrier model (see `tables.cost_tables`), the loss is normalised, steps are
     natural, the softmax cools down, restarts begin near different kinds of split, and the decoded selections are
     polished by the exact values. With paper=true it is the method as printed: whole layers, one slice for each device
     and their fusion, W_l and W_dev, the superposition penalty, plain descent, argmax.

@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dicompiler_strategies.tables.choices import ChoiceSet, choices
-from dicompiler_strategies.tables.footprints import shareable
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.tables.cost_tables import lines
 from dicompiler_strategies.joint.elimination import LIMIT
+from dicompiler_strategies.tables.choices import ChoiceSet, choices
+from dicompiler_strategies.tables.cost_tables import lines
+from dicompiler_strategies.tables.footprints import shareable
 
 WORK = 1 << 23  # elements of the largest array of a table that the choice set may ask for
 

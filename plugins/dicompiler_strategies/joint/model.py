@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import UsageError
-from dicompiler_strategies.tables.footprints import Need, holders
 from dicompiler.base.objectives import OBJECTIVES
-from dicompiler_strategies.tables.cost_tables import Edge, Tables, edges, lines, sent_between, total
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler_strategies.joint.elimination import Graph, graph
+from dicompiler_strategies.tables.cost_tables import Edge, Tables, edges, lines, sent_between, total
+from dicompiler_strategies.tables.footprints import Need, holders
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]

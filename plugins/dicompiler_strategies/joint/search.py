@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler_strategies.tables.choices import ChoiceSet, ranked
 from dicompiler.base.errors import DicompilerError
-from dicompiler.search.constraints import needs, room
-from dicompiler.ir.plan import Plan
-from dicompiler.search.problem import INTERRUPTED, Problem
-from dicompiler_strategies.tables.cost_tables import Tables, tables
 from dicompiler.base.units import format_bytes
 from dicompiler.ir.onnx.weights import raw_nbytes
+from dicompiler.ir.plan import Plan
+from dicompiler.search.constraints import needs, room
+from dicompiler.search.problem import INTERRUPTED, Problem
 from dicompiler_strategies.joint.elimination import LIMIT
 from dicompiler_strategies.joint.model import Model, activations, model
 from dicompiler_strategies.joint.relaxation import Relaxed, relax, unrelaxed
 from dicompiler_strategies.joint.solving import Effort, Found
 from dicompiler_strategies.joint.solving import solve as finish
+from dicompiler_strategies.tables.choices import ChoiceSet, ranked
+from dicompiler_strategies.tables.cost_tables import Tables, tables
 
 log = logging.getLogger("dicompiler")
 PROOF = 1e-6

@@ -15,10 +15,10 @@ from dicompiler.base.errors import UsageError, nearest
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device
-from dicompiler.search.problem import Problem
 from dicompiler.ir.regions import Interval, Region, full, replace, shares
 from dicompiler.partition.tasks import cuttable, output_shape, reduction
 from dicompiler.partition.tiling import axes, cut_axis, settled
+from dicompiler.search.problem import Problem
 
 KINDS = ("whole", "height", "grid", "lop", "lip")
 SHARES = ("equal", "rate", "memory")

@@ -13,6 +13,11 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.weights import raw_nbytes
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Platform
+from dicompiler.search.problem import Problem
 from dicompiler_strategies.tables.choices import Choice, ChoiceSet, choices
 from dicompiler_strategies.tables.footprints import (
     Floats,
@@ -26,11 +31,6 @@ from dicompiler_strategies.tables.footprints import (
     signature,
     sizes,
 )
-from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.plan import Plan
-from dicompiler.ir.platform import Platform
-from dicompiler.search.problem import Problem
-from dicompiler.ir.onnx.weights import raw_nbytes
 
 Edge = tuple[int, int]
 _BLOCK = 1 << 17  # elements of the largest array that filling an edge makes at once: it stays in the cache

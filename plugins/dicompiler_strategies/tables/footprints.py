@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin import guard as blame
-from dicompiler_strategies.tables.choices import Choice
 from dicompiler.cost.model import Analytic, Share, weight_regions
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part
-from dicompiler.search.problem import Problem
 from dicompiler.ir.regions import Interval, Region, full, volume
 from dicompiler.partition.tasks import Key, Kind, Task, make_task
-from dicompiler.ir.onnx.weights import raw_nbytes
+from dicompiler.plugin import guard as blame
+from dicompiler.search.problem import Problem
+from dicompiler_strategies.tables.choices import Choice
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dicompiler.ir.program import DeviceProgram, Program, Transfer, Value
 from dicompiler.ir.onnx.weights import dtype_name
+from dicompiler.ir.program import DeviceProgram, Program, Transfer, Value
 from dicompiler_targets.files import TYPES
 
 WIDTH = 120

@@ -9,9 +9,9 @@ from dicompiler.plugin.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from dicompiler.cost.model import CostModel
+    from dicompiler.ir.platform import PlatformFamily
     from dicompiler.ir.rule import OperatorRule
     from dicompiler.plugin.pass_manager import Pass
-    from dicompiler.ir.platform import PlatformFamily
     from dicompiler.search.problem import Strategy
     from dicompiler.target.interface import Target
 

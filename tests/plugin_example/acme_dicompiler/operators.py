@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.ir.regions import Interval, Region
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
 
 
 def quick_gelu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:

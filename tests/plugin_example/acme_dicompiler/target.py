@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dicompiler.target.manifest import artifact_document, json_text
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program
 from dicompiler.target.interface import DeviceReport, RunOptions, RunResult, Target
+from dicompiler.target.manifest import artifact_document, json_text
 
 Arrays = Mapping[str, Any]
 
