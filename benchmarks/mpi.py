@@ -38,7 +38,7 @@ from dicompiler.ir.platform import Platform
 from dicompiler.networks import LIGHT_NAMES
 from dicompiler.partition.lowering import split
 from dicompiler.plugin.registry import registry
-from dicompiler.target.interface import RunOptions
+from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler.verify.comparison import compare, random_inputs, transfers
 from dicompiler.verify.exact import check_model

@@ -26,7 +26,7 @@ import numpy as np
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.schema import load_json
-from dicompiler.target.interface import RunOptions
+from dicompiler.target.records import RunOptions
 from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.values import from_bytes, make_sessions, run_segment

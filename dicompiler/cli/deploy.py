@@ -22,7 +22,7 @@ from dicompiler.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from dicompiler.target.interface import Installed, RunOptions
+    from dicompiler.target.records import Installed, RunOptions
 
 
 @click.command("deploy")
@@ -73,7 +73,7 @@ def command(
     already; checks Python, numpy and onnxruntime there; starts all devices, gives them the frames, and stops them.
     Prints what was copied and what 'dicompiler run' prints.
     """
-    from dicompiler.target.interface import RunOptions
+    from dicompiler.target.records import RunOptions
     from dicompiler.target.remote.hosts import Hosts
 
     if copy_only and (outputs is not None or verify or logs is not None or log is not None):

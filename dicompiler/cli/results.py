@@ -14,12 +14,12 @@ from dicompiler.base.objectives import terms
 from dicompiler.cli.tables import show, show_json
 
 if TYPE_CHECKING:
-    from dicompiler.cost.metrics import Metrics
     from dicompiler.cost.simulator import Simulation
     from dicompiler.driver.compare import Comparison, Row
     from dicompiler.ir.compilation import Compilation
+    from dicompiler.ir.metrics import Metrics
     from dicompiler.ir.program import Program
-    from dicompiler.target.interface import RunResult
+    from dicompiler.target.records import RunResult
     from dicompiler.verify.comparison import Check, Verification
 
 

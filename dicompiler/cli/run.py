@@ -69,7 +69,7 @@ def command(
     from dicompiler.cli.tables import show_json
     from dicompiler.driver.artifact import TIMEOUT_S, run
     from dicompiler.driver.run_log import document
-    from dicompiler.target.interface import RunOptions
+    from dicompiler.target.records import RunOptions
 
     check_file(outputs)
     check_file(log)

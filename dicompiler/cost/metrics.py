@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from dicompiler.base.objectives import terms
 from dicompiler.cost.model import CostModel, flops, weight_regions
 from dicompiler.cost.workload import Workload, merged, task_seconds
 from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.metrics import DeviceMetrics, Metrics
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import Region
@@ -25,90 +25,6 @@ if TYPE_CHECKING:
     from dicompiler.cost.simulator import Simulation
 
 Step = tuple[str, bool]  # (layer, or "" for the network's inputs; whether it is the layer's partial sums)
-
-
-@dataclass(frozen=True)
-class DeviceMetrics:
-    """One device's share of one frame. flops: operations; compute_s: seconds; all others in bytes.
-
-    With replicas all but the memory are means over the roles (whole numbers rounded up); the memory is for all roles.
-    weights: the constants that it holds; activations: the most that it holds at once of computed and received tensors;
-    sent, received: what travels between it and other devices (of its own host as well). line_s: seconds in which its
-    messages occupy a line; waits: seconds in which it had nothing that it could do, by the device whose message it
-    waited for ("": for a frame). An estimate knows neither. added: what running it takes beside weights and
-    activations: copies that joins make, and what the problem's target adds (of which an estimate knows the least that
-    it can be); 0 where the problem names no target.
-    """
-
-    device: str
-    flops: int
-    compute_s: float
-    weights: int
-    activations: int
-    sent: int
-    received: int
-    line_s: float = 0.0
-    waits: Mapping[str, float] = field(default_factory=dict)
-    added: int = 0
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds of all waits."""
-        return sum(self.waits.values())
-
-    @property
-    def memory(self) -> int:
-        """Bytes of weights and activations; what a target adds is not in it."""
-        return self.weights + self.activations
-
-    @property
-    def needed(self) -> int:
-        """Bytes that the device's host must have for it."""
-        return self.memory + self.added
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """What a plan comes to for one frame, with replicas in the mean over the roles. `devices`: those that the plan
-    names, in platform order.
-
-    latency_s: seconds from the inputs on the sources to the outputs on the sinks; period_s: seconds between frames
-    where many follow each other, set by the busiest device or line; energy_j: Joule of all devices over the latency;
-    memory: bytes on the fullest host; total_bytes: what travels between devices. method: whether times come from the
-    simulator or are an estimate that supposes barriers between layers.
-    """
-
-    devices: tuple[DeviceMetrics, ...]
-    latency_s: float
-    period_s: float
-    energy_j: float
-    memory: int
-    total_bytes: int
-    method: Literal["estimate", "simulation"] = "estimate"
-
-    def device(self, name: str) -> DeviceMetrics | None:
-        """What a device does, None where the plan does not name it."""
-        return next((entry for entry in self.devices if entry.device == name), None)
-
-    @property
-    def busiest(self) -> DeviceMetrics:
-        """The device that computes longest."""
-        return max(self.devices, key=lambda entry: entry.compute_s)
-
-    def adding(self, added: Mapping[str, int]) -> Metrics:
-        """The same with `added` by device."""
-        return replace(self, devices=tuple(replace(entry, added=added[entry.device]) for entry in self.devices))
-
-    def value(self, objective: str) -> float:
-        """The number that `objective`, a text as `objectives.terms` takes it, wants small."""
-        numbers = {
-            "latency": self.latency_s,
-            "throughput": self.period_s,
-            "energy": self.energy_j,
-            "memory": self.memory,
-            "communication": self.total_bytes,
-        }
-        return sum(weight * numbers[name] for name, weight in terms(objective).items())
 
 
 @dataclass(frozen=True)

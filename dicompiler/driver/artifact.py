@@ -24,8 +24,9 @@ from dicompiler.partition.tiling import whole_plan
 from dicompiler.plugin.guard import blamed, broken
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem, evaluate
-from dicompiler.target.interface import Installed, RunOptions, RunResult, Target
+from dicompiler.target.interface import Target
 from dicompiler.target.manifest import MADE, MANIFEST, PLAN, PLATFORM, REFERENCE
+from dicompiler.target.records import Installed, RunOptions, RunResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from dicompiler.base.atomic import check_place, moved_in_whole
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.schema import load_json, validate
-from dicompiler.cost.metrics import Metrics
 from dicompiler.cost.model import Analytic, CostModel
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
+from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform, to_toml

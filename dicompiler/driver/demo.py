@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.ir.compilation import Compilation
-    from dicompiler.target.interface import RunResult
+    from dicompiler.target.records import RunResult
 
 FRAMES = 20
 """Frames in each measurement; the fastest of them is reported, as whatever else a host does can only slow one down."""

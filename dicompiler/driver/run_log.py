@@ -12,7 +12,7 @@ from typing import Any
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json, validate
 from dicompiler.driver.artifact import manifest
-from dicompiler.target.interface import RunResult
+from dicompiler.target.records import RunResult
 
 FORMAT = "dicompiler.run/1"
 

@@ -13,14 +13,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dicompiler.cost.metrics import Metrics
     from dicompiler.ir.layers import LayerGraph
+    from dicompiler.ir.metrics import Metrics, Occupied
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.plan import Plan
     from dicompiler.ir.platform import Platform
     from dicompiler.ir.program import Program
     from dicompiler.partition.routing import Routing
-    from dicompiler.target.interface import Occupied
     from dicompiler.verify.comparison import Verification
 
 

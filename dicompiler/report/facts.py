@@ -14,11 +14,11 @@ from typing import Any
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.memory import MemoryCourse, memory_course
-from dicompiler.cost.metrics import DeviceMetrics, Metrics
 from dicompiler.cost.simulator import Simulation
 from dicompiler.driver.artifact import reopen
 from dicompiler.driver.explore import FILE as FRONT
 from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.metrics import DeviceMetrics, Metrics
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import PART, Program
 from dicompiler.partition.routing import Routing, leaves

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from dicompiler.base.units import format_bytes, format_flops, format_joules, format_seconds
-from dicompiler.cost.metrics import Metrics
+from dicompiler.ir.metrics import Metrics
 from dicompiler.report.facts import Facts
 from dicompiler.report.graph import colour, graph
 from dicompiler.report.markup import Markup, clean, element, joined, table

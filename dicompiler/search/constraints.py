@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dicompiler.base.errors import DicompilerError, nearest
 from dicompiler.base.units import format_bytes
 from dicompiler.cost.memory import program_memory
-from dicompiler.cost.metrics import DeviceMetrics, Metrics
 from dicompiler.cost.model import weight_regions
 from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.metrics import DeviceMetrics, Metrics, Occupied
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Host, Platform
@@ -21,7 +21,7 @@ from dicompiler.partition.routing import Routing, route
 from dicompiler.partition.tasks import Task
 from dicompiler.plugin import guard as blame
 from dicompiler.search.problem import Problem
-from dicompiler.target.interface import Occupied, Target
+from dicompiler.target.interface import Target
 
 
 def check(problem: Problem, plan: Plan, metrics: Metrics | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dicompiler.base.errors import UsageError, nearest
 from dicompiler.base.objectives import terms
-from dicompiler.cost.metrics import Metrics
+from dicompiler.ir.metrics import Metrics
 
 if TYPE_CHECKING:
     from dicompiler.ir.plan import Plan

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, ClassVar
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import OBJECTIVES, terms
 from dicompiler.cost.memory import to_run
-from dicompiler.cost.metrics import Metrics, measure, simulated
+from dicompiler.cost.metrics import measure, simulated
 from dicompiler.cost.model import Analytic, CostModel
 from dicompiler.cost.simulator import Simulation, simulate
 from dicompiler.cost.workload import Workload, played, workload
 from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program

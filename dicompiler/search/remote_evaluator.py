@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.metrics import Metrics
+from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight, raw_nbytes
 from dicompiler.ir.plan import Plan

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dicompiler.base.errors import DicompilerError, nearest
-from dicompiler.target.interface import DeviceReport, RunOptions
+from dicompiler.target.records import DeviceReport, RunOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,7 +18,8 @@ from dicompiler.ir.program import Program
 from dicompiler.partition.tiling import whole_plan
 from dicompiler.plugin.guard import named
 from dicompiler.plugin.registry import also, registry
-from dicompiler.target.interface import RunOptions, RunResult, Target
+from dicompiler.target.interface import Target
+from dicompiler.target.records import RunOptions, RunResult
 from dicompiler.testing.elsewhere import elsewhere
 from dicompiler.testing.faults import checking, expect, one_of
 from dicompiler.testing.samples import Sample, cluster, samples

@@ -20,7 +20,7 @@ from dicompiler.base.errors import DicompilerError, nearest
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight, array_dtype, dtype_name, is_hollow
 from dicompiler.ir.program import DeviceProgram, Program, Segment, Transfer, Value
-from dicompiler.target.interface import Optimization
+from dicompiler.verify.levels import Optimization
 
 _LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
 # Types that onnxruntime computes with but does not exchange with numpy.

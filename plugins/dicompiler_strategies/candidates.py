@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.metrics import Metrics
+from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.plan import Plan
 from dicompiler.search.constraints import fits
 from dicompiler.search.problem import Problem

@@ -11,11 +11,11 @@ from typing import ClassVar
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.units import format_bytes
+from dicompiler.ir.metrics import Occupied
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Host, Platform
 from dicompiler.search.constraints import check_occupied
 from dicompiler.search.problem import Problem, Strategy
-from dicompiler.target.interface import Occupied
 from dicompiler_strategies.fit_stages import Board, Stages
 
 TRIES = 6

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cost.metrics import Metrics
 from dicompiler.cost.model import Share
+from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Device
 from dicompiler.search.constraints import fits

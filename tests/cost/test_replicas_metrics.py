@@ -16,9 +16,9 @@ from support.planning import cluster as rated
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
-from dicompiler.cost.metrics import Metrics
 from dicompiler.driver.artifact import compare_run, run, verify
 from dicompiler.driver.compiler import compile, load_problem
+from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan, dumps
 from dicompiler.ir.platform import Host, Platform

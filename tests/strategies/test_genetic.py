@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from support.layer_graphs import formed, stack
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.metrics import Metrics
 from dicompiler.driver.compiler import prepare
 from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Device, Host, Link, Network, Platform, nameless

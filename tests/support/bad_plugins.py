@@ -26,7 +26,8 @@ from dicompiler.operators.windows import pool
 from dicompiler.plugin.pass_manager import Pass
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem, Strategy
-from dicompiler.target.interface import RunOptions, RunResult, Target
+from dicompiler.target.interface import Target
+from dicompiler.target.records import RunOptions, RunResult
 from dicompiler.testing import cluster
 
 

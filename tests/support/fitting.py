@@ -15,7 +15,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform, from_toml
 from dicompiler.networks.builder import Builder
 from dicompiler.plugin.pass_manager import PassManager, pipeline
-from dicompiler.target.interface import RunResult
+from dicompiler.target.records import RunResult
 from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.tflm.target import TflmTarget
 

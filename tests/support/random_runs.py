@@ -13,7 +13,8 @@ from test_random_plans import compiled
 
 from dicompiler.ir.platform import nameless
 from dicompiler.partition.segmentation import cut
-from dicompiler.target.interface import RunOptions, RunResult, Target
+from dicompiler.target.interface import Target
+from dicompiler.target.records import RunOptions, RunResult
 from dicompiler.verify.executor import run_model
 
 

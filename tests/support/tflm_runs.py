@@ -17,7 +17,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import nameless
 from dicompiler.networks.builder import Builder
 from dicompiler.plugin.registry import registry
-from dicompiler.target.interface import RunResult
+from dicompiler.target.records import RunResult
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.normalise import normalise

@@ -26,7 +26,8 @@ from dicompiler.base.errors import UsageError
 from dicompiler.base.schema import validate
 from dicompiler.cli.entry import main
 from dicompiler.driver.artifact import install
-from dicompiler.target.interface import RunOptions, Target
+from dicompiler.target.interface import Target
+from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler_targets.sockets import SocketsTarget

@@ -26,7 +26,7 @@ from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.memory import program_memory
 from dicompiler.driver import artifact as artifacts
 from dicompiler.driver import compiler
-from dicompiler.target.interface import RunOptions, RunResult
+from dicompiler.target.records import RunOptions, RunResult
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget, build, tools
 from dicompiler_targets.mpi.artifact import Artifact

@@ -22,7 +22,7 @@ from dicompiler.base.errors import RunError, UsageError
 from dicompiler.base.schema import load_json
 from dicompiler.cli.entry import main
 from dicompiler.driver.artifact import install, run
-from dicompiler.target.interface import RunOptions
+from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.hosts import Hosts
 
 PLATFORM = """

@@ -22,7 +22,7 @@ from support.running import wait_until
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.ir.platform import Device, Host, Network, Platform
-from dicompiler.target.interface import RunOptions
+from dicompiler.target.records import RunOptions
 from dicompiler_targets.mpi import MpiTarget, build, headers, packages, source, tools
 from dicompiler_targets.mpi.artifact import Artifact
 

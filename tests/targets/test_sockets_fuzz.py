@@ -20,7 +20,7 @@ from support.handmade import halo, partial
 from support.running import control, emit, fake, wait_until
 
 from dicompiler.base.schema import load_json
-from dicompiler.target.interface import RunOptions
+from dicompiler.target.records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.processes import launch

@@ -16,7 +16,7 @@ from support.running import LIMIT_S, emit, pids, wait_until
 
 import dicompiler
 from dicompiler.base.errors import RunError
-from dicompiler.target.interface import RunOptions
+from dicompiler.target.records import RunOptions
 
 HEARTBEAT_S = 0.4
 FOUND_S = 3.75 * HEARTBEAT_S

@@ -21,7 +21,7 @@ from dicompiler.driver.compiler import compile, load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
-from dicompiler.target.interface import RunOptions, RunResult
+from dicompiler.target.records import RunOptions, RunResult
 from dicompiler.verify.comparison import compare, random_inputs
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget

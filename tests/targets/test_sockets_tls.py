@@ -19,7 +19,7 @@ from support.running import control, emit, pids, wait_until
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.cli.entry import main
-from dicompiler.target.interface import RunOptions
+from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget, coordinator

@@ -29,7 +29,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import from_toml, nameless
 from dicompiler.partition.segmentation import cut
 from dicompiler.plugin.pass_manager import PassManager, pipeline
-from dicompiler.target.interface import RunOptions
+from dicompiler.target.records import RunOptions
 from dicompiler.verify.comparison import random_inputs
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.tflm import measure

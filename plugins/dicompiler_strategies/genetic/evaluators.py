@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.metrics import Metrics
+from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.search.constraints import room, used

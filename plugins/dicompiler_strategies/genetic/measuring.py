@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dicompiler.cost.metrics import DeviceMetrics
+from dicompiler.ir.metrics import DeviceMetrics
 from dicompiler.ir.plan import Plan
 from dicompiler.search.fronts import Measurement
 from dicompiler.search.problem import Problem
-from dicompiler.target.interface import DeviceReport, RunOptions
+from dicompiler.target.records import DeviceReport, RunOptions
 
 PowerReader = Callable[[str, float], float]
 """Device name, seconds that the run took → the mean power in W that its board drew meanwhile. It is called once for

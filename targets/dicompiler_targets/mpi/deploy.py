@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dicompiler.base.errors import RunError, UsageError
 from dicompiler.base.schema import load_json
-from dicompiler.target.interface import Installed, RunOptions, RunResult
+from dicompiler.target.records import Installed, RunOptions, RunResult
 from dicompiler.target.remote import ssh
 from dicompiler.target.remote.hosts import Place
 from dicompiler_targets.mpi import mpirun, tools

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.base.errors import RunError, UsageError
-from dicompiler.target.interface import DeviceReport, RunOptions, RunResult, Timed
+from dicompiler.target.records import DeviceReport, RunOptions, RunResult, Timed
 from dicompiler_targets.mpi.artifact import Artifact, Delivered
 
 GRACE_S = 5.0

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
-from dicompiler.target.interface import Installed, RunOptions
+from dicompiler.target.records import Installed, RunOptions
 from dicompiler.target.remote import ssh
 from dicompiler.target.remote.certificates import DEVICES
 from dicompiler.target.remote.hosts import Place

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dicompiler.base.errors import RunError
-from dicompiler.target.interface import DeviceReport, Timed
+from dicompiler.target.records import DeviceReport, Timed
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.runtime.frames import ProtocolError
 from dicompiler_targets.sockets.runtime.wire import Channel

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dicompiler.base.errors import RunError, UsageError, nearest
-from dicompiler.target.interface import DeviceReport, RunOptions
+from dicompiler.target.records import DeviceReport, RunOptions
 from dicompiler_targets.sockets import blame
 from dicompiler_targets.sockets.artifact import Artifact, from_payload, to_payload
 from dicompiler_targets.sockets.blame import Event

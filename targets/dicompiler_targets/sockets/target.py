@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.target.interface import Installed, Optimization, RunOptions, RunResult, Target
+from dicompiler.target.interface import Target
+from dicompiler.target.records import Installed, RunOptions, RunResult
+from dicompiler.verify.levels import Optimization
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

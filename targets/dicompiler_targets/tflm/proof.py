@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dicompiler.base.errors import RunError
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program
-from dicompiler.target.interface import RunResult
+from dicompiler.target.records import RunResult
 from dicompiler.verify.comparison import Check, Tolerance, compare
 from dicompiler.verify.executor import Executor
 from dicompiler_targets.tflm.lowering import Lowered, lower

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.base.schema import load_json, validate
-from dicompiler.target.interface import DeviceReport, RunOptions, RunResult
+from dicompiler.target.records import DeviceReport, RunOptions, RunResult
 from dicompiler_targets.tflm.emit import FORMAT, MANIFEST
 from dicompiler_targets.tflm.measure import RUNTIME
 from dicompiler_targets.tflm.packages import load

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from dicompiler.base.units import format_bytes
 from dicompiler.cost.memory import constant_sizes, segment_values
+from dicompiler.ir.metrics import Occupied
 from dicompiler.ir.program import PART, DeviceProgram, Segment
-from dicompiler.target.interface import Occupied
 from dicompiler_targets.files import Json
 from dicompiler_targets.tflm.measure import STEP
 from dicompiler_targets.tflm.sources import DeviceModels

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.target.interface import Occupied, RunOptions, RunResult, Target
+from dicompiler.ir.metrics import Occupied
+from dicompiler.target.interface import Target
+from dicompiler.target.records import RunOptions, RunResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

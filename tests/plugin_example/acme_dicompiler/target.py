@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program
-from dicompiler.target.interface import DeviceReport, RunOptions, RunResult, Target
+from dicompiler.target.interface import Target
 from dicompiler.target.manifest import artifact_document, json_text
+from dicompiler.target.records import DeviceReport, RunOptions, RunResult
 
 Arrays = Mapping[str, Any]
 

@@ -1,0 +1,101 @@
+"""What goes into and comes out of running an artifact: how it is to be run, and what the devices measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dicompiler.target.remote.hosts import Hosts
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Something that a device did: `kind` is "run" (a segment: its place in DeviceReport.segments), "send" (a transfer:
+    its index) or "wait" (for a transfer: its index; -1: for an input), for a frame. start, end: seconds from the
+    beginning of the run's last frame (sockets: from when the device heard of it)."""
+
+    kind: str
+    index: int
+    frame: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """What one device measured over all frames of a run.
+
+    compute_s: seconds in segments; wait_s: seconds in which it had no segment whose inputs were there; send_s: seconds
+    of sending, beside the computing. sent: payload bytes by index in `Program.all_transfers`. segments: seconds of each
+    segment, role by role. memory_peak: largest resident memory of its process, in bytes.
+    timeline: what it did from the last frame's beginning on; empty where the target does not tell.
+    """
+
+    device: str
+    compute_s: float
+    wait_s: float
+    send_s: float
+    sent: Mapping[int, int]
+    segments: tuple[float, ...]
+    memory_peak: int
+    timeline: tuple[Timed, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """outputs: by name, for each frame, as the first sink delivered them. reports: in device order.
+
+    delivered: for each frame and each sink device its outputs by name. frames_s: seconds from giving a frame's inputs
+    to having all its outputs. total_s: seconds from giving the first frame's inputs to having the last one's outputs.
+    """
+
+    outputs: tuple[dict[str, NDArray[Any]], ...]
+    reports: tuple[DeviceReport, ...]
+    delivered: tuple[Mapping[str, Mapping[str, NDArray[Any]]], ...] = field(default=(), repr=False)
+    frames_s: tuple[float, ...] = ()
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How an artifact is run.
+
+    in_flight: frames that may be on their way at once (0: twice as many as devices); a device's memory for what it
+    receives is that many times what the plan sends it for one. keep: the outputs of how many frames to keep (None:
+    all). heartbeat_s: seconds between two signs of life; who misses three of them is lost. keys: the directory that
+    `dicompiler keys` made: connections are in TLS. listen: address at which the devices reach this process (port 0:
+    any; by default loopback, and with `hosts` the address by which the first of them is reached). insecure: allow
+    other addresses than this host's own without keys. elsewhere: devices that someone else starts. pin: each process
+    keeps to its share of this host's processors. hosts: where devices are started over ssh, after `Target.install`;
+    logs: where what they write is kept then, by default beside the artifact and only where a run fails.
+    """
+
+    in_flight: int = 1
+    keep: int | None = None
+    heartbeat_s: float = 2.0
+    keys: Path | None = None
+    listen: str = ""
+    insecure: bool = False
+    elsewhere: tuple[str, ...] = ()
+    pin: bool = False
+    hosts: Hosts | None = None
+    logs: Path | None = None
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What `Target.install` did for a device. host: what ssh connected to. directory: the device's on that host.
+
+    copied: bytes; 0 where all was there already. versions: of the programs that it needs there, by their name.
+    """
+
+    device: str
+    host: str
+    directory: str
+    copied: int
+    versions: Mapping[str, str]
