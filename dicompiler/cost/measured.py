@@ -19,7 +19,7 @@ from dicompiler.cost.profile import Profile, Profiles, axis_cut, signature
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import Region, full
-from dicompiler.partition.tasks import align, output_shape, reduction
+from dicompiler.partition.bounds_inference import align, output_shape, reduction
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from dicompiler.ir.metrics import DeviceMetrics, Metrics
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import Region
-from dicompiler.partition.routing import Box, Routing, Tree, leaves, route_on
-from dicompiler.partition.tasks import Task, task_id
+from dicompiler.ir.routing import Box, Routing, Tree, leaves
+from dicompiler.ir.tasks import Task, task_id
+from dicompiler.partition.routing import route_on
 
 if TYPE_CHECKING:
     from dicompiler.cost.simulator import Simulation

@@ -21,7 +21,8 @@ from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import Interval, Region, full, shape_of, volume
 from dicompiler.ir.rule import Operation
-from dicompiler.partition.tasks import Kind, Task, Work, make_task
+from dicompiler.ir.tasks import Kind, Task, Work
+from dicompiler.partition.bounds_inference import make_task
 
 # These only move data, or do nothing at inference.
 _MOVING = frozenset(

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from dicompiler.cost.model import CostModel, Share
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceOutline, Outline, Program
-from dicompiler.partition.routing import Routing
-from dicompiler.partition.tasks import Task, TaskId, task_id
+from dicompiler.ir.routing import Routing
+from dicompiler.ir.tasks import Task, TaskId, task_id
 from dicompiler.plugin import guard as blame
 
 

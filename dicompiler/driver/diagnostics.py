@@ -82,8 +82,8 @@ class Statistics(Watch):
             return
         from dicompiler.cost.model import macs, task_macs
         from dicompiler.ir.regions import volume
-        from dicompiler.partition.routing import leaves
-        from dicompiler.partition.tasks import task_id
+        from dicompiler.ir.routing import leaves
+        from dicompiler.ir.tasks import task_id
 
         routing = compilation.routing
         layers = routing.layers

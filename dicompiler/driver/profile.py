@@ -30,8 +30,8 @@ from dicompiler.ir.onnx.weights import dtype_name, is_hollow
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Segment
 from dicompiler.ir.regions import Interval, shares
+from dicompiler.partition.bounds_inference import align, cuttable, reduction
 from dicompiler.partition.segmentation import cut
-from dicompiler.partition.tasks import align, cuttable, reduction
 from dicompiler.partition.tiling import Label, axes, tile
 from dicompiler.plugin.registry import registry
 

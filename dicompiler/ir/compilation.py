@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.plan import Plan
     from dicompiler.ir.platform import Platform
     from dicompiler.ir.program import Program
-    from dicompiler.partition.routing import Routing
+    from dicompiler.ir.routing import Routing
     from dicompiler.verify.comparison import Verification
 
 

@@ -12,7 +12,7 @@ from dicompiler.ir.regions import Shape
 if TYPE_CHECKING:
     import onnx
 
-    from dicompiler.partition.tasks import TaskId
+    from dicompiler.ir.tasks import TaskId
 
 # Metadata of nodes in a placed model, and of the model itself.
 DEVICE, LANE, REGION, ORIGIN = "dicompiler.device", "dicompiler.lane", "dicompiler.region", "dicompiler.origin"

@@ -15,9 +15,10 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Outline, Program
+from dicompiler.ir.routing import Routing
 from dicompiler.partition.placed_graph import Given
 from dicompiler.partition.placement import place
-from dicompiler.partition.routing import Routing, route_on
+from dicompiler.partition.routing import route_on
 from dicompiler.partition.segmentation import cut, outline
 from dicompiler.plugin.pass_manager import Instrument, PassManager
 from dicompiler.plugin.registry import registry

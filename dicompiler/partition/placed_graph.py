@@ -19,8 +19,8 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.structure import bodies, body_reads, node_reads, rename_captures
 from dicompiler.ir.regions import Region, full, replace
 from dicompiler.ir.rule import Piece
+from dicompiler.ir.tasks import TaskId
 from dicompiler.partition.routing import show
-from dicompiler.partition.tasks import TaskId
 
 Step = tuple[int, int, int, int]  # run, lane (-1: before all lanes), place in layer order, phase
 NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.regions import Region, full
+from dicompiler.ir.routing import Box, Routing, Take, Tree
 from dicompiler.ir.rule import Node, Piece
+from dicompiler.ir.tasks import Key, Task, TaskId, task_id
 from dicompiler.partition.placed_graph import Draft, Given, Held, Place, PlacedGraph, Step
-from dicompiler.partition.routing import Box, Routing, Take, Tree, show
-from dicompiler.partition.tasks import Key, Task, TaskId, task_id
+from dicompiler.partition.routing import show
 
 
 def place(given: Given, routing: Routing, plan: Plan) -> PlacedGraph:

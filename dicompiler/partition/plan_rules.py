@@ -8,7 +8,7 @@ from dicompiler.base.errors import DicompilerError, nearest
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import Interval, Region, contains, full, intersect, is_empty
-from dicompiler.partition.tasks import align, cuttable, output_shape, reduction
+from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction
 
 
 def check(layers: LayerGraph, plan: Plan) -> None:

@@ -14,7 +14,8 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import Interval, Region, bounding, full, replace, shares
-from dicompiler.partition.tasks import Key, align, cuttable, make_task, output_shape, reduction
+from dicompiler.ir.tasks import Key
+from dicompiler.partition.bounds_inference import align, cuttable, make_task, output_shape, reduction
 
 Label = Literal["height", "width", "channel"]
 Axes = Mapping[str, Mapping[str, int]]

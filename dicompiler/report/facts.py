@@ -21,8 +21,8 @@ from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.metrics import DeviceMetrics, Metrics
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import PART, Program
-from dicompiler.partition.routing import Routing, leaves
-from dicompiler.partition.tasks import Task, TaskId, task_id
+from dicompiler.ir.routing import Routing, leaves
+from dicompiler.ir.tasks import Task, TaskId, task_id
 from dicompiler.search.lower_bounds import bound
 from dicompiler.search.problem import Problem, play
 from dicompiler.target.interface import Target

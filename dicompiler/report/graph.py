@@ -14,8 +14,8 @@ from dicompiler.cost.model import flops
 from dicompiler.cost.workload import merged, task_seconds
 from dicompiler.ir.layers import Layer
 from dicompiler.ir.regions import volume
+from dicompiler.ir.tasks import Task, task_id
 from dicompiler.partition.routing import show
-from dicompiler.partition.tasks import Task, task_id
 from dicompiler.report.facts import Facts
 from dicompiler.report.layout import Layout, place
 from dicompiler.report.markup import Markup, clean, element, picture

@@ -17,8 +17,9 @@ from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Host, Platform
 from dicompiler.ir.regions import shape_of
-from dicompiler.partition.routing import Routing, route
-from dicompiler.partition.tasks import Task
+from dicompiler.ir.routing import Routing
+from dicompiler.ir.tasks import Task
+from dicompiler.partition.routing import route
 from dicompiler.plugin import guard as blame
 from dicompiler.search.problem import Problem
 from dicompiler.target.interface import Target

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dicompiler.base.objectives import terms
 from dicompiler.cost.model import Share
 from dicompiler.ir.layers import Layer
-from dicompiler.partition.tasks import cuttable, reduction
+from dicompiler.partition.bounds_inference import cuttable, reduction
 from dicompiler.search.problem import Problem
 
 

@@ -31,8 +31,8 @@ from dicompiler.plugin import guard as blame
 if TYPE_CHECKING:
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.onnx.model import Model
+    from dicompiler.ir.routing import Routing
     from dicompiler.partition.placed_graph import Given
-    from dicompiler.partition.routing import Routing
     from dicompiler.search.fronts import Front, Tell
     from dicompiler.target.interface import Target
 

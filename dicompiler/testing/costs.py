@@ -13,7 +13,7 @@ from dicompiler.cost.model import CostModel, Share
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import full, replace
-from dicompiler.partition.tasks import align, cuttable, output_shape, reduction
+from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction
 from dicompiler.plugin import guard as blame
 from dicompiler.plugin.guard import named
 from dicompiler.testing.elsewhere import elsewhere

@@ -14,7 +14,7 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Region, full
 from dicompiler.ir.regions import replace as replace_axis
-from dicompiler.partition.tasks import output_shape
+from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.tiling import Label, axis_of, cut_axis, whole_plan
 from dicompiler.plugin.pass_manager import Pass
 

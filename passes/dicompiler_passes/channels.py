@@ -10,7 +10,7 @@ from dicompiler.base.errors import UsageError
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Interval, Region, shares
-from dicompiler.partition.tasks import make_task, output_shape, reduction
+from dicompiler.partition.bounds_inference import make_task, output_shape, reduction
 from dicompiler.partition.tiling import axis_of, fused
 from dicompiler_passes.annotating import Annotation, LayerAnnotation
 

@@ -14,7 +14,7 @@ from dicompiler.cost.model import task_macs, weight_regions
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.regions import Region, shape_of
-from dicompiler.partition.tasks import Task, Work
+from dicompiler.ir.tasks import Task, Work
 
 FIXED, FOR_EACH_OPERATOR, FOR_EACH_CHANNEL = 1024, 350, 8
 """Bytes of an arena beside its tensors, on a host of 64 bits: fitted to 178 models that were measured there (mostly

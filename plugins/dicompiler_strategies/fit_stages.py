@@ -14,7 +14,7 @@ from typing import Literal
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Region, full, replace
-from dicompiler.partition.tasks import cuttable, make_task, output_shape
+from dicompiler.partition.bounds_inference import cuttable, make_task, output_shape
 from dicompiler.partition.tiling import axes, fused, settled, tile
 from dicompiler_strategies.fit_memory import Need, need
 

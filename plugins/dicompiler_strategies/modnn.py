@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from dicompiler.ir.layers import Layer
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.partition.tasks import cuttable
+from dicompiler.partition.bounds_inference import cuttable
 from dicompiler.partition.tiling import axes, tile
 from dicompiler.search.problem import Problem, Strategy
 

@@ -19,7 +19,7 @@ from dicompiler.base.errors import DicompilerError, UsageError, nearest
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import Interval, full, shares, volume
-from dicompiler.partition.tasks import cuttable, output_shape, reduction
+from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
 from dicompiler.partition.tiling import axes, cut_axis, read_within, tile
 from dicompiler.search.problem import Problem, Strategy
 

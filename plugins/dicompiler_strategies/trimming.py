@@ -10,8 +10,10 @@ from dataclasses import replace
 
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import Region, bounding
-from dicompiler.partition.routing import Box, Routing, leaves, route_on
-from dicompiler.partition.tasks import TaskId, align
+from dicompiler.ir.routing import Box, Routing, leaves
+from dicompiler.ir.tasks import TaskId
+from dicompiler.partition.bounds_inference import align
+from dicompiler.partition.routing import route_on
 from dicompiler.search.problem import Problem
 
 ROUNDS = 32  # what one layer reads less its producers can compute less, in the next round

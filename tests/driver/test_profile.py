@@ -30,7 +30,8 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import is_hollow
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import slices
-from dicompiler.partition.tasks import Key, make_task
+from dicompiler.ir.tasks import Key
+from dicompiler.partition.bounds_inference import make_task
 from dicompiler.verify.executor import Session
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 16, 16] x) => (float[1, 10] y)

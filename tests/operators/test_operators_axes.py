@@ -14,7 +14,7 @@ from support.layer_graphs import rules
 from support.operator_cases import OPSETS, Case, Draw, broadcastable, check_cut, drawn_computed, integers
 
 from dicompiler.operators.reductions import MERGED, OTHERS
-from dicompiler.partition.tasks import reduction
+from dicompiler.partition.bounds_inference import reduction
 from dicompiler_passes.form_layers import form_layers
 
 EXACT = ("ReduceL1", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare")

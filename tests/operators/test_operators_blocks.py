@@ -13,8 +13,8 @@ from support.layer_graphs import rules
 
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
+from dicompiler.partition.bounds_inference import cuttable
 from dicompiler.partition.segmentation import cut
-from dicompiler.partition.tasks import cuttable
 from dicompiler.verify.comparison import compare
 from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.form_layers import form_layers

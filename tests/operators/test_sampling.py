@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.layer_graphs import rules
 from support.operator_cases import Case, Draw, check_cut, integers
 
-from dicompiler.partition.tasks import cuttable
+from dicompiler.partition.bounds_inference import cuttable
 from dicompiler_passes.form_layers import form_layers
 
 SLICE_OPSETS = (9, 10, 11, 13, 21)

@@ -7,8 +7,9 @@ from support.layer_graphs import formed
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.partition.routing import Join, Take, leaves, route
-from dicompiler.partition.tasks import Key
+from dicompiler.ir.routing import Join, Take, leaves
+from dicompiler.ir.tasks import Key
+from dicompiler.partition.routing import route
 
 TWO = """
 <ir_version: 8, opset_import: ["" : 13]>

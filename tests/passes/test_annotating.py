@@ -10,7 +10,7 @@ from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Platform
-from dicompiler.partition.routing import Routing
+from dicompiler.ir.routing import Routing
 from dicompiler.partition.segmentation import cut
 from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.verify.executor import Executor, run_model

@@ -23,8 +23,8 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import build, parameters
+from dicompiler.partition.bounds_inference import make_task, output_shape
 from dicompiler.partition.segmentation import cut
-from dicompiler.partition.tasks import make_task, output_shape
 from dicompiler.search.problem import Problem, Strategy
 from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.form_layers import form_layers

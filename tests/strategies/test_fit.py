@@ -21,7 +21,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import to_toml
 from dicompiler.networks.builder import Builder
-from dicompiler.partition.tasks import make_task
+from dicompiler.partition.bounds_inference import make_task
 from dicompiler.plugin.registry import registry
 from dicompiler_strategies.fit_memory import need
 from dicompiler_targets.tflm import measure

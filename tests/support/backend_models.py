@@ -25,8 +25,8 @@ from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import nameless
 from dicompiler.ir.regions import full, shares
 from dicompiler.ir.regions import replace as with_axis
+from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
 from dicompiler.partition.lowering import split
-from dicompiler.partition.tasks import cuttable, output_shape, reduction
 from dicompiler.verify.comparison import compare
 from dicompiler.verify.executor import Executor, run_model
 

@@ -19,7 +19,7 @@ from support.generator_steps import ANY, SPATIAL
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import Interval, Region, full, replace
-from dicompiler.partition.tasks import align, cuttable, output_shape, reduction
+from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction
 
 DEVICES = ("a", "b", "c", "d")
 

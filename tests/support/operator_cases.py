@@ -18,7 +18,7 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import full
-from dicompiler.partition.tasks import output_shape
+from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.testing import rules as checks
 from dicompiler.testing.rules import Array, Case, Choose, chosen_parts, run, run_split
 from dicompiler.verify.exact import check_model

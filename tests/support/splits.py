@@ -24,7 +24,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Value
-from dicompiler.partition.tasks import cuttable, output_shape, reduction
+from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
 from dicompiler.partition.tiling import Label, axes, cut_axis, largest_set, read_within
 from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.plugin.registry import registry

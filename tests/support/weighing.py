@@ -7,9 +7,9 @@ from dicompiler.cost.workload import workload
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.program import Program
+from dicompiler.ir.routing import Routing
 from dicompiler.partition.placed_graph import Given
 from dicompiler.partition.placement import place
-from dicompiler.partition.routing import Routing
 from dicompiler.partition.segmentation import outline
 from dicompiler.search.problem import Problem, evaluate
 

@@ -26,7 +26,7 @@ from dicompiler.driver.compiler import prepare, split
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import nameless
-from dicompiler.partition.tasks import reduction
+from dicompiler.partition.bounds_inference import reduction
 from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler.verify.executor import execute, run_model

@@ -23,7 +23,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.model import macs
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.regions import shares
-from dicompiler.partition.tasks import output_shape, reduction
+from dicompiler.partition.bounds_inference import output_shape, reduction
 from dicompiler.partition.tiling import axes
 from dicompiler_strategies.dp.rows import RowMap, Rows, lengths, row_maps
 

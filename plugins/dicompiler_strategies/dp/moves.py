@@ -15,7 +15,7 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Region, bounding, full, replace, volume
-from dicompiler.partition.tasks import output_shape, reduction
+from dicompiler.partition.bounds_inference import output_shape, reduction
 from dicompiler.partition.tiling import axes
 from dicompiler_strategies.dp.boxes import Boxes, Floats, missing
 from dicompiler_strategies.dp.rows import Rows, lengths, union

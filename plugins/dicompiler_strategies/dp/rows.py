@@ -17,7 +17,8 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import Interval, full, replace, shares
-from dicompiler.partition.tasks import Key, cuttable, make_task, output_shape
+from dicompiler.ir.tasks import Key
+from dicompiler.partition.bounds_inference import cuttable, make_task, output_shape
 from dicompiler.partition.tiling import axes
 
 Rows = Sequence[Interval]  # an interval of rows for each device of a team; (0, 0): none

@@ -20,7 +20,8 @@ from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import Interval, Region, full, shares
 from dicompiler.ir.regions import replace as with_interval
-from dicompiler.partition.tasks import Kind, cuttable, make_task, output_shape, reduction
+from dicompiler.ir.tasks import Kind
+from dicompiler.partition.bounds_inference import cuttable, make_task, output_shape, reduction
 from dicompiler.partition.tiling import axes, cut_axis
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.dp.boxes import Boxes, Floats, Wire

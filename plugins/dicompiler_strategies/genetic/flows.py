@@ -14,7 +14,8 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Region, contains, full, intersect, volume
-from dicompiler.partition.tasks import Task, make_task
+from dicompiler.ir.tasks import Task
+from dicompiler.partition.bounds_inference import make_task
 
 SINK = -1
 INPUT = -1

@@ -18,7 +18,7 @@ from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import Interval, Region, bounding, full, is_empty, replace
-from dicompiler.partition.tasks import align, cuttable, make_task, output_shape
+from dicompiler.partition.bounds_inference import align, cuttable, make_task, output_shape
 from dicompiler.partition.tiling import axes, cut_axis
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.tables.cost_tables import Edge, common, edges

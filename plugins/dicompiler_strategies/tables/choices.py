@@ -16,7 +16,7 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import Interval, Region, full, replace, shares
-from dicompiler.partition.tasks import cuttable, output_shape, reduction
+from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
 from dicompiler.partition.tiling import axes, cut_axis, settled
 from dicompiler.search.problem import Problem
 

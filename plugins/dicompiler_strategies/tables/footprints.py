@@ -18,7 +18,8 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Interval, Region, full, volume
-from dicompiler.partition.tasks import Key, Kind, Task, make_task
+from dicompiler.ir.tasks import Key, Kind, Task
+from dicompiler.partition.bounds_inference import make_task
 from dicompiler.plugin import guard as blame
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.tables.choices import Choice

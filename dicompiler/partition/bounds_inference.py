@@ -1,4 +1,4 @@
-"""Tasks: what one part of a layer comes to, node by node. The backward walk through a layer is here (bounds inference).
+"""Bounds inference: the backward walk through a layer, from the region that a part makes to what it must hold.
 
 (LayerGraph, layer name, Part) → Task: a Piece for every node, and what must be held of every incoming tensor
 """
@@ -6,57 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
 
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Interval, Region, Shape, bounding, full
 from dicompiler.ir.rule import Node, Piece
-
-Kind = Literal["plain", "partial", "merger"]
-TaskId = tuple[str, int]  # (layer name, index of the part in the plan's list for that layer)
-
-
-class Key(NamedTuple):
-    """Names what is held or read: a tensor, or the partial sums of it over one range of the reduction axis."""
-
-    tensor: str
-    reduce: Interval | None = None
-
-
-@dataclass(frozen=True)
-class Work:
-    """One node of a task and how to run it. `piece` None: as it stands, on whole tensors (layers that stay whole)."""
-
-    node: Node
-    piece: Piece | None
-
-
-@dataclass(frozen=True)
-class Task:
-    """One part of one layer on one device.
-
-    index: the part's place in the plan's list for the layer. kind: `partial` computes the anchor alone over a range,
-    `merger` sums such ranges and computes the absorbed nodes, `plain` all of the layer.
-    outputs: the region of each tensor that it makes (None: a tensor without static shape).
-    needs: the region of each incoming tensor that it must hold (weights are not among them).
-    """
-
-    layer: str
-    index: int
-    device: str
-    lane: int
-    kind: Kind
-    works: tuple[Work, ...]
-    outputs: Mapping[Key, Region | None]
-    needs: Mapping[Key, Region]
-
-
-def task_id(task: Task) -> TaskId:
-    """What names a task in a routing."""
-    return task.layer, task.index
+from dicompiler.ir.tasks import Key, Kind, Task, Work
 
 
 def make_tasks(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> list[Task]:

@@ -1,0 +1,108 @@
+"""Routing: what follows from layers and plan alone. The live tasks, and for each the tree of pieces of its inputs.
+
+`partition.routing` works it out; the rewrite reads it and the costs read it: one truth for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+from functools import cached_property
+from typing import NamedTuple
+
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.weights import raw_nbytes
+from dicompiler.ir.regions import Region, shape_of
+from dicompiler.ir.tasks import Key, Task, TaskId
+
+
+class Box(NamedTuple):
+    """One region of a tensor (or of partial sums of it) that a device holds.
+
+    task: the one that computes it; None for a graph input on a source, and for a received box.
+    origin: for a received box the computed one it is cut out of; what was received is never sent on.
+    region None: a tensor without static shape, whole.
+    """
+
+    key: Key
+    region: Region | None
+    device: str
+    lane: int
+    task: TaskId | None = None
+    origin: Box | None = None
+
+
+class Take(NamedTuple):
+    """A leaf of an assembly: `region` of a box that is held on the reader's device."""
+
+    box: Box
+    region: Region
+
+
+class Join(NamedTuple):
+    """`children` side by side along `axis`."""
+
+    axis: int
+    children: tuple[Tree, ...]
+
+
+Tree = Take | Join
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A graph output on one of the devices that want it. `tree` None: a tensor without static shape, which is
+    delivered by a device that computes it (a sink, where one does)."""
+
+    output: str
+    device: str
+    tree: Tree | None
+
+
+@dataclass(frozen=True)
+class Routing:
+    """`tasks`: the live ones in step order: run by run, in a run lane by lane, then in layer order.
+
+    reads: task → what it reads → the tree that makes it. deliveries: the same for graph outputs. received: every box
+    that travels. dropped: parts that nobody reads. runs: the number of each live task's run (see `lane_runs`).
+    others: of a plan with replicas the routings of its further roles; everything else is the first role's.
+    """
+
+    layers: LayerGraph = field(repr=False)
+    tasks: tuple[Task, ...]
+    reads: Mapping[TaskId, Mapping[Key, Tree]] = field(repr=False)
+    deliveries: tuple[Delivery, ...]
+    received: tuple[Box, ...]
+    dropped: tuple[TaskId, ...]
+    runs: Mapping[TaskId, int] = field(repr=False)
+    others: tuple[Routing, ...] = field(default=(), repr=False)
+
+    @property
+    def roles(self) -> tuple[Routing, ...]:
+        """The routing of each role: frame i goes by entry i mod n."""
+        return (changed(self, others=()), *self.others)
+
+    def nbytes(self, box: Box) -> int:
+        """Raw bytes of a box."""
+        assert box.region is not None
+        dtype = self.layers.tensors[box.key.tensor].dtype
+        return raw_nbytes(dtype, shape_of(box.region))
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """All bytes that travel between devices for one frame."""
+        return sum(self.nbytes(box) for box in self.received)
+
+
+def _leaves(tree: Tree) -> Iterator[Take]:
+    if isinstance(tree, Take):
+        yield tree
+    else:
+        for child in tree.children:
+            yield from _leaves(child)
+
+
+def leaves(tree: Tree) -> tuple[Take, ...]:
+    """The leaves of an assembly, in order."""
+    return (tree,) if isinstance(tree, Take) else tuple(_leaves(tree))
