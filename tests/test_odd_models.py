@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.generators import random_plan
-from support.weighing import check_outline
+from support.weighing import check_unwritten
 
 from dicompiler.driver.compiler import prepare
 from dicompiler.ir.compilation import Compilation
@@ -55,7 +55,7 @@ def split(proto: onnx.ModelProto, plan: Plan) -> tuple[Compilation, Program]:
     placed.model.check("partition")
     assert placed.routing is not None
     program = cut(placed.model, plan.devices)
-    check_outline(before.model, placed.routing, plan, program)
+    check_unwritten(before.model, placed.routing, plan, program)
     return placed, program
 
 

@@ -5,12 +5,12 @@ Program + Routing + Platform + CostModel → Workload.   The steps are the Progr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from dicompiler.cost.model import CostModel, Share
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.program import DeviceOutline, Outline, Program
+from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler.ir.routing import Routing
 from dicompiler.ir.tasks import Task, TaskId, task_id
 from dicompiler.plugin import guard as blame
@@ -73,16 +73,12 @@ class Workload:
 def workload(program: Program, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
     """The program with predicted seconds, role by role. What a task takes is counted in the segment that holds its
     layer's anchor."""
-    return played([role.outline for role in program.roles], routing, platform, cost)
-
-
-def played(outlines: Sequence[Outline], routing: Routing, platform: Platform, cost: CostModel) -> Workload:
-    """The same of the outline of each role's program."""
-    first, *others = (_role(role, routes, platform, cost) for role, routes in zip(outlines, routing.roles, strict=True))
+    roles = zip(program.roles, routing.roles, strict=True)
+    first, *others = (_role(role, routes, platform, cost) for role, routes in roles)
     return replace(first, others=tuple(others))
 
 
-def _role(program: Outline, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
+def _role(program: Program, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
     seconds = {task_id(task): task_seconds(routing, platform, cost, task) for task in routing.tasks}
     own = _segment_seconds(program, routing, seconds)
     place = {device.device: i for i, device in enumerate(program.devices)}
@@ -92,7 +88,7 @@ def _role(program: Outline, routing: Routing, platform: Platform, cost: CostMode
     return Workload(tuple(_device(program, device, own) for device in program.devices), messages, seconds=seconds)
 
 
-def _device(program: Outline, device: DeviceOutline, seconds: Mapping[str, float]) -> DeviceWork:
+def _device(program: Program, device: DeviceProgram, seconds: Mapping[str, float]) -> DeviceWork:
     """The device's steps, sorted by the segment that they follow."""
     sends: dict[int, list[int]] = {}
     received: dict[str, int] = {}
@@ -119,7 +115,7 @@ def _device(program: Outline, device: DeviceOutline, seconds: Mapping[str, float
     return DeviceWork(device.device, device.host, tuple(sends.get(-1, ())), jobs)
 
 
-def _segment_seconds(program: Outline, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
+def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
     """Segment name → seconds of the tasks whose anchors it holds. seconds: of each task."""
     mergers = {task_id(task) for task in routing.tasks if task.kind == "merger"}
     home: dict[TaskId, str] = {}

@@ -88,7 +88,8 @@ def compile(
     problem = replace(pose(compilation, objective, costs), executor=executor, target=runs)
     chosen_plan = decide(problem, decider, plan)
     log.info("splitting over %d devices", len(chosen_plan.devices))
-    compilation = split(replace(compilation, plan=chosen_plan), instruments)
+    watched = PassManager([registry().make("passes", "partition")], instruments)
+    compilation = split(replace(compilation, plan=chosen_plan), watched.run)
     if output is not None:
         compilation = occupy(compilation, problem)
         check_program(compilation, emitter)

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import onnx
 
 from dicompiler.ir.onnx.weights import Weight, raw_nbytes
 from dicompiler.ir.regions import Shape
+from dicompiler.ir.tasks import TaskId
 
-if TYPE_CHECKING:
-    import onnx
-
-    from dicompiler.ir.tasks import TaskId
-
-# Metadata of nodes in a placed model, and of the model itself.
-DEVICE, LANE, REGION, ORIGIN = "dicompiler.device", "dicompiler.lane", "dicompiler.region", "dicompiler.origin"
-PART = "dicompiler.part"  # layer/index of the part that a node belongs to
-SOURCE, SINKS = "dicompiler.source", "dicompiler.sinks"
-
-Mark = tuple["TaskId", str]
+Mark = tuple[TaskId, str]
 """The part that a node belongs to, and the model's node or the tensor that it is made for."""
 
-
-def mark_of(metadata: Mapping[str, str]) -> Mark | None:
-    """What a node's metadata say of its part; None where it belongs to none."""
-    if PART not in metadata:
-        return None
-    layer, _, index = metadata[PART].rpartition("/")
-    return (layer, int(index)), metadata.get(ORIGIN, "")
+UNWRITTEN = onnx.ModelProto()
+"""The model of the segments of a program that is only evaluated."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +49,8 @@ class Segment:
     """An ONNX sub-model that one device runs once its inputs are there.
 
     `model` carries no large weights: such an initializer is a hollow (see model.py) whose data is in the program's
-    `weights` under the same name. `inputs` and `outputs` are tensor names on this device.
+    `weights` under the same name. `inputs` and `outputs` are tensor names on this device. `marks`: of those of its
+    nodes that belong to a part, in order.
     """
 
     name: str
@@ -69,23 +58,7 @@ class Segment:
     model: onnx.ModelProto = field(repr=False)
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-
-    @property
-    def outline(self) -> SegmentOutline:
-        """The segment without its model."""
-        metadata = [{entry.key: entry.value for entry in node.metadata_props} for node in self.model.graph.node]
-        marks = tuple(mark for own in metadata if (mark := mark_of(own)) is not None)
-        return SegmentOutline(self.name, self.inputs, self.outputs, marks)
-
-
-@dataclass(frozen=True)
-class SegmentOutline:
-    """A segment without its model. marks: of those of its nodes that belong to a part, in order."""
-
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[Mark, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -113,25 +86,6 @@ class DeviceProgram:
 
 
 @dataclass(frozen=True)
-class DeviceOutline:
-    """What one device does for a frame, without the models; see `DeviceProgram`."""
-
-    device: str
-    host: str
-    segments: tuple[SegmentOutline, ...]
-    steps: tuple[Step, ...]
-    sinks: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Outline:
-    """A role's program without the models: all that the simulator asks of it."""
-
-    devices: tuple[DeviceOutline, ...]
-    transfers: tuple[Transfer, ...]
-
-
-@dataclass(frozen=True)
 class Program:
     """`order`: (device index, segment index) of all segments, so that each comes after those it depends on.
 
@@ -151,15 +105,6 @@ class Program:
     def roles(self) -> tuple[Program, ...]:
         """The program of each role: frame i is played by entry i mod n."""
         return (replace(self, others=()), *self.others)
-
-    @property
-    def outline(self) -> Outline:
-        """The first role's program without the models."""
-        devices = tuple(
-            DeviceOutline(own.device, own.host, tuple(one.outline for one in own.segments), own.steps, own.sinks)
-            for own in self.devices
-        )
-        return Outline(devices, self.transfers)
 
     @property
     def all_transfers(self) -> tuple[Transfer, ...]:

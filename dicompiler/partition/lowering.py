@@ -1,73 +1,89 @@
 """Lowering: a compilation with a plan becomes a placed model and a program.
 
 Compilation (model, layers, platform, plan) ──partition──► placed Model ──cut──► Program;   with replicas, role by role
-LayerGraph + Platform + Plan ──place──► PlacedGraph ──► Outline, the same unwritten, for a plan that is only weighed
+LayerGraph + Platform + Plan ──place──► PlacedGraph ──cut──► Program without models, for a plan that is only evaluated
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.plan import Plan
+from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.program import Outline, Program
+from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
 from dicompiler.partition.placed_graph import Given
 from dicompiler.partition.placement import place
-from dicompiler.partition.routing import route_on
-from dicompiler.partition.segmentation import cut, outline
-from dicompiler.plugin.pass_manager import Instrument, PassManager
-from dicompiler.plugin.registry import registry
+from dicompiler.partition.routing import route, route_on
+from dicompiler.partition.segmentation import cut
+from dicompiler.partition.writing import write
+
+log = logging.getLogger("dicompiler")
 
 T = TypeVar("T")
+Rewrite = Callable[[Compilation], Compilation]
 
 
-def split(compilation: Compilation, instruments: Sequence[Instrument] = ()) -> Compilation:
-    """Adds routing, placed model (checked) and program to a compilation with a plan."""
-    return _each_role(compilation, PassManager([registry().make("passes", "partition")], instruments).run)
+def partition(compilation: Compilation, quiet: bool = False) -> Compilation:
+    """Rewrites the model as the plan says: parts on devices, slices and concatenations between them. Adds the routing;
+    without a plan every layer is on d0. quiet: nothing is said of parts that nobody reads."""
+    layers, platform = compilation.layers, compilation.platform
+    assert layers is not None
+    plan = compilation.plan or Plan({layer.name: (Part("d0"),) for layer in layers.layers}, ("d0",), ("d0",))
+    routing = route(layers, plan) if platform is None else route_on(platform, layers, plan)
+    for layer, index in () if quiet else routing.dropped:
+        log.warning("partition: part %d of layer %r is read by nobody and is left out", index, layer)
+    placed = place(Given.of(compilation.model), routing, plan)
+    return replace(compilation, plan=plan, routing=routing, model=write(compilation.model, placed))
 
 
-def sketch(compilation: Compilation) -> Compilation:
-    """The same where nobody runs the program: the placed model is not checked, and nothing is said about parts that
-    nobody reads."""
-    return _each_role(compilation, registry().make("passes", "partition{quiet=true}").run)
+def checked(compilation: Compilation) -> Compilation:
+    """`partition`, and DicompilerError where the placed model is not legal ONNX."""
+    placed = partition(compilation)
+    placed.model.check("after pass 'partition'")
+    return placed
 
 
-def outlines(given: Given, layers: LayerGraph, platform: Platform, plan: Plan) -> tuple[Routing, tuple[Outline, ...]]:
-    """What `sketch` makes, without writing it as ONNX: the routing, and the outline of each role's program.
+def split(compilation: Compilation, rewrite: Rewrite = checked) -> Compilation:
+    """Adds routing, placed model and program to a compilation with a plan, and the model before as `reference`.
+
+    rewrite: makes the placed model, role by role; the pass `partition` where passes are watched."""
+    plan, platform = compilation.plan, compilation.platform
+    assert plan is not None and platform is not None
+    devices = _devices(platform, plan)
+
+    def one(role: Plan) -> tuple[Compilation, Routing, Program]:
+        placed = rewrite(replace(compilation, plan=role))
+        assert placed.routing is not None
+        return placed, placed.routing, cut(placed.model, devices, platform.host_of)
+
+    roles = _by_role(plan, one)
+    routing, program = _joined([(routing, program) for _, routing, program in roles])
+    return replace(roles[0][0], plan=plan, routing=routing, program=program, reference=compilation.model)
+
+
+sketch = partial(split, rewrite=partial(partition, quiet=True))
+"""`split` where nobody runs the program: the placed model is not checked, and nothing is said of dropped parts."""
+
+
+def unwritten(given: Given, layers: LayerGraph, platform: Platform, plan: Plan) -> tuple[Routing, Program]:
+    """What `sketch` makes, without writing it as ONNX: for a plan that is only evaluated.
 
     given: of the model that the layers were formed of.
     """
     devices = _devices(platform, plan)
 
-    def one(role: Plan) -> tuple[Routing, Outline]:
+    def one(role: Plan) -> tuple[Routing, Program]:
         routing = route_on(platform, layers, role)
-        return routing, outline(place(given, routing, role), devices, platform.host_of)
+        return routing, cut(place(given, routing, role), devices, platform.host_of)
 
-    made = _by_role(plan, one)
-    (routing, _), *others = made
-    return replace(routing, others=tuple(own for own, _ in others)), tuple(drawn for _, drawn in made)
-
-
-def _each_role(compilation: Compilation, partition: Callable[[Compilation], Compilation]) -> Compilation:
-    """The first role's compilation, whose routing and program hold those of the other roles."""
-    plan, platform = compilation.plan, compilation.platform
-    assert plan is not None and platform is not None
-    devices, hosts = _devices(platform, plan), platform.host_of
-
-    def one(role: Plan) -> tuple[Compilation, Routing, Program]:
-        placed = partition(replace(compilation, plan=role))
-        assert placed.routing is not None
-        return placed, placed.routing, cut(placed.model, devices, hosts)
-
-    (placed, routing, program), *others = _by_role(plan, one)
-    routing = replace(routing, others=tuple(own for _, own, _ in others))
-    program = replace(program, others=tuple(own for _, _, own in others))
-    return replace(placed, plan=plan, routing=routing, program=program, reference=compilation.model)
+    return _joined(_by_role(plan, one))
 
 
 def _devices(platform: Platform, plan: Plan) -> list[str]:
@@ -84,3 +100,12 @@ def _by_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
         before = roles.index(role)
         made.append(made[before] if before < i else make(role))
     return made
+
+
+def _joined(roles: list[tuple[Routing, Program]]) -> tuple[Routing, Program]:
+    """The first role's routing and program, which hold those of the others."""
+    (routing, program), *others = roles
+    return (
+        replace(routing, others=tuple(other for other, _ in others)),
+        replace(program, others=tuple(other for _, other in others)),
+    )

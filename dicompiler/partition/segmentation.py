@@ -1,37 +1,21 @@
 """Cut, the driver's last step: the placed model becomes a Program, per device segments and between devices transfers.
 
-placed Model (every node on a device, in step order) → Program;   PlacedGraph, the same unwritten → Outline
+placed Model (every node on a device, in step order), or PlacedGraph, the same unwritten → Program
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import onnx
 
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.structure import node_reads
-from dicompiler.ir.program import (
-    DEVICE,
-    LANE,
-    SINKS,
-    SOURCE,
-    DeviceOutline,
-    DeviceProgram,
-    Mark,
-    Outline,
-    Program,
-    Segment,
-    SegmentOutline,
-    Step,
-    Transfer,
-    Value,
-    mark_of,
-)
+from dicompiler.ir.program import UNWRITTEN, DeviceProgram, Mark, Program, Segment, Step, Transfer, Value
 from dicompiler.ir.regions import shape_of
+from dicompiler.partition.annotations import annotation_of, ends_of
 from dicompiler.partition.placed_graph import Held, Known, PlacedGraph
 
 GIVEN = -1  # the step of graph inputs: there from the start
@@ -118,37 +102,37 @@ class _Placed:
         return next((s for s in self.source if self.hosts.get(s, s) == host), self.source[0])
 
 
-def cut(model: Model, devices: Sequence[str], hosts: Mapping[str, str] | None = None) -> Program:
-    """The program of a placed model. `devices`: all in order, also those without work; `hosts`: device → host."""
-    placed = _read(model, hosts or {})
-    groups = _gather(placed)
-    drawn = _draw(placed, groups, devices)
+def cut(placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str, str] | None = None) -> Program:
+    """The program of a placed model; of a placed graph, which is not written as ONNX, the same but for the segments'
+    models and the weights. `devices`: all in order, also those without work; `hosts`: device → host."""
+    graph = _of_model(placed, hosts or {}) if isinstance(placed, Model) else _of_graph(placed, hosts or {})
+    constants = {tensor.name: tensor for tensor in placed.proto.graph.initializer} if isinstance(placed, Model) else {}
+    transfers = _transfers(graph)
+    segments: dict[str, list[Segment]] = {device: [] for device in devices}
     index = {device: i for i, device in enumerate(devices)}
-    counts = dict.fromkeys(devices, 0)
     order: list[tuple[int, int]] = []
-    for group in groups:
-        order.append((index[group.device], counts[group.device]))
-        counts[group.device] += 1
-    constants = {tensor.name: tensor for tensor in model.proto.graph.initializer}
-    programs = []
-    for device in drawn.devices:
-        own = [group for group in groups if group.device == device.device]
-        segments = tuple(
-            _segment(one, group, placed, model, constants) for one, group in zip(device.segments, own, strict=True)
-        )
-        sources = placed.inputs if device.device in placed.source else ()
-        programs.append(DeviceProgram(device.device, device.host, segments, device.steps, sources, device.sinks))
-    outputs = tuple(placed.value(name) for name, output in placed.sinks.items() if name == output)
-    inputs = tuple(placed.value(name) for name in placed.inputs)
-    return Program(tuple(programs), drawn.transfers, inputs, outputs, model.weights, tuple(order))
+    for group in _gather(graph):
+        there = segments[group.device]
+        order.append((index[group.device], len(there)))
+        segment = _segment(f"{group.device}_{len(there):03}", group, graph)
+        if isinstance(placed, Model):
+            segment = replace(segment, model=_written(segment, group, graph, placed, constants))
+        there.append(segment)
+    return Program(
+        tuple(_device(device, tuple(own), graph, transfers) for device, own in segments.items()),
+        transfers,
+        tuple(graph.value(name) for name in graph.inputs),
+        tuple(graph.value(name) for name, output in graph.sinks.items() if name == output),
+        placed.weights if isinstance(placed, Model) else {},
+        tuple(order),
+    )
 
 
-def outline(graph: PlacedGraph, devices: Sequence[str], hosts: Mapping[str, str]) -> Outline:
-    """The outline of the program that `cut` makes of the graph once it is written."""
+def _of_graph(graph: PlacedGraph, hosts: Mapping[str, str]) -> _Placed:
     given, nodes = graph.given, graph.nodes
     outputs = {name: given.outputs[output] for name, output in graph.sinks.items()}
     constants = (given.initializers & graph.used) | given.sparse
-    placed = _Placed(
+    return _Placed(
         hosts,
         [node.place.device for node in nodes],
         [node.place.lane for node in nodes],
@@ -160,37 +144,25 @@ def outline(graph: PlacedGraph, devices: Sequence[str], hosts: Mapping[str, str]
         graph.source,
         graph.sinks,
     )
-    return _draw(placed, _gather(placed), devices)
 
 
-def _read(model: Model, hosts: Mapping[str, str]) -> _Placed:
+def _of_model(model: Model, hosts: Mapping[str, str]) -> _Placed:
     graph = model.proto.graph
-    marks = {entry.key: entry.value for entry in model.proto.metadata_props}
-    extra = json.loads(marks[SINKS])
+    source, copies = ends_of(model.proto)
     constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-    node_marks = [{entry.key: entry.value for entry in node.metadata_props} for node in graph.node]
+    annotations = [annotation_of(node) for node in graph.node]
     return _Placed(
         hosts,
-        [own[DEVICE] for own in node_marks],
-        [int(own.get(LANE, "0")) for own in node_marks],
+        [node.device for node in annotations],
+        [node.lane for node in annotations],
         [tuple(node_reads(node)) for node in graph.node],
         [tuple(node.output) for node in graph.node],
-        [mark_of(own) for own in node_marks],
+        [None if node.part is None else (node.part, node.origin) for node in annotations],
         {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)},
         tuple(v.name for v in graph.input if v.name not in constants),
-        tuple(json.loads(marks[SOURCE])),
-        {v.name: extra.get(v.name, v.name) for v in graph.output},
+        source,
+        {v.name: copies.get(v.name, v.name) for v in graph.output},
     )
-
-
-def _draw(placed: _Placed, groups: Sequence[_Group], devices: Sequence[str]) -> Outline:
-    transfers = _transfers(placed)
-    drawn = []
-    for device in devices:
-        own = [group for group in groups if group.device == device]
-        segments = tuple(_outline(f"{device}_{k:03}", group, placed) for k, group in enumerate(own))
-        drawn.append(_device(device, segments, placed, transfers))
-    return Outline(tuple(drawn), transfers)
 
 
 def _gather(placed: _Placed) -> list[_Group]:
@@ -245,8 +217,8 @@ def _transfers(placed: _Placed) -> tuple[Transfer, ...]:
 
 
 def _device(
-    device: str, segments: tuple[SegmentOutline, ...], placed: _Placed, transfers: Sequence[Transfer]
-) -> DeviceOutline:
+    device: str, segments: tuple[Segment, ...], placed: _Placed, transfers: Sequence[Transfer]
+) -> DeviceProgram:
     outgoing: dict[str, list[int]] = {}
     for transfer in transfers:
         if transfer.sender == device:
@@ -256,23 +228,25 @@ def _device(
     for k, segment in enumerate(segments):
         steps.append(Step("run", k))
         steps += [Step("send", i) for name in segment.outputs for i in outgoing.get(name, ())]
+    sources = placed.inputs if device in placed.source else ()
     sinks = {name: output for name, output in placed.sinks.items() if placed.devices[placed.made[name]] == device}
-    return DeviceOutline(device, placed.hosts.get(device, device), segments, tuple(steps), sinks)
+    return DeviceProgram(device, placed.hosts.get(device, device), segments, tuple(steps), sources, sinks)
 
 
-def _outline(name: str, group: _Group, placed: _Placed) -> SegmentOutline:
+def _segment(name: str, group: _Group, placed: _Placed) -> Segment:
+    """The segment without its model."""
     inside = set(group.nodes)
     made = dict.fromkeys(n for i in group.nodes for n in placed.makes[i] if n)
     needed = dict.fromkeys(n for i in group.nodes for n in placed.uses[i] if n not in made)
     outputs = tuple(n for n in made if n in placed.sinks or not inside.issuperset(placed.users.get(n, ())))
     marks = tuple(mark for i in group.nodes if (mark := placed.marks[i]) is not None)
-    return SegmentOutline(name, tuple(needed), outputs, marks)
+    return Segment(name, group.device, UNWRITTEN, tuple(needed), outputs, marks)
 
 
-def _segment(
-    drawn: SegmentOutline, group: _Group, placed: _Placed, source: Model, constants: Mapping[str, onnx.TensorProto]
-) -> Segment:
-    """The segment with its model."""
+def _written(
+    segment: Segment, group: _Group, placed: _Placed, source: Model, constants: Mapping[str, onnx.TensorProto]
+) -> onnx.ModelProto:
+    """The segment's model. constants: the initializers of the placed model by name."""
     nodes = [source.proto.graph.node[i] for i in group.nodes]
     read = dict.fromkeys(n for i in group.nodes for n in placed.reads[i])
     proto = onnx.ModelProto(
@@ -280,13 +254,13 @@ def _segment(
         opset_import=source.proto.opset_import,
         functions=source.proto.functions,
     )
-    proto.graph.name = drawn.name
+    proto.graph.name = segment.name
     proto.graph.node.extend(nodes)
-    proto.graph.input.extend(placed.infos[n] for n in drawn.inputs)
-    proto.graph.output.extend(placed.infos.get(n) or onnx.ValueInfoProto(name=n) for n in drawn.outputs)
+    proto.graph.input.extend(placed.infos[n] for n in segment.inputs)
+    proto.graph.output.extend(placed.infos.get(n) or onnx.ValueInfoProto(name=n) for n in segment.outputs)
     proto.graph.initializer.extend(constants[n] for n in read if n in constants)
     proto.graph.sparse_initializer.extend(t for t in source.proto.graph.sparse_initializer if t.values.name in read)
-    return Segment(drawn.name, group.device, proto, drawn.inputs, drawn.outputs)
+    return proto
 
 
 def sent_bytes(transfers: Iterable[Transfer]) -> int:

@@ -20,7 +20,7 @@ from dicompiler.driver.explore import FILE as FRONT
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.metrics import DeviceMetrics, Metrics
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.program import PART, Program
+from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing, leaves
 from dicompiler.ir.tasks import Task, TaskId, task_id
 from dicompiler.search.lower_bounds import bound
@@ -127,8 +127,7 @@ class Facts:
         found = {}
         for device in self.program.devices:
             for segment in device.segments:
-                marks = (entry for node in segment.model.graph.node for entry in node.metadata_props)
-                names = list(dict.fromkeys(m.value.rpartition("/")[0] for m in marks if m.key == PART))
+                names = list(dict.fromkeys(layer for (layer, _), _ in segment.marks))
                 many = f"{names[0]} … {names[-1]} ({len(names)} layers)" if len(names) > 2 else ", ".join(names)
                 found[segment.name] = many or "moves data"
         return found

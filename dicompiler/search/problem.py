@@ -20,19 +20,20 @@ from dicompiler.cost.memory import to_run
 from dicompiler.cost.metrics import measure, simulated
 from dicompiler.cost.model import Analytic, CostModel
 from dicompiler.cost.simulator import Simulation, simulate
-from dicompiler.cost.workload import Workload, played, workload
+from dicompiler.cost.workload import Workload, workload
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
+from dicompiler.partition.lowering import sketch, unwritten
+from dicompiler.partition.placed_graph import Given
 from dicompiler.plugin import guard as blame
 
 if TYPE_CHECKING:
-    from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.routing import Routing
-    from dicompiler.partition.placed_graph import Given
     from dicompiler.search.fronts import Front, Tell
     from dicompiler.target.interface import Target
 
@@ -95,7 +96,7 @@ class Problem:
         with _no_collection():
             if self.target is not None:
                 return evaluate(self.sketch(plan), self.cost, self.target)
-            routing, work = self.weigh(plan)
+            routing, work = self.workload(plan)
             return _metrics(work, routing, self.platform, plan)
 
     def evaluate_all(self, plans: Sequence[Plan]) -> list[Metrics | DicompilerError]:
@@ -108,27 +109,20 @@ class Problem:
 
     def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> Simulation:
         """Plays the plan's program for a stream of frames, see `simulator.simulate`. Raises as `estimate`."""
-        return simulate(self.weigh(plan)[1], self.platform, frames, in_flight)
+        return simulate(self.workload(plan)[1], self.platform, frames, in_flight)
 
-    def weigh(self, plan: Plan) -> tuple[Routing, Workload]:
+    def workload(self, plan: Plan) -> tuple[Routing, Workload]:
         """The plan's routing, and what the simulator plays of its program, which is not written. DicompilerError where
         the problem has no model."""
-        from dicompiler.partition.lowering import outlines
-
-        routing, drawn = outlines(self._given, self.layers, self.platform, plan)
-        return routing, played(drawn, routing, self.platform, self.cost)
+        routing, program = unwritten(self._given, self.layers, self.platform, plan)
+        return routing, workload(program, routing, self.platform, self.cost)
 
     def sketch(self, plan: Plan) -> Compilation:
         """The plan's routing and program. DicompilerError where the problem has no model."""
-        from dicompiler.ir.compilation import Compilation
-        from dicompiler.partition.lowering import sketch
-
         return sketch(Compilation(model=self._known, layers=self.layers, platform=self.platform, plan=plan))
 
     @cached_property
     def _given(self) -> Given:
-        from dicompiler.partition.placed_graph import Given
-
         return Given.of(self._known)
 
     @property

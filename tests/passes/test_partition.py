@@ -13,7 +13,7 @@ from support.layer_graphs import rules
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.program import DEVICE, ORIGIN, REGION
+from dicompiler.partition.annotations import DEVICE, ORIGIN, REGION
 from dicompiler.partition.segmentation import cut
 from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.form_layers import form_layers

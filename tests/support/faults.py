@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from dicompiler.ir.program import REGION
+from dicompiler.partition.annotations import REGION
 
 Change = Callable[[onnx.ModelProto], None]
 

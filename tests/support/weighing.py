@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dicompiler.cost.simulator import Simulation, simulate
 from dicompiler.cost.workload import workload
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.program import Program
+from dicompiler.ir.program import UNWRITTEN, Program
 from dicompiler.ir.routing import Routing
 from dicompiler.partition.placed_graph import Given
 from dicompiler.partition.placement import place
-from dicompiler.partition.segmentation import outline
+from dicompiler.partition.segmentation import cut
 from dicompiler.search.problem import Problem, evaluate
 
 
-def check_outline(model: Model, routing: Routing, plan: Plan, program: Program) -> None:
-    """The outline of the unwritten graph is that of the program, which was cut of the written one."""
+def check_unwritten(model: Model, routing: Routing, plan: Plan, program: Program) -> None:
+    """The program of the unwritten graph is that which was cut of the written one, but for models and weights."""
     hosts = {device.device: device.host for device in program.devices}
-    assert outline(place(Given.of(model), routing, plan), list(hosts), hosts) == program.outline
+    devices = tuple(
+        replace(device, segments=tuple(replace(segment, model=UNWRITTEN) for segment in device.segments))
+        for device in program.devices
+    )
+    expected = replace(program, devices=devices, weights={})
+    assert cut(place(Given.of(model), routing, plan), list(hosts), hosts) == expected
 
 
 def check_weighed(problem: Problem, plan: Plan) -> Simulation:
@@ -25,7 +32,7 @@ def check_weighed(problem: Problem, plan: Plan) -> Simulation:
     sketched = problem.sketch(plan)
     assert sketched.program is not None and sketched.routing is not None
     written = workload(sketched.program, sketched.routing, problem.platform, problem.cost)
-    routing, work = problem.weigh(plan)
+    routing, work = problem.workload(plan)
     assert routing == sketched.routing
     assert work == written
     assert repr(problem.evaluate(plan)) == repr(evaluate(sketched, problem.cost))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from dicompiler.base.units import format_bytes
 from dicompiler.cost.memory import constant_sizes, segment_values
 from dicompiler.ir.metrics import Occupied
-from dicompiler.ir.program import PART, DeviceProgram, Segment
+from dicompiler.ir.program import DeviceProgram, Segment
+from dicompiler.partition.annotations import part_of
 from dicompiler_targets.files import Json
 from dicompiler_targets.tflm.measure import STEP
 from dicompiler_targets.tflm.sources import DeviceModels
@@ -100,8 +101,8 @@ def _heaviest(segment: Segment, measure: Callable[[Segment], Mapping[str, int]])
     """The layer of the segment whose nodes read and make most of what is measured, for errors."""
     bytes_of, totals = measure(segment), dict[str, int]()
     for node in segment.model.graph.node:
-        part = next((entry.value for entry in node.metadata_props if entry.key == PART), "")
-        layer = part.rpartition("/")[0] or node.name
+        part = part_of(node)
+        layer = node.name if part is None else part[0]
         totals[layer] = max(totals.get(layer, 0), sum(bytes_of.get(name, 0) for name in {*node.input, *node.output}))
     layer = max(totals, key=lambda name: totals[name])
     return f"layer {layer!r} ({format_bytes(totals[layer])} in segment {segment.name!r})"

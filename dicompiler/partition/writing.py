@@ -1,11 +1,9 @@
-"""The placed graph as ONNX: every node with its marks, the weights cut, the value infos.
+"""The placed graph as ONNX: every node with its annotation, the weights cut, the value infos.
 
 Model + PlacedGraph → placed Model
 """
 
 from __future__ import annotations
-
-import json
 
 import numpy as np
 import onnx
@@ -13,8 +11,8 @@ from onnx import helper
 
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import LARGE, Weight, hollow
-from dicompiler.ir.program import DEVICE, LANE, ORIGIN, PART, REGION, SINKS, SOURCE
 from dicompiler.ir.regions import shape_of
+from dicompiler.partition.annotations import Annotation, annotate, annotate_ends
 from dicompiler.partition.placed_graph import Constant, Cut, Held, PlacedGraph, PlacedNode
 from dicompiler.partition.routing import show
 
@@ -43,15 +41,8 @@ def write(model: Model, placed: PlacedGraph) -> Model:
         graph.initializer.append(tensor)
         if weight is not None:
             weights[name] = weight
-    marks = {SOURCE: json.dumps(placed.source), SINKS: json.dumps(_further(placed), sort_keys=True)}
-    for key, value in marks.items():
-        proto.metadata_props.add(key=key, value=value)
+    annotate_ends(proto, placed.source, {name: output for name, output in placed.sinks.items() if name != output})
     return Model(proto, weights)
-
-
-def _further(placed: PlacedGraph) -> dict[str, str]:
-    """The outputs that are copies of others, for further sinks."""
-    return {name: output for name, output in placed.sinks.items() if name != output}
 
 
 def _node(node: PlacedNode) -> onnx.NodeProto:
@@ -66,15 +57,8 @@ def _node(node: PlacedNode) -> onnx.NodeProto:
         del proto.attribute[:]
         proto.attribute.extend(kept)
     place = node.place
-    marks = {DEVICE: place.device, ORIGIN: node.origin}
-    if node.region is not None:
-        marks[REGION] = show(node.region)
-    if place.part is not None:
-        marks[PART] = "{}/{}".format(*place.part)
-    if place.lane:
-        marks[LANE] = str(place.lane)
-    for key, value in marks.items():
-        proto.metadata_props.add(key=key, value=value)
+    region = "" if node.region is None else show(node.region)
+    annotate(proto, Annotation(place.device, node.origin, region, place.part, place.lane))
     return proto
 
 
