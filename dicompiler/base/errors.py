@@ -31,6 +31,12 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def cause(error: BaseException) -> str:
+    """An exception as one line; ours without its type."""
+    text = one_line(str(error))
+    return text if isinstance(error, DicompilerError) else f"{type(error).__name__}{': ' if text else ''}{text}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an "unknown name" message: `nearest("tile-heigth", passes)` → ` (did you mean 'tile-height'?)`.
 

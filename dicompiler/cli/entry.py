@@ -53,11 +53,11 @@ def _describe(error: Exception) -> tuple[int, str]:
         return INTERRUPTED, "interrupted"
     if isinstance(error, click.ClickException):
         return error.exit_code, f"error: {_usage(error)}"
-    from dicompiler.plugin.guard import culprit
+    from dicompiler.plugin.registry import culprit
 
-    blamed = culprit(error)
-    if blamed is not None:
-        return 1, f"error: {blamed}"
+    line = culprit(error)
+    if line is not None:
+        return 1, f"error: {line}"
     if isinstance(error, OSError) and error.errno is not None:
         place = f"{error.filename}: " if error.filename else ""
         return 1, f"error: {one_line(place + (error.strerror or str(error)))}"

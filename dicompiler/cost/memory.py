@@ -14,7 +14,6 @@ import onnx
 from dicompiler.ir.onnx.structure import node_reads
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.program import DeviceProgram, Program, Segment, Value
-from dicompiler.plugin import guard as blame
 
 if TYPE_CHECKING:
     from dicompiler.target.interface import Target
@@ -55,7 +54,7 @@ def program_memory(program: Program, frames: int = 1) -> dict[str, MemoryUse]:
 
 def to_run(program: Program, target: Target) -> dict[str, int]:
     """Device → bytes that `target` needs to run the program, one frame at a time."""
-    held, added = program_memory(program), blame.memory(target, program)
+    held, added = program_memory(program), target.memory(program)
     return {name: use.total + added[name] for name, use in held.items()}
 
 

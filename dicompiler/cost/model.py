@@ -10,7 +10,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from numbers import Real
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +92,15 @@ class Analytic(CostModel):
         """As `CostModel.fill`: the operations of each share are counted once."""
         own = [flops(layers, layer, *share, pools=self.pools, elementwise=self.elementwise) for share in shares]
         return by_rate(own, devices)
+
+
+def fault_of_seconds(given: Any, layer: Layer, device: Device) -> str:
+    """What is wrong with what a model says that a part of `layer` takes; '' where it is at least 0, and finite on a
+    device that computes."""
+    number = float(given) if isinstance(given, Real) else math.nan
+    if number >= 0 and (number < math.inf or not device.computes):
+        return ""
+    return f"layer {layer.name!r} on {device.name} takes {given!r} s: give a number of at least 0"
 
 
 def by_rate(operations: Sequence[int], devices: Sequence[Device]) -> NDArray[np.float64]:

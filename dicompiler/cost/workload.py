@@ -13,7 +13,6 @@ from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler.ir.routing import Routing
 from dicompiler.ir.tasks import Task, TaskId, task_id
-from dicompiler.plugin import guard as blame
 
 
 @dataclass(frozen=True)
@@ -137,8 +136,7 @@ def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Ta
     layer = routing.layers.by_name[task.layer]
     (key, region), *_ = task.outputs.items()
     device, region = platform.device(task.device), None if layer.reason else region
-    found = cost.seconds(routing.layers, layer, Share(region, key.reduce, merged(routing, task)), device)
-    return blame.seconds(cost, found, layer, device)
+    return cost.seconds(routing.layers, layer, Share(region, key.reduce, merged(routing, task)), device)
 
 
 def merged(routing: Routing, task: Task) -> int:

@@ -6,7 +6,7 @@ directory → RunResult, Verification, Compilation.   Its target does the runnin
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.partition.lowering import sketch, split
 from dicompiler.partition.tiling import whole_plan
-from dicompiler.plugin.guard import blamed, broken
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem, evaluate
 from dicompiler.target.interface import Target
@@ -100,15 +99,14 @@ def run(
     path, target, model = _open(directory)
     values = graph_inputs(model)
     given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
-    return _started(target, path, [given] * frames, timeout, options or RunOptions())
+    return target.run(path, [given] * frames, timeout, options or RunOptions())
 
 
 def install(directory: str | Path, options: RunOptions, timeout: float = TIMEOUT_S) -> tuple[Installed, ...]:
     """Copies an artifact to `options.hosts`, as far as they lack it, and checks that it can be run there; `run` with
     the same options then starts it there. RunError names the device, its host and the cause."""
     path, target, _ = _open(directory)
-    with blamed(target):
-        return target.install(path, options, timeout)
+    return target.install(path, options, timeout)
 
 
 def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
@@ -134,10 +132,9 @@ def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = No
     checks = [exact(model, program)]
     log.info("the programs themselves, against onnxruntime")
     count = len(plan.roles)  # a frame of each
-    result = _started(target, path, [given] * count, TIMEOUT_S, RunOptions())
+    result = target.run(path, [given] * count, TIMEOUT_S, RunOptions())
     checks += _compared(model, given, result, count, target)
-    with blamed(target):
-        checks += target.proofs(model, lambda: program(model, whole=True), given, result)
+    checks += target.proofs(model, lambda: program(model, whole=True), given, result)
     sent = {index: total for report in result.reports for index, total in report.sent.items()}
     checks.append(transfers(program(model).all_transfers, sent, 1, count))
     return Verification(tuple(checks))
@@ -177,17 +174,3 @@ def _compared(
         for device, outputs in delivered.items()
         for name in outputs
     ]
-
-
-def _started(
-    target: Target, path: Path, frames: Sequence[Mapping[str, NDArray[Any]]], timeout: float, options: RunOptions
-) -> RunResult:
-    """What running an artifact gives."""
-    with blamed(target):
-        result: Any = target.run(path, frames, timeout, options)
-    if not isinstance(result, RunResult):
-        raise broken(target, f"run() returned {type(result).__name__} instead of a RunResult")
-    kept = len(frames) if options.keep is None else min(options.keep, len(frames))
-    if len(result.outputs) != kept:
-        raise broken(target, f"run() returned outputs of {len(result.outputs)} frames: {kept} were to be kept")
-    return result

@@ -14,8 +14,7 @@ from dicompiler.driver.compiler import single_device
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.plugin.guard import ask, judged
-from dicompiler.search.constraints import check
+from dicompiler.plugin.registry import registry
 from dicompiler.search.lower_bounds import bound
 from dicompiler.search.problem import Problem, Strategy
 
@@ -68,17 +67,16 @@ def compare(
     for name, strategy in strategies.items():
         if tell is not None:
             tell(name)
-        rows.append(_row(problem, name, strategy))
+        rows.append(_row(problem, name, registry().adopt("strategies", strategy)))
     return Comparison(problem, tuple(rows), single_device(problem), bound(problem))
 
 
 def _row(problem: Problem, name: str, strategy: Strategy) -> Row:
     start = time.perf_counter()
     try:
-        plan = ask(strategy, problem)
+        plan = strategy.plan(problem)
         seconds = time.perf_counter() - start
-        with judged(strategy):
-            check(problem, plan)
+        strategy.check_feasible(problem, plan)
         return Row(name, seconds, plan, problem.evaluate(plan))
     except DicompilerError as error:
         return Row(name, time.perf_counter() - start, error=str(error))

@@ -9,14 +9,12 @@ import json
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dicompiler.base.atomic import check_place, moved_in_whole
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.model import Analytic, CostModel
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
@@ -26,7 +24,6 @@ from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform, to_toml
 from dicompiler.partition.lowering import split
 from dicompiler.partition.tiling import whole_plan
-from dicompiler.plugin.guard import ask, blamed, broken, is_foreign, judged
 from dicompiler.plugin.pass_manager import Instrument, PassManager
 from dicompiler.plugin.registry import registry
 from dicompiler.search.constraints import check, check_program
@@ -74,16 +71,16 @@ def compile(
     """
     if strategy is not None and plan is not None:
         raise UsageError("compile: strategy and plan exclude each other: a plan needs no strategy")
-    emitter: Target = registry().make("targets", target) if isinstance(target, str) else target
+    known = registry()
+    emitter: Target = known.adopt("targets", target)
     decider: Strategy | None = None
     if plan is None:
-        chosen = DEFAULT_STRATEGY if strategy is None else strategy
-        decider = registry().make("strategies", chosen) if isinstance(chosen, str) else chosen
+        decider = known.adopt("strategies", DEFAULT_STRATEGY if strategy is None else strategy)
     if output is not None:
         check_place(Path(output), MANIFEST, KIND)  # before the work, and in the end once more
     compilation = prepare(Model.load(model), shape, instruments, calibrate)
     compilation = replace(compilation, platform=_platform(platform, decider))
-    costs: CostModel = registry().make("cost_models", cost) if isinstance(cost, str) else cost
+    costs: CostModel = known.adopt("cost_models", cost)
     runs = emitter if output is not None else None
     problem = replace(pose(compilation, objective, costs), executor=executor, target=runs)
     chosen_plan = decide(problem, decider, plan)
@@ -126,16 +123,13 @@ def load_problem(
 ) -> Problem:
     """The problem of splitting `model` over `platform`, for those who call strategies themselves; see `compile`."""
     compilation = prepare(Model.load(model), shape)
-    costs: CostModel = registry().make("cost_models", cost) if isinstance(cost, str) else cost
+    costs: CostModel = registry().adopt("cost_models", cost)
     return pose(replace(compilation, platform=_platform(platform, None)), objective, costs)
 
 
 def _platform(given: str | Path | Platform | None, strategy: Strategy | None) -> Platform:
     families = [provided.value for provided in registry().platforms.values()]
-    own = None
-    if strategy is not None and given is None:
-        with blamed(strategy):
-            own = strategy.own_platform()
+    own = strategy.own_platform() if strategy is not None and given is None else None
     if given is None and own is None:
         raise UsageError("compile: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)")
     return own if own is not None else Platform.load(given, families)  # type: ignore[arg-type]
@@ -158,17 +152,17 @@ def decide(problem: Problem, strategy: Strategy | None, plan: str | Path | Plan 
     digest = problem.model.digest()
     if strategy is not None:
         log.info("%s decides", strategy.name)
-        chosen = replace(ask(strategy, problem), network=digest)
+        chosen = replace(strategy.plan(problem), network=digest)
         if problem.cost.measured and not chosen.note:
             chosen = replace(chosen, note=f"it rests on the measurements of cost model {problem.cost.name!r}")
-    else:
-        chosen = plan if isinstance(plan, Plan) else plans.load(plan or "")
-        if chosen.network and chosen.network != digest:
-            raise DicompilerError(
-                "plan: it was made for another network (its structure differs): make it anew with 'dicompiler plan'"
-            )
-    with nullcontext() if strategy is None else judged(strategy):
-        check(problem, chosen)
+        strategy.check_feasible(problem, chosen)
+        return chosen
+    chosen = plan if isinstance(plan, Plan) else plans.load(plan or "")
+    if chosen.network and chosen.network != digest:
+        raise DicompilerError(
+            "plan: it was made for another network (its structure differs): make it anew with 'dicompiler plan'"
+        )
+    check(problem, chosen)
     return chosen
 
 
@@ -221,9 +215,7 @@ def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
     assert compilation.plan is not None and compilation.platform is not None and compilation.reference is not None
     log.info("target %s writes %s", target.name, output)
     with moved_in_whole(output, MANIFEST, KIND) as stage:
-        with blamed(target):
-            target.emit(compilation, stage)
-        _check_emitted(target, stage)
+        target.emit(compilation, stage)
         (stage / PLAN).write_text(plans.dumps(compilation.plan), encoding="utf-8")
         (stage / PLATFORM).write_text(to_toml(compilation.platform), encoding="utf-8")
         (stage / REFERENCE).parent.mkdir()
@@ -232,18 +224,3 @@ def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
             made = {"format": MADE_FORMAT, **asdict(compilation.decision)}
             (stage / MADE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     return replace(compilation, artifacts=output)
-
-
-def _check_emitted(target: Target, stage: Path) -> None:
-    """The error of `blame.broken` where a third party's target left no artifact.json, or one of another target."""
-    if not is_foreign(target):
-        return
-    if not (stage / MANIFEST).is_file():
-        raise broken(target, f"emit() wrote no {MANIFEST}")
-    try:
-        document = load_json(stage / MANIFEST)
-        validate(document, "artifact", MANIFEST)
-    except DicompilerError as error:
-        raise broken(target, str(error)) from error
-    if document["target"] != target.name:
-        raise broken(target, f"{MANIFEST}: target is {document['target']!r}: write {target.name!r} there")

@@ -20,7 +20,6 @@ from dicompiler.driver.compiler import DEFAULT_COST, load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import dumps
 from dicompiler.ir.platform import Platform
-from dicompiler.plugin.guard import blamed, broken
 from dicompiler.plugin.registry import registry
 from dicompiler.search.fronts import OBJECTIVES, Front, Tell
 from dicompiler.search.problem import Strategy
@@ -45,16 +44,12 @@ def explore(
     "input=1x3x224x224" for dynamic dimensions. tell: called with what is being done. Raises DicompilerError for what
     cannot be explored, UsageError for unknown names; nothing is written then.
     """
-    explorer: Strategy = registry().make("strategies", strategy) if isinstance(strategy, str) else strategy
+    explorer: Strategy = registry().adopt("strategies", strategy)
     if output is not None:
         check_place(Path(output), FILE, "front")  # before the work, and in the end once more
     problem = load_problem(model, platform, shape, cost=cost)
     assert problem.model is not None
-    with blamed(explorer):
-        found: Any = explorer.front(problem, tell)
-    if not isinstance(found, Front):
-        raise broken(explorer, f"front() returned {type(found).__name__} instead of a Front")
-    front = _named(found, problem.model.digest())
+    front = _named(explorer.front(problem, tell), problem.model.digest())
     if output is not None:
         write(front, problem.platform, Path(output))
     return front

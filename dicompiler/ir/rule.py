@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dicompiler.ir.regions import Interval, Region, Shape, full
+from dicompiler.ir.regions import Interval, Region, Shape, contains, full
 
 STAND_IN_DOMAIN = "dicompiler.check"
 """Where the exact check (see dicompiler.exact) puts a node whose operator rounds: there a function computes something
@@ -136,3 +136,25 @@ class OperatorRule:
 def whole(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """Any part → all of it: the rule of every operator without a rule."""
     return Piece(full(operation.out_shape), operation.full_needs())
+
+
+def fault_of(operation: Operation, region: Region, piece: Any) -> str:
+    """What is wrong with the piece that a rule gives for `region` of the output; '' where it may be right."""
+    if not isinstance(piece, Piece):
+        return f"returned {type(piece).__name__} instead of a Piece"
+    whole = full(operation.out_shape)
+    if not _inside(region, piece.out) or not _inside(piece.out, whole):
+        return f"out is {piece.out}: it must hold the region asked for, {region}, and lie in the output, {whole}"
+    if piece.raw is not None and (not _inside(piece.out, piece.raw) or not _inside(piece.raw, whole)):
+        return f"raw is {piece.raw}: it must hold out, {piece.out}, and lie in the output, {whole}"
+    if len(piece.needs) != len(operation.inputs):
+        return f"needs has {len(piece.needs)} entries: give one for each of the {len(operation.inputs)} inputs"
+    for i, (need, there) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
+        if need is not None and (there is None or not _inside(need, there)):
+            return f"needs[{i}] is {need}: it must lie in the input, {there}"
+    return ""
+
+
+def _inside(inner: Any, outer: Any) -> bool:
+    """Whether a region, of the same rank, lies in another."""
+    return len(inner) == len(outer) and contains(outer, inner)

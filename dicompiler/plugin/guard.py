@@ -1,242 +1,314 @@
-"""Whose fault an error is: what plugins provide is watched, and what goes wrong there bears their name.
+"""Guards: what third parties' plugins provide is watched once, where the registry hands it out.
 
-Exceptions and wrong results of a third party's plugin become a PluginError that names the plugin, its distribution and
-version. Those of built-in ones stay what they are, our own mistakes; so do those of classes that no plugin provides.
+Class, operator rule or platform family → the same, whose exceptions and wrong results are PluginErrors that name the
+plugin, its distribution and version. What comes with dicompiler is handed out as it is and costs nothing.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
+import inspect
 import math
+import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from dicompiler.base.errors import DicompilerError, PluginError, one_line
-from dicompiler.ir.regions import Interval, Region, contains, full
-from dicompiler.ir.rule import Operation, OperatorRule, Piece, PieceFunction
+import numpy as np
 
-if TYPE_CHECKING:
-    from dicompiler.cost.model import CostModel
-    from dicompiler.ir.layers import Layer
-    from dicompiler.ir.plan import Plan
-    from dicompiler.ir.platform import Device
-    from dicompiler.ir.program import Program
-    from dicompiler.plugin.registry import Plugin, Provided
-    from dicompiler.search.problem import Problem, Strategy
-    from dicompiler.target.interface import Target
+from dicompiler.base.errors import DicompilerError, PluginError, cause
+from dicompiler.base.schema import load_json, validate
+from dicompiler.cost.model import CostModel, Share, fault_of_seconds
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Device, Platform, PlatformFamily
+from dicompiler.ir.program import Program
+from dicompiler.ir.regions import Interval, Region
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, fault_of
+from dicompiler.search.fronts import Front
+from dicompiler.target.interface import Target
+from dicompiler.target.manifest import MANIFEST
+from dicompiler.target.records import RunResult
 
-
-UNINSTALLED = "uninstalled"
-"""The distribution of what `plugins.also` puts beside what is installed."""
-
-
-def provider(thing: Any) -> Provided | None:
-    """Which plugin provides the class of a pass, strategy, target or cost model, or this very platform family."""
-    from dicompiler.plugin.registry import KINDS, registry
-
-    known = registry()
-    for kind in KINDS:
-        for provided in known.of(kind).values():
-            if provided.value is type(thing) or provided.value is thing:
-                return provided
-    return None
+T = TypeVar("T")
 
 
-def origin(thing: Any) -> str:
-    """How errors say where a thing is from: "of acme-dicompiler 1.2 (plugin 'acme')"."""
-    found = provider(thing)
-    if found is None or found.distribution == UNINSTALLED:
-        return f"of module {type(thing).__module__}"
-    return f"of {found.distribution} {found.version}" + (f" (plugin {found.plugin!r})" if _foreign(found) else "")
-
-
-def named(thing: Any) -> str:
-    """The thing and its origin: "strategy 'acme-round-robin' of acme-dicompiler 1.2 (plugin 'acme')"."""
-    from dicompiler.plugin.pass_manager import Pass
-    from dicompiler.search.problem import Strategy
-    from dicompiler.target.interface import Target
-
-    kinds = {Pass: "pass", Strategy: "strategy", Target: "target"}
-    kind = next((word for base, word in kinds.items() if isinstance(thing, base)), "cost model")
-    return f"{kind} {thing.name!r} {origin(thing)}"
-
-
-def _foreign(provided: Provided) -> bool:
-    from dicompiler.plugin.registry import canonical
-
-    return canonical(provided.distribution) != "dicompiler"
-
-
-def is_foreign(thing: Any) -> bool:
-    """Whether a third party's plugin provides it."""
-    found = provider(thing)
-    return found is not None and _foreign(found)
-
-
-def broken(thing: Any, what: str) -> Exception:
-    """The error for a wrong result of a pass, strategy, target or cost model: `what` says what is wrong with it."""
-    found = provider(thing)
-    if found is not None and not _foreign(found):
-        return AssertionError(f"{named(thing)}: {what}")
-    return PluginError(f"{named(thing)}: {what}")
-
-
-@contextmanager
-def blamed(thing: Any) -> Iterator[None]:
-    """What a third party's thing raises inside becomes a PluginError; what it says by a DicompilerError stays."""
-    try:
-        yield
-    except DicompilerError:
-        raise
-    except (Exception, SystemExit) as error:
-        if not is_foreign(thing):
-            raise
-        raise PluginError(culprit(error, named(thing)) or f"{named(thing)}: {cause(error)}") from error
-
-
-def cause(error: BaseException) -> str:
-    """An exception as one line; ours without its type."""
-    text = one_line(str(error))
-    return text if isinstance(error, DicompilerError) else f"{type(error).__name__}{': ' if text else ''}{text}"
-
-
-def culprit(error: BaseException, name: str = "") -> str | None:
-    """The line for an exception in a third party's code: the plugin, what was raised, and the innermost place of its
-    code; None where no such code is on the way. name: what to call the plugin where it is the one that was called."""
-    if error.__cause__ is not None:
-        found = culprit(error.__cause__, name)
-        if found is not None:
-            return found
-    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
-        plugin = _plugin_of(frame)
-        if plugin is not None:
-            code = frame.f_code
-            who = name if f"of {plugin.distribution} {plugin.version} " in name else str(plugin)
-            return f"{who}: {cause(error)} (in {code.co_qualname}, {code.co_filename.rpartition('/')[2]}:{line})"
-    return None
-
-
-def _plugin_of(frame: FrameType) -> Plugin | None:
-    """The third party's plugin whose module, or whose package, the frame's code is in."""
-    module = str(frame.f_globals.get("__name__", ""))
-    return next((plugin for plugin, package in _packages() if module.partition(".")[0] == package), None)
-
-
-def _packages() -> Iterator[tuple[Plugin, str]]:
-    """Every third party's plugin with the top-level packages that it and its classes are from."""
-    from dicompiler.plugin.registry import BUILTINS, KINDS, canonical, registry
-
-    ours = {module.partition(".")[0] for _, module in BUILTINS}
-
-    try:
-        known = registry()
-    except DicompilerError:  # two plugins collide: nothing was loaded
-        return
-    for plugin in known.plugins:
-        if canonical(plugin.distribution) == "dicompiler":
-            continue
-        yield plugin, plugin.value.partition(":")[0].partition(".")[0]
-        for kind in KINDS:
-            for provided in known.of(kind).values():
-                package = provided.value.__module__.partition(".")[0]
-                if (provided.distribution, provided.plugin) == (
-                    plugin.distribution,
-                    plugin.name,
-                ) and package not in ours:
-                    yield plugin, package
-
-
-def ask(strategy: Strategy, problem: Problem) -> Plan:
-    """The strategy's plan. PluginError where a third party's strategy breaks or returns none; DicompilerError where it
-    says that there is none."""
-    from dicompiler.ir.plan import Plan
-
-    with blamed(strategy):
-        plan: Any = strategy.plan(problem)
-    if not isinstance(plan, Plan):
-        raise broken(strategy, f"plan() returned {type(plan).__name__} instead of a Plan")
-    return plan
-
-
-@contextmanager
-def judged(strategy: Strategy) -> Iterator[None]:
-    """A DicompilerError about a plan says whose plan it is, where that is a third party's strategy."""
-    try:
-        yield
-    except PluginError:
-        raise
-    except DicompilerError as error:
-        if not is_foreign(strategy):
-            raise
-        raise PluginError(f"{named(strategy)} made a plan that cannot be carried out: {error}") from error
-    except Exception as error:
-        if not is_foreign(strategy) or culprit(error) is not None:
-            raise
-        raise PluginError(f"{named(strategy)} made what is no plan: {cause(error)}") from error
-
-
-def seconds(cost: CostModel, found: Any, layer: Layer, device: Device) -> float:
-    """`found`, what a cost model says that a part of `layer` takes: at least 0, and finite on a device that computes.
-    The error of `broken` otherwise."""
-    number = float(found) if isinstance(found, Real) else math.nan
-    if number >= 0 and (number < math.inf or not device.computes):
-        return number
-    raise broken(cost, f"layer {layer.name!r} on {device.name} takes {found!r} s: give a number of at least 0")
-
-
-def memory(target: Target, program: Program) -> Mapping[str, int]:
-    """What `target.memory` says of the program; the error of `broken` where it leaves out a device."""
-    with blamed(target):
-        found = target.memory(program)
-        missing = [device.device for device in program.devices if device.device not in found]
-    if missing:
-        raise broken(target, f"memory() says nothing of device {missing[0]!r}")
-    return found
+class _Wrong(Exception):
+    """A method gave what it must not give."""
 
 
 @dataclass(frozen=True)
-class CheckedPiece:
-    """A third party's rule with every piece looked at: is it one, and does it lie in the tensors."""
+class Guard:
+    """Whose things are watched, and how errors name them.
 
-    __wrapped__: PieceFunction
+    kind: the word for one of them ("strategy"). origin: "of acme-dicompiler 1.2 (plugin 'acme')". plugin: "plugin
+    'acme' of acme-dicompiler 1.2", '' for a class that no plugin provides: its exceptions stay what they are.
+    packages: the top-level ones whose code is the plugin's.
+    """
+
+    kind: str
+    origin: str
+    plugin: str = ""
+    packages: frozenset[str] = frozenset()
+
+    def named(self, thing: Any) -> str:
+        """The thing as errors name it: "strategy 'acme-round-robin' of acme-dicompiler 1.2 (plugin 'acme')"."""
+        return f"{self.kind} {thing.name!r} {self.origin}"
+
+    def call(self, name: str, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """What the plugin's function gives. PluginError where it breaks; what it says by a DicompilerError stays."""
+        try:
+            return function(*arguments, **options)
+        except DicompilerError:
+            raise
+        except _Wrong as wrong:
+            raise PluginError(f"{name}: {wrong}") from wrong.__cause__
+        except (Exception, SystemExit) as error:
+            if not self.plugin:
+                raise
+            # Of what is called in the midst of something else the place in its code says enough.
+            who = name if self.kind in ("pass", "strategy", "target") else self.plugin
+            line = culprit(error, dict.fromkeys(self.packages, who)) or f"{who}: {cause(error)}"
+            raise PluginError(line) from error
+
+
+def culprit(error: BaseException, packages: Mapping[str, str]) -> str | None:
+    """The line for an exception in a plugin's code: whose, what was raised, and the innermost place of that code; None
+    where no such code is on the way. packages: top-level package → what to call whose it is."""
+    line = None if error.__cause__ is None else culprit(error.__cause__, packages)
+    if line is not None:
+        return line
+    for frame, number in reversed([*traceback.walk_tb(error.__traceback__)]):
+        if _package(frame) in packages:
+            code = frame.f_code
+            place = f"(in {code.co_qualname}, {code.co_filename.rpartition('/')[2]}:{number})"
+            return f"{packages[_package(frame)]}: {cause(error)} {place}"
+    return None
+
+
+def _package(frame: FrameType) -> str:
+    """The top-level package whose code a frame runs."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def guarded(value: Any, name: str, guard: Guard) -> Any:
+    """What a plugin provides by that name, watched."""
+    if isinstance(value, OperatorRule):
+        length = value.reduction and GuardedCall(value.reduction, name, guard)
+        return replace(value, piece=GuardedPiece(value.piece, name, guard), reduction=length)
+    if isinstance(value, PlatformFamily):
+        return replace(value, make=GuardedMake(value.make, name, guard))
+    return guarded_class(inspect.unwrap(value), guard)
+
+
+@functools.cache
+def guarded_class(cls: Any, guard: Guard) -> Any:
+    """The class, its methods watched: a subclass that differs in nothing else, also as text, compared or pickled."""
+    same = {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__", "__hash__")}
+    made = type(cls)(cls.__name__, (cls,), {**same, "__slots__": (), "__wrapped__": cls, "__guard__": guard})
+    made.__eq__, made.__reduce_ex__ = _equal(cls), _reduce(made)
+    for name, check in _CHECKS[guard.kind].items():
+        setattr(made, name, _watched(made, guard, name, check))
+    if guard.kind == "pass":
+        made.provenance = guard.origin
+    if guard.kind == "strategy" and guard.plugin:
+        made.check_feasible = _judged(made, guard)
+    return made
+
+
+def instance(cls: Any, make: Callable[..., T], *arguments: Any) -> T:
+    """`make(cls, *arguments)`, which makes an instance; PluginError where that breaks in a class that is guarded."""
+    guard: Guard | None = getattr(cls, "__guard__", None)
+    return make(cls, *arguments) if guard is None else guard.call(guard.plugin, make, cls, *arguments)
+
+
+def adopted(thing: T, cls: Any) -> T:
+    """`thing` as an instance of `cls`, its class guarded: a copy unless it is guarded already."""
+    return thing if type(thing) is cls or hasattr(thing, "__guard__") else _become(copy.copy(thing), cls)
+
+
+def _become(thing: T, cls: Any) -> T:
+    object.__setattr__(thing, "__class__", cls)  # it may be frozen
+    return thing
+
+
+def _equal(cls: Any) -> Callable[[Any, Any], Any]:
+    """Instances of a class and of the same guarded are equal where their fields are."""
+
+    def equal(self: Any, other: Any) -> Any:
+        return cls.__eq__(self, adopted(other, type(self)) if type(other) is cls else other)
+
+    return equal
+
+
+def _reduce(made: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
+    """For pickle and copy: the class by its name is the one without guard."""
+
+    def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
+        function, arguments, *state = super(made, self).__reduce_ex__(protocol)
+        plain = tuple(made.__wrapped__ if one is made else one for one in arguments)
+        return _restored, (made.__guard__, function, plain), *state
+
+    return reduce
+
+
+def _restored(guard: Guard, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    thing = function(*arguments)
+    cls: Any = type(thing)
+    return _become(thing, guarded_class(cls, guard))
+
+
+def _watched(made: Any, guard: Guard, name: str, check: Callable[..., Any]) -> Callable[..., Any]:
+    """The method of that name, what it gives looked at by `check`, which raises _Wrong."""
+    signature = inspect.signature(getattr(made, name))
+
+    @functools.wraps(getattr(made, name))
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        call = getattr(super(made, self), name)
+
+        def checked() -> Any:
+            given = call(*arguments, **options)
+            return check(self, given, *(signature.bind(self, *arguments, **options).args[1:] if options else arguments))
+
+        # A plugin may expect exceptions of its own from what it calls of itself.
+        inside = _package(sys._getframe(1)) in guard.packages
+        return call(*arguments, **options) if inside else guard.call(guard.named(self), checked)
+
+    return method
+
+
+def _judged(made: Any, guard: Guard) -> Callable[..., None]:
+    """`Strategy.check_feasible`, which says whose plan it is that cannot be carried out."""
+
+    def check_feasible(self: Any, problem: Any, plan: Any) -> None:
+        try:
+            super(made, self).check_feasible(problem, plan)
+        except PluginError:
+            raise
+        except DicompilerError as error:
+            raise PluginError(f"{guard.named(self)} made a plan that cannot be carried out: {error}") from error
+        except Exception as error:
+            raise PluginError(f"{guard.named(self)} made what is no plan: {cause(error)}") from error
+
+    return check_feasible
+
+
+def _as_it_is(_thing: Any, given: Any, *_: Any) -> Any:
+    return given
+
+
+def _of(cls: type, what: str) -> Callable[..., Any]:
+    """The check that a method, `what`, returns an instance of `cls`."""
+
+    def check(_thing: Any, given: Any, *_: Any) -> Any:
+        if not isinstance(given, cls):
+            raise _Wrong(f"{what} returned {type(given).__name__} instead of a {cls.__name__}")
+        return given
+
+    return check
+
+
+def _emitted(target: Target, given: None, _compilation: Compilation, directory: Path) -> None:
+    """There is an artifact.json, and it is of this target."""
+    if not (directory / MANIFEST).is_file():
+        raise _Wrong(f"emit() wrote no {MANIFEST}")
+    try:
+        document = load_json(directory / MANIFEST)
+        validate(document, "artifact", MANIFEST)
+    except DicompilerError as error:
+        raise _Wrong(str(error)) from error
+    if document["target"] != target.name:
+        raise _Wrong(f"{MANIFEST}: target is {document['target']!r}: write {target.name!r} there")
+    return given
+
+
+def _ran(target: Target, given: Any, _directory: Path, frames: Sequence[Any], *others: Any) -> Any:
+    """What runs gives outputs of as many frames as were to be kept. others: a timeout, and where they are given the
+    options."""
+    _of(RunResult, "run()")(target, given)
+    keep = others[1].keep if len(others) > 1 else None
+    kept = len(frames) if keep is None else min(keep, len(frames))
+    if len(given.outputs) != kept:
+        raise _Wrong(f"run() returned outputs of {len(given.outputs)} frames: {kept} were to be kept")
+    return given
+
+
+def _remembered(_target: Target, given: Any, program: Program) -> Any:
+    missing = [device.device for device in program.devices if device.device not in given]
+    if missing:
+        raise _Wrong(f"memory() says nothing of device {missing[0]!r}")
+    return given
+
+
+def _timed(_cost: CostModel, given: Any, _layers: LayerGraph, layer: Layer, _share: Share, device: Device) -> float:
+    if fault := fault_of_seconds(given, layer, device):
+        raise _Wrong(fault)
+    return float(given)
+
+
+def _filled(
+    _cost: Any, given: Any, _layers: Any, layer: Layer, shares: Sequence[Any], devices: Sequence[Device]
+) -> Any:
+    shape = (len(shares), len(devices))
+    if not isinstance(given, np.ndarray) or given.shape != shape:
+        raise _Wrong(f"fill() returned no array (shares, devices), here {shape}")
+    right = (given >= 0) & ((given < math.inf) | [not device.computes for device in devices])
+    for row, column in np.argwhere(~right):
+        raise _Wrong(fault_of_seconds(given[row, column], layer, devices[column]))
+    return given
+
+
+_CHECKS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    "pass": {"run": _of(Compilation, "run()")},
+    "strategy": {"plan": _of(Plan, "plan()"), "front": _of(Front, "front()"), "own_platform": _as_it_is},
+    "target": {
+        "emit": _emitted,
+        "run": _ran,
+        "memory": _remembered,
+        **dict.fromkeys(("install", "occupied", "proofs", "tolerances"), _as_it_is),
+    },
+    "cost model": {"seconds": _timed, "fill": _filled},
+}
+"""Kind → the methods that are watched, each with the check of what it gives: (thing, given, *arguments) → result."""
+
+
+@dataclass(frozen=True)
+class GuardedCall:
+    """A function of an operator rule or a platform family, by the name of that one."""
+
+    __wrapped__: Callable[..., Any]
     name: str
-    plugin: Plugin
+    guard: Guard
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the function gives. PluginError where it breaks."""
+        return self.guard.call(self.name, self.__wrapped__, *arguments)
+
+
+class GuardedPiece(GuardedCall):
+    """A rule with every piece looked at: is it one, and does it lie in the tensors."""
 
     def __call__(self, operation: Operation, region: Region, reduce: Interval | None) -> Piece:
         """PluginError where what the rule returns is no piece of this operation."""
-        piece: Any = self.__wrapped__(operation, region, reduce)
-        fault = fault_of(operation, region, piece)
-        if fault:
-            raise PluginError(f"rule {self.name!r} of {self.plugin}, for node {operation.node.name!r}: {fault}")
-        return piece  # type: ignore[no-any-return]
+        piece: Piece = super().__call__(operation, region, reduce)
+        if fault := fault_of(operation, region, piece):
+            who = f"rule {self.name!r} of {self.guard.plugin}, for node {operation.node.name!r}"
+            raise PluginError(f"{who}: {fault}")
+        return piece
 
 
-def watched(rule: OperatorRule, name: str, plugin: Plugin) -> OperatorRule:
-    """The rule, its pieces checked."""
-    return replace(rule, piece=CheckedPiece(rule.piece, name, plugin))
+class GuardedMake(GuardedCall):
+    """What makes the platforms of a family."""
 
-
-def fault_of(operation: Operation, region: Region, piece: Any) -> str:
-    """What is wrong with the piece that a rule gives for `region` of the output; '' where it may be right."""
-    if not isinstance(piece, Piece):
-        return f"returned {type(piece).__name__} instead of a Piece"
-    whole = full(operation.out_shape)
-    if not _inside(region, piece.out) or not _inside(piece.out, whole):
-        return f"out is {piece.out}: it must hold the region asked for, {region}, and lie in the output, {whole}"
-    if piece.raw is not None and (not _inside(piece.out, piece.raw) or not _inside(piece.raw, whole)):
-        return f"raw is {piece.raw}: it must hold out, {piece.out}, and lie in the output, {whole}"
-    if len(piece.needs) != len(operation.inputs):
-        return f"needs has {len(piece.needs)} entries: give one for each of the {len(operation.inputs)} inputs"
-    for i, (need, there) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
-        if need is not None and (there is None or not _inside(need, there)):
-            return f"needs[{i}] is {need}: it must lie in the input, {there}"
-    return ""
-
-
-def _inside(inner: Any, outer: Any) -> bool:
-    """Whether a region, of the same rank, lies in another."""
-    return len(inner) == len(outer) and contains(outer, inner)
+    def __call__(self, which: Any) -> Platform:
+        """PluginError where it makes none."""
+        made: Any = super().__call__(which)
+        if not isinstance(made, Platform):
+            what = f"make() returned {type(made).__name__} instead of a Platform"
+            raise PluginError(f"platform {self.name!r} of {self.guard.plugin}: {what}")
+        return made

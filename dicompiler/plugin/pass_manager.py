@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.specs import Spec, parse_pipeline, spec_of
-from dicompiler.plugin.guard import blamed, broken, is_foreign, named
 
 if TYPE_CHECKING:
     from dicompiler.ir.compilation import Compilation
@@ -25,10 +24,11 @@ class Pass(ABC):
     The first line of its docstring is its summary in `dicompiler list passes`. `name` is its name in pipelines;
     `requires` names the fields of Compilation that must not be None before it, `provides` those that it sets (so
     that an error about a missing one can name the pass that makes it). `preserves`: whether the model computes the
-    same after it.
+    same after it. `provenance` says of a third party's pass, as the registry hands it out, where it is from.
     """
 
     name: ClassVar[str]
+    provenance: ClassVar[str] = ""
     requires: ClassVar[tuple[str, ...]] = ()
     provides: ClassVar[tuple[str, ...]] = ()
     preserves: ClassVar[bool] = True
@@ -105,11 +105,8 @@ def _run_one(step: Pass, compilation: Compilation) -> Compilation:
         if getattr(compilation, field) is None:
             raise DicompilerError(f"pass {step.name!r} needs {field}{_maker(field)}")
     try:
-        with blamed(step):
-            result: Any = step.run(compilation)
+        result: Any = step.run(compilation)
         if not isinstance(result, Compilation):
-            if is_foreign(step):
-                raise broken(step, f"run() returned {type(result).__name__} instead of a Compilation")
             raise TypeError(f"run() returned {type(result).__name__} instead of a Compilation")
         # The check costs milliseconds, yet most passes only annotate.
         if result.model is not compilation.model:
@@ -117,14 +114,16 @@ def _run_one(step: Pass, compilation: Compilation) -> Compilation:
     except DicompilerError:
         raise
     except Exception as error:
-        raise PassFailure(f"{named(step)}: {type(error).__name__}: {error}") from error
+        from dicompiler.plugin.registry import registry
+
+        raise PassFailure(f"{registry().named('passes', step)}: {type(error).__name__}: {error}") from error
     return result
 
 
 def _check(step: Pass, given: Compilation, result: Compilation) -> None:
-    """DicompilerError where the model is not legal any more, or never was: then the pass is not to blame."""
+    """DicompilerError where the model is not legal any more, or never was: then it is not the pass's fault."""
     try:
-        result.model.check(f"after {named(step) if is_foreign(step) else f'pass {step.name!r}'}")
+        result.model.check(f"after pass {step.name!r} {step.provenance}".rstrip())
     except DicompilerError:
         given.model.check("the model")
         raise

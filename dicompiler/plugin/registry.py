@@ -22,15 +22,16 @@ from typing import Any
 
 import pluggy
 
-from dicompiler.base.errors import DicompilerError, PluginError, UsageError, nearest
+from dicompiler.base.errors import DicompilerError, PluginError, UsageError, cause, nearest
 from dicompiler.base.specs import Spec, instantiate, options_of, parse
-from dicompiler.plugin import hookspecs
-from dicompiler.plugin.guard import UNINSTALLED, cause, watched
+from dicompiler.plugin import guard, hookspecs
 
 log = logging.getLogger("dicompiler")
 
 GROUP = "dicompiler"
 RESTRICT = "DICOMPILER_PLUGINS"
+UNINSTALLED = "uninstalled"
+"""The distribution of what `also` puts beside what is installed."""
 # What an uninstalled checkout loads, where no metadata tells of entry points: the same as in pyproject.toml.
 BUILTINS = (
     ("core", "dicompiler.plugin.builtins"),
@@ -75,16 +76,29 @@ class Plugin:
     def __str__(self) -> str:
         return f"plugin {self.name!r} of {self.distribution} {self.version}"
 
+    @property
+    def package(self) -> str:
+        """The top-level package, or module, that its module is in."""
+        return _top(self.value)
+
 
 @dataclass(frozen=True)
 class Provided:
-    """One thing that a plugin provides: a class, an operator rule or a platform family, and where it comes from."""
+    """One thing that a plugin provides: a class, an operator rule or a platform family, and where it comes from. That
+    of a third party is guarded."""
 
     name: str
     value: Any
     distribution: str
     version: str
     plugin: str
+
+    @property
+    def origin(self) -> str:
+        """How errors say where it is from: "of acme-dicompiler 1.2 (plugin 'acme')"."""
+        if self.distribution == UNINSTALLED:
+            return _module_of(self.value)
+        return f"of {self.distribution} {self.version}" + ("" if is_ours(self) else f" (plugin {self.plugin!r})")
 
 
 @dataclass(frozen=True)
@@ -123,7 +137,25 @@ class Registry:
         """An instance of a pass, strategy, target or cost model from its text or Spec. UsageError as `find` and
         `specs.instantiate`."""
         parsed = parse(spec, KINDS[kind].one) if isinstance(spec, str) else spec
-        return instantiate(self.find(kind, parsed.name).value, parsed)
+        return guard.instance(self.find(kind, parsed.name).value, instantiate, parsed)
+
+    def adopt(self, kind: str, given: Any) -> Any:
+        """What `make` gives for a text or a Spec; an instance as if it had been made here. Of a class that no plugin
+        provides only wrong results are errors that name it, exceptions stay what they are."""
+        if isinstance(given, str | Spec):
+            return self.make(kind, given)
+        one, cls = self._provider(kind, given), inspect.unwrap(type(given))
+        unknown = guard.Guard(KINDS[kind].one, _module_of(cls))
+        return guard.adopted(given, guard.guarded_class(cls, unknown) if one is None else one.value)
+
+    def named(self, kind: str, thing: Any) -> str:
+        """A pass, strategy, target or cost model and where it is from: "pass 'acme' of acme 1.2 (plugin 'acme')"."""
+        one = self._provider(kind, thing)
+        return f"{KINDS[kind].one} {thing.name!r} {_module_of(type(thing)) if one is None else one.origin}"
+
+    def _provider(self, kind: str, thing: Any) -> Provided | None:
+        cls = inspect.unwrap(type(thing))
+        return next((one for one in self.of(kind).values() if inspect.unwrap(one.value) is cls), None)
 
 
 _ALSO: ContextVar[Registry | None] = ContextVar("also", default=None)
@@ -146,7 +178,7 @@ def also(*things: Any) -> Iterator[Registry]:
     found = {kind: dict(known.of(kind)) for kind in KINDS}
     for value in things:
         kind = kind_of(value)
-        one = _checked(plugin, kind, value)
+        one = checked(plugin, kind, value)
         found[kind][one.name] = one
     kept: dict[str, Any] = {kind: MappingProxyType(dict(sorted(named.items()))) for kind, named in found.items()}
     token = _ALSO.set(replace(known, **kept, plugins=(*known.plugins, plugin)))
@@ -154,6 +186,15 @@ def also(*things: Any) -> Iterator[Registry]:
         yield registry()
     finally:
         _ALSO.reset(token)
+
+
+def culprit(error: BaseException) -> str | None:
+    """The line for an exception in a third party's code that no guard has seen; None where there is no such code."""
+    try:
+        plugins = registry().plugins
+    except DicompilerError:  # two plugins collide: nothing was loaded
+        return None
+    return guard.culprit(error, {plugin.package: str(plugin) for plugin in plugins if not is_ours(plugin)})
 
 
 def kind_of(value: Any) -> str:
@@ -219,13 +260,21 @@ def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
     return (*sorted(ours.values(), key=_order), *sorted(others, key=_order))
 
 
-def is_ours(plugin: Plugin) -> bool:
+def is_ours(thing: Plugin | Provided) -> bool:
     """Whether it comes with dicompiler itself."""
-    return canonical(plugin.distribution) == "dicompiler"
+    return canonical(thing.distribution) == "dicompiler"
 
 
 def _order(plugin: Plugin) -> tuple[str, str]:
     return (canonical(plugin.distribution), plugin.name)
+
+
+def _top(module: str) -> str:
+    return re.split("[.:]", module)[0]
+
+
+def _module_of(value: Any) -> str:
+    return f"of module {value.__module__}"
 
 
 def canonical(name: str) -> str:
@@ -305,15 +354,19 @@ def _provided(plugin: Plugin, kind: str, manager: pluggy.PluginManager) -> Itera
     hook = KINDS[kind].hook
     for values in getattr(manager.hook, hook)():
         for value in values:
-            yield _checked(plugin, kind, value)
+            yield checked(plugin, kind, value)
 
 
-def _checked(plugin: Plugin, kind: str, value: Any) -> Provided:
-    """One thing that a plugin provides. TypeError says what is wrong with it."""
+def checked(plugin: Plugin, kind: str, value: Any) -> Provided:
+    """One thing that a plugin provides, guarded. TypeError says what is wrong with it."""
     name = _name(KINDS[kind], value)
-    rule = kind == "operators" and canonical(plugin.distribution) != "dicompiler"
-    kept = watched(value, name, plugin) if rule else value
-    return Provided(name, kept, plugin.distribution, plugin.version, plugin.name)
+    code = value if KINDS[kind].classes else getattr(value, "piece", None) or value.make
+    one = Provided(name, value, plugin.distribution, plugin.version, plugin.name)
+    if is_ours(plugin):
+        return one
+    packages = {plugin.package, _top(code.__module__)} - {_top(module) for _, module in BUILTINS}
+    watch = guard.Guard(KINDS[kind].one, one.origin, str(plugin), frozenset(packages))
+    return replace(one, value=guard.guarded(value, name, watch))
 
 
 def _base(kind: Kind) -> Any:

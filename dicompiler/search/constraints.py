@@ -20,7 +20,6 @@ from dicompiler.ir.regions import shape_of
 from dicompiler.ir.routing import Routing
 from dicompiler.ir.tasks import Task
 from dicompiler.partition.routing import route
-from dicompiler.plugin import guard as blame
 from dicompiler.search.problem import Problem
 from dicompiler.target.interface import Target
 
@@ -136,7 +135,7 @@ def check_program(compilation: Compilation, target: Target) -> None:
     if compilation.occupied:
         check_occupied(platform, compilation.occupied)
         return
-    held, added = program_memory(program), blame.memory(target, program)
+    held, added = program_memory(program), target.memory(program)
     for host in platform.hosts:
         own = [device.device for device in program.devices if device.host == host.name]
         needed, more = sum(held[name].total for name in own), sum(added[name] for name in own)

@@ -29,7 +29,6 @@ from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler.partition.lowering import sketch, unwritten
 from dicompiler.partition.placed_graph import Given
-from dicompiler.plugin import guard as blame
 
 if TYPE_CHECKING:
     from dicompiler.ir.onnx.model import Model
@@ -88,7 +87,7 @@ class Problem:
         if self.target is None:
             return {device.name: 0 for device in self.platform.devices}
         idle = tuple(DeviceProgram(device.name, device.host, (), (), (), {}) for device in self.platform.devices)
-        return blame.memory(self.target, Program(idle, (), (), (), {}, ()))
+        return self.target.memory(Program(idle, (), (), (), {}, ()))
 
     def evaluate(self, plan: Plan) -> Metrics:
         """What `plan` comes to when its program is played by the simulator: the referee between plans. Takes
@@ -196,6 +195,13 @@ class Strategy(ABC):
         if tell is not None:
             tell(self.name)
         return single_point(problem, self.plan(problem))
+
+    def check_feasible(self, problem: Problem, plan: Plan) -> None:
+        """DicompilerError where `plan`, one of this strategy, cannot be carried out, see `limits.check`. The errors of
+        a third party's strategy name it."""
+        from dicompiler.search.constraints import check
+
+        check(problem, plan)
 
     def own_platform(self) -> Platform | None:
         """The platform that the strategy's own input describes, where it does; used if none is given."""

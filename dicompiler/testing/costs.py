@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.model import CostModel, Share
+from dicompiler.cost.model import CostModel, Share, fault_of_seconds
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import full, replace
 from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction
-from dicompiler.plugin import guard as blame
-from dicompiler.plugin.guard import named
 from dicompiler.testing.elsewhere import elsewhere
-from dicompiler.testing.faults import checking, expect, one_of
+from dicompiler.testing.faults import checking, expect, named, one_of
 from dicompiler.testing.samples import Sample, samples
 
 
@@ -66,8 +64,9 @@ def _seconds(cost: CostModel, layers: LayerGraph, layer: Layer, devices: Sequenc
     expect(right, f"fill() returned {filled.dtype} {filled.shape}: give float64 (shares, devices), here {shape}")
     for share, row in zip(own, filled, strict=True):
         for device, value in zip(devices, row, strict=True):
-            one = blame.seconds(cost, cost.seconds(layers, layer, share, device), layer, device)
-            blame.seconds(cost, float(value), layer, device)
+            one = cost.seconds(layers, layer, share, device)
+            fault = fault_of_seconds(one, layer, device) or fault_of_seconds(float(value), layer, device)
+            expect(not fault, fault)
             same = math.isclose(one, value, rel_tol=1e-9) or not device.computes
             expect(same, f"{share} on {device.name} takes {one:.6g} s by seconds(), {value:.6g} s by fill()")
     return filled  # type: ignore[no-any-return]

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dicompiler.plugin.guard import cause
+from dicompiler.base.errors import cause
+from dicompiler.plugin.registry import kind_of, registry
 
 
 def expect(holds: Any, what: str) -> None:
@@ -23,6 +24,11 @@ def checking(place: str) -> Iterator[None]:
     except Exception as error:
         text = str(error) if isinstance(error, AssertionError) else cause(error)
         raise AssertionError(f"{place}: {text}") from error
+
+
+def named(thing: Any) -> str:
+    """A pass, strategy, target or cost model and where it is from: "strategy 'x' of module my_module"."""
+    return registry().named(kind_of(type(thing)), thing)
 
 
 def one_of(thing: Any) -> Any:

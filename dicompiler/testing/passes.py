@@ -17,9 +17,8 @@ from dicompiler.ir.plan import dumps
 from dicompiler.ir.platform import nameless
 from dicompiler.partition.lowering import split
 from dicompiler.partition.tiling import whole_plan
-from dicompiler.plugin.guard import named
 from dicompiler.plugin.pass_manager import Pass, PassManager
-from dicompiler.testing.faults import checking, expect, one_of
+from dicompiler.testing.faults import checking, expect, named, one_of
 from dicompiler.testing.samples import NETWORKS, network
 from dicompiler.verify.comparison import compare, graph_inputs, random_inputs
 from dicompiler.verify.executor import run_model

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dicompiler.base.errors import cause
 from dicompiler.driver.compiler import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.program import Program
 from dicompiler.partition.lowering import split
-from dicompiler.plugin.guard import cause
 from dicompiler.search import constraints as limits
 from dicompiler.search.problem import Problem
 from dicompiler.testing.faults import expect

@@ -22,10 +22,9 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import Interval, Region, full, is_empty, replace
-from dicompiler.ir.rule import OperatorRule
+from dicompiler.ir.rule import OperatorRule, fault_of
 from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
 from dicompiler.partition.segmentation import cut, sent_bytes
-from dicompiler.plugin.guard import fault_of
 from dicompiler.plugin.registry import also, registry
 from dicompiler.testing.faults import checking, expect
 from dicompiler.verify.executor import Executor, run_model

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dicompiler.base.errors import DicompilerError
+from dicompiler.base.errors import DicompilerError, PluginError
 from dicompiler.ir.plan import Plan, dumps
-from dicompiler.plugin.guard import named
 from dicompiler.search.constraints import check_memory
 from dicompiler.search.problem import Strategy
 from dicompiler.testing.elsewhere import elsewhere
-from dicompiler.testing.faults import checking, expect, one_of
+from dicompiler.testing.faults import checking, expect, named, one_of
 from dicompiler.testing.plans import check_legal, check_plan
 from dicompiler.testing.samples import Sample, samples, tight
 
@@ -71,6 +70,8 @@ def planned(strategy: Strategy, sample: Sample) -> Plan | str:
     with checking(f"{named(strategy)} on {sample}"):
         try:
             plan: Any = strategy.plan(sample.problem)
+        except PluginError:
+            raise
         except DicompilerError as error:
             return str(error)
         expect(isinstance(plan, Plan), f"plan() returned {type(plan).__name__} instead of a Plan")

@@ -16,12 +16,11 @@ from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.program import Program
 from dicompiler.partition.tiling import whole_plan
-from dicompiler.plugin.guard import named
 from dicompiler.plugin.registry import also, registry
 from dicompiler.target.interface import Target
 from dicompiler.target.records import RunOptions, RunResult
 from dicompiler.testing.elsewhere import elsewhere
-from dicompiler.testing.faults import checking, expect, one_of
+from dicompiler.testing.faults import checking, expect, named, one_of
 from dicompiler.testing.samples import Sample, cluster, samples
 from dicompiler.verify.comparison import compare, graph_inputs, random_inputs, transfers
 from dicompiler.verify.executor import run_model
@@ -52,7 +51,8 @@ def check_target(
     emitter = one_of(target)
     chosen = list(target_samples() if on is None else on)
     expect(chosen, f"{named(emitter)}: there are no samples")
-    with also(type(emitter)):
+    with also(type(emitter)) as known:
+        emitter = known.adopt("targets", emitter)
         for sample in chosen:
             for strategy in splits:
                 with checking(f"{named(emitter)} on {sample}, split by {strategy}"):

@@ -97,10 +97,8 @@ class Recorder:
 
 def provide(monkeypatch: pytest.MonkeyPatch, *classes: type[Pass], **of: str) -> None:
     """Makes the registry hold these passes and no others."""
-    passes = {
-        cls.name: plugins.Provided(cls.name, cls, of.get("name", "acme"), of.get("version", "1.2"), "acme")
-        for cls in classes
-    }
+    plugin = plugins.Plugin("acme", "acme_passes", of.get("name", "acme"), of.get("version", "1.2"))
+    passes = {cls.name: plugins.checked(plugin, "passes", cls) for cls in classes}
     monkeypatch.setattr(plugins, "registry", lambda: plugins.Registry(passes=passes))
 
 
@@ -194,11 +192,11 @@ def test_a_pass_that_breaks_inside_is_named_with_its_distribution(
 ) -> None:
     provide(monkeypatch, Breaks, name="acme-passes", version="3.1")
     with pytest.raises(PluginError) as caught:
-        PassManager([Breaks(how)]).run(compilation())
-    assert str(caught.value) == f"pass 'breaks' of acme-passes 3.1 (plugin 'acme'): {cause}"
+        PassManager(pipeline(f"breaks{{how={how}}}")).run(compilation())
+    assert str(caught.value).startswith(f"pass 'breaks' of acme-passes 3.1 (plugin 'acme'): {cause}")
     provide(monkeypatch, Breaks, name="dicompiler", version="0.2")
     with pytest.raises(PassFailure) as failed:
-        PassManager([Breaks(how)]).run(compilation())
+        PassManager(pipeline(f"breaks{{how={how}}}")).run(compilation())
     assert str(failed.value).startswith("pass 'breaks' of dicompiler 0.2: ")
     assert cause in str(failed.value)
 

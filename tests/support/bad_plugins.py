@@ -171,6 +171,35 @@ class BadCost(CostModel):
         return {"shape": found.T, "fill": found + 1.0}.get(self.fault, found)
 
 
+@dataclass(frozen=True)
+class Breaking(Strategy):
+    """Breaks."""
+
+    name: ClassVar[str] = "breaking"
+
+    def plan(self, problem: Problem) -> Plan:
+        raise KeyError(problem.objective)
+
+
+@dataclass(frozen=True)
+class Careful(CostModel):
+    """Says nothing of single parts, and expects no better of itself."""
+
+    name: ClassVar[str] = "careful"
+
+    def seconds(self, *_: object) -> float:
+        return float(broken())
+
+    def fill(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
+    ) -> NDArray[np.float64]:
+        try:
+            self.seconds(layers, layer, shares[0], devices[0])
+        except KeyError:
+            return np.ones((len(shares), len(devices)))
+        raise AssertionError("it does say something")
+
+
 def bad_rule(fault: str) -> OperatorRule:
     """MaxPool's rule, but for its fault."""
 
@@ -191,6 +220,11 @@ def bad_rule(fault: str) -> OperatorRule:
         return right
 
     return OperatorRule("MaxPool", piece, elementwise=fault == "elementwise")
+
+
+def broken(*_: object) -> Any:
+    """A rule's function that breaks."""
+    raise KeyError("lost")
 
 
 def bad_family(fault: str) -> PlatformFamily:

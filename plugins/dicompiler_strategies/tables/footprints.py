@@ -20,7 +20,6 @@ from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Interval, Region, full, volume
 from dicompiler.ir.tasks import Key, Kind, Task
 from dicompiler.partition.bounds_inference import make_task
-from dicompiler.plugin import guard as blame
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.tables.choices import Choice
 
@@ -178,9 +177,8 @@ class _Builder:
         known = device.rate if type(self.problem.cost) is Analytic else device.name
         key = region, part.reduce, merge, known
         if key not in self.costs:
-            cost = self.problem.cost
-            found = cost.seconds(self.problem.layers, self.layer, Share(region, part.reduce, merge), device)
-            self.costs[key] = blame.seconds(cost, found, self.layer, device)
+            share = Share(region, part.reduce, merge)
+            self.costs[key] = self.problem.cost.seconds(self.problem.layers, self.layer, share, device)
         return self.costs[key]
 
     def _partial_bytes(self, region: Region) -> int:

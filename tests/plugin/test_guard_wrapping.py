@@ -1,0 +1,144 @@
+"""What third parties provide, as the registry hands it out: the same to look at, but what goes wrong in it names it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import bad_plugins as bad
+import pytest
+
+import dicompiler
+from dicompiler.base.errors import PluginError
+from dicompiler.base.specs import options_of, spec_of
+from dicompiler.cost.model import Analytic, Share
+from dicompiler.driver.compiler import compile, load_problem
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.rule import OperatorRule
+from dicompiler.plugin import registry as plugins
+from dicompiler.plugin.registry import KINDS, Plugin, Registry, registry
+from dicompiler.search.remote_evaluator import Referee
+from dicompiler.testing import also, network
+
+BAD = Plugin("bad", "bad_plugins", "acme-bad", "1.2")
+OF = "of acme-bad 1.2 (plugin 'bad')"
+
+
+def known() -> Registry:
+    """What is built in, and the plugins with faults as a third party's."""
+    things = {"strategies": bad.BadStrategy, "targets": bad.BadTarget, "cost_models": bad.BadCost}
+    more = {kind: plugins.checked(BAD, kind, cls) for kind, cls in things.items()}
+    given = {kind: {**registry().of(kind), one.name: one} for kind, one in more.items()}
+    return replace(registry(), **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("strategies", "bad-strategy"), ("targets", "bad-target")])
+def test_a_guarded_class_looks_like_the_class(kind: str, name: str) -> None:
+    cls = known().find(kind, name).value
+    plain: Any = inspect.unwrap(cls)
+    assert cls is not plain and issubclass(cls, plain)
+    for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
+        assert getattr(cls, attribute) == getattr(plain, attribute)
+    assert fields(cls) == fields(plain) and options_of(cls) == options_of(plain)
+    one, other = known().make(kind, f"{name}{{fault=hash}}"), plain("hash")
+    assert one == other and other == one and hash(one) == hash(other) and one != plain()
+    assert repr(one) == repr(other) and str(spec_of(one)) == f"{name}{{fault=hash}}"
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, replace, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_stays_guarded(again: Any) -> None:
+    one = again(known().make("strategies", "bad-strategy{fault=type}"))
+    assert one == bad.BadStrategy("type")
+    with pytest.raises(PluginError) as caught:
+        one.plan(load_problem(network("branches"), "rpi4x2"))
+    assert str(caught.value) == f"strategy 'bad-strategy' {OF}: plan() returned dict instead of a Plan"
+
+
+def test_what_is_built_in_is_handed_out_as_it_is() -> None:
+    for kind in KINDS:
+        for one in registry().of(kind).values():
+            assert not hasattr(one.value, "__guard__") and inspect.unwrap(one.value) is one.value
+    given = Analytic(pools=False)
+    assert registry().adopt("cost_models", given) is given
+
+
+def test_an_instance_is_adopted_as_if_it_had_been_made_by_its_name() -> None:
+    given = bad.BadStrategy("type")
+    adopted = known().adopt("strategies", given)
+    assert type(adopted) is known().find("strategies", "bad-strategy").value and adopted == given
+    assert known().adopt("strategies", adopted) is adopted
+    assert type(given) is bad.BadStrategy
+
+
+def test_of_a_class_that_no_plugin_provides_exceptions_stay_and_wrong_results_name_the_module() -> None:
+    with pytest.raises(KeyError):
+        compile(network("branches"), "rpi4x2", "single", cost=bad.Careful())
+    with pytest.raises(PluginError, match=r"^strategy 'bad-strategy' of module bad_plugins: plan\(\) returned dict "):
+        compile(network("branches"), "rpi4x2", bad.BadStrategy("type"))
+    with pytest.raises(PluginError, match=r"^cost model 'bad-cost' of module bad_plugins: layer 'c0' on pi01 takes -"):
+        compile(network("branches"), "rpi4x2", "single", cost=bad.BadCost("negative"))
+
+
+def test_a_plugin_may_expect_its_own_exceptions_of_itself() -> None:
+    problem = load_problem(network("branches"), "rpi4x2")
+    layers, devices = problem.layers, problem.platform.devices
+    cost = plugins.checked(BAD, "cost_models", bad.Careful).value()
+    assert cost.fill(layers, layers.layers[0], [Share()], devices).tolist() == [[1.0, 1.0]]
+    with pytest.raises(PluginError, match=r"^plugin 'bad' of acme-bad 1\.2: KeyError: 'lost' \(in broken, bad_plugins"):
+        cost.seconds(layers, layers.layers[0], Share(), devices[0])
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"), [("shape", "fill() returned no array (shares, devices), here (1, 3)"), ("negative", "takes -")]
+)
+def test_wrong_arrays_of_seconds_name_the_cost_model(fault: str, text: str) -> None:
+    problem = load_problem(
+        network("branches"), "rpi4x3", cost=known().make("cost_models", f"bad-cost{{fault={fault}}}")
+    )
+    layers, devices = problem.layers, problem.platform.devices
+    with pytest.raises(PluginError, match=f"^cost model 'bad-cost' {re.escape(OF)}: .*{re.escape(text)}"):
+        problem.cost.fill(layers, layers.layers[0], [Share()], devices)
+
+
+def test_a_problem_that_went_to_another_process_has_a_guarded_cost_model() -> None:
+    problem = load_problem(network("branches"), "rpi4x3", cost=known().make("cost_models", "bad-cost{fault=negative}"))
+    plan = registry().make("strategies", "modnn").plan(replace(problem, cost=Analytic()))
+    there: Referee = pickle.loads(pickle.dumps(Referee(problem)))
+    with pytest.raises(PluginError, match=f"^cost model 'bad-cost' {re.escape(OF)}: layer 'c0' on pi0. takes -"):
+        there(plan)
+
+
+def test_auto_goes_on_where_a_third_partys_strategy_breaks() -> None:
+    problem = load_problem(network("branches"), "rpi4x2")
+    with also(bad.Breaking):
+        auto = registry().make("strategies", "auto{tries=0 strategies=breaking,single}")
+        assert isinstance(auto.plan(replace(problem, objective="memory")), Plan)
+
+
+@pytest.mark.parametrize("function", ["piece", "reduction"])
+def test_a_rules_functions_name_the_plugin_where_they_break_and_can_be_pickled(function: str) -> None:
+    rule = plugins.checked(BAD, "operators", OperatorRule("Odd", bad.broken, reduction=bad.broken)).value
+    again = pickle.loads(pickle.dumps(rule))
+    assert again == rule
+    with pytest.raises(PluginError, match=r"^plugin 'bad' of acme-bad 1\.2: KeyError: 'lost' \(in broken, bad_plugins"):
+        getattr(again, function)(None, (), None)
+
+
+def test_a_family_that_makes_no_platform_is_named() -> None:
+    family = plugins.checked(BAD, "platforms", bad.bad_family("type")).value
+    with pytest.raises(PluginError) as caught:
+        family.find("badx2")
+    text = "platform 'badxN' of plugin 'bad' of acme-bad 1.2: make() returned str instead of a Platform"
+    assert str(caught.value) == text
+
+
+def test_nothing_but_the_registry_knows_of_guards() -> None:
+    root = Path(dicompiler.__file__).parent
+    importing = re.compile(r"^\s*(from|import) .*\bguard\b", re.MULTILINE)
+    found = [path for path in root.rglob("*.py") if importing.search(path.read_text(encoding="utf-8"))]
+    assert found == [Path(plugins.__file__)]
