@@ -152,7 +152,7 @@ def _busy(platform: Platform, boxes: Iterable[_Sent], latency: bool = True, fram
         if link is None:
             continue
         longest = max(longest, link.latency)
-        time = platform.network.message + 8 * box.count / link.bandwidth
+        time = link.seconds(box.count, platform.network.message)
         ends = (("out", platform.host_of[box.sender]), ("in", platform.host_of[box.receiver]))
         for end in ends if platform.network.kind == "switch" else (("all", ""),):
             lines[end] = lines.get(end, 0.0) + time

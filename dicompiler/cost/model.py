@@ -11,19 +11,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dicompiler.base.remembering import remembered
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.plan import Part
+from dicompiler.ir.plan import Share as Share
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import Interval, Region, full, shape_of, volume
 from dicompiler.ir.rule import Operation
-from dicompiler.ir.tasks import Kind, Task, Work
-from dicompiler.partition.bounds_inference import make_task
+from dicompiler.ir.tasks import ShareTask, Work
+from dicompiler.partition.bounds_inference import share_task
 
 # These only move data, or do nothing at inference.
 _MOVING = frozenset(
@@ -32,18 +33,6 @@ _MOVING = frozenset(
 )
 _POOLS = frozenset(("MaxPool", "AveragePool", "LpPool"))
 _GLOBAL_POOLS = frozenset(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"))
-
-
-class Share(NamedTuple):
-    """A part of a layer without its device; all of the layer by default.
-
-    region: of the layer's output (None: all of it); reduce: the range of input channels of a partial sum; merge: how
-    many partial sums the part adds up (0: it adds none).
-    """
-
-    region: Region | None = None
-    reduce: Interval | None = None
-    merge: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,7 +106,7 @@ def macs(layers: LayerGraph, layer: Layer, region: Region | None = None, reduce:
     What the operator rules compute beyond `region` (a whole group of channels, say) is counted. Nodes whose shapes are
     not static count 0.
     """
-    return task_macs(layers, _task(layers, layer, region, reduce, 0))
+    return task_macs(layers, share_task(layers, layer, Share(region, reduce)))
 
 
 def flops(
@@ -153,6 +142,7 @@ class Count:
         return self.multiply + self.pool + self.other + self.add
 
 
+@remembered
 def count(
     layers: LayerGraph,
     layer: Layer,
@@ -161,15 +151,7 @@ def count(
     merge: int = 0,
 ) -> Count:
     """The operations and bytes of a part of `layer`; the arguments are those of `CostModel.seconds`."""
-    key = "count", layer.name, region, reduce, merge
-    if key not in layers.memory:
-        layers.memory[key] = _count(layers, layer, region, reduce, merge)
-    found: Count = layers.memory[key]
-    return found
-
-
-def _count(layers: LayerGraph, layer: Layer, region: Region | None, reduce: Interval | None, merge: int) -> Count:
-    task = _task(layers, layer, region, reduce, merge)
+    task = share_task(layers, layer, Share(region, reduce, merge))
     found = {"multiply": 0, "pool": 0, "other": 0}
     for work in task.works:
         kind, number = _work_flops(layers, work)
@@ -186,33 +168,25 @@ def _nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> int:
     return 0 if region is None else raw_nbytes(layers.tensors[tensor].dtype, shape_of(region))
 
 
-def task_macs(layers: LayerGraph, task: Task) -> int:
+def task_macs(layers: LayerGraph, task: ShareTask) -> int:
     """Multiplications of a task, see `macs`."""
     return sum(_macs(layers.operation(work.node), *_regions(layers, work)) for work in task.works)
 
 
-def weight_regions(layers: LayerGraph, task: Task) -> Mapping[tuple[str, Region], int]:
+def weight_regions(layers: LayerGraph, task: ShareTask) -> Mapping[tuple[str, Region], int]:
     """The pieces of constants that a task holds: (tensor, region) → bytes."""
-    key = "weights", task.layer, task.kind, *task.outputs.items()
-    if key not in layers.memory:
-        layers.memory[key] = _weight_regions(layers, task)
-    found: Mapping[tuple[str, Region], int] = layers.memory[key]
-    return found
+    return _weight_regions(layers, task.works)
 
 
-def _weight_regions(layers: LayerGraph, task: Task) -> dict[tuple[str, Region], int]:
+@remembered
+def _weight_regions(layers: LayerGraph, works: tuple[Work, ...]) -> Mapping[tuple[str, Region], int]:
     found = {}
-    for work in task.works:
+    for work in works:
         _, needs = _regions(layers, work)
         for name, need in zip(work.node.inputs, needs, strict=True):
             if name and need is not None and layers.tensors[name].constant:
                 found[name, need] = raw_nbytes(layers.tensors[name].dtype, shape_of(need))
     return found
-
-
-def _task(layers: LayerGraph, layer: Layer, region: Region | None, reduce: Interval | None, merge: int) -> Task:
-    kind: Kind = "merger" if merge else "plain" if reduce is None else "partial"
-    return make_task(layers, layer, 0, Part("", region, reduce), kind)
 
 
 def _regions(layers: LayerGraph, work: Work) -> tuple[Region | None, tuple[Region | None, ...]]:

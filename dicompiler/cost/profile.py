@@ -10,13 +10,14 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.remembering import Remembers, remembered
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.platform import Device, Link
 from dicompiler.ir.rule import Tensor
@@ -91,7 +92,7 @@ class LayerProfile:
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: curves are remembered
-class Profile:
+class Profile(Remembers):
     """A profile file. place: its path, for messages; network: the layers' digest; device: the name, or pattern of
     names, of the platform's devices that it holds for; call_s: seconds of an empty call, part of every measurement;
     layers: by signature; unmeasured: layer → why it could not be; links: between hosts."""
@@ -121,18 +122,14 @@ class Profile:
         one = next(m for m in self.layers[signature].measurements if m.cut == "whole")
         return max(0.0, one.seconds - self.call_s)
 
+    @remembered
     def curve(self, signature: str, cut: Cut, extent: int | None = None) -> Curve | None:
         """Seconds, without the call, by size along a cut; None where nothing was measured along it. extent: the size
         at which the piece is the whole layer, where that is so: the last point then."""
-        return _curve(self, signature, cut, extent)
-
-
-@lru_cache(maxsize=1 << 14)
-def _curve(profile: Profile, signature: str, cut: Cut, extent: int | None) -> Curve | None:
-    found = {m.size: m.seconds - profile.call_s for m in profile.layers[signature].measurements if m.cut == cut}
-    if not found:
-        return None
-    return Curve.through(found | ({} if extent is None else {extent: profile.whole(signature)}))
+        points = {m.size: m.seconds - self.call_s for m in self.layers[signature].measurements if m.cut == cut}
+        if not points:
+            return None
+        return Curve.through(points | ({} if extent is None else {extent: self.whole(signature)}))
 
 
 def from_json(document: Any, place: str) -> Profile:
@@ -212,7 +209,7 @@ def kind_of(layer: Layer) -> str:
     return "GroupConv" if anchor.op == "Conv" and anchor.attributes.get("group", 1) > 1 else anchor.op
 
 
-@lru_cache(maxsize=1 << 16)
+@remembered
 def signature(layers: LayerGraph, layer: Layer) -> str:
     """A digest of all that a layer's time depends on but the device: operators, attributes, types and shapes, and how
     its nodes hang together; names and values of weights are not in it. 64 hexadecimal digits."""
@@ -228,7 +225,7 @@ def signature(layers: LayerGraph, layer: Layer) -> str:
     return _digest([rows, layer.anchor, bool(layer.reason), left])
 
 
-@lru_cache(maxsize=64)
+@remembered
 def network_digest(layers: LayerGraph) -> str:
     """A digest of the layers' names, signatures and connections: the same for a retrained network."""
     rows = [[layer.name, signature(layers, layer), layer.inputs, layer.outputs] for layer in layers.layers]

@@ -261,7 +261,7 @@ class _Lines:
             for message in work.messages:
                 sender, receiver = work.devices[message.sender], work.devices[message.receiver]
                 link = platform.link(sender.device, receiver.device)
-                seconds = 0.0 if link is None else platform.network.message + 8 * message.nbytes / link.bandwidth
+                seconds = 0.0 if link is None else link.seconds(message.nbytes, platform.network.message)
                 own_times.append((seconds, 0.0 if link is None else link.latency))
                 ends: tuple[Resource, Resource] = (("out", sender.host), ("in", receiver.host))
                 own_ends.append(None if link is None else ends if switch else (("all", ""), ("all", "")))

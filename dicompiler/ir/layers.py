@@ -6,10 +6,10 @@ Frozen, without weights and without ONNX objects: routing, costs and strategies 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
+from dicompiler.base.remembering import Remembers, remembered
 from dicompiler.ir.rule import Node, Operation, OperatorRule, Tensor, whole
 
 
@@ -35,7 +35,7 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class LayerGraph:
+class LayerGraph(Remembers):
     """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, and the rules."""
 
     layers: tuple[Layer, ...]
@@ -43,10 +43,6 @@ class LayerGraph:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     rules: Mapping[tuple[str, str], OperatorRule] = field(default_factory=dict, repr=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: the fields, and nothing of what is remembered."""
-        return {own.name: getattr(self, own.name) for own in fields(self)}
 
     @cached_property
     def by_name(self) -> Mapping[str, Layer]:
@@ -71,17 +67,6 @@ class LayerGraph:
                 found.setdefault(tensor, []).append(layer)
         return {tensor: tuple(layers) for tensor, layers in found.items()}
 
-    @cached_property
-    def memory(self) -> dict[Any, Any]:
-        """What parts of layers come to, as far as somebody has asked: a search asks the same of very many plans. Keys
-        begin with who remembers: ("task", …) of `tasks.make_task`, ("count", …) and ("weights", …) of `costs`,
-        ("settled", …) of `tiling`."""
-        return {}
-
-    @cached_property
-    def _operations(self) -> dict[int, Operation]:
-        return {}
-
     def rule(self, node: Node) -> OperatorRule:
         """The node's rule; one that computes it whole where none is registered."""
         return self.rules.get((node.domain, node.op)) or OperatorRule(node.op, whole, node.domain)
@@ -90,14 +75,12 @@ class LayerGraph:
         """The tensor that the node's rule cuts; '' where the node leaves that output out."""
         return node.outputs[self.rule(node).output]
 
+    @remembered
     def operation(self, node: Node) -> Operation:
         """The node with its tensors, as its rule wants it."""
-        found = self._operations.get(id(node))
-        if found is None or found.node is not node:
-            found = self._operations[id(node)] = Operation(
-                node,
-                tuple(self.tensors[name] if name else None for name in node.inputs),
-                tuple(self.tensors[name] if name else None for name in node.outputs),
-                self.rule(node).output,
-            )
-        return found
+        return Operation(
+            node,
+            tuple(self.tensors[name] if name else None for name in node.inputs),
+            tuple(self.tensors[name] if name else None for name in node.outputs),
+            self.rule(node).output,
+        )

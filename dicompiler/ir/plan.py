@@ -9,11 +9,23 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dicompiler.ir.regions import Interval, Region
 
 FORMAT = "dicompiler.plan/1"
+
+
+class Share(NamedTuple):
+    """A part of a layer without its device; all of the layer by default.
+
+    region: of the layer's output (None: all of it); reduce: the range of input channels of a partial sum; merge: how
+    many partial sums the part adds up (0: it adds none).
+    """
+
+    region: Region | None = None
+    reduce: Interval | None = None
+    merge: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError, UsageError, nearest
+from dicompiler.base.remembering import Remembers, remembered
 from dicompiler.base.schema import validate
 from dicompiler.base.units import BANDWIDTH, MEMORY, POWER, RATE, TIME, parse, parse_bytes, write
 
@@ -66,21 +70,31 @@ class Device:
         return self.rate > 0
 
 
+Amount = TypeVar("Amount", float, NDArray[np.float64])
+
+
+class Line:
+    """What carries bytes, at `bandwidth` bit/s."""
+
+    bandwidth: float
+
+    def seconds(self, nbytes: Amount, message: float = 0.0) -> Amount:
+        """How long `nbytes` bytes occupy the line, in a transfer that takes `message` seconds beside them. The latency
+        is not in it: the line is free again by then."""
+        return message + 8 * nbytes / self.bandwidth
+
+
 @dataclass(frozen=True)
-class Link:
+class Link(Line):
     """The connection of two hosts, the same in both directions. `bandwidth` in bit/s, `latency` in seconds."""
 
     hosts: tuple[str, str]
     bandwidth: float
     latency: float = 0.0
 
-    def seconds(self, count: float) -> float:
-        """Time that `count` bytes take when they have the link to themselves; 0 bytes are not sent: 0 s."""
-        return self.latency + 8 * count / self.bandwidth if count else 0.0
-
 
 @dataclass(frozen=True)
-class Network:
+class Network(Line):
     """What joins the hosts: `bandwidth` in bit/s, `latency` in seconds, `links` that differ from these.
 
     message: seconds that each transfer occupies its line beside the time of its bytes (headers, system calls).
@@ -95,19 +109,15 @@ class Network:
     links: tuple[Link, ...] = ()
     message: float = 0.0
 
-    @cached_property
-    def _overrides(self) -> Mapping[frozenset[str], Link]:
-        return {frozenset(link.hosts): link for link in self.links}
-
     def link(self, a: str, b: str) -> Link | None:
         """The link between hosts `a` and `b`; None where they are one host, which needs none."""
         if a == b:
             return None
-        return self._overrides.get(frozenset((a, b))) or Link((a, b), self.bandwidth, self.latency)
+        return next((x for x in self.links if {*x.hosts} == {a, b}), Link((a, b), self.bandwidth, self.latency))
 
 
 @dataclass(frozen=True)
-class Platform:
+class Platform(Remembers):
     """A cluster. `devices` in the order in which plans count them; `description` says where the figures come from.
 
     Raises DicompilerError for names that stand twice, a device or a link of an unknown host, no device that computes.
@@ -136,11 +146,6 @@ class Platform:
         return {host.name: host for host in self.hosts}
 
     @cached_property
-    def _links(self) -> dict[tuple[str, str], Link | None]:
-        """What `link` was asked for."""
-        return {}
-
-    @cached_property
     def computing(self) -> tuple[Device, ...]:
         """The devices with compute, in platform order; at least one."""
         return tuple(device for device in self.devices if device.computes)
@@ -162,17 +167,22 @@ class Platform:
             return self._hosts[name]
         raise DicompilerError(f"{self.name}: unknown host {name!r}{nearest(name, self._hosts)}")
 
+    @remembered
     def link(self, a: str, b: str) -> Link | None:
         """The link between devices `a` and `b`, as wide as their hosts' own connections allow; None on one host."""
-        if (a, b) not in self._links:
-            self._links[a, b] = self._link(a, b)
-        return self._links[a, b]
-
-    def _link(self, a: str, b: str) -> Link | None:
         ends = self.host(self.device(a).host), self.host(self.device(b).host)
         link = self.network.link(ends[0].name, ends[1].name)
         widths = [host.bandwidth for host in ends if host.bandwidth is not None]
         return link if link is None or not widths else replace(link, bandwidth=min(link.bandwidth, *widths))
+
+    @cached_property
+    def times(self) -> NDArray[np.float64]:
+        """(3, n, n) seconds from device to device, in platform order: that a byte takes, that a message takes beside
+        its bytes, and of latency; 0 on one host."""
+        links = [self.link(a.name, b.name) for a in self.devices for b in self.devices]
+        once = self.network.message
+        rows = [(0.0, 0.0, 0.0) if link is None else (link.seconds(1), once, link.latency) for link in links]
+        return np.ascontiguousarray(np.array(rows).T).reshape(3, len(self.devices), -1)
 
     @staticmethod
     def load(source: str | Path | Platform, known: Iterable[PlatformFamily] | None = None) -> Platform:
@@ -279,7 +289,9 @@ def from_toml(text: str, place: str = "platform") -> Platform:
                 parse(entry.get("power_idle", "0 W"), POWER, f"{key}.power_idle"),
                 entry.get("gpu", False),
                 parse(entry.get("power_network", "0 W"), POWER, f"{key}.power_network"),
-                _bytes_per_second(entry.get("memory_bandwidth"), f"{key}.memory_bandwidth") or 0.0,
+                parse(entry["memory_bandwidth"], BANDWIDTH, f"{key}.memory_bandwidth") / 8
+                if "memory_bandwidth" in entry
+                else 0.0,
             )
         )
     hosts = tuple(_host(entry, f"{place}: host[{index}]") for index, entry in enumerate(document["host"]))
@@ -310,10 +322,6 @@ def _network(entry: Mapping[str, Any], links: Sequence[Mapping[str, Any]], place
             )
         )
     return Network(entry["kind"], bandwidth, latency, tuple(overrides), message)
-
-
-def _bytes_per_second(text: str | None, place: str) -> float | None:
-    return None if text is None else parse(text, BANDWIDTH, place) / 8
 
 
 def _check(platform: Platform) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from dicompiler.base.remembering import Remembers
 from dicompiler.ir.regions import Interval, Region, Shape, contains, full
 
 STAND_IN_DOMAIN = "dicompiler.check"
@@ -33,7 +34,7 @@ class Tensor:
     value: NDArray[Any] | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity: what follows from a node is remembered
 class Node:
     """An ONNX node as rules see it; '' in `inputs` or `outputs` is an omitted optional one. `opset` is its domain's."""
 
@@ -47,17 +48,13 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Operation:
-    """A node together with its tensors: what a rule is given. `None` stands for an omitted optional input.
-
-    memory: what follows from all this and is asked for again and again; a search asks a rule for very many regions.
-    """
+class Operation(Remembers):
+    """A node together with its tensors: what a rule is given. `None` stands for an omitted optional input."""
 
     node: Node
     inputs: tuple[Tensor | None, ...]
     outputs: tuple[Tensor | None, ...]
     output: int = 0
-    memory: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def shape(self, index: int) -> Shape:
         """The static shape of input `index`, which must be present."""

@@ -20,7 +20,7 @@ class Key(NamedTuple):
     reduce: Interval | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity: what follows from it is remembered
 class Work:
     """One node of a task and how to run it. `piece` None: as it stands, on whole tensors (layers that stay whole)."""
 
@@ -29,23 +29,28 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Task:
-    """One part of one layer on one device.
+class ShareTask:
+    """What a share of a layer comes to, wherever it is computed.
 
-    index: the part's place in the plan's list for the layer. kind: `partial` computes the anchor alone over a range,
-    `merger` sums such ranges and computes the absorbed nodes, `plain` all of the layer.
-    outputs: the region of each tensor that it makes (None: a tensor without static shape).
+    kind: `partial` computes the anchor alone over a range, `merger` sums such ranges and computes the absorbed nodes,
+    `plain` all of the layer. outputs: the region of each tensor that it makes (None: a tensor without static shape).
     needs: the region of each incoming tensor that it must hold (weights are not among them).
     """
 
     layer: str
-    index: int
-    device: str
-    lane: int
     kind: Kind
     works: tuple[Work, ...]
     outputs: Mapping[Key, Region | None]
     needs: Mapping[Key, Region]
+
+
+@dataclass(frozen=True)
+class Task(ShareTask):
+    """One part of one layer on one device. index: the part's place in the plan's list for the layer."""
+
+    index: int
+    device: str
+    lane: int
 
 
 def task_id(task: Task) -> TaskId:

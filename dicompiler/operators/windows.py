@@ -6,11 +6,12 @@ whole is just the tile that ends at every border, and its node stays as it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.remembering import remembered
 from dicompiler.ir.regions import Interval, Region, full
 from dicompiler.ir.rule import Operation, OperatorRule, Piece
 
@@ -57,7 +58,7 @@ def tile(window: Window, interval: Interval) -> Tile:
         start, stop = (start - 1, stop) if low >= window.extent else (start, stop + 1)
 
 
-def resolve_pads(operation: Operation, kernel: list[int], strides: list[int], dilations: list[int]) -> list[int]:
+def resolve_pads(operation: Operation, kernel: Sequence[int], strides: list[int], dilations: list[int]) -> list[int]:
     """The pads that `auto_pad` stands for, as ONNX writes them: all begins, then all ends."""
     rank = len(kernel)
     mode = operation.attribute("auto_pad", "NOTSET")
@@ -79,7 +80,7 @@ def _spanned(out: int, kernel: int, stride: int, dilation: int) -> int:
     return (out - 1) * stride + (kernel - 1) * dilation + 1
 
 
-def _falls_short(operation: Operation, kernel: list[int]) -> bool:
+def _falls_short(operation: Operation, kernel: tuple[int, ...]) -> bool:
     """Whether auto_pad "SAME" leaves some of the input to no window: onnxruntime's LpPool then begins further in (its
     other pools refuse that)."""
     if not str(operation.attribute("auto_pad", "")).startswith("SAME"):
@@ -90,15 +91,9 @@ def _falls_short(operation: Operation, kernel: list[int]) -> bool:
     return any(_spanned(out, size, stride, dilation) < extent for extent, out, size, stride, dilation in sizes)
 
 
-def windows(operation: Operation, kernel: list[int]) -> tuple[Window, ...]:
+@remembered
+def windows(operation: Operation, kernel: tuple[int, ...]) -> tuple[Window, ...]:
     """The spatial axes of a convolution or pool with this kernel, which is the operation's own."""
-    if "windows" not in operation.memory:
-        operation.memory["windows"] = _windows(operation, kernel)
-    found: tuple[Window, ...] = operation.memory["windows"]
-    return found
-
-
-def _windows(operation: Operation, kernel: list[int]) -> tuple[Window, ...]:
     rank = len(kernel)
     strides = list(operation.attribute("strides") or [1] * rank)
     dilations = list(operation.attribute("dilations") or [1] * rank)
@@ -110,7 +105,7 @@ def _windows(operation: Operation, kernel: list[int]) -> tuple[Window, ...]:
     )
 
 
-def spatial(operation: Operation, kernel: list[int], region: Region) -> tuple[Region, Region, Mapping[str, Any]]:
+def spatial(operation: Operation, kernel: tuple[int, ...], region: Region) -> tuple[Region, Region, Mapping[str, Any]]:
     """Spatial part of a tile: (outputs, inputs, attributes to replace; none where the tile is all of it)."""
     own = windows(operation, kernel)
     tiles = [tile(window, interval) for window, interval in zip(own, region, strict=True)]
@@ -154,7 +149,7 @@ def conv_core(operation: Operation, weight: int, region: Region, reduce: Interva
             f"{operation.node.op} {operation.node.name!r}: {groups} groups do not fit an input of "
             f"{operation.shape(0)[1]} channels and weights {shape}: correct the model"
         )
-    out, need, attributes = spatial(operation, list(shape[2:]), region[2:])
+    out, need, attributes = spatial(operation, shape[2:], region[2:])
     (first, last), filters = group_range(groups, shape[0], region[1])
     if last - first != groups:
         attributes = {**attributes, "group": last - first}
@@ -179,7 +174,7 @@ def ungrouped(operation: Operation) -> int | None:
 
 def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """MaxPool, AveragePool, LpPool: y[n, c, tile] ← x[n, c, tile + halo]. With indices asked for: whole."""
-    kernel = list(operation.attribute("kernel_shape"))
+    kernel = tuple(operation.attribute("kernel_shape"))
     if (len(operation.outputs) > 1 and operation.outputs[1] is not None) or _falls_short(operation, kernel):
         return Piece(full(operation.out_shape), operation.full_needs())
     out, need, attributes = spatial(operation, kernel, region[2:])

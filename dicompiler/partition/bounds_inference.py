@@ -1,27 +1,30 @@
 """Bounds inference: the backward walk through a layer, from the region that a part makes to what it must hold.
 
-(LayerGraph, layer name, Part) → Task: a Piece for every node, and what must be held of every incoming tensor
+LayerGraph + Layer + Share → ShareTask: a Piece for every node, and what must be held of every incoming tensor;
+… + Part → Task, which has a device too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 
+from dicompiler.base.remembering import remembered
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part
+from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.regions import Interval, Region, Shape, bounding, full
 from dicompiler.ir.rule import Node, Piece
-from dicompiler.ir.tasks import Key, Kind, Task, Work
+from dicompiler.ir.tasks import Key, Kind, ShareTask, Task, Work
 
 
 def make_tasks(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> list[Task]:
-    """One task per part. Where some parts have `reduce`, those without it merge."""
-    lip = any(part.reduce is not None for part in parts)
-    return [
-        make_task(layers, layer, i, part, "partial" if part.reduce is not None else "merger" if lip else "plain")
-        for i, part in enumerate(parts)
-    ]
+    """One task per part. Where some parts have `reduce`, those without it merge. The plan must have been checked (see
+    routing.check)."""
+    ranges = len({part.reduce for part in parts if part.reduce is not None})
+    tasks = []
+    for i, part in enumerate(parts):
+        own = share_task(layers, layer, Share(part.region, part.reduce, 0 if part.reduce is not None else ranges))
+        tasks.append(Task(layer.name, own.kind, own.works, own.outputs, own.needs, i, part.device, part.lane))
+    return tasks
 
 
 def output_shape(layers: LayerGraph, layer: Layer) -> Shape:
@@ -36,18 +39,12 @@ def align(layers: LayerGraph, layer: Layer, region: Region) -> Region:
     return _piece(layers, layer.nodes[layer.anchor], region, None).out
 
 
+@remembered
 def _piece(layers: LayerGraph, node: Node, region: Region, reduce: Interval | None) -> Piece:
-    """The rule's piece; the last one is remembered, because a region is first aligned and then walked from."""
-    operation = layers.operation(node)
-    asked, found = operation.memory.get("piece", (None, None))
-    if asked != (region, reduce):
-        found = layers.rule(node).piece(operation, region, reduce)
-        operation.memory["piece"] = (region, reduce), found
-    piece: Piece = found
-    return piece
+    return layers.rule(node).piece(layers.operation(node), region, reduce)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def reduction(layers: LayerGraph, layer: Layer) -> int | None:
     """The length of the axis that LIP cuts in this layer, None where it has none; of a quantised layer there is none,
     because partial sums of rounded numbers are others."""
@@ -58,7 +55,7 @@ def reduction(layers: LayerGraph, layer: Layer) -> int | None:
     return None if layer.reason or measure is None else measure(layers.operation(node))
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def cuttable(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
     """The axes of the layer's output that a plan may cut: those that the rule does not return in full when asked for
     one element of them."""
@@ -73,43 +70,36 @@ def cuttable(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
     return tuple(axes)
 
 
-def make_task(layers: LayerGraph, layer: Layer, index: int, part: Part, kind: Kind) -> Task:
-    """The task that `part` comes to. The plan must have been checked (see routing.check)."""
-    key = ("task", layer.name, part.region, part.reduce, kind)
-    share = layers.memory.get(key)
-    if share is None:
-        share = _whole(layers, layer) if layer.reason else _cut(layers, layer, part.region, part.reduce, kind)
-        layers.memory[key] = share
-    works, outputs, needs = share
-    return Task(layer.name, index, part.device, part.lane, kind, works, outputs, needs)
+@remembered
+def share_task(layers: LayerGraph, layer: Layer, share: Share) -> ShareTask:
+    """The task that `share` comes to; the layer's rule must allow it."""
+    return _whole(layers, layer) if layer.reason else _cut(layers, layer, share)
 
 
-_Share = tuple[tuple[Work, ...], Mapping[Key, Region | None], Mapping[Key, Region]]  # works, outputs, needs of a task
-
-
-def _whole(layers: LayerGraph, layer: Layer) -> _Share:
+def _whole(layers: LayerGraph, layer: Layer) -> ShareTask:
     works = tuple(Work(node, None) for node in layer.nodes)
     shapes = {name: layers.tensors[name].shape for name in (*layer.outputs, *layer.inputs)}
     regions = {name: None if shape is None else full(shape) for name, shape in shapes.items()}
     outputs = {Key(name): regions[name] for name in layer.outputs}
     needs = {Key(name): region for name in layer.inputs if (region := regions[name]) is not None}
-    return works, outputs, needs
+    return ShareTask(layer.name, "plain", works, outputs, needs)
 
 
-def _cut(layers: LayerGraph, layer: Layer, region: Region | None, reduce: Interval | None, kind: Kind) -> _Share:
-    region = align(layers, layer, region if region is not None else full(output_shape(layers, layer)))
+def _cut(layers: LayerGraph, layer: Layer, share: Share) -> ShareTask:
+    region = align(layers, layer, share.region if share.region is not None else full(output_shape(layers, layer)))
     anchor = layer.nodes[layer.anchor]
     nodes: tuple[Node, ...] = layer.nodes
+    kind: Kind = "plain"
     target, key = layer.output, Key(layer.output)
-    if kind == "partial":
-        nodes, target = (anchor,), layers.cut_output(anchor)
-        key = Key(target, reduce)
-    elif kind == "merger":
-        nodes = tuple(node for node in nodes if node is not anchor)
-    works, demands = _walk(layers, nodes, target, region, reduce)
+    if share.reduce is not None:
+        kind, nodes, target = "partial", (anchor,), layers.cut_output(anchor)
+        key = Key(target, share.reduce)
+    elif share.merge:
+        kind, nodes = "merger", tuple(node for node in nodes if node is not anchor)
+    works, demands = _walk(layers, nodes, target, region, share.reduce)
     if kind == "merger":
         del demands[layers.cut_output(anchor)]  # routing reads it range by range
-    return works, {key: region}, {Key(name): demand for name, demand in demands.items()}
+    return ShareTask(layer.name, kind, works, {key: region}, {Key(name): demand for name, demand in demands.items()})
 
 
 def _walk(

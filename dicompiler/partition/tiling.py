@@ -7,15 +7,15 @@ taken from a tensor's rank. Annotating passes and strategies build their parts h
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Literal
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.remembering import remembered
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.plan import Part, Plan, Share
 from dicompiler.ir.regions import Interval, Region, bounding, full, replace, shares
 from dicompiler.ir.tasks import Key
-from dicompiler.partition.bounds_inference import align, cuttable, make_task, output_shape, reduction
+from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction, share_task
 
 Label = Literal["height", "width", "channel"]
 Axes = Mapping[str, Mapping[str, int]]
@@ -26,7 +26,7 @@ def whole_plan(layers: LayerGraph, device: str) -> Plan:
     return Plan({layer.name: (Part(device),) for layer in layers.layers}, (device,), (device,))
 
 
-@lru_cache(maxsize=16)
+@remembered
 def axes(layers: LayerGraph) -> Axes:
     """Tensor → label → axis. A graph input of rank ≥ 3 is read as N, C, H, W; of rank 2 as N, C."""
     found: dict[str, Mapping[str, int]] = {}
@@ -46,7 +46,7 @@ def _follow(layers: LayerGraph, layer: Layer, found: Axes) -> dict[str, int]:
     labels: dict[str, int] = {}
     for axis in cuttable(layers, layer):
         probe = replace(full(shape), axis, (0, 1))
-        task = make_task(layers, layer, 0, Part("", probe), "plain")
+        task = share_task(layers, layer, Share(probe))
         # A quantised layer's weights are read by what dequantises them, before the anchor.
         readers = layer.nodes[: layer.anchor + 1]
         cut = {
@@ -108,15 +108,13 @@ def settled(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) ->
     return tuple(zip((0, *moved), moved, strict=False))
 
 
+@remembered
 def _settled(layers: LayerGraph, layer: Layer, axis: int, end: int) -> int:
-    key = "settled", layer.name, axis, end
-    if key not in layers.memory:
-        whole = full(output_shape(layers, layer))
-        low, high = end, end
-        if 0 < end < whole[axis][1]:
-            low, high = align(layers, layer, replace(whole, axis, (end, end + 1)))[axis]
-        layers.memory[key] = low if end - low <= high - end else high
-    return int(layers.memory[key])
+    whole = full(output_shape(layers, layer))
+    if not 0 < end < whole[axis][1]:
+        return end
+    low, high = align(layers, layer, replace(whole, axis, (end, end + 1)))[axis]
+    return low if end - low <= high - end else high
 
 
 def tile(
@@ -196,7 +194,7 @@ def fused(layers: LayerGraph, chosen: Sequence[Layer], tiles: Iterable[Region]) 
         regions: dict[str, Region] = {}
         for layer in order:
             if layer.output in demands:
-                task = make_task(layers, layer, 0, Part("", demands[layer.output]), "plain")
+                task = share_task(layers, layer, Share(demands[layer.output]))
                 regions[layer.name] = task.outputs[Key(layer.output)] or ()
                 for key, need in task.needs.items():
                     demands[key.tensor] = bounding((demands.get(key.tensor), need)) or need

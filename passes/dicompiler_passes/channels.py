@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from dicompiler.base.errors import UsageError
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part
+from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.regions import Interval, Region, shares
-from dicompiler.partition.bounds_inference import make_task, output_shape, reduction
+from dicompiler.partition.bounds_inference import output_shape, reduction, share_task
 from dicompiler.partition.tiling import axis_of, fused
 from dicompiler_passes.annotating import Annotation, LayerAnnotation
 
@@ -133,7 +133,7 @@ class Fuse(Annotation):
 
 def _passed(graph: LayerGraph, between: Sequence[Layer], last: Layer, reduce: Interval) -> dict[str, Region]:
     """The regions of the layers in between that a range of the last layer's input channels needs."""
-    task = make_task(graph, last, 0, Part("", reduce=reduce), "partial")
+    task = share_task(graph, last, Share(reduce=reduce))
     if not between:
         return {}
     (need,) = task.needs.values()
@@ -144,8 +144,8 @@ def _passed(graph: LayerGraph, between: Sequence[Layer], last: Layer, reduce: In
 def _need(graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, reduce: Interval) -> Region | None:
     """What the chain from the last layer back needs of the first layer's output; None where it needs anything else."""
     regions = _passed(graph, between, last, reduce)
-    readers = [make_task(graph, layer, 0, Part("", regions[layer.name]), "plain") for layer in between]
-    readers.append(make_task(graph, last, 0, Part("", reduce=reduce), "partial"))
+    readers = [share_task(graph, layer, Share(regions[layer.name])) for layer in between]
+    readers.append(share_task(graph, last, Share(reduce=reduce)))
     outside = {
         key.tensor: need
         for task in readers

@@ -14,7 +14,7 @@ from dicompiler.cost.model import task_macs, weight_regions
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.regions import Region, shape_of
-from dicompiler.ir.tasks import Task, Work
+from dicompiler.ir.tasks import ShareTask, Work
 
 FIXED, FOR_EACH_OPERATOR, FOR_EACH_CHANNEL = 1024, 350, 8
 """Bytes of an arena beside its tensors, on a host of 64 bits: fitted to 178 models that were measured there (mostly
@@ -35,7 +35,7 @@ class Need:
     made: int
 
 
-def need(layers: LayerGraph, tasks: Sequence[Task], margin: float) -> Need:
+def need(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -> Need:
     """What one model of these tasks takes. A tensor is there from the task that makes it to its last reader; what the
     last task makes, to the end. Pads that TFLite does not know are a copy of the tensor with pads around it."""
     first: dict[str, int] = {}

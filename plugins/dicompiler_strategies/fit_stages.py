@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part
+from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.regions import Region, full, replace
-from dicompiler.partition.bounds_inference import cuttable, make_task, output_shape
-from dicompiler.partition.tiling import axes, fused, settled, tile
+from dicompiler.partition.bounds_inference import cuttable, output_shape, share_task
+from dicompiler.partition.tiling import axes, cut_axis, fused, settled
 from dicompiler_strategies.fit_memory import Need, need
 
 Kind = Literal["whole", "rows", "channels"]
@@ -86,16 +86,16 @@ class Stages:
     def _needs(self, first: int, last: int, kind: Kind, tiles: int) -> Iterator[Need]:
         chosen = self.layers.layers[first:last]
         if kind == "whole":
-            yield need(self.layers, [make_task(self.layers, x, 0, Part(""), "plain") for x in chosen], self.margin)
+            yield need(self.layers, [share_task(self.layers, x, Share()) for x in chosen], self.margin)
         elif kind == "channels":
-            if last == first + 1 and len(parts := self.channels(chosen[0], [""] * tiles)) == tiles:
-                yield need(self.layers, [make_task(self.layers, chosen[0], 0, parts[0], "plain")], self.margin)
+            if last == first + 1 and len(slices := self.channels(chosen[0], tiles)) == tiles:
+                yield need(self.layers, [share_task(self.layers, chosen[0], Share(slices[0]))], self.margin)
         else:
             bands = self.rows(first, last, tiles)
             some = dict.fromkeys((0, len(bands) // 2, len(bands) - 1) if bands else ())
             for regions in fused(self.layers, chosen, [bands[i] for i in some]):
                 own = [x for x in chosen if x.name in regions]
-                tasks = [make_task(self.layers, x, 0, Part("", regions[x.name]), "plain") for x in own]
+                tasks = [share_task(self.layers, x, Share(regions[x.name])) for x in own]
                 yield need(self.layers, tasks, self.margin)
 
     def rows(self, first: int, last: int, tiles: int) -> list[Region]:
@@ -115,12 +115,13 @@ class Stages:
             return []
         return [replace(whole, axis, interval) for interval in ends]
 
-    def channels(self, layer: Layer, devices: Sequence[str]) -> tuple[Part, ...]:
-        """The layer cut by output channels; () where it cannot be."""
+    def channels(self, layer: Layer, tiles: int) -> list[Region]:
+        """The layer's output in equal shares of its channels; fewer, or none, where it cannot be cut so."""
         axis = axes(self.layers).get(layer.output, {}).get("channel")
         if axis is None or axis not in cuttable(self.layers, layer):
-            return ()
-        return tile(self.layers, layer, "channel", [1.0] * len(devices), devices)
+            return []
+        whole, cuts = full(output_shape(self.layers, layer)), cut_axis(self.layers, layer, axis, [1.0] * tiles)
+        return [replace(whole, axis, cut) for cut in cuts if cut[0] < cut[1]]
 
     def parts(self, stages: Sequence[Stage]) -> dict[str, list[Part]]:
         """The parts of every layer. Each tile has a lane of its own, so that a model ends with its stage."""
@@ -135,8 +136,10 @@ class Stages:
                     for name, region in regions.items():
                         found[name].append(Part(stage.devices[i // each], region, lane=lanes + i))
             elif stage.kind == "channels":
-                for part in self.channels(chosen[0], stage.devices):
-                    found[chosen[0].name].append(Part(part.device, part.region, lane=lanes))
+                slices = self.channels(chosen[0], len(stage.devices))
+                found[chosen[0].name] += [
+                    Part(device, region, lane=lanes) for device, region in zip(stage.devices, slices, strict=True)
+                ]
             else:
                 for layer in chosen:
                     found[layer.name].append(Part(stage.devices[0], lane=lanes))

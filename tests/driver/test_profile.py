@@ -28,10 +28,10 @@ from dicompiler.driver.compiler import compile, prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import is_hollow
-from dicompiler.ir.plan import Part
+from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import slices
 from dicompiler.ir.tasks import Key
-from dicompiler.partition.bounds_inference import make_task
+from dicompiler.partition.bounds_inference import share_task
 from dicompiler.verify.executor import Session
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 16, 16] x) => (float[1, 10] y)
@@ -133,7 +133,7 @@ class TestPieces:
                 region, inner = piece.share.region, piece.model.graph
                 if region is None or any(is_hollow(tensor) for tensor in inner.initializer):
                     continue
-                task = make_task(layers, layer, 0, Part("", region), "plain")
+                task = share_task(layers, layer, Share(region))
                 needs = [task.needs[Key(name)] for name in layer.inputs]
                 feeds = {v.name: g[slices(n)] for v, g, n in zip(inner.input, given, needs, strict=True)}
                 (made,) = Session(piece.model, {}, "piece").run(feeds).values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,8 +85,20 @@ def test_a_link_is_the_same_both_ways_and_one_host_needs_none() -> None:
     platform = from_toml(TOML)
     assert platform.link("cam", "pi01_a") == platform.link("pi01_a", "cam") == Link(("pi01", "cam"), 2e7, 0.0005)
     assert platform.link("pi01_a", "pi01_gpu") is None
-    assert Link(("a", "b"), 8e6, 0.25).seconds(1_000_000) == 1.25
-    assert Link(("a", "b"), 8e6, 0.25).seconds(0) == 0.0
+
+
+def test_bytes_and_a_message_occupy_a_line_and_arrive_the_latency_later() -> None:
+    assert Link(("a", "b"), 8e6, 0.25).seconds(1_000_000) == 1.0
+    assert Link(("a", "b"), 8e6, 0.25).seconds(1_000_000, 0.5) == 1.5
+    assert Network("switch", 8e6).seconds(np.array([0.0, 1e6, 2e6])).tolist() == [0.0, 1.0, 2.0]
+
+
+def test_the_times_between_devices_are_those_of_their_links_and_none_on_one_host() -> None:
+    platform = from_toml(TOML)
+    byte, message, latency = platform.times
+    assert byte.tolist() == [[0.0, 4e-7, 4e-7], [4e-7, 0.0, 0.0], [4e-7, 0.0, 0.0]]
+    assert not message.any()
+    assert latency.tolist() == [[0.0, 5e-4, 5e-4], [5e-4, 0.0, 0.0], [5e-4, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize(

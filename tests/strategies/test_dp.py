@@ -20,10 +20,10 @@ from dicompiler.driver.compiler import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Part
+from dicompiler.ir.plan import Share
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import build, parameters
-from dicompiler.partition.bounds_inference import make_task, output_shape
+from dicompiler.partition.bounds_inference import output_shape, share_task
 from dicompiler.partition.segmentation import cut
 from dicompiler.search.problem import Problem, Strategy
 from dicompiler.verify.executor import Executor, run_model
@@ -111,7 +111,7 @@ def test_row_maps_say_what_the_rules_say_of_any_interval() -> None:
         for start, stop in ((0, 1), (2, 5), (own.height - 1, own.height), (0, own.height)):
             region = [(0, 1), (0, 3), (start, stop), (0, 1)]
             region[3] = (0, output_shape(graph, layer)[3])
-            task = make_task(graph, layer, 0, Part("", tuple(region)), "plain")
+            task = share_task(graph, layer, Share(tuple(region)))
             (need,) = task.needs.values()
             assert own.need(layer.inputs[0], [(start, stop), (0, 0)]) == [need[2], (0, 0)]
     assert union([(0, 0), (2, 4), (1, 3)], [(5, 7), (0, 0), (2, 9)]) == [(5, 7), (2, 4), (1, 9)]

@@ -18,10 +18,10 @@ from dicompiler.cli.entry import main
 from dicompiler.driver.compiler import compile, load_problem
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Part
+from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.platform import to_toml
 from dicompiler.networks.builder import Builder
-from dicompiler.partition.bounds_inference import make_task
+from dicompiler.partition.bounds_inference import share_task
 from dicompiler.plugin.registry import registry
 from dicompiler_strategies.fit_memory import need
 from dicompiler_targets.tflm import measure
@@ -120,7 +120,7 @@ def test_the_estimate_is_near_what_is_measured() -> None:
         program = problem.sketch(plan).program
         assert program is not None
         runs = [layers[start : start + size] for start in range(0, len(layers), size)]
-        tasks = [[make_task(problem.layers, layer, 0, Part("m1"), "plain") for layer in run] for run in runs]
+        tasks = [[share_task(problem.layers, layer, Share()) for layer in run] for run in runs]
         estimate = max(need(problem.layers, own, 0).arena for own in tasks)
         (found,) = TflmTarget(margin=0.0).occupied(program)
         assert abs(found.details["arena"] - estimate) <= 0.05 * estimate

@@ -88,22 +88,10 @@ class Wire:
         return np.array([names.index(device.host) for device in self.platform.devices], np.int64)
 
     @cached_property
-    def _links(self) -> tuple[Floats, Floats, Floats]:
-        """(n, n) seconds for a byte, for a message and of latency; 0 inside a host."""
-        names = [device.name for device in self.platform.devices]
-        links = [[self.platform.link(a, b) for b in names] for a in names]
-        message = self.platform.network.message
-        return (
-            np.array([[0.0 if link is None else 8 / link.bandwidth for link in row] for row in links]),
-            np.array([[0.0 if link is None else message for link in row] for row in links]),
-            np.array([[0.0 if link is None else link.latency for link in row] for row in links]),
-        )
-
-    @cached_property
     def _rate(self) -> float | None:
         """Seconds for a byte where every device has a host of its own, all links are alike, and nothing else takes
         time; else None."""
-        rate, message, wait = self._links
+        rate, message, wait = self.platform.times
         between = rate[~np.eye(len(rate), dtype=np.bool_)]
         if message.any() or wait.any() or not between.size or (between != between[0]).any() or not between[0]:
             return None
@@ -117,7 +105,7 @@ class Wire:
         if self._rate is not None:
             most = max(count.sum(axis=0).max(), count.sum(axis=1).max()) if switch else count.sum()
             return float(most) * self._rate
-        rate, message, wait = self._links
+        rate, message, wait = self.platform.times
         sent = count > 0
         times = count * rate + sent * message
         if switch:

@@ -13,9 +13,10 @@ import numpy as np
 
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.plan import Part
+from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.regions import Region, bounding, full, replace, volume
-from dicompiler.partition.bounds_inference import output_shape, reduction
+from dicompiler.ir.tasks import Key
+from dicompiler.partition.bounds_inference import output_shape, reduction, share_task
 from dicompiler.partition.tiling import axes
 from dicompiler_strategies.dp.boxes import Boxes, Floats, missing
 from dicompiler_strategies.dp.rows import Rows, lengths, union
@@ -97,7 +98,7 @@ def moves(team: Team, rules: Rules) -> list[list[Move]]:
     found: list[list[Move]] = [[] for _ in team.layers.layers]
     singles: dict[int, tuple[float, float]] = {}
     for stop, layer in enumerate(team.layers.layers, 1):
-        whole = _single(team, layer, "whole", [Part("") if i == team.leader else None for i in team.members], held)
+        whole = _single(team, layer, "whole", [Share() if i == team.leader else None for i in team.members], held)
         alone = len(team.members) == 1
         for move in (
             whole,
@@ -115,11 +116,11 @@ def _cut(team: Team, layer: Layer, rules: Rules, held: Mapping[str, int]) -> Ite
         return
     shares = team.shares(layer, "channels") if team.axis(layer, "channels") is not None else None
     if shares is not None:
-        parts = [None if region is None else Part("", region) for region in shares]
-        yield _single(team, layer, "channels", parts, held)
+        cut = [None if region is None else Share(region) for region in shares]
+        yield _single(team, layer, "channels", cut, held)
     multiplies = team.facts.macs[layer.name] > 0
     if not multiplies and not rows:
-        yield _single(team, layer, "everywhere", [Part("")] * len(team.members), held)
+        yield _single(team, layer, "everywhere", [Share()] * len(team.members), held)
     if multiplies and rules.blocks and reduction(team.layers, layer) is not None:
         whole: list[Region | None] = [full(output_shape(team.layers, layer))] * len(team.members)
         lead = [region if i == team.leader else None for i, region in zip(team.members, whole, strict=True)]
@@ -129,21 +130,21 @@ def _cut(team: Team, layer: Layer, rules: Rules, held: Mapping[str, int]) -> Ite
             yield _sums(team, layer, "channels", shares, held)
 
 
-def _single(team: Team, layer: Layer, after: Form, parts: Sequence[Part | None], held: Mapping[str, int]) -> Move:
-    """One layer in parts without partial sums."""
+def _single(team: Team, layer: Layer, after: Form, own: Sequence[Share | None], held: Mapping[str, int]) -> Move:
+    """One layer in shares without partial sums."""
     at = team.layers.position[layer.name]
     elements = volume(full(team.layers.tensors[layer.output].shape or ()))
     shares = [
-        0.0 if part is None else 1.0 if part.region is None else volume(part.region) / max(elements, 1)
-        for part in parts
+        0.0 if share is None else 1.0 if share.region is None else volume(share.region) / max(elements, 1)
+        for share in own
     ]
     return Move(
         at,
         at + 1,
         "cut",
         after,
-        (team.seconds(layer, parts),),
-        team.needs(layer, parts, "plain"),
+        (team.seconds(layer, own),),
+        team.needs(layer, own),
         _on_devices(team, shares) * held[layer.name],
     )
 
@@ -151,19 +152,20 @@ def _single(team: Team, layer: Layer, after: Form, parts: Sequence[Part | None],
 def _sums(team: Team, layer: Layer, after: Form, merged: Sequence[Region | None], held: Mapping[str, int]) -> Move:
     """One layer in partial sums over each member's range; `merged`: the regions that members add up."""
     at = team.layers.position[layer.name]
-    parts = [Part("", None, cut) if cut[0] < cut[1] else None for cut in team.ranges(layer)]
-    mergers = [None if region is None else Part("", region) for region in merged]
-    needs = team.needs(layer, parts, "partial")
-    for name, need in team.needs(layer, mergers, "merger").items():
+    ranges = [cut if cut[0] < cut[1] else None for cut in team.ranges(layer)]
+    makes = np.array([cut is not None for cut in ranges], np.float64)
+    partials = [None if cut is None else Share(None, cut) for cut in ranges]
+    mergers = [None if region is None else Share(region, None, int(makes.sum())) for region in merged]
+    needs = team.needs(layer, partials)
+    for name, need in team.needs(layer, mergers).items():
         needs[name] = _both(needs[name], need) if name in needs else need
     tensor = team.layers.cut_output(layer.nodes[layer.anchor])
-    makes = np.array([part is not None for part in parts], np.float64)
     sizes = np.array([0.0 if region is None else volume(region) for region in merged])
     sums = np.outer(_on_devices(team, makes), _on_devices(team, sizes)) * item_bytes(team.layers, tensor)
     np.fill_diagonal(sums, 0.0)
-    ranges = [0 if part is None or part.reduce is None else part.reduce[1] - part.reduce[0] for part in parts]
-    steps = (team.seconds(layer, parts), team.seconds(layer, mergers, int(makes.sum())))
-    weights = _on_devices(team, [count / max(sum(ranges), 1) for count in ranges]) * held[layer.name]
+    counts = [0 if cut is None else cut[1] - cut[0] for cut in ranges]
+    steps = (team.seconds(layer, partials), team.seconds(layer, mergers))
+    weights = _on_devices(team, [count / max(sum(counts), 1) for count in counts]) * held[layer.name]
     return Move(at, at + 1, "sums", after, steps, needs, weights, sums)
 
 
@@ -261,12 +263,12 @@ class RowBlock:
         if layer.output in team.layers.outputs or any(team.layers.position[r.name] >= self.stop for r in readers):
             rows = union(rows, row_map.shares(team.weights))
         rows = self.rows[layer.name] = row_map.aligned(rows)
-        template = team.facts.full_needs(layer)
+        template = share_task(team.layers, layer, Share()).needs
         for name in layer.inputs:
             need = row_map.need(name, rows)
             known = self.demands.get(name, nothing)
             self.demands[name] = None if need is None or known is None else union(known, need)
-            self._templates[name] = bounding((self._templates.get(name), template.get(name)))
+            self._templates[name] = bounding((self._templates.get(name), template.get(Key(name))))
         return lengths(rows)
 
     def needs(self) -> dict[str, Boxes]:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dicompiler.base.remembering import remembered
 from dicompiler.cost.model import CostModel, Share
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import Interval, full, replace, shares
 from dicompiler.ir.tasks import Key
-from dicompiler.partition.bounds_inference import cuttable, make_task, output_shape
+from dicompiler.partition.bounds_inference import cuttable, output_shape, share_task
 from dicompiler.partition.tiling import axes
 
 Rows = Sequence[Interval]  # an interval of rows for each device of a team; (0, 0): none
@@ -90,7 +89,7 @@ def height_axis(layers: LayerGraph, layer: Layer) -> int | None:
     return axis
 
 
-@lru_cache(maxsize=8)
+@remembered
 def row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
     """Layer name → its map, for every layer that has rows."""
     known: dict[object, RowMap] = {}
@@ -128,7 +127,7 @@ def _row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
     out: list[tuple[int, int]] = []
     needs: dict[str, list[tuple[int, int]]] = {}
     for row in range(whole[axis][1]):
-        task = make_task(layers, layer, 0, Part("", replace(whole, axis, (row, row + 1))), "plain")
+        task = share_task(layers, layer, Share(replace(whole, axis, (row, row + 1))))
         region = task.outputs[Key(layer.output)]
         assert region is not None
         out.append(region[axis])

@@ -16,12 +16,10 @@ import numpy as np
 from dicompiler.cost.model import Share, macs
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device
-from dicompiler.ir.regions import Interval, Region, full, shares
+from dicompiler.ir.regions import Interval, Region, full, shape_of, shares
 from dicompiler.ir.regions import replace as with_interval
-from dicompiler.ir.tasks import Kind
-from dicompiler.partition.bounds_inference import cuttable, make_task, output_shape, reduction
+from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction, share_task
 from dicompiler.partition.tiling import axes, cut_axis
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.dp.boxes import Boxes, Floats, Wire
@@ -40,7 +38,6 @@ class Facts:
 
     problem: Problem
     row_seconds: dict[tuple[str, int], Floats] = field(default_factory=dict, repr=False)
-    needs: dict[str, Mapping[str, Region]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _probed(self) -> Mapping[str, tuple[float, ...]]:
@@ -92,13 +89,6 @@ class Facts:
             result[layer.name] = sum(raw_nbytes(tensor.dtype, tensor.shape or ()) for tensor in held)
             seen.update(tensor.name for tensor in held)
         return result
-
-    def full_needs(self, layer: Layer) -> Mapping[str, Region]:
-        """What all of a layer reads of each tensor."""
-        if layer.name not in self.needs:
-            task = make_task(self.problem.layers, layer, 0, Part(""), "plain")
-            self.needs[layer.name] = {key.tensor: need for key, need in task.needs.items()}
-        return self.needs[layer.name]
 
     def rows(self, layer: Layer, device: Device) -> Floats:
         """(rows + 1,) seconds by the count of rows, see `row_seconds`."""
@@ -210,35 +200,27 @@ class Team:
             return Boxes.of(shape, self.alone(full(shape), self.members))
         return Boxes.of(shape, self.spread(self.shares(self.layers.producer[tensor], form)))
 
-    def needs(self, layer: Layer, parts: Sequence[Part | None], kind: Kind) -> dict[str, Boxes]:
-        """Tensor → what each member must hold of it for its part (None: it has none)."""
+    def needs(self, layer: Layer, shares: Sequence[Share | None]) -> dict[str, Boxes]:
+        """Tensor → what each member must hold of it for its share (None: it has none)."""
         count = len(self.problem.platform.devices)
         found: dict[str, list[Region | None]] = {}
-        known: dict[Part, Mapping[str, Region]] = {}
-        for index, part in zip(self.members, parts, strict=True):
-            if part is not None:
-                if part not in known:
-                    if kind == "plain" and part.region is None:
-                        known[part] = self.facts.full_needs(layer)
-                    else:
-                        task = make_task(self.layers, layer, 0, part, kind)
-                        known[part] = {key.tensor: need for key, need in task.needs.items()}
-                for name, need in known[part].items():
-                    found.setdefault(name, [None] * count)[index] = need
+        for index, share in zip(self.members, shares, strict=True):
+            if share is not None:
+                for key, need in share_task(self.layers, layer, share).needs.items():
+                    found.setdefault(key.tensor, [None] * count)[index] = need
         return {name: Boxes.of(self.layers.tensors[name].shape or (), regions) for name, regions in found.items()}
 
-    def seconds(self, layer: Layer, parts: Sequence[Part | None], merge: int = 0) -> Floats:
-        """(n,) seconds that each member computes on its part."""
+    def seconds(self, layer: Layer, shares: Sequence[Share | None]) -> Floats:
+        """(n,) seconds that each member computes on its share."""
         total = np.zeros(len(self.problem.platform.devices))
         known: dict[tuple[int, object, object], float] = {}
-        for index, part in zip(self.members, parts, strict=True):
-            if part is not None:
+        for index, share in zip(self.members, shares, strict=True):
+            if share is not None:
                 device = self.problem.platform.devices[index]
                 kind = self.facts.classes[device.name]
-                size = None if part.region is None else tuple(stop - start for start, stop in part.region)
-                key = (kind, size, part.reduce and part.reduce[1] - part.reduce[0])
+                size = None if share.region is None else shape_of(share.region)
+                key = (kind, size, share.reduce and share.reduce[1] - share.reduce[0])
                 if key not in known:
-                    share = Share(None if layer.reason else part.region, part.reduce, merge)
                     known[key] = self.problem.cost.seconds(self.layers, layer, share, device)
                 total[index] = known[key]
         return total

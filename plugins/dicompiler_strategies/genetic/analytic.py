@@ -121,14 +121,14 @@ class Model:
 def model(problem: Problem) -> Model:
     """The tables of `problem`, in tens of milliseconds for a big network."""
     layers, platform = problem.layers, problem.platform
-    links = [platform.link(a.name, b.name) for a in platform.devices for b in platform.devices]
+    byte, message, latency = platform.times.reshape(3, -1)
     return Model(
         problem,
         flows(layers),
         np.concatenate([problem.cost.fill(layers, layer, [Share()], platform.devices) for layer in layers.layers]),
-        np.array([8 / link.bandwidth if link else 0.0 for link in links]),
-        np.array([platform.network.message if link else 0.0 for link in links]),
-        np.array([link.latency if link else 0.0 for link in links]),
+        byte,
+        message,
+        latency,
         _sources(problem),
     )
 

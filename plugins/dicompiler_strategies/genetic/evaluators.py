@@ -168,7 +168,7 @@ class TiledLayers:
             np.array([getattr(d, f"power_{kind}") for d in platform.devices]) for kind in ("active", "idle")
         )
         taking_part = compute > 0
-        period = np.maximum(compute.max(axis=1), 8 * traffic / platform.network.bandwidth)
+        period = np.maximum(compute.max(axis=1), platform.network.seconds(traffic))
         frame = active * compute + idle * np.maximum(0.0, latency[:, None] - compute)
         stream = active * compute + idle * np.maximum(0.0, period[:, None] - compute)
         hosts = np.array([[d.host == host.name for d in platform.devices] for host in platform.hosts], float)

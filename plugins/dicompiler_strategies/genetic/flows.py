@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from dicompiler.cost.model import weight_regions
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.plan import Part
+from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import Region, contains, full, intersect, volume
-from dicompiler.ir.tasks import Task
-from dicompiler.partition.bounds_inference import make_task
+from dicompiler.ir.tasks import ShareTask
+from dicompiler.partition.bounds_inference import share_task
 
 SINK = -1
 INPUT = -1
@@ -60,7 +60,7 @@ class Flows:
 
 def flows(layers: LayerGraph) -> Flows:
     """What follows from the layers alone where each is computed whole, on whatever device."""
-    tasks = [make_task(layers, layer, 0, Part(""), "plain") for layer in layers.layers]
+    tasks = [share_task(layers, layer, Share()) for layer in layers.layers]
     live = _live(layers, tasks)
     readers: dict[str, list[tuple[int, Region]]] = {}
     for i in live:
@@ -76,7 +76,7 @@ def flows(layers: LayerGraph) -> Flows:
     return Flows(live, tuple(flow for flow in found if flow is not None), _weights(layers, tasks, live))
 
 
-def _live(layers: LayerGraph, tasks: Sequence[Task]) -> tuple[int, ...]:
+def _live(layers: LayerGraph, tasks: Sequence[ShareTask]) -> tuple[int, ...]:
     wanted = set(layers.outputs)
     live = []
     for i in reversed(range(len(tasks))):
@@ -86,7 +86,9 @@ def _live(layers: LayerGraph, tasks: Sequence[Task]) -> tuple[int, ...]:
     return tuple(reversed(live))
 
 
-def _weights(layers: LayerGraph, tasks: Sequence[Task], live: Sequence[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def _weights(
+    layers: LayerGraph, tasks: Sequence[ShareTask], live: Sequence[int]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
     owners: dict[tuple[str, Region], list[int]] = {}
     sizes: dict[tuple[str, Region], int] = {}
     for i in live:

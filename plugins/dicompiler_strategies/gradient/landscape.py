@@ -171,7 +171,7 @@ def joules_per_byte(platform: Platform) -> float:
     """What sender and receiver draw for a byte between two hosts, the mean over all pairs of devices."""
     pairs = [(a, b) for a in platform.devices for b in platform.devices if a.host != b.host]
     found = [
-        (a.power_network + b.power_network) * 8 / link.bandwidth
+        link.seconds(a.power_network + b.power_network)
         for a, b in pairs
         if (link := platform.link(a.name, b.name)) is not None
     ]

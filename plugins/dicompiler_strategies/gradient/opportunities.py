@@ -18,7 +18,7 @@ from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import Interval, Region, bounding, full, is_empty, replace
-from dicompiler.partition.bounds_inference import align, cuttable, make_task, output_shape
+from dicompiler.partition.bounds_inference import align, cuttable, output_shape, share_task
 from dicompiler.partition.tiling import axes, cut_axis
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.tables.cost_tables import Edge, common, edges
@@ -175,7 +175,7 @@ class _Builder:
         return Opportunity(parent.group, regions, shares, parent.depth + 1)
 
     def _needs(self, layer: Layer, region: Region | None) -> dict[str, Region]:
-        task = make_task(self.layers, layer, 0, Part("", region), "plain")
+        task = share_task(self.layers, layer, Share(region))
         return {key.tensor: need for key, need in task.needs.items()}
 
     def _cost(self, at: int, pos: Sequence[Opportunity]) -> Floats:
@@ -269,7 +269,7 @@ class _Builder:
         if link is None:
             return 0.0
         power = platform.device(a).power_network + platform.device(b).power_network if self.energy else 1.0
-        return MILLI * power * 8 / link.bandwidth
+        return link.seconds(MILLI * power)
 
 
 def problem_ends(problem: Problem) -> tuple[list[int], list[int]]:

@@ -207,7 +207,7 @@ def line_loads(tables: Tables) -> tuple[list[Floats], dict[Edge, Floats]]:
     edge = {}
     for (i, j), slots in edges(layers).items():
         producer, consumer = tables.footprints[i], tables.footprints[j]
-        key = (id(producer), id(consumer), slots)
+        key = (producer, consumer, slots)
         if key not in memory:
             found = np.zeros((len(producer.final), len(consumer.final), network.seconds.shape[1]))
             for out, slot in slots:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate
 
 from dicompiler.base.errors import UsageError, nearest
+from dicompiler.base.remembering import remembered
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Device
@@ -230,7 +230,7 @@ def _cuts(split: _Split) -> Iterator[tuple[_Cut, str, int]]:
             yield lambda label, weights: cut(label, weights, True), f" of {stride}", stride * split.options.extra
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def coarser(layers: LayerGraph, layer: Layer, label: str) -> int:
     """The height or width of the first smaller map along the first readers of the layer's output; 0: there is none."""
     found = axes(layers)

@@ -73,20 +73,16 @@ class Lines:
 
 def lines(platform: Platform) -> Lines:
     """The lines of a platform's network."""
-    devices, network = platform.devices, platform.network
+    devices = platform.devices
     hosts = {host.name: i for i, host in enumerate(platform.hosts)}
-    switch = network.kind == "switch"
+    switch = platform.network.kind == "switch"
     count = 2 * len(hosts) if switch else 1
-    seconds, message = np.zeros((len(devices) ** 2, count)), np.zeros((len(devices) ** 2, count))
-    latency = np.zeros(len(devices) ** 2)
+    taken = np.zeros((len(devices) ** 2, count))  # 1 where a pair takes a line
     for pair, (sender, receiver) in enumerate((a, b) for a in devices for b in devices):
-        link = platform.link(sender.name, receiver.name)
-        if link is None:
-            continue
-        for line in (2 * hosts[sender.host], 2 * hosts[receiver.host] + 1) if switch else (0,):
-            seconds[pair, line] = 8 / link.bandwidth
-            message[pair, line] = network.message
-        latency[pair] = link.latency
+        if sender.host != receiver.host:
+            taken[pair, (2 * hosts[sender.host], 2 * hosts[receiver.host] + 1) if switch else 0] = 1.0
+    byte, once, latency = platform.times.reshape(3, -1)
+    seconds, message = taken * byte[:, None], taken * once[:, None]
     apart = ~np.eye(len(devices), dtype=bool).ravel()
     same = count == 1 and not message.any() and len(set(seconds[apart, 0])) <= 1
     return Lines(seconds, message, latency, bool(same and len(set(latency[apart])) <= 1))
@@ -197,9 +193,7 @@ class _Filler:
         self.lines = lines(problem.platform)
         self.made: dict[Hashable, tuple[tuple[Choice, ...], Footprint]] = {}
         self.pairs: dict[Hashable, tuple[Floats, Floats]] = {}
-        self.alone: dict[
-            int, tuple[Floats, Floats]
-        ] = {}  # by footprint: a layer without inputs and outputs of the graph
+        self.alone: dict[Footprint, tuple[Floats, Floats]] = {}  # of layers without inputs and outputs of the graph
 
     def fill(self) -> Tables:
         layers = self.problem.layers
@@ -235,7 +229,7 @@ class _Filler:
         i, j = edge
         producer, consumer = prints[i], prints[j]
         dtypes = tuple(self._item(self.problem.layers.layers[j].inputs[slot]) for _, slot in slots)
-        key = id(producer), id(consumer), tuple(slots), dtypes  # the footprints live as long as this object
+        key = producer, consumer, tuple(slots), dtypes
         if key not in self.pairs:
             flows = [
                 (producer.made[out], producer.shares[out], consumer.needs[slot], item)
@@ -249,10 +243,10 @@ class _Filler:
         """Seconds and bytes (choices,) of what concerns this layer alone."""
         problem, layer = self.problem, self.problem.layers.layers[i]
         plan = problem.plan({each.name: () for each in problem.layers.layers})
-        if id(own) not in self.alone:
+        if own not in self.alone:
             busy = own.partial.max(axis=1) + own.final.max(axis=1)
-            self.alone[id(own)] = busy + self.lines.time(own.merged), own.merged.sum(axis=(1, 2)).astype(np.float64)
-        seconds, sent = self.alone[id(own)]
+            self.alone[own] = busy + self.lines.time(own.merged), own.merged.sum(axis=(1, 2)).astype(np.float64)
+        seconds, sent = self.alone[own]
         for slot, tensor in enumerate(layer.inputs):
             if tensor in problem.layers.inputs and slot in own.needs:
                 there = holders(problem, tensor, plan.source)

@@ -17,9 +17,9 @@ from dicompiler.cost.model import Analytic, Share, weight_regions
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part
-from dicompiler.ir.regions import Interval, Region, full, volume
-from dicompiler.ir.tasks import Key, Kind, Task
-from dicompiler.partition.bounds_inference import make_task
+from dicompiler.ir.regions import Region, full, volume
+from dicompiler.ir.tasks import Key, ShareTask
+from dicompiler.partition.bounds_inference import share_task
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.tables.choices import Choice
 
@@ -95,7 +95,7 @@ def shareable(problem: Problem, layer: Layer) -> Hashable:
 class _Probe:
     """One part, wherever it is computed: its task without a device, and the bytes of the weights that it holds."""
 
-    task: Task
+    task: ShareTask
     region: Region | None
     needs: tuple[tuple[int, Region], ...]
     weights: Mapping[tuple[str, Region], int]
@@ -107,7 +107,7 @@ class _Builder:
     def __init__(self, problem: Problem, layer: Layer, choices: Sequence[Choice]) -> None:
         self.problem, self.layer, self.choices = problem, layer, choices
         self.index = {device.name: i for i, device in enumerate(problem.platform.devices)}
-        self.probes: dict[tuple[Region | None, Interval | None, Kind], _Probe] = {}
+        self.probes: dict[Share, _Probe] = {}
         self.costs: dict[tuple[Any, ...], float] = {}
         self.size = size = (len(choices), len(self.index))
         self.made = {
@@ -125,11 +125,11 @@ class _Builder:
             senders = [self.index[part.device] for part in choice.parts if part.reduce is not None]
             held: dict[int, dict[tuple[str, Region], int]] = {}
             for i, part in enumerate(choice.parts):
-                kind: Kind = "partial" if part.reduce is not None else "merger" if senders else "plain"
-                probe = self._probe(part.region, part.reduce, kind)
-                self._work(c, part, probe, len(senders) if kind == "merger" else 0)
+                share = Share(part.region, part.reduce, len(senders) if part.reduce is None else 0)
+                probe = self._probe(share)
+                self._work(c, part, probe, share.merge)
                 held.setdefault(self.index[part.device], {}).update(probe.weights)
-                if kind != "partial":
+                if part.reduce is None:
                     self._making(c, part, probe, choice.shares[i] if choice.shares else None, senders)
             for d, pieces in held.items():
                 self.weights[c, d] = sum(pieces.values())
@@ -159,16 +159,15 @@ class _Builder:
             if s != d and probe.region is not None:
                 self.merged[c, s, d] += self._partial_bytes(probe.region)
 
-    def _probe(self, region: Region | None, reduce: Interval | None, kind: Kind) -> _Probe:
-        key = region, reduce, kind
-        if key not in self.probes:
+    def _probe(self, share: Share) -> _Probe:
+        if share not in self.probes:
             layers, layer = self.problem.layers, self.layer
-            task = make_task(layers, layer, 0, Part("", region, reduce), kind)
+            task = share_task(layers, layer, share)
             (made, *_) = task.outputs.values()
             slots = {name: slot for slot, name in enumerate(layer.inputs)}
             needs = tuple((slots[key.tensor], need) for key, need in task.needs.items())
-            self.probes[key] = _Probe(task, made, needs, weight_regions(layers, task))
-        return self.probes[key]
+            self.probes[share] = _Probe(task, made, needs, weight_regions(layers, task))
+        return self.probes[share]
 
     def _seconds(self, probe: _Probe, part: Part, merge: int) -> float:
         device = self.problem.platform.device(part.device)
