@@ -23,10 +23,10 @@ from dicompiler import networks
 from dicompiler.cli.tables import show
 from dicompiler.cost.memory import program_memory
 from dicompiler.ir.plan import Part, Plan
+from dicompiler.target.records import RunOptions
 from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.sockets import SocketsTarget
 
-TIMEOUT_S = 600.0
 MIB = 1 << 20
 PLATFORM = "rpi4x4"
 OVER, UNDER = 1.15, 0.95
@@ -59,7 +59,7 @@ def run(name: str, model: onnx.ModelProto, strategy: str | Plan, platform: str =
         made = dicompiler.compile(model, platform=platform, output=Path(place, "a"), **chosen)
         program = made.program
         assert program is not None
-        reports = target.run(Path(place, "a"), [random_inputs(program.inputs)], TIMEOUT_S).reports
+        reports = target.run(Path(place, "a"), [random_inputs(program.inputs)], RunOptions()).reports
     held, added = program_memory(program), target.memory(program)
     return [Row(name, r.device, held[r.device].total, added[r.device], r.memory_peak) for r in reports]
 

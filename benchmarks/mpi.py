@@ -45,7 +45,6 @@ from dicompiler.verify.exact import check_model
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget
 
-TIMEOUT_S = 600.0
 OVERHEAD, SPEEDUP, COPIES, EXTRA_S = 1.05, 1.6, 1.5, 0.5
 """What must be reached: time of a frame by that of Python; frames per second of two ranks by those of one; seconds of
 lowering by those of copying the model, and as many more."""
@@ -93,9 +92,7 @@ def single(names: Sequence[str], frames: int, rounds: int) -> None:
             model = Path(place, "a", "reference", "model.onnx")
             for _ in range(rounds):
                 python = in_python(model, inputs, frames)
-                result = MpiTarget().run(
-                    Path(place, "a"), [inputs] * (frames + 2), TIMEOUT_S, RunOptions(in_flight=1, keep=1)
-                )
+                result = MpiTarget().run(Path(place, "a"), [inputs] * (frames + 2), RunOptions(in_flight=1, keep=1))
                 ratios.append(statistics.median(result.frames_s[2:]) / python)
         ratio = statistics.median(ratios)
         reached = reached and ratio <= OVERHEAD
@@ -120,10 +117,10 @@ def pipeline(network: str, frames: int, rounds: int) -> None:
         given = [random_inputs(made.program.inputs)] * frames
         options = RunOptions(in_flight=0, pin=True, keep=1)
         for _ in range(rounds):
-            two = MpiTarget().run(Path(place, "two"), given, TIMEOUT_S, options)
+            two = MpiTarget().run(Path(place, "two"), given, options)
             os.sched_setaffinity(0, cores[:1])
             try:
-                one = MpiTarget().run(Path(place, "one"), given, TIMEOUT_S, options)
+                one = MpiTarget().run(Path(place, "one"), given, options)
             finally:
                 os.sched_setaffinity(0, cores)
             found.append(one.total_s / two.total_s)
@@ -182,7 +179,7 @@ def differing(case: Case, plan_: Plan, model: Model, inputs: Any, exact_: bool, 
     assert made.program is not None
     place.mkdir()
     MpiTarget(threads=1).emit(made, place)
-    result = MpiTarget().run(place, [inputs], TIMEOUT_S, RunOptions())
+    result = MpiTarget().run(place, [inputs], RunOptions())
     shutil.rmtree(place)
     reference = run_model(model, inputs)
     checks = [
@@ -245,7 +242,7 @@ def cluster(network: str, strategy: str, frames: int) -> None:
         options = RunOptions(in_flight=1, keep=1, hosts=hosts, insecure=True)
         install(net, options)
         given = random_inputs(compilation.program.inputs)
-        result = run(net, {value: given[value] for value in given}, frames, TIMEOUT_S, options)
+        result = run(net, {value: given[value] for value in given}, frames, options=options)
     sent = {index: count for report in result.reports for index, count in report.sent.items()}
     check = transfers(compilation.program.transfers, sent, frames)
     click.echo(f"{network}, {strategy}: {check.detail}")

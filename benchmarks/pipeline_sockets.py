@@ -31,7 +31,6 @@ from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.values import from_bytes, make_sessions, run_segment
 
-TIMEOUT_S = 600.0
 SLACK, SPEEDUP = 1.05, 1.6
 """The time of a frame must be within 5 % of what its parts take; throughput must grow by that."""
 
@@ -117,11 +116,11 @@ def wire(count: int, times: int) -> float:
 def measure(pair: Path, single: Path, inputs: Mapping[str, Any], frames: int) -> Round:
     """One repetition of everything, so that what else the host does falls on all of it."""
     target, cores, before = SocketsTarget(), sorted(os.sched_getaffinity(0)), used()
-    one = target.run(pair, [inputs] * frames, TIMEOUT_S, RunOptions(in_flight=1, pin=True, keep=1))
-    stream = target.run(pair, [inputs] * frames, TIMEOUT_S, RunOptions(in_flight=0, pin=True, keep=1))
+    one = target.run(pair, [inputs] * frames, RunOptions(in_flight=1, pin=True, keep=1))
+    stream = target.run(pair, [inputs] * frames, RunOptions(in_flight=0, pin=True, keep=1))
     os.sched_setaffinity(0, cores[:1])
     try:
-        alone = target.run(single, [inputs] * frames, TIMEOUT_S, RunOptions(in_flight=0, pin=True, keep=1))
+        alone = target.run(single, [inputs] * frames, RunOptions(in_flight=0, pin=True, keep=1))
         alone_s = segments_alone(pair, inputs, max(5, frames // 2))
     finally:
         os.sched_setaffinity(0, cores)

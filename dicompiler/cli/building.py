@@ -1,24 +1,22 @@
 """The options by which build systems learn what a command read and wrote: --depfile, --depfile-target, --print-outputs.
 
-In: the options, what the command was given, what it wrote. Out: a depfile; a path each line on stdout.
+In: the options, what the command was asked, what it wrote. Out: a depfile; a path each line on stdout.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.options import PATH, check_file
+from dicompiler.cli.options import PATH, Request, check_file, stack
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_OPTIONS = (
+building_options = stack(
     click.option("--depfile", metavar="FILE", type=PATH, help="Write there what was read, for Make and Ninja."),
     click.option(
         "--depfile-target", metavar="NAME", help="What the build rule makes, where that is not the first output."
@@ -27,27 +25,41 @@ _OPTIONS = (
 )
 
 
-def building_options(command: F) -> F:
-    """Adds the three options to a command, as depfile, depfile_target and print_outputs."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+@dataclass(frozen=True)
+class Building:
+    """What the three options say."""
+
+    depfile: Path | None = None
+    depfile_target: str | None = None
+    print_outputs: bool = False
+
+    def rule(self, outputs: Sequence[Path], request: Request, parts: Iterable[object] = ()) -> Rule:
+        """Before the work: what `Rule.write` will write after it, which is checked. outputs: what the command writes,
+        the main file first; parts: see Rule."""
+        rule = Rule(self.depfile, self.depfile_target or str(outputs[0]), request, tuple(parts))
+        if self.depfile is None:
+            if self.depfile_target is not None:
+                raise UsageError("--depfile-target goes with --depfile")
+            return rule
+        check_file(self.depfile)
+        for path in outputs:
+            if path.absolute() == self.depfile.absolute():
+                raise UsageError(f"--depfile: {path} is written too: give the depfile a name of its own")
+        rule.text()
+        return rule
 
 
 @dataclass(frozen=True)
-class Building:
-    """What a build system wants of a command that reads `model`, `platform`, `plan` and what options of `parts` name
-    (see depfile.prerequisites). depfile: where to write that, if anywhere; target: what the rule makes."""
+class Rule:
+    """That a command makes `target` of what `request` and the options of `parts` name (see depfile.prerequisites)."""
 
     depfile: Path | None
     target: str
-    model: Path
-    platform: str | None
-    plan: Path | None
+    request: Request
     parts: Sequence[object]
 
     def write(self) -> None:
-        """After the work: the depfile, whole."""
+        """After the work: the depfile, whole, if there is to be one."""
         if self.depfile is None:
             return
         from dicompiler.base.atomic import whole
@@ -59,31 +71,8 @@ class Building:
         """The depfile's text. DicompilerError for names that it cannot hold."""
         from dicompiler.driver import depfile
 
-        return depfile.text(self.target, depfile.prerequisites(self.model, self.platform, self.plan, self.parts))
-
-
-def building(
-    depfile: Path | None,
-    target: str | None,
-    outputs: Sequence[Path],
-    model: Path,
-    platform: str | None = None,
-    plan: Path | None = None,
-    parts: Iterable[object] = (),
-) -> Building:
-    """Checked before the work: the depfile can be written and holds all names. outputs: what the command writes, the
-    main file first."""
-    found = Building(depfile, target or str(outputs[0]), model, platform, plan, tuple(parts))
-    if depfile is None:
-        if target is not None:
-            raise UsageError("--depfile-target goes with --depfile")
-        return found
-    check_file(depfile)
-    for path in outputs:
-        if path.absolute() == depfile.absolute():
-            raise UsageError(f"--depfile: {path} is written too: give the depfile a name of its own")
-    found.text()
-    return found
+        given = self.request
+        return depfile.text(self.target, depfile.prerequisites(given.model, given.platform, given.plan, self.parts))
 
 
 def made(**specs: str | None) -> dict[str, Any]:

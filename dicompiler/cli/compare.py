@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dicompiler.cli.options import (
-    cost_option,
-    json_option,
-    model_argument,
-    objective_option,
-    platform_option,
-    shape_option,
-)
+from dicompiler.cli.options import Request, cost_options, handed, objective_option, problem_options
 
 if TYPE_CHECKING:
     from dicompiler.search.problem import Strategy
@@ -24,22 +16,12 @@ DEFAULT = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
 
 
 @click.command("compare")
-@model_argument
-@platform_option
+@problem_options
 @click.option("--strategies", metavar="A,B{…},C", help=f"Which, separated by commas. Default: {DEFAULT}.")
 @objective_option
-@cost_option
-@shape_option
-@json_option
-def command(
-    model: Path,
-    platform: str | None,
-    strategies: str | None,
-    objective: str | None,
-    cost: str | None,
-    shape: tuple[str, ...],
-    as_json: bool,
-) -> None:
+@cost_options
+@handed(request=Request)
+def command(request: Request, strategies: str | None, as_json: bool) -> None:
     """Compare strategies: what their plans come to, how long they searched, what holds the best back.
 
     Times are simulated, for the same cost model; below the table stands a bound that no plan can beat.
@@ -50,8 +32,9 @@ def command(
     from dicompiler.driver.compiler import DEFAULT_COST, load_problem
 
     made = chosen(strategies or DEFAULT)
-    problem = load_problem(model, platform, shape, objective or "latency", cost or DEFAULT_COST)
-
+    problem = load_problem(
+        request.model, request.platform, request.shape, request.objective or "latency", request.cost or DEFAULT_COST
+    )
     with progress("single") as tell:
         comparison = compare(problem, made, tell)
     show_comparison(comparison, as_json)

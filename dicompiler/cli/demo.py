@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dicompiler.cli.options import PATH, check_parent, json_option
+from dicompiler.cli.options import check_parent, json_option, output_option
 
 if TYPE_CHECKING:
     from dicompiler.driver.demo import Demo
@@ -26,7 +26,7 @@ STRATEGY = "cpsat{tries=0}"  # quick, and its work has no limit in seconds: the 
 @click.option("--platform", metavar="P", default="rpi4x4", show_default=True, help="A TOML file or a built-in one.")
 @click.option("--strategy", metavar="'NAME{…}'", default=STRATEGY, show_default=True, help="Who decides.")
 @json_option
-@click.option("-o", "--output", metavar="DIR", type=PATH, help="Keep what was compiled there. Default: do not.")
+@output_option(metavar="DIR", help="Keep what was compiled there. Default: do not.")
 def command(network: str, platform: str, strategy: str, as_json: bool, output: Path | None) -> None:
     """Split ResNet-50 over four devices, run and verify it.
 

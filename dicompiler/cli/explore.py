@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.options import (
-    PATH,
-    check_parent,
-    cost_option,
-    json_option,
-    model_argument,
-    platform_option,
-    shape_option,
-)
+from dicompiler.cli.options import Request, check_parent, cost_options, handed, output_option, problem_options
 
 if TYPE_CHECKING:
     from dicompiler.search.fronts import Front
@@ -25,8 +17,7 @@ SHOWN = 20
 
 
 @click.command("explore")
-@model_argument
-@platform_option
+@problem_options
 @click.option("--strategy", metavar="'NAME{…}'", default="genetic", show_default=True, help="Who searches.")
 @click.option(
     "--objectives",
@@ -37,20 +28,15 @@ SHOWN = 20
 @click.option("--generations", metavar="N", type=int, help="How long the search is. Default: 150.")
 @click.option("--population", metavar="N", type=int, help="Plans of a generation. Default: 100.")
 @click.option("--seed", metavar="N", type=int, help="Of the random numbers: the same seed, the same front. Default: 0.")
-@cost_option
-@shape_option
-@json_option
-@click.option("-o", "--output", metavar="DIR", type=PATH, required=True, help="The directory to write.")
+@cost_options
+@output_option(metavar="DIR", required=True, help="The directory to write.")
+@handed(request=Request)
 def command(
-    model: Path,
-    platform: str | None,
-    strategy: str,
+    request: Request,
     objectives: str | None,
     generations: int | None,
     population: int | None,
     seed: int | None,
-    cost: str | None,
-    shape: tuple[str, ...],
     as_json: bool,
     output: Path,
 ) -> None:
@@ -60,20 +46,21 @@ def command(
     ends the search with the front so far.
     """
     from dicompiler.cli.progress import progress
+    from dicompiler.driver.compiler import DEFAULT_COST
     from dicompiler.driver.explore import explore, spec
 
+    platform = request.platform
     if platform is None:
         raise UsageError("explore: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)")
     check_parent(output)
+    assert request.strategy is not None
     numbers = {"generations": generations, "population": population, "seed": seed}
     given: dict[str, str | tuple[str, ...]] = {name: str(n) for name, n in numbers.items() if n is not None}
     if objectives is not None:
         given["objectives"] = tuple(objectives.split(","))
     with progress("reading the model") as tell:
-        front = explore(
-            model, platform, spec(strategy, given), **({} if cost is None else {"cost": cost}), output=output,
-            shape=shape, tell=tell,
-        )  # fmt: skip
+        search, cost = spec(request.strategy, given), DEFAULT_COST if request.cost is None else request.cost
+        front = explore(request.model, platform, search, cost, output, request.shape, tell)
     _show(front, platform, output, as_json)
 
 

@@ -65,6 +65,11 @@ def _storable(array: Any, place: str) -> NDArray[Any]:
     return array.astype(str) if array.dtype.kind == "O" else array
 
 
+def read_inputs(path: Path | None) -> dict[str, NDArray[Any]] | None:
+    """What --inputs names; None: nothing was given."""
+    return None if path is None else read_npz(path)
+
+
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an npz file by name. DicompilerError where it is missing, no npz, or holds Python objects."""
     import zipfile

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from dicompiler.cli.options import PATH, directory_argument, json_option
+from dicompiler.cli.options import directory_argument, json_option, output_option
 
 
 @click.command("keys")
 @directory_argument
-@click.option("-o", "--output", metavar="KEYS", type=PATH, help="Where to keep them. Default: DIR.keys, beside DIR.")
+@output_option(metavar="KEYS", help="Where to keep them. Default: DIR.keys, beside DIR.")
 @click.option("--days", metavar="N", type=click.IntRange(min=1), default=825, help="How long they last. Default: 825.")
 @click.option("--renew", is_flag=True, help="Make all anew; those of before are not accepted any more.")
 @json_option

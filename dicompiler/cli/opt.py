@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cli.building import building, building_options, print_paths
-from dicompiler.cli.options import PATH, check_file, json_option, model_argument, platform_option, shape_option
+from dicompiler.cli.building import Building, building_options, print_paths
+from dicompiler.cli.options import (
+    PATH,
+    Request,
+    check_file,
+    handed,
+    json_option,
+    output_option,
+    plan_option,
+    problem_options,
+    shape_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,10 +34,9 @@ NORMALISE, INFER_SHAPES, PARTITION = "normalise", "infer-shapes", "partition"
 
 
 @click.command("opt")
-@model_argument
 @click.option("-p", "--pipeline", metavar="PIPELINE", required=True, help="Passes: 'infer-shapes,form-layers,…'.")
-@platform_option
-@click.option("--plan", metavar="IN.json", type=PATH, help="A plan to begin with.")
+@problem_options
+@plan_option(metavar="IN.json", help="A plan to begin with.")
 @click.option("--save-plan", metavar="OUT.json", type=PATH, help="Where to write the plan that the passes made.")
 @shape_option
 @click.option("--dump-after-all", metavar="DIR", type=PATH, help="Write graph and plan there after every pass.")
@@ -40,23 +49,19 @@ NORMALISE, INFER_SHAPES, PARTITION = "normalise", "infer-shapes", "partition"
 )
 @building_options
 @json_option
-@click.option("-o", "--output", metavar="OUT.onnx", type=PATH, required=True, help="Where to write the model.")
+@output_option(metavar="OUT.onnx", required=True, help="Where to write the model.")
+@handed(request=Request, building=Building)
 def command(
-    model: Path,
+    request: Request,
+    building: Building,
     pipeline: str,
-    platform: str | None,
-    plan: Path | None,
     save_plan: Path | None,
-    shape: tuple[str, ...],
     dump_after_all: Path | None,
     timing: bool,
     print_after: bool,
     verify_each: bool,
     statistics: bool,
     reproducer: Path | None,
-    depfile: Path | None,
-    depfile_target: str | None,
-    print_outputs: bool,
     as_json: bool,
     output: Path,
 ) -> None:
@@ -78,10 +83,10 @@ def command(
     for directory in (dump_after_all, reproducer):
         if directory is not None and directory.exists() and not directory.is_dir():
             raise DicompilerError(f"{directory}: it is a file: give the name of a directory")
-    passes = _passes(pipeline, shape)
+    passes = _passes(pipeline, request.shape)
     outputs = [path for path in (output, save_plan) if path is not None]
-    told = building(depfile, depfile_target, outputs, model, platform, plan, passes)
-    compilation = _load(model, platform, plan)
+    rule = building.rule(outputs, request, passes)
+    compilation = _load(request)
     times, counts = Timing(), Statistics()
     instruments: list[Instrument] = [
         *([times] if timing else []),
@@ -92,7 +97,7 @@ def command(
         *([PrintAfter()] if print_after else []),
     ]
     try:
-        with progress(f"running passes over {model.name}"):
+        with progress(f"running passes over {request.model.name}"):
             result = _run(passes, compilation, instruments)
     finally:
         if timing:
@@ -100,13 +105,13 @@ def command(
     if statistics:
         _show_statistics(counts.rows)
     written = _save(result, output, save_plan)
-    told.write()
+    rule.write()
     if as_json:
         shown = {"timing": _times(times.rows) if timing else None}
         shown["statistics"] = [asdict(row) for row in counts.rows] if statistics else None
         places = {"model": str(output), "plan": None if save_plan is None else str(save_plan)}
         show_json({**places, "passes": [str(one.spec) for one in passes], **shown})
-    elif print_outputs:
+    elif building.print_outputs:
         print_paths(written)
 
 
@@ -134,7 +139,7 @@ def _with_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
     return Spec.of(spec.name, {**options, "shape": (*options.get("shape", ()), *shapes)})
 
 
-def _load(model: Path, platform: str | None, plan: Path | None) -> Compilation:
+def _load(request: Request) -> Compilation:
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.plan import load_given
@@ -143,9 +148,9 @@ def _load(model: Path, platform: str | None, plan: Path | None) -> Compilation:
 
     families = [provided.value for provided in registry().platforms.values()]
     return Compilation(
-        platform=None if platform is None else Platform.load(platform, families),
-        plan=None if plan is None else load_given(plan),
-        model=Model.load(model),
+        platform=None if request.platform is None else Platform.load(request.platform, families),
+        plan=None if request.plan is None else load_given(request.plan),
+        model=Model.load(request.model),
     )
 
 

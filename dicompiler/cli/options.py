@@ -1,61 +1,63 @@
-"""Arguments and options that several commands share, so that they are spelled and explained alike."""
+"""Arguments and options that several commands share, so that they are spelled, explained and checked alike.
+
+A command names them one by one or as stacks, and says what those are for that mean something else in each command; with
+`handed` the values reach it as records.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.objectives import terms
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dicompiler.ir.compilation import Compilation
+    from dicompiler.target.records import RunOptions, RunResult
+
+F = TypeVar("F", bound=Callable[..., Any])
+
 PATH = click.Path(path_type=Path)
-
-model_argument = click.argument("model", type=PATH)
-directory_argument = click.argument("directory", metavar="DIR", type=PATH)
-platform_option = click.option(
-    "--platform", metavar="P", help="The cluster: a TOML file or a built-in one (rpi4x4, …)."
-)
-shape_option = click.option(
-    "--shape",
-    metavar="NAME=DIMS",
-    multiple=True,
-    callback=lambda _context, _option, given: _check_shapes(given),
-    help="Fixes a dynamic input: input=1x3x224x224. Can be repeated.",
-)
-strategy_option = click.option(
-    "--strategy", metavar="'NAME{…}'", help="Who decides: see 'dicompiler list strategies'. Default: auto."
-)
+MOST_FRAMES = 10_000_000
 
 
-def _objective(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """UsageError for what is no objective, before any work."""
-    if value is not None:
-        terms(value)
-    return value
+def stack(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """One decorator for several options, which stand in `--help` in this order."""
+
+    def decorate(command: F) -> F:
+        return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+    return decorate
 
 
-objective_option = click.option(
-    "--objective",
-    metavar="NAME",
-    callback=_objective,
-    help="What the strategy makes small: latency, throughput, energy, memory, communication, or a sum such as "
-    "latency+0.5*energy (seconds, joules, bytes). Default: latency.",
-)
-cost_option = click.option(
-    "--cost", metavar="'NAME{…}'", help="What pieces cost: see 'dicompiler list cost-models'. Default: analytic."
-)
-inputs_option = click.option(
-    "--inputs", metavar="X.npz", type=PATH, help="One array for each graph input; without it seeded random ones."
-)
-log_option = click.option(
-    "--log", metavar="RUN.json", type=PATH, help="Where to write what the devices measured, for 'dicompiler report'."
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def handed(**records: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Stands below a command's options: those that are fields of one of these dataclasses reach it as that record.
+
+    What was not given (None) keeps the field's default.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def call(**given: Any) -> None:
+            for name, record in records.items():
+                values = {field.name: given.pop(field.name) for field in fields(record) if field.name in given}
+                given[name] = record(**{key: value for key, value in values.items() if value is not None})
+            command(**given)
+
+        return call
+
+    return decorate
 
 
 class Seconds(click.FloatRange):
@@ -70,6 +72,135 @@ class Seconds(click.FloatRange):
         if math.isnan(seconds):
             self.fail(f"{value!r} is no time", param, ctx)
         return seconds
+
+
+def _objective(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """UsageError for what is no objective, before any work."""
+    if value is not None:
+        terms(value)
+    return value
+
+
+def _shapes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """UsageError for a dimension that no tensor can have; what else can be wrong is found where shapes are inferred."""
+    for text in given:
+        for digits in re.findall(r"[0-9]+", text.rpartition("=")[2]):
+            if len(digits) > 18:
+                raise UsageError(f"shape {text!r}: {digits} is too large for a dimension")
+    return given
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+output_option = functools.partial(click.option, "-o", "--output", type=PATH)
+
+# What is asked of the compiler: fields of `Request`.
+
+model_argument = click.argument("model", type=PATH)
+platform_option = click.option(
+    "--platform", metavar="P", help="The cluster: a TOML file or a built-in one (rpi4x4, …)."
+)
+shape_option = click.option(
+    "--shape",
+    metavar="NAME=DIMS",
+    multiple=True,
+    callback=_shapes,
+    help="Fixes a dynamic input: input=1x3x224x224. Can be repeated.",
+)
+strategy_option = click.option(
+    "--strategy", metavar="'NAME{…}'", help="Who decides: see 'dicompiler list strategies'. Default: auto."
+)
+objective_option = click.option(
+    "--objective",
+    metavar="NAME",
+    callback=_objective,
+    help="What the strategy makes small: latency, throughput, energy, memory, communication, or a sum such as "
+    "latency+0.5*energy (seconds, joules, bytes). Default: latency.",
+)
+cost_option = click.option(
+    "--cost", metavar="'NAME{…}'", help="What pieces cost: see 'dicompiler list cost-models'. Default: analytic."
+)
+plan_option = functools.partial(click.option, "--plan", metavar="PLAN.json", type=PATH)
+problem_options = stack(model_argument, platform_option)
+cost_options = stack(cost_option, shape_option, json_option)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command line asks of the compiler; None, or (): not given, or no option of the command."""
+
+    model: Path
+    platform: str | None = None
+    strategy: str | None = None
+    plan: Path | None = None
+    objective: str | None = None
+    cost: str | None = None
+    shape: tuple[str, ...] = ()
+
+    def compile(self, **more: Any) -> Compilation:
+        """What `dicompiler.compile` makes of it; `more`: arguments beside these, or in their place."""
+        from dicompiler.driver.compiler import compile
+        from dicompiler.ir.plan import load_given
+
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given |= {"plan": None if self.plan is None else load_given(self.plan), **more}
+        return compile(**{name: value for name, value in given.items() if value is not None})
+
+
+# How what was compiled is run: fields of `Stream` and of target.RunOptions.
+
+directory_argument = click.argument("directory", metavar="DIR", type=PATH)
+inputs_option = click.option(
+    "--inputs", metavar="X.npz", type=PATH, help="One array for each graph input; without it seeded random ones."
+)
+frames_option = functools.partial(click.option, "--frames", metavar="N", type=click.IntRange(1, MOST_FRAMES), default=1)
+in_flight_option = click.option(
+    "--in-flight",
+    metavar="N",
+    type=click.IntRange(min=1, max=1024),
+    callback=lambda _context, _option, given: given or 0,
+    help="Frames that are on their way at once. Default: twice the number of devices.",
+)
+stream_options = stack(
+    inputs_option,
+    click.option("--outputs", metavar="Y.npz", type=PATH, help="Where to write the outputs of the first frame."),
+    frames_option(help="How many times. Default: 1."),
+    in_flight_option,
+)
+keys_option = click.option(
+    "--keys", metavar="KEYS", type=PATH, help="What 'dicompiler keys' made: connections are in TLS."
+)
+insecure_option = click.option("--insecure", is_flag=True, help="Allow connections in the clear to other hosts.")
+heartbeat_option = click.option(
+    "--heartbeat", "heartbeat_s", metavar="S", type=float, help="Seconds between signs of life. Default: 2."
+)
+timeout_option = functools.partial(click.option, "--timeout", "timeout_s", metavar="S", type=Seconds())
+listen_option = functools.partial(click.option, "--listen", metavar="HOST:PORT")
+log_option = click.option(
+    "--log", metavar="RUN.json", type=PATH, help="Where to write what the devices measured, for 'dicompiler report'."
+)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Which frames are run, and where what comes of them is written."""
+
+    frames: int = 1
+    inputs: Path | None = None
+    outputs: Path | None = None
+    log: Path | None = None
+
+    def check(self) -> None:
+        """DicompilerError where a file cannot be written."""
+        check_file(self.outputs)
+        check_file(self.log)
+
+    def run(self, directory: Path, given: dict[str, NDArray[Any]] | None, options: RunOptions) -> RunResult:
+        """Runs the artifact; the outputs of the first frame are kept."""
+        from dicompiler.cli.progress import progress
+        from dicompiler.driver.artifact import run
+
+        with progress(f"{directory}: running {self.frames} frame{'' if self.frames == 1 else 's'}"):
+            return run(directory, given, self.frames, options=replace(options, keep=1))
 
 
 def check_parent(path: Path | None) -> None:
@@ -90,12 +221,3 @@ def check_file(path: Path | None) -> None:
     check_parent(path)
     if path is not None and path.is_dir():
         raise DicompilerError(f"{path}: it is a directory: give the name of a file")
-
-
-def _check_shapes(given: tuple[str, ...]) -> tuple[str, ...]:
-    """UsageError for a dimension that no tensor can have; what else can be wrong is found where shapes are inferred."""
-    for text in given:
-        for digits in re.findall(r"[0-9]+", text.rpartition("=")[2]):
-            if len(digits) > 18:
-                raise UsageError(f"shape {text!r}: {digits} is too large for a dimension")
-    return given

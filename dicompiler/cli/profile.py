@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.options import PATH, check_parent, json_option, model_argument, shape_option
+from dicompiler.cli.options import PATH, check_parent, json_option, model_argument, output_option, shape_option
 
 if TYPE_CHECKING:
     from dicompiler.cost.profile import Profile
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command("profile")
 @model_argument
 @shape_option
-@click.option("-o", "--output", metavar="PROFILE.json", type=PATH, help="Where to write the profile.")
+@output_option(metavar="PROFILE.json", help="Where to write the profile.")
 @click.option("--package", metavar="DIR", type=PATH, help="Write a package that measures elsewhere, measure nothing.")
 @click.option("--tiles", default="1,2,4,8", show_default=True, help="Into how many pieces each layer is cut.")
 @click.option("--repeat", type=click.IntRange(1, 100_000), default=7, show_default=True, help="Timings of each piece.")

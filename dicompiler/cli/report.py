@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.options import PATH, check_file, cost_option, directory_argument, json_option
+from dicompiler.cli.options import PATH, check_file, cost_option, directory_argument, json_option, output_option
 
 if TYPE_CHECKING:
     from dicompiler.report.facts import Facts
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--front", metavar="F", type=PATH, help="A directory of 'dicompiler explore', or its front.json.")
 @cost_option
 @json_option
-@click.option("-o", "--output", metavar="REPORT.html", type=PATH, required=True, help="The page to write.")
+@output_option(metavar="REPORT.html", required=True, help="The page to write.")
 def command(
     directory: Path,
     log: Path | None,

@@ -8,43 +8,27 @@ import click
 
 from dicompiler.cli.options import (
     PATH,
+    Request,
     check_file,
-    cost_option,
-    json_option,
-    model_argument,
-    platform_option,
-    shape_option,
+    cost_options,
+    frames_option,
+    handed,
+    in_flight_option,
+    plan_option,
+    problem_options,
 )
 
 
 @click.command("simulate")
-@model_argument
-@platform_option
-@click.option("--plan", metavar="PLAN.json", type=PATH, help="The plan; without it the strategy's.")
+@problem_options
+@plan_option(help="The plan; without it the strategy's.")
 @click.option("--strategy", metavar="'NAME{…}'", help="Who decides where there is no plan. Default: auto.")
-@click.option("--frames", metavar="N", type=click.IntRange(min=1), default=1, help="Length of the stream. Default: 1.")
-@click.option(
-    "--in-flight",
-    metavar="N",
-    type=click.IntRange(min=1, max=1024),
-    help="Frames that are on their way at once. Default: twice the number of devices.",
-)
+@frames_option(help="Length of the stream. Default: 1.")
+@in_flight_option
 @click.option("--trace", metavar="T.json", type=PATH, help="Writes the timeline for Perfetto (ui.perfetto.dev).")
-@cost_option
-@shape_option
-@json_option
-def command(
-    model: Path,
-    platform: str | None,
-    plan: Path | None,
-    strategy: str | None,
-    frames: int,
-    in_flight: int | None,
-    trace: Path | None,
-    cost: str | None,
-    shape: tuple[str, ...],
-    as_json: bool,
-) -> None:
+@cost_options
+@handed(request=Request)
+def command(request: Request, frames: int, in_flight: int, trace: Path | None, as_json: bool) -> None:
     """Play a plan on a platform, step by step as its devices would, and show who computes, sends and waits.
 
     Predicted times rest on the platform's figures and the cost model.
@@ -53,16 +37,14 @@ def command(
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_simulation
     from dicompiler.cost.trace import dumps
-    from dicompiler.driver.compiler import DEFAULT_COST, compile
-    from dicompiler.ir.plan import load_given
+    from dicompiler.driver.compiler import DEFAULT_COST
     from dicompiler.plugin.registry import registry
     from dicompiler.search.problem import play
 
     check_file(trace)
-    costs = registry().make("cost_models", cost or DEFAULT_COST)
-    given = None if plan is None else load_given(plan)
-    with progress(f"planning {model.name}") as tell:
-        result = compile(model, platform=platform, plan=given, strategy=strategy, cost=costs, shape=shape)
+    costs = registry().make("cost_models", request.cost or DEFAULT_COST)
+    with progress(f"planning {request.model.name}") as tell:
+        result = request.compile(cost=costs)
         assert result.program is not None
         devices = [device.device for device in result.program.devices]
         tell(f"playing {frames} frame{'' if frames == 1 else 's'}")

@@ -19,12 +19,12 @@ def command(directory: Path, inputs: Path | None, as_json: bool) -> None:
     Exit code 0 only where every output is the same within the tolerance of its type, and every transfer had the bytes
     that were predicted.
     """
-    from dicompiler.cli.files import read_npz
+    from dicompiler.cli.files import read_inputs
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_verification
     from dicompiler.driver.artifact import verify
 
-    given = None if inputs is None else read_npz(inputs)
+    given = read_inputs(inputs)
     with progress(f"{directory}: exact check models, then its programs against onnxruntime"):
         verification = verify(directory, given)
     show_verification(verification, directory, as_json)

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dicompiler")
 
-TIMEOUT_S = 600.0
-"""Seconds that a run may take unless told otherwise."""
-
 
 def manifest(directory: Path) -> dict[str, Any]:
     """The artifact.json of an artifact. DicompilerError where there is none."""
@@ -87,26 +84,26 @@ def run(
     directory: str | Path,
     inputs: Mapping[str, NDArray[Any]] | None = None,
     frames: int = 1,
-    timeout: float = TIMEOUT_S,
+    timeout: float | None = None,
     options: RunOptions | None = None,
 ) -> RunResult:
     """Starts every device's program on this host and gives each of `frames` frames the same `inputs` (by name; by
-    default seeded random ones), one after another unless `options` says otherwise. Raises RunError naming the device
-    that failed."""
+    default seeded random ones), one after another unless `options` says otherwise. timeout: seconds for all of it, by
+    default those of `options`. Raises RunError naming the device that failed."""
     from dicompiler.verify.comparison import graph_inputs, random_inputs
     from dicompiler.verify.executor import check_inputs
 
     path, target, model = _open(directory)
     values = graph_inputs(model)
     given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
-    return target.run(path, [given] * frames, timeout, options or RunOptions())
+    return target.run(path, [given] * frames, (options or RunOptions()).within(timeout))
 
 
-def install(directory: str | Path, options: RunOptions, timeout: float = TIMEOUT_S) -> tuple[Installed, ...]:
+def install(directory: str | Path, options: RunOptions, timeout: float | None = None) -> tuple[Installed, ...]:
     """Copies an artifact to `options.hosts`, as far as they lack it, and checks that it can be run there; `run` with
-    the same options then starts it there. RunError names the device, its host and the cause."""
+    the same options then starts it there. timeout: as for `run`. RunError names the device, its host and the cause."""
     path, target, _ = _open(directory)
-    return target.install(path, options, timeout)
+    return target.install(path, options.within(timeout))
 
 
 def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
@@ -132,7 +129,7 @@ def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = No
     checks = [exact(model, program)]
     log.info("the programs themselves, against onnxruntime")
     count = len(plan.roles)  # a frame of each
-    result = target.run(path, [given] * count, TIMEOUT_S, RunOptions())
+    result = target.run(path, [given] * count, RunOptions())
     checks += _compared(model, given, result, count, target)
     checks += target.proofs(model, lambda: program(model, whole=True), given, result)
     sent = {index: total for report in result.reports for index, total in report.sent.items()}

@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
 GROUP = "dicompiler.clients"
 """The entry points of targets whose artifacts can be connected to: the target's name = "module:function", which is
-called with a directory (Path), RunOptions and a timeout in seconds, and returns a Session."""
+called with a directory (Path) and RunOptions, and returns a Session."""
 BUILTINS = {"sockets": "dicompiler_targets.sockets.client:connect"}
 """Those of an uninstalled checkout: the same as in pyproject.toml."""
-TIMEOUT_S = 600.0
 
 
 class Session(Protocol):
@@ -61,18 +60,19 @@ class Session(Protocol):
     ) -> None: ...
 
 
-def connect(directory: str | Path, options: RunOptions | None = None, timeout: float = TIMEOUT_S) -> Session:
+def connect(directory: str | Path, options: RunOptions | None = None, timeout: float | None = None) -> Session:
     """Starts the devices of the artifact in `directory` and waits until they are ready.
 
     options: by default twice as many frames in flight as there are devices. timeout: seconds that starting may take,
-    and that each frame may. DicompilerError for what is no artifact, RunError where a device does not start.
+    and that each frame may, by default those of `options`. DicompilerError for what is no artifact, RunError where a
+    device does not start.
     """
     path = Path(directory)
     start = _client(path)
-    return start(path, RunOptions(in_flight=0) if options is None else options, timeout)
+    return start(path, (options or RunOptions(in_flight=0)).within(timeout))
 
 
-def _client(path: Path) -> Callable[[Path, RunOptions, float], Session]:
+def _client(path: Path) -> Callable[[Path, RunOptions], Session]:
     """What connects to the artifacts of the target that wrote this one."""
     try:
         name = str(json.loads((path / "artifact.json").read_text(encoding="utf-8"))["target"])
@@ -82,5 +82,5 @@ def _client(path: Path) -> Callable[[Path, RunOptions, float], Session]:
     if name not in known:
         raise DicompilerError(f"{path}: one cannot connect to what target {name!r} wrote{nearest(name, known)}")
     module, _, function = known[name].partition(":")
-    found: Callable[[Path, RunOptions, float], Session] = getattr(importlib.import_module(module), function)
+    found: Callable[[Path, RunOptions], Session] = getattr(importlib.import_module(module), function)
     return found

@@ -45,14 +45,8 @@ class Target(ABC):
         """
 
     @abstractmethod
-    def run(
-        self,
-        directory: Path,
-        frames: Sequence[Mapping[str, NDArray[Any]]],
-        timeout: float,
-        options: RunOptions = RunOptions(),
-    ) -> RunResult:
-        """Runs an emitted artifact, by default on this host; `timeout` in seconds bounds the whole run.
+    def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
+        """Runs an emitted artifact, by default on this host; `options.timeout_s` bounds the whole run.
 
         Each frame holds the graph's inputs by name. RunError names the device that failed and the cause; nothing of
         the run is left behind then, and no outputs are returned. UsageError for options that the target cannot take.
@@ -79,9 +73,9 @@ class Target(ABC):
         """
         return ()
 
-    def install(self, directory: Path, options: RunOptions, timeout: float) -> tuple[Installed, ...]:  # noqa: ARG002
+    def install(self, directory: Path, options: RunOptions) -> tuple[Installed, ...]:  # noqa: ARG002
         """Copies an emitted artifact to `options.hosts` and checks that it can be run there as `options` say; `run`
-        with the same options then starts it there. `timeout` in seconds bounds all of it.
+        with the same options then starts it there. `options.timeout_s` bounds all of it.
 
         What is there already is not copied again. RunError names the device, its host and the cause; UsageError for
         options that the target cannot take, and for a target that cannot do this at all, as by default.

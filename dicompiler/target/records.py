@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,8 @@ class RunOptions:
     any; by default loopback, and with `hosts` the address by which the first of them is reached). insecure: allow
     other addresses than this host's own without keys. elsewhere: devices that someone else starts. pin: each process
     keeps to its share of this host's processors. hosts: where devices are started over ssh, after `Target.install`;
-    logs: where what they write is kept then, by default beside the artifact and only where a run fails.
+    logs: where what they write is kept then, by default beside the artifact and only where a run fails. timeout_s:
+    seconds that all of a run may take, or an installation; of a session: that starting may, and each frame.
     """
 
     in_flight: int = 1
@@ -85,6 +86,11 @@ class RunOptions:
     pin: bool = False
     hosts: Hosts | None = None
     logs: Path | None = None
+    timeout_s: float = 600.0
+
+    def within(self, seconds: float | None) -> RunOptions:
+        """With that timeout; None: with its own."""
+        return self if seconds is None else replace(self, timeout_s=seconds)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def _check_run(target: Target, compilation: Compilation, place: Path, frames: in
     program, model = compilation.program, compilation.reference
     assert program is not None and model is not None
     given = [random_inputs(graph_inputs(model), seed) for seed in range(frames)]
-    result: Any = target.run(place, given, TIMEOUT_S, RunOptions())
+    result: Any = target.run(place, given, RunOptions(timeout_s=TIMEOUT_S))
     expect(isinstance(result, RunResult), f"run() returned {type(result).__name__} instead of a RunResult")
     expect(len(result.outputs) == frames, f"run() returned outputs of {len(result.outputs)} frames, not of {frames}")
     for i, inputs in enumerate(given):

@@ -96,14 +96,8 @@ class BadTarget(Target):
         if self.fault == "replicas":
             raise DicompilerError("bad-target: one role only")
 
-    def run(
-        self,
-        directory: Path,
-        frames: Sequence[Mapping[str, NDArray[Any]]],
-        timeout: float,
-        options: RunOptions = RunOptions(),  # noqa: B008
-    ) -> RunResult:
-        result = self._sockets.run(directory, frames, timeout, options)
+    def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
+        result = self._sockets.run(directory, frames, options)
         outputs = result.outputs
         if self.fault == "swap":
             outputs = tuple(dict(zip(own, reversed(own.values()), strict=True)) for own in outputs)

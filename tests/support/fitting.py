@@ -15,7 +15,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform, from_toml
 from dicompiler.networks.builder import Builder
 from dicompiler.plugin.pass_manager import PassManager, pipeline
-from dicompiler.target.records import RunResult
+from dicompiler.target.records import RunOptions, RunResult
 from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.tflm.target import TflmTarget
 
@@ -63,7 +63,7 @@ def run(directory: Path, model: Model) -> RunResult:
     from dicompiler.verify.comparison import graph_inputs
 
     frames = [random_inputs(graph_inputs(model), seed) for seed in (0, 1)]
-    return TflmTarget().run(directory, frames, 600)
+    return TflmTarget().run(directory, frames, RunOptions())
 
 
 def same_bits(model: Model, directory: Path, whole: Path) -> bool:

@@ -31,7 +31,7 @@ def check_random(target: Target, seed: int, count: int, place: Path) -> None:
     target.emit(replace(placed, program=program, platform=nameless(4)), place)
     frames = [integers(Random(frame), model.proto) for frame in range(count)]
 
-    result = target.run(place, frames, 60, RunOptions(in_flight=1 + seed % 4))
+    result = target.run(place, frames, RunOptions(timeout_s=60, in_flight=1 + seed % 4))
 
     assert len(result.delivered) == count
     for inputs, delivered in zip(frames, result.delivered, strict=True):

@@ -17,7 +17,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import nameless
 from dicompiler.networks.builder import Builder
 from dicompiler.plugin.registry import registry
-from dicompiler.target.records import RunResult
+from dicompiler.target.records import RunOptions, RunResult
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.normalise import normalise
@@ -83,7 +83,7 @@ def checked(compilation: Compilation, model: Model, directory: Path, tolerance: 
     assert compilation.program is not None
     emitted(compilation, directory)
     frames = [random_inputs(compilation.program.inputs, seed) for seed in (0, 1)]
-    result = TflmTarget().run(directory, frames, 60)
+    result = TflmTarget().run(directory, frames, RunOptions(timeout_s=60))
     for inputs, delivered in zip(frames, result.delivered, strict=True):
         reference = run_model(model, inputs)
         for outputs in delivered.values():

@@ -402,4 +402,4 @@ def test_a_target_that_says_nothing_of_other_hosts_refuses_them(tmp_path: Path) 
         install = Target.install
 
     with pytest.raises(UsageError, match="deploy: target 'local' cannot be started on other hosts from here"):
-        Local().install(tmp_path, RunOptions(), 1)
+        Local().install(tmp_path, RunOptions())

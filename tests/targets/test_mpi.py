@@ -40,7 +40,7 @@ from dicompiler_targets.mpi.source import output_files, text
 )
 def test_ranks_compute_what_the_whole_model_computes(made: Any, tmp_path: Path) -> None:
     program, model, inputs = one = made()
-    result = MpiTarget().run(emit(one, tmp_path), [inputs] * 2, 60)
+    result = MpiTarget().run(emit(one, tmp_path), [inputs] * 2, RunOptions(timeout_s=60))
     reference = run_model(model, inputs)["out"]
     assert len(result.outputs) == len(result.delivered) == len(result.frames_s) == 2
     assert 0 < max(result.frames_s) <= result.total_s
@@ -83,7 +83,7 @@ def _edges(result: RunResult) -> tuple[dict[int, float], dict[int, float]]:
 
 def test_inputs_and_outputs_may_have_any_shape_where_it_is_not_known(tmp_path: Path) -> None:
     _, model, inputs = one = unknown_shape()
-    result = MpiTarget().run(emit(one, tmp_path), [inputs], 60)
+    result = MpiTarget().run(emit(one, tmp_path), [inputs], RunOptions(timeout_s=60))
     for name, value in run_model(model, inputs).items():
         assert np.array_equal(result.outputs[0][name], value)
 
@@ -102,7 +102,7 @@ def test_frames_are_dealt_out_to_replicas(seed: int, tmp_path: Path) -> None:
     target.emit(compilation, tmp_path)
     frames = [integers(Random(frame), model.proto) for frame in range(7)]
 
-    result = target.run(tmp_path, frames, 60, RunOptions(in_flight=1 + 2 * seed))
+    result = target.run(tmp_path, frames, RunOptions(timeout_s=60, in_flight=1 + 2 * seed))
 
     for inputs, delivered in zip(frames, result.delivered, strict=True):
         reference = run_model(model, inputs)

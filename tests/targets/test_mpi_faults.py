@@ -61,7 +61,7 @@ def test_a_rank_that_is_ended_is_named_and_ends_all(number: signal.Signals, made
     thread.start()
     words = rf"^rank 1 \(device 'b' on host 'b'\): its process was ended by signal {number:d} \({number.name}\)$"
     with pytest.raises(RunError, match=words):
-        MpiTarget().run(made, [halo()[2]] * 2_000_000, 100, RunOptions(keep=1))
+        MpiTarget().run(made, [halo()[2]] * 2_000_000, RunOptions(timeout_s=100, keep=1))
     thread.join()
     wait_until(lambda: not ranks(program.name))
 
@@ -76,7 +76,7 @@ def test_a_rank_that_stops_is_named(made: Path) -> None:
     thread = threading.Thread(target=stop)
     thread.start()
     with pytest.raises(RunError, match="in time") as caught:
-        MpiTarget().run(made, [halo()[2]] * 2_000_000, 5, RunOptions(keep=1))
+        MpiTarget().run(made, [halo()[2]] * 2_000_000, RunOptions(timeout_s=5, keep=1))
     assert "rank 1 (device 'b' on host 'b')" in str(caught.value)
     thread.join()
     wait_until(lambda: not ranks(program.name))
@@ -85,13 +85,13 @@ def test_a_rank_that_stops_is_named(made: Path) -> None:
 def test_a_segment_that_takes_too_long_or_fails_is_named(tmp_path: Path) -> None:
     one = endless()
     with pytest.raises(RunError, match=r"rank 1 \(device 'b' on host 'b'\): it still computes step 0 of frame 0"):
-        MpiTarget().run(emit(one, tmp_path / "endless"), [one[2]], 1)
+        MpiTarget().run(emit(one, tmp_path / "endless"), [one[2]], RunOptions(timeout_s=1))
     one = failing()
     bad = {"x": np.array([7], np.int64)}
     with pytest.raises(
         RunError, match=r"rank 1 \(device 'b' on host 'b'\): data/b/segment000.onnx: onnxruntime cannot"
     ):
-        MpiTarget().run(emit(one, tmp_path / "failing"), [one[2], bad], 60)
+        MpiTarget().run(emit(one, tmp_path / "failing"), [one[2], bad], RunOptions(timeout_s=60))
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_a_segment_that_takes_too_long_or_fails_is_named(tmp_path: Path) -> None
 def test_files_that_do_not_belong_together_are_named(change: Any, words: str, artifact: Path) -> None:
     change(artifact)
     with pytest.raises(RunError, match=words) as caught:
-        MpiTarget().run(artifact, [halo()[2]], 60)
+        MpiTarget().run(artifact, [halo()[2]], RunOptions(timeout_s=60))
     assert "device 'b' on host 'b'" in str(caught.value)
 
 
 def test_a_package_that_is_missing_is_named(artifact: Path) -> None:
     shutil.rmtree(artifact / "c")
     with pytest.raises(DicompilerError, match="the package with device 'c' is missing"):
-        MpiTarget().run(artifact, [halo()[2]], 60)
+        MpiTarget().run(artifact, [halo()[2]], RunOptions(timeout_s=60))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_package_that_is_missing_is_named(artifact: Path) -> None:
 )
 def test_options_that_it_cannot_take_are_refused(options: RunOptions, made: Path) -> None:
     with pytest.raises(UsageError, match=r"^run: "):
-        MpiTarget().run(made, [halo()[2]], 60, options)
+        MpiTarget().run(made, [halo()[2]], options)
 
 
 def test_a_device_that_is_a_gpu_needs_its_provider(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_device_that_is_a_gpu_needs_its_provider(tmp_path: Path) -> None:
 
     write(program, places, "extended", "CUDA", source.Preprocessing("RGB", (0.0,), (1.0,)), tmp_path)
     with pytest.raises(RunError, match=r"rank 1 \(device 'b' on host 'b'\): the device is a GPU, but .* CUDAExec"):
-        MpiTarget().run(tmp_path, [inputs], 60)
+        MpiTarget().run(tmp_path, [inputs], RunOptions(timeout_s=60))
 
 
 # -- what is missing on this host

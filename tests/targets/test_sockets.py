@@ -22,6 +22,7 @@ from dicompiler.base.schema import load_json, validate
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Weight
 from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.target.records import RunOptions
 from dicompiler.verify.executor import execute, run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime import values as runtime_values
@@ -47,7 +48,7 @@ def manifest(directory: Path, device: str) -> dict[str, Any]:
 )
 def test_processes_compute_what_the_whole_model_computes(made: Any, tmp_path: Path) -> None:
     program, model, inputs = one = made()
-    result = SocketsTarget().run(emit(one, tmp_path), [inputs] * 2, 60)
+    result = SocketsTarget().run(emit(one, tmp_path), [inputs] * 2, RunOptions(timeout_s=60))
     reference = run_model(model, inputs)["out"]
     assert len(result.outputs) == len(result.delivered) == len(result.frames_s) == 2
     for delivered in result.delivered:
@@ -68,7 +69,7 @@ def test_processes_compute_what_the_whole_model_computes(made: Any, tmp_path: Pa
 def test_frames_are_not_mixed_up(tmp_path: Path) -> None:
     program, model, inputs = halo()
     frames = [{"x": integers(inputs["x"].shape, seed)} for seed in range(20)]
-    result = SocketsTarget().run(emit((program, model, inputs), tmp_path), frames, 60)
+    result = SocketsTarget().run(emit((program, model, inputs), tmp_path), frames, RunOptions(timeout_s=60))
     for frame, outputs in zip(frames, result.outputs, strict=True):
         assert np.array_equal(outputs["out"], run_model(model, frame)["out"])
 
@@ -76,7 +77,7 @@ def test_frames_are_not_mixed_up(tmp_path: Path) -> None:
 def test_shapes_may_be_known_only_at_run_time(tmp_path: Path) -> None:
     made = unknown_shape()
     frames = [{"x": integers(shape, 1)} for shape in [(2, 5), (2, 0), (2, 1)]]
-    result = SocketsTarget().run(emit(made, tmp_path), frames, 60)
+    result = SocketsTarget().run(emit(made, tmp_path), frames, RunOptions(timeout_s=60))
     assert [outputs["out"].shape for outputs in result.outputs] == [(10, 2), (0, 2), (2, 2)]
     for frame, outputs in zip(frames, result.outputs, strict=True):
         assert np.array_equal(outputs["out"], run_model(made[1], frame)["out"])
@@ -85,14 +86,16 @@ def test_shapes_may_be_known_only_at_run_time(tmp_path: Path) -> None:
 def test_large_tensors_that_cross_do_not_block(tmp_path: Path) -> None:
     # Both devices send each other more than the sockets buffer before either of them receives.
     program, model, inputs = partial(rows=200_000)
-    result = SocketsTarget().run(emit((program, model, inputs), tmp_path), [inputs], 60)
+    result = SocketsTarget().run(emit((program, model, inputs), tmp_path), [inputs], RunOptions(timeout_s=60))
     assert np.array_equal(result.outputs[0]["out"], run_model(model, inputs)["out"])
     assert min(sum(report.sent.values()) for report in result.reports) > 16 << 20
 
 
 def test_it_agrees_with_the_executor(tmp_path: Path) -> None:
     program, model, inputs = halo(32, 5)
-    result = SocketsTarget(optimization="none", threads=2).run(emit((program, model, inputs), tmp_path), [inputs], 60)
+    result = SocketsTarget(optimization="none", threads=2).run(
+        emit((program, model, inputs), tmp_path), [inputs], RunOptions(timeout_s=60)
+    )
     execution = execute(program, inputs)
     assert np.array_equal(result.outputs[0]["out"], execution.outputs["out"])
     assert {i: n for report in result.reports for i, n in report.sent.items()} == dict(enumerate(execution.sent))
@@ -107,7 +110,7 @@ def test_the_artifact_may_be_moved_and_is_not_changed_by_a_run(tmp_path: Path, m
     monkeypatch.chdir(tmp_path / "here")
     # What would make another Python misbehave does not reach the devices.
     monkeypatch.setenv("PYTHONINSPECT", "1")
-    result = SocketsTarget().run(Path("sub/artifact"), [made[2]], 60)
+    result = SocketsTarget().run(Path("sub/artifact"), [made[2]], RunOptions(timeout_s=60))
     assert np.array_equal(result.outputs[0]["out"], run_model(made[1], made[2])["out"])
     assert content(Path("sub/artifact")) == before
 
@@ -250,9 +253,9 @@ def test_every_type_of_the_runtime_is_what_onnx_says() -> None:
 def test_wrong_inputs_are_refused_before_anything_starts(tmp_path: Path) -> None:
     directory = emit(halo(), tmp_path)
     with pytest.raises(DicompilerError, match=r"^input 'x' must have the shape"):
-        SocketsTarget().run(directory, [{"x": np.zeros((1, 3, 4, 4), np.float32)}], 60)
+        SocketsTarget().run(directory, [{"x": np.zeros((1, 3, 4, 4), np.float32)}], RunOptions(timeout_s=60))
     document = manifest(directory, "b")
     del document["steps"]
     (directory / "b" / "manifest.json").write_text(json.dumps(document))
     with pytest.raises(DicompilerError, match=r"manifest\.json: missing key 'steps'"):
-        SocketsTarget().run(directory, [halo()[2]], 60)
+        SocketsTarget().run(directory, [halo()[2]], RunOptions(timeout_s=60))

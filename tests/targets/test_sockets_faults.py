@@ -22,6 +22,7 @@ from support.running import LIMIT_S, emit, fake, pids, wait_until
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
+from dicompiler.target.records import RunOptions
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.frames import (
     HEADER,
@@ -43,7 +44,7 @@ class Run(threading.Thread):
 
     def __init__(self, directory: Path, inputs: Mapping[str, Any], frames: int, timeout: float = 60.0) -> None:
         super().__init__(daemon=True)
-        self.arguments = directory, [inputs] * frames, timeout
+        self.arguments = directory, [inputs] * frames, RunOptions(timeout_s=timeout)
         self.outcome: Any = None
         self.ended = 0.0
         self.start()
@@ -135,7 +136,7 @@ def test_a_device_that_hangs_is_named_not_those_that_wait_for_it(tmp_path: Path)
 def test_what_a_segment_raises_is_told_in_words(tmp_path: Path) -> None:
     made = failing()
     with pytest.raises(RunError, match=r"^device 'b': segment 'b0' cannot be run: .*out of data bounds"):
-        SocketsTarget().run(emit(made, tmp_path), [made[2], {"x": np.array([9], np.int64)}], 60)
+        SocketsTarget().run(emit(made, tmp_path), [made[2], {"x": np.array([9], np.int64)}], RunOptions(timeout_s=60))
     assert pids(tmp_path) == {}
 
 
@@ -143,7 +144,7 @@ def test_a_broken_segment_names_its_device(tmp_path: Path) -> None:
     path = emit(halo(), tmp_path) / "b" / "segment001.onnx"
     path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(RunError, match=r"^device 'b': segment 'b1' cannot be loaded: "):
-        SocketsTarget().run(tmp_path, [halo()[2]], 60)
+        SocketsTarget().run(tmp_path, [halo()[2]], RunOptions(timeout_s=60))
 
 
 @pytest.mark.parametrize(("change", "found"), [("cut", "has 100 bytes instead of 800"), ("gone", "is missing")])
@@ -154,14 +155,14 @@ def test_a_file_that_is_not_whole_names_its_device(change: str, found: str, tmp_
     if change == "cut":
         path.write_bytes(data[:100])
     with pytest.raises(RunError, match=rf"^device 'a': file weights.bin {found}: copy the device's directory again$"):
-        SocketsTarget().run(tmp_path, [halo()[2]], 60)
+        SocketsTarget().run(tmp_path, [halo()[2]], RunOptions(timeout_s=60))
 
 
 def test_a_runtime_that_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None:
     path = emit(halo(), tmp_path) / "c" / "runtime" / "values.py"
     path.write_text("raise ImportError('onnxruntime is too old')\n")
     with pytest.raises(RunError, match=r"^device 'c': .* exit code 1: ImportError: onnxruntime is too old$"):
-        SocketsTarget().run(tmp_path, [halo()[2]], 60)
+        SocketsTarget().run(tmp_path, [halo()[2]], RunOptions(timeout_s=60))
     assert pids(tmp_path) == {}
 
 
@@ -171,7 +172,7 @@ def test_a_directory_of_another_artifact_is_refused(tmp_path: Path) -> None:
     (tmp_path / "1" / "b").rename(tmp_path / "old")
     (tmp_path / "2" / "b").rename(tmp_path / "1" / "b")
     with pytest.raises(RunError, match=r"^device 'b': its directory belongs to another artifact: copy it again"):
-        SocketsTarget().run(tmp_path / "1", [halo()[2]], 60)
+        SocketsTarget().run(tmp_path / "1", [halo()[2]], RunOptions(timeout_s=60))
     assert pids(tmp_path / "1") == {}
 
 
@@ -179,8 +180,9 @@ SCRIPT = """
 import sys; sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from support.handmade import endless
+from dicompiler.target.interface import RunOptions
 from dicompiler_targets.sockets import SocketsTarget
-SocketsTarget().run(Path(sys.argv[1]), [endless()[2]], 60.0)
+SocketsTarget().run(Path(sys.argv[1]), [endless()[2]], RunOptions(timeout_s=60))
 """
 
 

@@ -87,7 +87,9 @@ def test_a_run_bears_hundreds_of_wrong_greetings(tmp_path: Path) -> None:
     made, results = partial(), []  # type: ignore[var-annotated]
     directory = emit(made, tmp_path)
     run = threading.Thread(
-        target=lambda: results.append(SocketsTarget().run(directory, [made[2]], 60, RunOptions(elsewhere=("b",))))
+        target=lambda: results.append(
+            SocketsTarget().run(directory, [made[2]], RunOptions(timeout_s=60, elsewhere=("b",)))
+        )
     )
     run.start()
     address = wait_until(lambda: control(directory))

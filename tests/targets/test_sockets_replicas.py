@@ -66,7 +66,7 @@ def test_every_frame_is_right_and_every_role_sends_what_was_predicted(
     made = compile(lenet, "rpi4x4", plan=dealt_plan, output=tmp_path / "a")
     assert made.program is not None
     frames = [random_inputs(made.program.inputs, seed) for seed in range(11)]
-    result = SocketsTarget().run(tmp_path / "a", frames, 60, RunOptions(in_flight=in_flight))
+    result = SocketsTarget().run(tmp_path / "a", frames, RunOptions(timeout_s=60, in_flight=in_flight))
     model = Model.load(lenet)
     for given, outputs in zip(frames, result.outputs, strict=True):
         checks = [compare(name, value, outputs[name]) for name, value in run_model(model, given).items()]
@@ -87,7 +87,7 @@ def test_any_plan_with_any_renamings_computes_the_same_bits(seed: int, tmp_path:
     assert compilation.program is not None and compilation.plan is not None
     SocketsTarget().emit(compilation, tmp_path)
     frames = [integers(Random(frame), model.proto) for frame in range(5)]
-    result = SocketsTarget().run(tmp_path, frames, 60, RunOptions(in_flight=1 + seed % 3))
+    result = SocketsTarget().run(tmp_path, frames, RunOptions(timeout_s=60, in_flight=1 + seed % 3))
     for inputs, delivered in zip(frames, result.delivered, strict=True):
         assert set(delivered) == set(compilation.plan.sink)
         for name, value in run_model(model, inputs).items():
@@ -137,7 +137,7 @@ def test_a_segment_that_fails_in_one_role_is_named(lenet: Any, tmp_path: Path) -
     place = tmp_path / "a" / "pi03" / "segment000.onnx"
     place.write_bytes(b"\0" * place.stat().st_size)
     with pytest.raises(RunError, match=r"device 'pi03': segment .* cannot be loaded"):
-        SocketsTarget().run(tmp_path / "a", [{"input": np.zeros((1, 1, 32, 32), np.float32)}], 60)
+        SocketsTarget().run(tmp_path / "a", [{"input": np.zeros((1, 1, 32, 32), np.float32)}], RunOptions(timeout_s=60))
 
 
 def test_devices_that_disagree_on_the_roles_are_refused(lenet: Any, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def check(made: Made, given: Mapping[str, Any], outputs: Mapping[str, Any]) -> N
 def test_frames_in_flight_come_out_in_order(made: Any, in_flight: int, tmp_path: Path) -> None:
     one = made()
     given = frames(one, 60)
-    result = SocketsTarget().run(emit(one, tmp_path), given, 60, RunOptions(in_flight=in_flight))
+    result = SocketsTarget().run(emit(one, tmp_path), given, RunOptions(timeout_s=60, in_flight=in_flight))
     for inputs, outputs in zip(given, result.outputs, strict=True):
         check(one, inputs, outputs)
     sent = {index: count for report in result.reports for index, count in report.sent.items()}
@@ -55,14 +55,14 @@ def test_frames_in_flight_come_out_in_order(made: Any, in_flight: int, tmp_path:
 def test_shapes_may_differ_from_frame_to_frame_in_flight(tmp_path: Path) -> None:
     made = unknown_shape()
     given = [{"x": integers(shape, 1)} for shape in [(2, 5), (2, 0), (2, 1)] * 5]
-    result = SocketsTarget().run(emit(made, tmp_path), given, 60, RunOptions(in_flight=3))
+    result = SocketsTarget().run(emit(made, tmp_path), given, RunOptions(timeout_s=60, in_flight=3))
     for inputs, outputs in zip(given, result.outputs, strict=True):
         check(made, inputs, outputs)
 
 
 def test_only_as_many_outputs_are_kept_as_asked_for(tmp_path: Path) -> None:
     made = partial()
-    result = SocketsTarget().run(emit(made, tmp_path), [made[2]] * 5, 60, RunOptions(keep=1))
+    result = SocketsTarget().run(emit(made, tmp_path), [made[2]] * 5, RunOptions(timeout_s=60, keep=1))
     assert (len(result.outputs), len(result.delivered), len(result.frames_s)) == (1, 1, 5)
 
 
@@ -181,14 +181,14 @@ def test_each_frame_has_its_time(tmp_path: Path) -> None:
 def test_a_segment_that_fails_in_a_stream_is_told(tmp_path: Path) -> None:
     good, bad = failing()[2], {"x": np.array([9], np.int64)}
     with pytest.raises(RunError, match=r"^device 'b': segment 'b0' cannot be run: "):
-        SocketsTarget().run(emit(failing(), tmp_path), [good, good, bad, good], 60, RunOptions(in_flight=4))
+        SocketsTarget().run(emit(failing(), tmp_path), [good, good, bad, good], RunOptions(timeout_s=60, in_flight=4))
 
 
 def test_devices_may_be_started_elsewhere(tmp_path: Path) -> None:
     made = halo()
     artifact = Artifact.load(emit(made, tmp_path), check=True)
     with pytest.raises(UsageError, match=r"no device 'x'"):
-        SocketsTarget().run(tmp_path, [made[2]], 60, RunOptions(elsewhere=("x",)))
+        SocketsTarget().run(tmp_path, [made[2]], RunOptions(timeout_s=60, elsewhere=("x",)))
 
     def by_hand() -> None:
         port = wait_until(lambda: [w for w in commands(tmp_path) if w.startswith("127.0.0.1:")])[0]
@@ -197,7 +197,7 @@ def test_devices_may_be_started_elsewhere(tmp_path: Path) -> None:
     started: list[Any] = []
     hand = threading.Thread(target=by_hand)
     hand.start()
-    with Session(artifact, RunOptions(elsewhere=("b",)), 20) as session:
+    with Session(artifact, RunOptions(timeout_s=20, elsewhere=("b",))) as session:
         check(made, made[2], session.infer(made[2]))
     hand.join()
     assert started[0].popen.wait(5) == 0

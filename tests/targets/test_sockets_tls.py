@@ -41,8 +41,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_in_tls_computes_the_same(keys: Path, tmp_path: Path) -> None:
     for made in (halo(), partial(rows=50_000)):
         directory = emit(made, tmp_path / str(len(made[0].devices)))
-        options = RunOptions(in_flight=3, keys=keys)
-        result = SocketsTarget().run(directory, [made[2]] * 5, 60, options)
+        options = RunOptions(timeout_s=60, in_flight=3, keys=keys)
+        result = SocketsTarget().run(directory, [made[2]] * 5, options)
         for outputs in result.outputs:
             assert np.array_equal(outputs["out"], run_model(made[1], made[2])["out"])
 
@@ -93,7 +93,9 @@ def gone(device: Path) -> None:
 def test_wrong_keys_are_told_in_one_line(change: Any, words: str, keys: Path, tmp_path: Path) -> None:
     directory = emit(halo(), tmp_path / "artifact")
     with pytest.raises(RunError) as caught:
-        SocketsTarget().run(directory, [halo()[2]], 20, RunOptions(keys=changed(keys, tmp_path / "keys", change)))
+        SocketsTarget().run(
+            directory, [halo()[2]], RunOptions(timeout_s=20, keys=changed(keys, tmp_path / "keys", change))
+        )
     message = str(caught.value)
     assert message.startswith("device 'b': ")
     assert words in message
@@ -111,9 +113,9 @@ def test_a_device_without_keys_is_told_so(keys: Path, tmp_path: Path) -> None:
     with pytest.raises(
         RunError, match=r"^device 'b': .*the coordinator refused: this end uses TLS: give the other one keys too"
     ):
-        coordinator.run(directory, [halo()[2]], 20, RunOptions(keys=keys), start)
+        coordinator.run(directory, [halo()[2]], RunOptions(timeout_s=20, keys=keys), start)
     with pytest.raises(RunError, match=r"^device '[ac]': .*cannot be joined: .*give both of them keys \(--keys\)"):
-        coordinator.run(directory, [halo()[2]], 20, RunOptions(), start)
+        coordinator.run(directory, [halo()[2]], RunOptions(timeout_s=20), start)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -178,10 +180,8 @@ def test_both_ends_see_who_the_other_is(keys: Path) -> None:
 def test_strangers_do_not_disturb_a_run_in_tls(keys: Path, tmp_path: Path) -> None:
     made = halo()
     results: list[Any] = []
-    options = RunOptions(keys=keys)
-    run = threading.Thread(
-        target=lambda: results.append(SocketsTarget().run(emit(made, tmp_path), [made[2]], 60, options))
-    )
+    options = RunOptions(timeout_s=60, keys=keys)
+    run = threading.Thread(target=lambda: results.append(SocketsTarget().run(emit(made, tmp_path), [made[2]], options)))
     run.start()
     port = int(wait_until(lambda: control(tmp_path)).split(":")[1])
     for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b""):
@@ -218,9 +218,9 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(RunError, match=rf"^{address}: the port is taken: choose another one"):
-            SocketsTarget().run(directory, [partial()[2]], 20, RunOptions(listen=address))
+            SocketsTarget().run(directory, [partial()[2]], RunOptions(timeout_s=20, listen=address))
     with pytest.raises(UsageError, match=r"^run: keys: .*coordinator/ca\.pem is missing"):
-        SocketsTarget().run(directory, [partial()[2]], 20, RunOptions(keys=tmp_path))
+        SocketsTarget().run(directory, [partial()[2]], RunOptions(timeout_s=20, keys=tmp_path))
 
 
 def test_keys_are_made_once_kept_and_renewed(tmp_path: Path, capsys: Any) -> None:

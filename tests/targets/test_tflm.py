@@ -84,7 +84,7 @@ def test_random_networks_under_random_plans_are_bit_equal_or_refused_in_one_line
         ran += 1
         inputs = integers(Random(seed), model.proto)
         reference = run_model(model, inputs)
-        for outputs in TflmTarget().run(directory, [inputs], 60).delivered[0].values():
+        for outputs in TflmTarget().run(directory, [inputs], RunOptions(timeout_s=60)).delivered[0].values():
             assert all(np.array_equal(outputs[name], value) for name, value in reference.items()), seed
     assert ran >= 8
 
@@ -243,11 +243,11 @@ def test_a_damaged_artifact_and_wrong_options_are_errors(tmp_path: Path) -> None
     frame = random_inputs(compilation.program.inputs)
     directory = emitted(compilation, tmp_path / "out")
     with pytest.raises(UsageError, match="leave out --keys"):
-        TflmTarget().run(directory, [frame], 10, RunOptions(elsewhere=("d0",)))
+        TflmTarget().run(directory, [frame], RunOptions(timeout_s=10, elsewhere=("d0",)))
     with pytest.raises(RunError, match="did not finish within 0 s"):
-        TflmTarget().run(directory, [frame], 0)
+        TflmTarget().run(directory, [frame], RunOptions(timeout_s=0))
     (directory / "d1" / "manifest.json").unlink()
     with pytest.raises(DicompilerError, match="the directory of device 'd1' is missing"):
-        TflmTarget().run(directory, [frame], 10)
+        TflmTarget().run(directory, [frame], RunOptions(timeout_s=10))
     with pytest.raises(ValueError, match="margin must be between 0 and 10"):
         TflmTarget(margin=-1)

@@ -28,6 +28,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import nameless
 from dicompiler.partition.bounds_inference import reduction
 from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.target.records import RunOptions
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler.verify.executor import execute, run_model
 from dicompiler_passes.quantise import take_int8
@@ -65,7 +66,7 @@ def delivered(compilation: Compilation, directory: Path) -> Mapping[str, NDArray
     """What the artifact computes of a frame, after all transfers were as long as predicted."""
     assert compilation.program is not None
     emitted(compilation, directory)
-    result = TflmTarget().run(directory, [random_inputs(compilation.program.inputs)], 60)
+    result = TflmTarget().run(directory, [random_inputs(compilation.program.inputs)], RunOptions(timeout_s=60))
     sent = {index: count for report in result.reports for index, count in report.sent.items()}
     assert sent == {transfer.index: transfer.value.nbytes for transfer in compilation.program.transfers}
     return result.outputs[0]

@@ -79,13 +79,13 @@ class Found:
     version: str
 
 
-def install(directory: Path, options: RunOptions, timeout: float) -> tuple[Installed, ...]:
+def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
     """Copies what the hosts lack and builds it there: see Target.install."""
     artifact = Artifact.load(directory)
-    mpirun.arguments(artifact, 1, timeout, options)
+    mpirun.arguments(artifact, 1, options)
     sites = _sites(artifact, options)
     assert options.hosts is not None
-    calls = ssh.Calls(time.monotonic() + timeout, options.hosts.file)
+    calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
 
     def work(site: Site) -> list[Installed]:
         found, copied = _probe(calls, site), 0
@@ -109,16 +109,14 @@ def install(directory: Path, options: RunOptions, timeout: float) -> tuple[Insta
     return tuple(installed[device] for device in artifact.devices)
 
 
-def run_there(
-    directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], timeout: float, options: RunOptions
-) -> RunResult:
+def run_there(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
     """Runs an installed artifact for `frames` on its hosts: see Target.run."""
     artifact = Artifact.load(directory)
-    words = mpirun.arguments(artifact, len(frames), timeout, options)
+    words = mpirun.arguments(artifact, len(frames), options)
     sites = _sites(artifact, options)
     own = tools.program("mpirun")
     assert options.hosts is not None
-    calls = ssh.Calls(time.monotonic() + timeout, options.hosts.file)
+    calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
     with tempfile.TemporaryDirectory(prefix="dicompiler-mpi-") as temporary:
         scratch = Path(temporary)
         write_inputs(scratch / "inputs", frames)
@@ -137,7 +135,7 @@ def run_there(
             line += [*_data(places[site.host], site), *words, *_threads(site, device, package, options)]
         more = {name: str(agent) for name in ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")}
         more |= {"PATH": f"{own.parent}:{tools.search_path()}"}
-        report = mpirun.call(artifact, line, scratch, timeout, more)
+        report = mpirun.call(artifact, line, scratch, options.timeout_s, more)
         for site in sites:
             _fetch(calls, site, scratch / "outputs")
         delivered = read_outputs(artifact, scratch / "outputs", mpirun.kept(len(frames), options))

@@ -25,7 +25,7 @@ SAYS = "dicompiler: "
 IN_FLIGHT_LIMIT = 1024
 
 
-def arguments(artifact: Artifact, frames: int, timeout: float, options: RunOptions) -> list[str]:
+def arguments(artifact: Artifact, frames: int, options: RunOptions) -> list[str]:
     """What a program is told of a run, wherever it runs. UsageError for options that this target cannot take."""
     if options.keys is not None or options.elsewhere:
         raise UsageError(
@@ -34,7 +34,7 @@ def arguments(artifact: Artifact, frames: int, timeout: float, options: RunOptio
     if not 0 <= options.in_flight <= IN_FLIGHT_LIMIT:
         raise UsageError(f"run: frames in flight must be 1 to {IN_FLIGHT_LIMIT}, or 0, not {options.in_flight}")
     flight = options.in_flight or 2 * len(artifact.devices)
-    found = {"frames": frames, "keep": kept(frames, options), "timeout": f"{timeout:g}", "in-flight": flight}
+    found = {"frames": frames, "keep": kept(frames, options), "timeout": f"{options.timeout_s:g}", "in-flight": flight}
     return [word for name, value in found.items() for word in (f"--{name}", str(value))]
 
 

@@ -18,12 +18,10 @@ from dicompiler_targets.mpi import build, mpirun, tools
 from dicompiler_targets.mpi.artifact import Artifact, read_outputs, write_inputs
 
 
-def run(
-    directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], timeout: float, options: RunOptions
-) -> RunResult:
+def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
     """Runs the artifact for `frames`: see Target.run. The time of building does not count."""
     artifact = Artifact.load(directory)
-    words = mpirun.arguments(artifact, len(frames), timeout, options)
+    words = mpirun.arguments(artifact, len(frames), options)
     found, count = tools.find(), len(artifact.devices)
     program = build.build(next(iter(artifact.packages.values())), found)
     share = max(1, len(os.sched_getaffinity(0)) // count)
@@ -36,6 +34,6 @@ def run(
             (scratch / "data" / device).symlink_to(package / device)
         write_inputs(scratch / "inputs", frames)
         places = ["--data", "data", "--inputs", "inputs", "--outputs", "outputs"]
-        report = mpirun.call(artifact, [*line, *places, *words], scratch, timeout, {})
+        report = mpirun.call(artifact, [*line, *places, *words], scratch, options.timeout_s, {})
         delivered = read_outputs(artifact, scratch / "outputs", mpirun.kept(len(frames), options))
     return mpirun.result(artifact, report, delivered)

@@ -61,28 +61,22 @@ class MpiTarget(Target):
         images = Preprocessing(self.channels, self.mean, self.scale)
         write(program, places, self.optimization, self.provider, images, directory)
 
-    def run(
-        self,
-        directory: Path,
-        frames: Sequence[Mapping[str, NDArray[Any]]],
-        timeout: float,
-        options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
-    ) -> RunResult:
+    def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
         """Builds the program, unless that was done before, and starts it with mpirun on this host; with `options.hosts`
         on those, where `install` has built it."""
         if options.hosts is not None:
             from dicompiler_targets.mpi.deploy import run_there
 
-            return run_there(directory, frames, timeout, options)
+            return run_there(directory, frames, options)
         from dicompiler_targets.mpi.run import run
 
-        return run(directory, frames, timeout, options)
+        return run(directory, frames, options)
 
-    def install(self, directory: Path, options: RunOptions, timeout: float) -> tuple[Installed, ...]:
+    def install(self, directory: Path, options: RunOptions) -> tuple[Installed, ...]:
         """Each host's package on that host, where its program is built."""
         from dicompiler_targets.mpi.deploy import install
 
-        return install(directory, options, timeout)
+        return install(directory, options)
 
     def memory(self, program: Program) -> Mapping[str, int]:
         """A process with MPI and onnxruntime, its sessions, and what making them takes for a while: see memory.py."""

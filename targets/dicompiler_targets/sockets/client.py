@@ -9,7 +9,7 @@ from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.session import Session, check_elsewhere
 
 
-def connect(directory: Path, options: RunOptions, timeout: float) -> Session:
+def connect(directory: Path, options: RunOptions) -> Session:
     """Starts the artifact's devices: see dicompiler.client.connect."""
     artifact = Artifact.load(directory, check=False)
     check_elsewhere(options, artifact)
@@ -17,5 +17,5 @@ def connect(directory: Path, options: RunOptions, timeout: float) -> Session:
         from dicompiler_targets.sockets.deploy import Remote
 
         remote = Remote(artifact, options)
-        return Session(artifact, remote.options, timeout, remote)
-    return Session(artifact, options, timeout)
+        return Session(artifact, remote.options, remote)
+    return Session(artifact, options)

@@ -22,7 +22,6 @@ from dicompiler_targets.sockets.session import Session, check_elsewhere
 def run(
     directory: Path,
     frames: Sequence[Mapping[str, NDArray[Any]]],
-    timeout: float,
     options: RunOptions,
     start: Start | None = None,
 ) -> RunResult:
@@ -33,14 +32,13 @@ def run(
     if options.hosts is not None:
         remote = Remote(artifact, options)
         with remote.explained():
-            return _run(artifact, frames, timeout, remote.options, remote)
-    return _run(artifact, frames, timeout, options, start)
+            return _run(artifact, frames, remote.options, remote)
+    return _run(artifact, frames, options, start)
 
 
 def _run(
     artifact: Artifact,
     frames: Sequence[Mapping[str, NDArray[Any]]],
-    timeout: float,
     options: RunOptions,
     start: Start | None,
 ) -> RunResult:
@@ -48,7 +46,7 @@ def _run(
         artifact.arrays(frame)
     kept: list[dict[str, dict[str, Any]]] = []
     seconds, begun, ended = [], 0.0, 0.0
-    with Session(artifact, options, timeout, start, time.monotonic() + timeout) as session:
+    with Session(artifact, options, start, time.monotonic() + options.timeout_s) as session:
         for flight, delivered in session.flights(frames):
             begun, ended = begun or flight.start_s, flight.end_s
             seconds.append(flight.end_s - flight.start_s)

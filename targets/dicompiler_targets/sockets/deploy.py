@@ -83,7 +83,7 @@ class Found:
     keys: str
 
 
-def install(directory: Path, options: RunOptions, timeout: float) -> tuple[Installed, ...]:
+def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
     """Copies what the hosts lack of the artifact and of the devices' keys: see Target.install."""
     artifact = Artifact.load(directory, check=True)
     check_elsewhere(options, artifact)
@@ -92,7 +92,7 @@ def install(directory: Path, options: RunOptions, timeout: float) -> tuple[Insta
     keys = {name: _keys(options.keys, name, directory) for name in places}
     Door(_listen(options, list(places.values())), options.keys, options.insecure, artifact.digest).close()
     assert options.hosts is not None
-    calls = ssh.Calls(time.monotonic() + timeout, options.hosts.file)
+    calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
     found = dict(zip(places, calls.each(lambda place: _probe(calls, place), list(places.values())), strict=True))
 
     def work(manifest: Manifest) -> Installed:

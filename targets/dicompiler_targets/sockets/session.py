@@ -68,19 +68,18 @@ class Session:
     """The processes of an artifact and the frames on their way. Use it from one thread at a time.
 
     start: how devices are started, by default on this host, but those that `options.elsewhere` names, which someone
-    else starts. timeout: seconds that starting may take, and that each frame may; `deadline` (of time.monotonic)
-    bounds all of it, if given. Errors: RunError, UsageError for options that cannot be.
+    else starts. `deadline` (of time.monotonic) bounds all of it, if given. Errors: RunError, UsageError for options
+    that cannot be.
     """
 
     def __init__(
         self,
         artifact: Artifact,
         options: RunOptions,
-        timeout: float,
         start: Start | None = None,
         deadline: float | None = None,
     ) -> None:
-        self.artifact, self.options, self.timeout, self.deadline = artifact, options, timeout, deadline
+        self.artifact, self.options, self.deadline = artifact, options, deadline
         self.in_flight = in_flight(options, len(artifact.devices))
         self.processes: dict[str, Process] = {}
         self.reports: tuple[DeviceReport, ...] = ()
@@ -166,7 +165,7 @@ class Session:
     def _join(self, door: Door) -> None:
         """Starts the devices and waits until every one is connected to all its peers and has made its sessions."""
         deadline = self._until()
-        common = ["--control", door.address, "--timeout", f"{self.timeout:g}"]
+        common = ["--control", door.address, "--timeout", f"{self.options.timeout_s:g}"]
         common += ["--heartbeat", f"{self.options.heartbeat_s:g}", *["--insecure"] * self.options.insecure]
         for manifest in self.artifact.manifests:
             name = manifest["device"]
@@ -243,7 +242,7 @@ class Session:
 
     def _until(self) -> float:
         """The deadline of what begins now."""
-        own = time.monotonic() + self.timeout
+        own = time.monotonic() + self.options.timeout_s
         return own if self.deadline is None else min(own, self.deadline)
 
     def _window_used(self) -> int:
@@ -371,8 +370,8 @@ class Session:
         if time.monotonic() > deadline + GRACE_S:
             others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
             raise RunError(
-                f"{self.processes[waiting[0]].title}: did not finish within {self.timeout:g} s{others}{more}: "
-                "allow more time (--timeout)"
+                f"{self.processes[waiting[0]].title}: did not finish within {self.options.timeout_s:g} s"
+                f"{others}{more}: allow more time (--timeout)"
             )
 
 

@@ -46,23 +46,17 @@ class SocketsTarget(Target):
         threads = {d.device: self.threads or cores.get(d.device, 1) for d in devices}
         write(compilation.program, threads, self.optimization, directory)
 
-    def run(
-        self,
-        directory: Path,
-        frames: Sequence[Mapping[str, NDArray[Any]]],
-        timeout: float,
-        options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
-    ) -> RunResult:
+    def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
         """One process per device: on this host, each with its share of the host's cores, or on `options.hosts`."""
         from dicompiler_targets.sockets.coordinator import run
 
-        return run(directory, frames, timeout, options)
+        return run(directory, frames, options)
 
-    def install(self, directory: Path, options: RunOptions, timeout: float) -> tuple[Installed, ...]:
+    def install(self, directory: Path, options: RunOptions) -> tuple[Installed, ...]:
         """Each device's directory on its host, and its keys; there is a Python with numpy and onnxruntime."""
         from dicompiler_targets.sockets.deploy import install
 
-        return install(directory, options, timeout)
+        return install(directory, options)
 
     def memory(self, program: Program) -> Mapping[str, int]:
         """A Python process with onnxruntime, its sessions, and what making them takes for a while: see memory.py."""

@@ -43,21 +43,19 @@ class Player:
         return str(self.manifest["device"])
 
 
-def run(
-    directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], timeout: float, options: RunOptions
-) -> RunResult:
+def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
     """Runs the artifact for `frames`: see Target.run. The devices take turns; a frame ends before the next begins."""
     if options.keys is not None or options.elsewhere or options.hosts is not None:
         raise UsageError("run: target 'tflm' runs all devices in this process: leave out --keys, --elsewhere and hosts")
     document = load_json(directory / "artifact.json")
     validate(document, "artifact", str(directory / "artifact.json"))
     players = [_player(directory, name) for name in document["devices"]]
-    deadline, begin = time.monotonic() + timeout, time.perf_counter()
+    deadline, begin = time.monotonic() + options.timeout_s, time.perf_counter()
     delivered, times = [], []
     keep = len(frames) if options.keep is None else options.keep
     for number, frame in enumerate(frames):
         start = time.perf_counter()
-        outputs = _frame(document, players, frame, deadline, timeout)
+        outputs = _frame(document, players, frame, deadline, options.timeout_s)
         times.append(time.perf_counter() - start)
         if number < keep:
             delivered.append(outputs)

@@ -71,14 +71,8 @@ class TflmTarget(Target):
 
         return proofs(model, whole, inputs, result)
 
-    def run(
-        self,
-        directory: Path,
-        frames: Sequence[Mapping[str, NDArray[Any]]],
-        timeout: float,
-        options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
-    ) -> RunResult:
+    def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
         """All devices in this process, each model in TFLite-micro, with tensors passed on as on a wire."""
         from dicompiler_targets.tflm.run import run
 
-        return run(directory, frames, timeout, options)
+        return run(directory, frames, options)

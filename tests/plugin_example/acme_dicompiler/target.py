@@ -43,10 +43,8 @@ class Inline(Target):
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
         (directory / "artifact.json").write_text(json_text(artifact_document(program, self.name, digest)))
 
-    def run(
-        self, directory: Path, frames: Sequence[Arrays], timeout: float, options: RunOptions = RunOptions()
-    ) -> RunResult:
-        """Plays one frame after another; nothing can be lost on the way, so `timeout` is not needed."""
+    def run(self, directory: Path, frames: Sequence[Arrays], options: RunOptions) -> RunResult:
+        """Plays one frame after another; nothing can be lost on the way, so `options.timeout_s` is not needed."""
         return Player(directory).run(frames, options)
 
 
@@ -159,6 +157,6 @@ class Session:
         self.close()
 
 
-def connect(directory: Path, options: RunOptions, timeout: float) -> Session:
+def connect(directory: Path, options: RunOptions) -> Session:
     """The client, for entry-point group `dicompiler.clients`."""
     return Session(directory)

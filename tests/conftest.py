@@ -1,0 +1,22 @@
+"""What holds for every test: it has a time limit, and can be interrupted."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+
+import pytest
+from limits import LIMIT_S, limited
+
+# A shell's background jobs and nohup ignore it, and so would all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    with limited(LIMIT_S):
+        return (yield)
+
+
+pytest_runtest_setup = pytest_runtest_teardown = pytest_runtest_call

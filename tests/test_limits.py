@@ -1,0 +1,42 @@
+"""What conftest.py gives every test."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from limits import LIMIT_S, limited
+
+TESTS = Path(__file__).parent
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda: time.sleep(30),
+        lambda: threading.Event().wait(30),
+        lambda: subprocess.run([sys.executable, "-c", "import time; time.sleep(30)"], check=True),
+    ],
+    ids=["sleep", "lock", "process"],
+)
+def test_what_takes_too_long_fails_and_the_limit_around_it_stands(wait: Callable[[], object]) -> None:
+    handler, begun = signal.getsignal(signal.SIGALRM), time.monotonic()
+    with pytest.raises(pytest.fail.Exception, match=r"^it did not end within 0\.2 s$"), limited(0.2):
+        wait()
+    assert time.monotonic() - begun < 10
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert LIMIT_S - 60 < signal.getitimer(signal.ITIMER_REAL)[0] <= LIMIT_S
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' INT; "], ids=["heard", "ignored"])
+def test_an_interrupt_is_heard_even_where_it_was_ignored_at_the_start(trap: str) -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import conftest, signal; signal.raise_signal(signal.SIGINT)"
+    line = ["sh", "-c", f'{trap}exec "$@"', "sh", sys.executable, "-c", code, str(TESTS)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr.endswith("KeyboardInterrupt\n")
