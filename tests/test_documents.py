@@ -133,8 +133,8 @@ def test_the_tables_of_the_formats_are_those_of_the_schemas() -> None:
     assert len(formats.TABLE.findall(FORMATS)) == 11
 
 
-def test_the_examples_of_the_formats_load() -> None:
-    plan, artifact, manifest, _, _, log, profile = map(json.loads, blocks(FORMATS, "json"))
+def test_the_examples_of_the_formats_load(tmp_path: Path) -> None:
+    plan, mapping, artifact, manifest, _, _, log, profile = map(json.loads, blocks(FORMATS, "json"))
     cluster, hosts = blocks(FORMATS, "toml")
     platform = from_toml(cluster)
     places = [hosts_from_toml(hosts).place(device.name, device.host, "net") for device in platform.devices]
@@ -146,10 +146,14 @@ def test_the_examples_of_the_formats_load() -> None:
     validate(profile, "profile", "docs/formats.md")
     result = compile(networks.build("lenet"), platform="rpi4x2", plan=from_json(plan))
     assert result.metrics is not None and result.metrics.total_bytes > 0
+    (tmp_path / "mapping.json").write_text(json.dumps(mapping))
+    manual = f"manual{{mapping={tmp_path / 'mapping.json'}}}"
+    mapped = compile(networks.build("lenet"), platform="rpi4x2", strategy=manual).plan
+    assert mapped is not None and [parts[0].device for parts in mapped.layers.values()] == ["pi01"] * 5 + ["pi02"] * 3
 
 
 def test_the_examples_of_microcontrollers_have_the_keys_that_are_written(tmp_path: Path) -> None:
-    _, _, _, manifest, memory, *_ = map(json.loads, blocks(FORMATS, "json"))
+    _, _, _, _, manifest, memory, *_ = map(json.loads, blocks(FORMATS, "json"))
     compile(networks.build("lenet"), "nano33x2", "modnn", target="tflm", output=tmp_path / "out")
     for example, name in ((manifest, "nano01/manifest.json"), (memory, "memory.json")):
         written = json.loads((tmp_path / "out" / name).read_text())

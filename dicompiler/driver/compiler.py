@@ -139,7 +139,8 @@ def pose(compilation: Compilation, objective: str = "latency", cost: CostModel |
     """The problem that a prepared compilation on a platform is. UsageError for an unknown objective."""
     layers, platform = compilation.layers, compilation.platform
     assert layers is not None and platform is not None
-    return Problem(layers, platform, cost or Analytic(), objective, model=compilation.model)
+    costs = cost or Analytic()
+    return Problem(layers, platform, costs, objective, model=compilation.model, loaded=compilation.loaded)
 
 
 def decide(problem: Problem, strategy: Strategy | None, plan: str | Path | Plan | None) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import UsageError
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    import onnx
     from numpy.typing import NDArray
 
     from dicompiler.ir.layers import LayerGraph
@@ -42,7 +43,8 @@ class Compilation:
     model before that; program: steps per device; metrics: the costs that were predicted, and single: those of the
     whole network on one device; decision: how the plan came about; occupied, occupied_single: RAM and flash of each
     device by the target's measure, and those of one device that has all (() where the target has none); artifacts: the
-    directory that the target wrote.
+    directory that the target wrote; loaded: the graph before the first pass, by whose names users call nodes (see
+    lineage.py; the pass manager keeps it).
     """
 
     model: Model
@@ -58,6 +60,7 @@ class Compilation:
     occupied: tuple[Occupied, ...] = ()
     occupied_single: tuple[Occupied, ...] = ()
     artifacts: Path | None = None
+    loaded: onnx.GraphProto | None = field(default=None, repr=False, compare=False)
 
     def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
         """Verifies the artifacts that were written, see `artifacts.verify`."""

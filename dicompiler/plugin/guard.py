@@ -33,7 +33,7 @@ from dicompiler.ir.rule import Operation, OperatorRule, Piece, fault_of
 from dicompiler.search.fronts import Front
 from dicompiler.target.interface import Target
 from dicompiler.target.manifest import MANIFEST
-from dicompiler.target.records import RunResult
+from dicompiler.target.records import RunOptions, RunResult
 
 T = TypeVar("T")
 
@@ -227,12 +227,10 @@ def _emitted(target: Target, given: None, _compilation: Compilation, directory: 
     return given
 
 
-def _ran(target: Target, given: Any, _directory: Path, frames: Sequence[Any], *others: Any) -> Any:
-    """What runs gives outputs of as many frames as were to be kept. others: a timeout, and where they are given the
-    options."""
+def _ran(target: Target, given: Any, _directory: Path, frames: Sequence[Any], options: RunOptions) -> Any:
+    """What runs gives outputs of as many frames as were to be kept."""
     _of(RunResult, "run()")(target, given)
-    keep = others[1].keep if len(others) > 1 else None
-    kept = len(frames) if keep is None else min(keep, len(frames))
+    kept = len(frames) if options.keep is None else min(options.keep, len(frames))
     if len(given.outputs) != kept:
         raise _Wrong(f"run() returned outputs of {len(given.outputs)} frames: {kept} were to be kept")
     return given

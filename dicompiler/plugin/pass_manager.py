@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dicompiler.base.errors import DicompilerError
@@ -117,7 +117,13 @@ def _run_one(step: Pass, compilation: Compilation) -> Compilation:
         from dicompiler.plugin.registry import registry
 
         raise PassFailure(f"{registry().named('passes', step)}: {type(error).__name__}: {error}") from error
-    return result
+    return _with_loaded(result, compilation)
+
+
+def _with_loaded(result: Compilation, given: Compilation) -> Compilation:
+    """`result`, which knows the graph that the first of all passes was given, even if a pass made it from nothing."""
+    loaded = given.model.proto.graph if given.loaded is None else given.loaded
+    return result if result.loaded is loaded else replace(result, loaded=loaded)
 
 
 def _check(step: Pass, given: Compilation, result: Compilation) -> None:

@@ -23,6 +23,7 @@ from dicompiler.cost.simulator import Simulation, simulate
 from dicompiler.cost.workload import Workload, workload
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.lineage import Lineage
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
@@ -31,6 +32,8 @@ from dicompiler.partition.lowering import sketch, unwritten
 from dicompiler.partition.placed_graph import Given
 
 if TYPE_CHECKING:
+    import onnx
+
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.routing import Routing
     from dicompiler.search.fronts import Front, Tell
@@ -49,8 +52,8 @@ class Problem:
     source, sink: the devices that hold the inputs and want the outputs; the platform's first device by default (it
     may be compute-less). model: what the layers were formed of; `evaluate` and `simulate` need it. executor: whom
     `evaluate_all` gives its work; strategies ask it for what can be done at once. target: what will run the plan, if
-    that is known: what it adds counts as memory then. Raises UsageError for an unknown objective, DicompilerError for
-    an unknown device.
+    that is known: what it adds counts as memory then. loaded: the graph as the file has it, by whose names users call
+    nodes (see `lineage`). Raises UsageError for an unknown objective, DicompilerError for an unknown device.
     """
 
     layers: LayerGraph = field(repr=False)
@@ -62,6 +65,7 @@ class Problem:
     model: Model | None = field(default=None, repr=False)
     executor: Executor | None = field(default=None, repr=False, compare=False)
     target: Target | None = field(default=None, repr=False)
+    loaded: onnx.GraphProto | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         terms(self.objective)  # raises where it is none
@@ -80,6 +84,11 @@ class Problem:
         names an unknown device."""
         found = measure(self.layers, self.platform, self.cost, plan)
         return found if self.target is None else found.adding(self.reserve)
+
+    @cached_property
+    def lineage(self) -> Lineage:
+        """Which nodes and layers the nodes of the file have become."""
+        return Lineage(self.layers, self.loaded)
 
     @cached_property
     def reserve(self) -> Mapping[str, int]:

@@ -44,7 +44,7 @@ class Referee:
     def _parcel(self) -> bytes:
         """What travels, the same for every plan."""
         model = self.problem.model
-        problem = replace(self.problem, executor=None, model=None)
+        problem = replace(self.problem, executor=None, model=None, loaded=None)
         if model is None:
             return pickle.dumps((problem, None, {}))
         weights = {name: (weight.dtype, weight.shape) for name, weight in model.weights.items()}

@@ -11,6 +11,7 @@ from typing import ClassVar
 from dicompiler.base.errors import DicompilerError, UsageError, nearest
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.lineage import Lineage
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Region, full
 from dicompiler.ir.regions import replace as replace_axis
@@ -25,7 +26,8 @@ MOST = 1 << 16  # parts of a layer
 class Annotation(Pass):
     """Base of the passes that edit the plan of the layers they name and leave the model as it is.
 
-    layers: names, patterns (`conv*`) and ranges in layer order (`conv1..conv4`); default: all that can be cut so.
+    layers: names, patterns (`conv*`) and ranges in layer order (`conv1..conv4`); default: all that can be cut so. The
+    name of any other node of the model file stands for the layer that it went into.
     devices: where the parts go, in order; default: the platform's computing devices, without a platform d0, d1, ….
     """
 
@@ -71,7 +73,8 @@ class Annotation(Pass):
             whole_plan(graph, (computing or ["d0"])[0]), source=((known or ["d0"])[0],), sink=((known or ["d0"])[0],)
         )
         devices = self.devices or tuple(computing) or tuple(f"d{i}" for i in range(self.count()))
-        chosen = select(graph, self.layers, self.name) if self.layers else self.all_allowed(graph, devices)
+        lineage = Lineage(graph, compilation.loaded)
+        chosen = select(lineage, self.layers, self.name) if self.layers else self.all_allowed(graph, devices)
         parts = self.annotate(graph, chosen, devices)
         new = {name: tuple(own) for name, own in parts.items()}
         return replace(compilation, plan=replace(plan, layers={**plan.layers, **new}))
@@ -136,26 +139,31 @@ class LayerAnnotation(Annotation):
         return {layer.name: self.parts_of(graph, layer, devices) for layer in chosen}
 
 
-def select(graph: LayerGraph, wanted: Sequence[str], place: str) -> tuple[Layer, ...]:
+def select(lineage: Lineage, wanted: Sequence[str], place: str) -> tuple[Layer, ...]:
     """The layers that names, patterns and ranges mean, in layer order."""
-    names = [layer.name for layer in graph.layers]
+    names = [layer.name for layer in lineage.layers.layers]
     chosen: set[str] = set()
     for item in wanted:
-        if item in graph.by_name:
-            chosen.add(item)
-            continue
         first, dots, last = item.partition("..")
-        if dots:
-            for end in (first, last):
-                if end not in graph.by_name:
-                    raise UsageError(f"{place}: layers: no layer {end!r}{nearest(end, names)}")
-            between = names[names.index(first) : names.index(last) + 1]
+        if item in names:
+            chosen.add(item)
+        elif dots:
+            start, stop = _called(lineage, first, place)[0], _called(lineage, last, place)[-1]
+            between = names[names.index(start) : names.index(stop) + 1]
             if not between:
                 raise UsageError(f"{place}: layers: {item!r} is empty: {last!r} comes before {first!r}: turn it round")
             chosen.update(between)
-            continue
-        matching = [name for name in names if fnmatchcase(name, item)]
-        if not matching:
-            raise UsageError(f"{place}: layers: no layer {item!r}{nearest(item, names)}")
-        chosen.update(matching)
-    return tuple(layer for layer in graph.layers if layer.name in chosen)
+        else:
+            chosen.update([name for name in names if fnmatchcase(name, item)] or _called(lineage, item, place))
+    return tuple(layer for layer in lineage.layers.layers if layer.name in chosen)
+
+
+def _called(lineage: Lineage, name: str, place: str) -> list[str]:
+    """The layer of that name, else those that the model file's node of that name is in or has become a part of."""
+    known = lineage.layers.by_name
+    called = [name] if name in known else [layer.name for layer in lineage.layers_of(name)]
+    if not called and name in lineage.names:
+        raise UsageError(f"{place}: layers: node {name!r} is in no layer, because nothing reads it: leave it out")
+    if not called:
+        raise UsageError(f"{place}: layers: no layer {name!r}{nearest(name, known)}")
+    return called

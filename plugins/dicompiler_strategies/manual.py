@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from dicompiler.base.errors import DicompilerError, nearest
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.lineage import Lineage
 from dicompiler.ir.plan import Part, Plan, load
 from dicompiler.ir.platform import Device, Platform
 from dicompiler.ir.rule import Node
@@ -24,8 +25,10 @@ class Manual(Strategy):
     """A plan file, or AutoDiCE's mapping.json, with or without its platform.txt.
 
     Keys of a mapping stand for the platform's device of that name, else for the GPU or the CPU cores of the host. A
-    node is named by its name or its first output tensor, with / as it is or written as _. A layer goes where its
-    anchor goes, with all nodes that it absorbs; a layer under two keys is cut by output channels in equal shares (LOP).
+    node is named by its name or its first output tensor, with / as it is or written as _. Every node of the model file
+    may be named. A layer goes where its anchor goes, with all nodes that it absorbs; a layer under two keys is cut by
+    output channels in equal shares (LOP). Nodes that are folded away decide nothing, whatever key they are under; the
+    Slices that a Split becomes go where it goes; a layer that passes add goes with what it reads, else what reads it.
     With `platform`, the keys are checked against that file; where no other platform is given it also is the platform.
     """
 
@@ -54,12 +57,11 @@ class Manual(Strategy):
         mapping = load_mapping(self.mapping)
         devices = {key: device_of(key, problem.platform, self.mapping) for key in mapping}
         _say_other_cores(devices)
-        keys = _keys_by_node(problem.layers, mapping, self.mapping)
+        keys = _keys_by_node(problem.lineage, mapping, self.mapping)
+        homes = _Mapped(problem, keys, devices, self.mapping).homes()
+        layers = problem.layers
         return problem.plan(
-            {
-                layer.name: _parts(problem.layers, layer, _devices_of(layer, keys, devices, self.mapping), self.mapping)
-                for layer in problem.layers.layers
-            }
+            {layer.name: _parts(layers, layer, homes[layer.name], self.mapping) for layer in layers.layers}
         )
 
 
@@ -83,55 +85,89 @@ def _say_other_cores(devices: Mapping[Key, Device]) -> None:
             log.warning("mapping: key %s is device %s, which has %d cores", key.text, device.name, device.cores)
 
 
-def _aliases(node: Node) -> tuple[str, ...]:
+def _aliases(name: str, output: str) -> tuple[str, ...]:
     """What a mapping may call a node, the likelier first."""
-    names = [name for name in (*node.outputs[:1], node.name) if name]
-    return tuple(dict.fromkeys([*names, *(name.replace("/", "_") for name in names)]))
+    names = [alias for alias in (output, name) if alias]
+    return tuple(dict.fromkeys([*names, *(alias.replace("/", "_") for alias in names)]))
 
 
-def _keys_by_node(layers: LayerGraph, mapping: Mapping[Key, Sequence[str]], place: str) -> dict[str, tuple[Key, ...]]:
-    """Node name → the keys that it is under, in rank order. Raises for an unknown or ambiguous name."""
-    nodes = [node for layer in layers.layers for node in layer.nodes]
-    known: dict[str, dict[str, None]] = {}
-    for node in nodes:
-        for alias in _aliases(node):
-            known.setdefault(alias, {})[node.name] = None
-    exact = {node.name: node.name for node in nodes} | {node.outputs[0]: node.name for node in nodes}
-    found: dict[str, tuple[Key, ...]] = {}
+def _meanings(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Alias → the nodes that it can mean, of `nodes`: name → first output. A name with its / means one only."""
+    meanings: dict[str, tuple[str, ...]] = {}
+    for name, output in nodes.items():
+        for alias in _aliases(name, output):
+            meanings[alias] = (*meanings.get(alias, ()), name)
+    exact = {name: (name,) for name in nodes} | {output: (name,) for name, output in nodes.items() if output}
+    return meanings | exact
+
+
+def _keys_by_node(lineage: Lineage, mapping: Mapping[Key, Sequence[str]], place: str) -> dict[str, tuple[Key, ...]]:
+    """Name of a node, of the file or one that passes added → the keys that it is under, in rank order. Raises for an
+    unknown or ambiguous name."""
+    known = _meanings(lineage.added) | _meanings(lineage.names)
+    keys: dict[str, tuple[Key, ...]] = {}
     for key, names in mapping.items():
         for name in names:
             if name not in known:
                 raise DicompilerError(f"{place}: key {key.text!r}: unknown layer {name!r}{nearest(name, known)}")
-            if name not in exact and len(known[name]) > 1:
+            if len(known[name]) > 1:
                 raise DicompilerError(
                     f"{place}: key {key.text!r}: {name!r} can be any of {', '.join(known[name])}: write it with its /"
                 )
-            node_name = exact.get(name) or next(iter(known[name]))
-            if key not in found.get(node_name, ()):
-                found[node_name] = (*found.get(node_name, ()), key)
-    return found
+            (node,) = known[name]
+            keys[node] = tuple(dict.fromkeys((*keys.get(node, ()), key)))
+    return keys
 
 
-def _devices_of(
-    layer: Layer, keys: Mapping[str, tuple[Key, ...]], devices: Mapping[Key, Device], place: str
-) -> tuple[str, ...]:
-    """The devices of a layer: those of its anchor. Says where an absorbed node was to go elsewhere."""
-    anchor = layer.nodes[layer.anchor]
-    if anchor.name not in keys:
-        raise DicompilerError(
-            f"{place}: layer {_aliases(anchor)[0]!r} (node {anchor.name!r}) is missing: put it under a key"
-        )
-    for node in layer.nodes:
-        other = keys.get(node.name, keys[anchor.name])
-        if other != keys[anchor.name]:
-            log.warning(
-                "mapping: node %s (%s) goes with %s, which it is absorbed by, not to %s",
-                node.name,
-                node.op,
-                anchor.name,
-                ", ".join(key.text for key in other),
-            )
-    return tuple(dict.fromkeys(devices[key].name for key in keys[anchor.name]))
+@dataclass(frozen=True)
+class _Mapped:
+    """The nodes of a mapping and where they go. `keys`: see `_keys_by_node`; `place`: the file, for errors."""
+
+    problem: Problem
+    keys: Mapping[str, tuple[Key, ...]]
+    devices: Mapping[Key, Device]
+    place: str
+
+    def homes(self) -> dict[str, tuple[str, ...]]:
+        """Layer → its devices. A layer that is under no key because passes added it goes with what it reads, else with
+        what reads it, else under the first key."""
+        graph = self.problem.layers
+        homes: dict[str, tuple[str, ...]] = {}
+        for layer in graph.layers:
+            before = (homes.get(graph.producer[name].name) for name in layer.inputs if name in graph.producer)
+            if home := self._home(layer) or next(filter(None, before), ())[:1]:
+                homes[layer.name] = home
+        for layer in reversed(graph.layers):
+            if layer.name not in homes:
+                behind = (homes[reader.name] for name in layer.outputs for reader in graph.consumers.get(name, ()))
+                homes[layer.name] = next(behind, (next(iter(self.devices.values())).name,))[:1]
+        return homes
+
+    def _home(self, layer: Layer) -> tuple[str, ...]:
+        """The devices of a layer: those of its anchor; where passes added that, those of the last node in it that is
+        under a key. () where there is none. Says where an absorbed node was to go elsewhere."""
+        anchor = layer.nodes[layer.anchor]
+        keys = self._keys_of(anchor)
+        origin = self.problem.lineage.origin.get(anchor.name)
+        if keys is None and origin is not None:
+            called = _aliases(origin, self.problem.lineage.names[origin])[0]
+            raise DicompilerError(f"{self.place}: layer {called!r} (node {origin!r}) is missing: put it under a key")
+        if keys is None:
+            keys = next(filter(None, map(self._keys_of, reversed(layer.nodes))), ())
+        for node in layer.nodes:
+            other = self._keys_of(node)
+            if other not in (None, keys):
+                log.warning(
+                    "mapping: node %s (%s) goes with %s, which it is absorbed by, not to %s",
+                    node.name,
+                    node.op,
+                    anchor.name,
+                    ", ".join(key.text for key in other or ()),
+                )
+        return tuple(dict.fromkeys(self.devices[key].name for key in keys))
+
+    def _keys_of(self, node: Node) -> tuple[Key, ...] | None:
+        return next((self.keys[name] for name in self.problem.lineage.names_of(node) if name in self.keys), None)
 
 
 def _parts(layers: LayerGraph, layer: Layer, devices: Sequence[str], place: str) -> tuple[Part, ...]:

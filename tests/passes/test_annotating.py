@@ -79,6 +79,12 @@ def test_what_no_pass_names_stays_whole_on_the_first_device(model: Model) -> Non
     assert parts(model, "tile-height{layers=conv1 parts=3}", "fc1") == (Part("d0"),)
 
 
+def test_an_absorbed_nodes_name_stands_for_its_layer_alone_and_in_ranges(model: Model) -> None:
+    for absorbed, layer in (("relu1", "conv1"), ("relu1..relu4", "conv1..fc1")):
+        wanted = run(model, f"place{{layers={layer} device=d1}}").plan
+        assert run(model, f"place{{layers={absorbed} device=d1}}").plan == wanted
+
+
 def test_place_moves_whole_layers(model: Model) -> None:
     assert parts(model, "place{layers=fc1..softmax device=d1}", "fc2") == (Part("d1"),)
     assert len(computes_the_same(model, "place{layers=fc1..softmax device=d1}").received) == 2  # f there, y back

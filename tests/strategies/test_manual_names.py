@@ -1,0 +1,156 @@
+"""manual{mapping=…}: every name of the model file is taken, whatever passes made of the node; no other name is."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError
+from dicompiler.driver import compiler
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Platform
+from dicompiler.search.problem import Problem
+from dicompiler.testing import check_plan
+from dicompiler_strategies.manual import Manual
+
+KEYS = ("pi01_arm0123", "pi02_arm0123", "pi03_arm0123")
+
+# [unsqueeze] and what it reads are folded, [scale] and [relu] absorbed, [split] becomes two Slices, [dead] vanishes,
+# and [constants] becomes an Identity of another name.
+TEXT = """
+<ir_version: 8, opset_import: ["" : 13]>
+net (float[1, 4, 8, 8] x) => (float[1, 5] y, float[1, 2] constant)
+<float[6, 4, 3, 3] w, float[6, 5] v>
+{
+   [const] c = Constant <value = float[6] {1.0, 2.0, 1.0, 1.0, 2.0, 1.0}> ()
+   [axes] a = Constant <value = int64[2] {1, 2}> ()
+   [unsqueeze] u = Unsqueeze (c, a)
+   [split] l, r = Split <axis = 1> (x)
+   [concat] j = Concat <axis = 1> (r, l)
+   [conv] t = Conv <pads = [1, 1, 1, 1]> (j, w)
+   [scale] m = Mul (t, u)
+   [relu] n = Relu (m)
+   [dead] d = Relu (t)
+   [pool] p = GlobalMaxPool (n)
+   [shape] z = Constant <value = int64[2] {1, 6}> ()
+   [reshape] f = Reshape (p, z)
+   [gemm] y = Gemm (f, v)
+   [one] o = Constant <value = float[1, 2] {1.0, 2.0}> ()
+   [constants] constant = Add (o, o)
+}
+"""
+PLACED = {
+    KEYS[0]: ["unsqueeze", "split", "concat", "shape"],
+    KEYS[1]: ["conv", "scale", "relu", "dead"],
+    KEYS[2]: ["const", "axes", "pool", "reshape", "gemm", "one", "constants"],
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    proto = onnx.parser.parse_model(TEXT)
+    for name, shape in (("w", (6, 4, 3, 3)), ("v", (6, 5))):
+        values = np.random.default_rng(1).integers(-1, 2, shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    return Model.load(proto)
+
+
+def posed(model: Model | onnx.ModelProto) -> Problem:
+    return compiler.load_problem(model, Platform.load("rpi4x4"))
+
+
+def mapped(problem: Problem, mapping: Mapping[str, Sequence[str]], place: Path) -> Plan:
+    place.write_text(json.dumps(mapping), encoding="utf-8")
+    return Manual(mapping=str(place)).plan(problem)
+
+
+def where(plan: Plan) -> dict[str, list[str]]:
+    return {name: [part.device for part in parts] for name, parts in plan.layers.items()}
+
+
+def in_thirds(names: Sequence[str]) -> dict[str, Sequence[str]]:
+    """The names under the three keys, in runs of one length."""
+    third = -(-len(names) // 3)
+    return {key: names[i * third : (i + 1) * third] for i, key in enumerate(KEYS)}
+
+
+def test_folded_absorbed_split_and_dead_nodes_are_named_and_only_what_is_left_decides(
+    model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    problem = posed(model)
+    with caplog.at_level(logging.WARNING, logger="dicompiler"):
+        plan = mapped(problem, PLACED, tmp_path / "m.json")
+    assert where(plan) == {
+        "split_0": ["pi01"],
+        "split_1": ["pi01"],
+        "concat": ["pi01"],
+        "conv": ["pi02"],
+        "pool": ["pi03"],
+        "reshape": ["pi03"],
+        "gemm": ["pi03"],
+        "constant": ["pi03"],
+    }
+    assert caplog.messages == []  # a folded node that is elsewhere than its layer is no conflict
+    exact, *_ = check_plan(problem, plan)
+    assert exact.applies, exact.detail
+
+
+def test_names_of_lost_nodes_may_also_be_left_out(model: Model, tmp_path: Path) -> None:
+    lost = ("unsqueeze", "shape", "scale", "relu", "dead", "const", "axes", "one")
+    fewer = {key: [name for name in names if name not in lost] for key, names in PLACED.items()}
+    assert mapped(posed(model), fewer, tmp_path / "m.json") == mapped(posed(model), PLACED, tmp_path / "m.json")
+
+
+def test_a_slice_that_is_named_itself_goes_elsewhere_than_its_split(model: Model, tmp_path: Path) -> None:
+    placed = {**PLACED, KEYS[1]: [*PLACED[KEYS[1]], "split_1"]}
+    homes = where(mapped(posed(model), placed, tmp_path / "m.json"))
+    assert homes["split_0"] == ["pi01"] and homes["split_1"] == ["pi02"]
+
+
+def test_a_missing_layer_is_told_by_the_files_name_for_it(model: Model, tmp_path: Path) -> None:
+    placed = {**PLACED, KEYS[0]: ["concat"]}
+    with pytest.raises(DicompilerError, match=r"m\.json: layer 'l' \(node 'split'\) is missing: put it under a key"):
+        mapped(posed(model), placed, tmp_path / "m.json")
+
+
+def test_a_name_that_the_file_never_had_is_refused_with_the_nearest_one(model: Model, tmp_path: Path) -> None:
+    placed = {**PLACED, KEYS[1]: [*PLACED[KEYS[1]], "unsquese"]}
+    with pytest.raises(DicompilerError) as caught:
+        mapped(posed(model), placed, tmp_path / "m.json")
+    assert str(caught.value) == (
+        f"{tmp_path / 'm.json'}: key {KEYS[1]!r}: unknown layer 'unsquese' (did you mean 'unsqueeze'?)"
+    )
+
+
+def test_all_910_names_of_densenet_are_taken_by_node_and_by_tensor(tmp_path: Path) -> None:
+    problem = posed(networks.build("light/densenet121"))
+    assert problem.loaded is not None
+    nodes = problem.loaded.node
+    assert len(nodes) == 910
+    plan = mapped(problem, in_thirds([node.name for node in nodes]), tmp_path / "m.json")
+    assert plan == mapped(problem, in_thirds([node.output[0] for node in nodes]), tmp_path / "m.json")
+    assert plan.devices == ("pi01", "pi02", "pi03")
+    assert problem.estimate(plan).total_bytes > 0
+
+
+def test_all_names_of_a_network_that_is_quantised_are_taken(tmp_path: Path) -> None:
+    proto = networks.build("lenet")
+    samples = np.random.default_rng(0).standard_normal((2, 1, 1, 32, 32)).astype(np.float32)
+    np.savez(tmp_path / "samples.npz", input=samples)
+    place = tmp_path / "m.json"
+    place.write_text(json.dumps(in_thirds([node.name for node in proto.graph.node])), encoding="utf-8")
+    manual = Manual(mapping=str(place))
+    result = compiler.compile(proto, "rpi4x4", manual, calibrate=tmp_path / "samples.npz")
+    assert result.plan is not None and result.layers is not None
+    homes = where(result.plan)
+    assert homes["input_QuantizeLinear"] == homes["conv1"] == ["pi01"]  # added: it goes with what reads it
+    assert homes["fc5"] == ["pi03"]
+    check_plan(Problem(result.layers, Platform.load("rpi4x4"), model=result.reference), result.plan)
