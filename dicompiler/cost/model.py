@@ -1,6 +1,7 @@
 """Cost models: how long a piece of a layer takes on a device. And the counting of operations that they rest on.
 
 LayerGraph + Layer + region → multiplications, FLOPs, bytes;   … + Device → seconds.   No model, no weights, no clock.
+What an operator costs is said by its rule (see `OperatorRule.cost`).
 Here are the base of all models and the analytic one; costs_models.py and costs_profile.py hold the others.
 """
 
@@ -22,17 +23,9 @@ from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Share as Share
 from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import Interval, Region, full, shape_of, volume
-from dicompiler.ir.rule import Operation
+from dicompiler.ir.rule import Effort
 from dicompiler.ir.tasks import ShareTask, Work
 from dicompiler.partition.bounds_inference import share_task
-
-# These only move data, or do nothing at inference.
-_MOVING = frozenset(
-    "Identity Dropout Reshape Flatten Transpose Squeeze Unsqueeze Concat Slice Split Pad Constant ConstantOfShape Shape"
-    " Size Gather Expand Tile SpaceToDepth DepthToSpace Cast".split()
-)
-_POOLS = frozenset(("MaxPool", "AveragePool", "LpPool"))
-_GLOBAL_POOLS = frozenset(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"))
 
 
 @dataclass(frozen=True)
@@ -101,7 +94,7 @@ def by_rate(operations: Sequence[int], devices: Sequence[Device]) -> NDArray[np.
 
 
 def macs(layers: LayerGraph, layer: Layer, region: Region | None = None, reduce: Interval | None = None) -> int:
-    """Multiplications (each with its addition) of a part of `layer`: Conv, ConvTranspose, Gemm and MatMul have some.
+    """Multiplications (each with its addition) of a part of `layer`: convolutions, matrix products and the like.
 
     What the operator rules compute beyond `region` (a whole group of channels, say) is counted. Nodes whose shapes are
     not static count 0.
@@ -152,16 +145,14 @@ def count(
 ) -> Count:
     """The operations and bytes of a part of `layer`; the arguments are those of `CostModel.seconds`."""
     task = share_task(layers, layer, Share(region, reduce, merge))
-    found = {"multiply": 0, "pool": 0, "other": 0}
-    for work in task.works:
-        kind, number = _work_flops(layers, work)
-        found[kind] += number
+    efforts = [_effort(layers, work) for work in task.works]
+    multiply, pool, other = (sum(kind) for kind in zip(Effort(), *efforts, strict=True))
     ((key, made), *_) = task.outputs.items()
     size = 0 if made is None else volume(made)
     moved = sum(weight_regions(layers, task).values())
     moved += sum(_nbytes(layers, key.tensor, need) for key, need in (*task.needs.items(), *task.outputs.items()))
     moved += merge * _nbytes(layers, key.tensor, made)
-    return Count(**found, add=(merge - 1) * size if merge else 0, moved=moved)
+    return Count(2 * multiply, pool, other, add=(merge - 1) * size if merge else 0, moved=moved)
 
 
 def _nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> int:
@@ -170,7 +161,7 @@ def _nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> int:
 
 def task_macs(layers: LayerGraph, task: ShareTask) -> int:
     """Multiplications of a task, see `macs`."""
-    return sum(_macs(layers.operation(work.node), *_regions(layers, work)) for work in task.works)
+    return sum(_effort(layers, work).multiply for work in task.works)
 
 
 def weight_regions(layers: LayerGraph, task: ShareTask) -> Mapping[tuple[str, Region], int]:
@@ -194,37 +185,15 @@ def _regions(layers: LayerGraph, work: Work) -> tuple[Region | None, tuple[Regio
     if work.piece is not None:
         return work.piece.out, work.piece.needs
     operation = layers.operation(work.node)
-    tensor = operation.outputs[operation.output] if operation.outputs else None
+    tensor = next((tensor for tensor in operation.outputs[operation.output :] if tensor is not None), None)
     return None if tensor is None or tensor.shape is None else full(tensor.shape), operation.full_needs()
 
 
-def _macs(operation: Operation, out: Region | None, needs: Sequence[Region | None]) -> int:
-    op = operation.node.op
-    if out is None or operation.node.domain or op not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
-        return 0
-    left, right = needs[0], needs[1]
-    if left is None or right is None:
-        return 0
-    if op == "Conv":  # weights (M, C/g, kernel…): each output element reads one filter
-        return volume(out) * math.prod(shape_of(right)[1:])
-    if op == "ConvTranspose":  # weights (C, M/g, kernel…): each input element goes to M/g filters
-        return volume(left) * math.prod(shape_of(right)[1:])
-    axis = 0 if op == "Gemm" and operation.attribute("transA", 0) else -1
-    return volume(out) * shape_of(left)[axis]
-
-
-def _work_flops(layers: LayerGraph, work: Work) -> tuple[str, int]:
-    """(what kind of operations, as a field of Count; how many FLOP) of one node."""
+def _effort(layers: LayerGraph, work: Work) -> Effort:
+    """What one node costs, as its rule says; nothing where shapes are not static."""
     operation = layers.operation(work.node)
     out, needs = _regions(layers, work)
-    multiplications = _macs(operation, out, needs)
-    op = operation.node.op
-    if multiplications or out is None or op in _MOVING:
-        return "multiply", 2 * multiplications
-    if op in _POOLS:
-        return "pool", volume(out) * math.prod(operation.attribute("kernel_shape", ()))
-    if op in _GLOBAL_POOLS or op.startswith("Reduce"):
-        return "pool", volume(needs[0]) if needs[0] is not None else 0
-    if op == "LRN":
-        return "other", volume(out) * int(operation.attribute("size", 1))
-    return "other", volume(out)
+    if out is None or any(tensor is not None and tensor.shape is None for tensor in operation.inputs):
+        return Effort()
+    shapes = [() if need is None else shape_of(need) for need in needs]
+    return layers.rule(work.node).cost(operation, shape_of(out), shapes)

@@ -203,10 +203,11 @@ class Profiles:
 
 
 def kind_of(layer: Layer) -> str:
-    """What kind a layer is of: its anchor's operator, "GroupConv" for a convolution in groups (depthwise ones too),
-    whose operations take longer."""
+    """What kind a layer is of: its anchor's operator, with "Group" before it (GroupConv) for a convolution in groups,
+    depthwise ones too, whose operations take longer."""
     anchor = layer.nodes[layer.anchor]
-    return "GroupConv" if anchor.op == "Conv" and anchor.attributes.get("group", 1) > 1 else anchor.op
+    groups = anchor.attributes.get("group")
+    return f"Group{anchor.op}" if isinstance(groups, int) and groups > 1 else anchor.op
 
 
 @remembered

@@ -1,4 +1,5 @@
-"""What an operator rule is: given a region of a node's output, which region of every input makes it, and how.
+"""What an operator rule is: all that is known of an operator. Given a region of a node's output, which region of every
+input makes it, and how; what that costs; and how the exact check computes in its place.
 
 Weights are inputs like any other. `out` may exceed the request: groups, Reshape, Softmax and LRN align themselves so.
 An operator without a rule is `whole`: asking for any part of it computes all of it.
@@ -6,9 +7,10 @@ An operator without a rule is `whole`: asking for any part of it computes all of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -106,7 +108,32 @@ class Piece:
     op: str | None = None
 
 
+class Effort(NamedTuple):
+    """What a piece costs. `multiply`: multiplications, each with its addition (two FLOP); `pool`: FLOP of pools and
+    reductions; `other`: FLOP of all else."""
+
+    multiply: int = 0
+    pool: int = 0
+    other: int = 0
+
+
 PieceFunction = Callable[[Operation, Region, Interval | None], Piece]
+CostFunction = Callable[[Operation, Shape, Sequence[Shape]], Effort]
+
+
+def each(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+    """One FLOP for each element of the output."""
+    return Effort(other=math.prod(out))
+
+
+def free(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+    """Nothing: it only moves data, or does nothing at inference."""
+    return Effort()
+
+
+def taken(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+    """One FLOP for each element of the first input: a reduction, a pool of everything."""
+    return Effort(pool=math.prod(needs[0]))
 
 
 @dataclass(frozen=True)
@@ -119,6 +146,15 @@ class OperatorRule:
     reduction: gives the length of the axis that LIP cuts, or None where this node has none (grouped convolutions).
     merge: the operator of two inputs that puts the partial results over two ranges together: Add, Max or Min.
     output: which of several outputs the rule cuts.
+    cost: `(operation, shape of the output's region, shapes of what is read of the inputs) → Effort`; () is the shape of
+        an input that is left out. An operator that cannot be cut can have one: its piece is `whole`.
+    reads: the least share of the first input that is read however finely the output is cut: under 1 where strides skip
+        some of it. None: all of it.
+    rounds: whether it rounds its sums to few bits, so that partial sums would add up to something else.
+    stand_in: what the exact check computes in its place where it rounds even small integers: an operator with the same
+        inputs, or a body of dicompiler.exact.standins. '': it is exact.
+    constants: what its constant inputs become in the exact check, one word for each (the last one for all that follow),
+        of those of dicompiler.exact.values; '-': it stays. The exact check asks the built-in rules alone.
     """
 
     op: str
@@ -128,10 +164,20 @@ class OperatorRule:
     reduction: Callable[[Operation], int | None] | None = None
     output: int = 0
     merge: str = "Add"
+    cost: CostFunction = each
+    reads: Callable[[Operation], float] | None = None
+    rounds: bool = False
+    stand_in: str = ""
+    constants: str = ""
+
+    @property
+    def cuts(self) -> bool:
+        """Whether parts of the operator's output can be computed; else the rule says what the whole costs."""
+        return self.piece is not whole
 
 
 def whole(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Any part → all of it: the rule of every operator without a rule."""
+    """Computed whole: any part → all of it, as for every operator without a rule."""
     return Piece(full(operation.out_shape), operation.full_needs())
 
 
@@ -155,3 +201,8 @@ def fault_of(operation: Operation, region: Region, piece: Any) -> str:
 def _inside(inner: Any, outer: Any) -> bool:
     """Whether a region, of the same rank, lies in another."""
     return len(inner) == len(outer) and contains(outer, inner)
+
+
+def counted(cost: CostFunction, ops: str, domain: str = "com.microsoft") -> tuple[OperatorRule, ...]:
+    """Rules of operators that are computed whole, at that cost. `ops`: their names, separated by spaces."""
+    return tuple(OperatorRule(op, whole, domain, cost=cost) for op in ops.split())

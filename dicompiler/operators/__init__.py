@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dicompiler.ir.rule import Node, Operation, OperatorRule, Piece, Tensor, whole
+from dicompiler.ir.rule import Effort, Node, Operation, OperatorRule, Piece, Tensor, whole
 
-__all__ = ["Node", "Operation", "OperatorRule", "Piece", "Tensor", "builtin_rules", "whole"]
+__all__ = ["Effort", "Node", "Operation", "OperatorRule", "Piece", "Tensor", "builtin_rules", "whole"]
 
 
 def builtin_rules() -> Iterable[OperatorRule]:
@@ -19,6 +19,7 @@ def builtin_rules() -> Iterable[OperatorRule]:
         indexing,
         normalisation,
         quantised,
+        recurrent,
         reductions,
         resampling,
         shaping,
@@ -28,5 +29,5 @@ def builtin_rules() -> Iterable[OperatorRule]:
     )
 
     modules = (elementwise, windows, transposed, dense, einsum, quantised, normalisation, attention, reductions)
-    for module in (*modules, shaping, slicing, indexing, resampling):
+    for module in (*modules, recurrent, shaping, slicing, indexing, resampling):
         yield from module.RULES

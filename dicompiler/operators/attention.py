@@ -5,8 +5,12 @@ Written out as MatMul, Softmax and MatMul it needs no rule of its own.
 
 from __future__ import annotations
 
-from dicompiler.ir.regions import Interval, Region, full
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from dicompiler.ir.regions import Interval, Region, Shape, full
+from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted
 from dicompiler.operators.elementwise import broadcast_need
 
 
@@ -49,4 +53,48 @@ def _mask(operation: Operation, scores: Region) -> tuple[Region | None, ...]:
     return ((*need[:-1], (0, shape[-1])), *(None for _ in operation.inputs[4:]))
 
 
-RULES = (OperatorRule("Attention", attention),)
+def _attended(operation: Operation, out: Shape, queries: int, rows: int, projected: int = 0) -> Effort:
+    """Q Kᵀ and P V over `rows` of k and v, beside the multiplications that make them; one FLOP for each score.
+    `queries`: elements of q."""
+    heads = operation.attribute("num_heads") or operation.attribute("q_num_heads", 1)
+    scores = math.prod(out[:-1]) * (heads if len(out) == 3 else 1) * rows
+    return Effort(projected + rows * (queries + math.prod(out)), other=scores)
+
+
+def attended(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
+    """Attention: the past's rows of k (input 4) come before its own."""
+    rows = needs[1][-2] + (needs[4][-2] if operation.has(4) else 0)
+    return _attended(operation, out, math.prod(needs[0]), rows)
+
+
+def multi_head(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
+    """MultiHeadAttention: k is (batch, rows, width), (batch, heads, rows, size), packed with v, or packed into q."""
+    query, key = needs[0], needs[1] if operation.has(1) else needs[0]
+    rows = key[2] if len(key) == 4 else key[1]
+    packed = 3 if len(query) == 5 else 1
+    past = needs[6][2] if operation.has(6) else 0
+    return _attended(operation, out, math.prod(query) // packed, rows + past)
+
+
+def projected(operation: Operation, out: Shape, needs: Sequence[Shape], past: int = 4) -> Effort:
+    """onnxruntime's own Attention, which makes q, k and v of its input by a weight (features, their widths together);
+    its past, at input `past`, is (2, batch, heads, rows, size)."""
+    x, columns = needs[0], needs[1][-1]
+    queries = math.prod(x[:-1]) * (operation.attribute("qkv_hidden_sizes") or [columns // 3])[0]
+    rows = x[1] + (needs[past][3] if operation.has(past) else 0)
+    return _attended(operation, out, queries, rows, math.prod(x) * columns)
+
+
+def grouped(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
+    """GroupQueryAttention: queries are as wide as what comes out; the past's rows (input 3) come before its own."""
+    past = needs[3][2] if operation.has(3) else 0
+    return _attended(operation, out, math.prod(out), needs[0][1] + past)
+
+
+RULES = (
+    OperatorRule("Attention", attention, cost=attended),
+    *counted(projected, "Attention"),
+    *counted(partial(projected, past=8), "QAttention"),
+    *counted(multi_head, "MultiHeadAttention"),
+    *counted(grouped, "GroupQueryAttention"),
+)

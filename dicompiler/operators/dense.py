@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
-from dicompiler.ir.regions import Interval, Region
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.ir.regions import Interval, Region, Shape
+from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted
 from dicompiler.operators.elementwise import broadcast_need
 
 
@@ -51,7 +53,21 @@ def matmul_reduction(operation: Operation) -> int:
     return operation.shape(0)[-1]
 
 
+def product(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
+    """Each output element sums over k, which the first operand has."""
+    axis = 0 if operation.attribute("transBatchA", 0) else -2
+    return Effort(math.prod(out) * needs[0][axis if operation.attribute("transA", 0) else -1])
+
+
+def activated(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
+    """A product with its activation."""
+    return product(operation, out, needs)._replace(other=math.prod(out))
+
+
 RULES = (
-    OperatorRule("Gemm", gemm, reduction=gemm_reduction),
-    OperatorRule("MatMul", matmul, reduction=matmul_reduction),
+    OperatorRule("Gemm", gemm, reduction=gemm_reduction, cost=product),
+    OperatorRule("MatMul", matmul, reduction=matmul_reduction, cost=product),
+    *counted(product, "FusedMatMul TransposeMatMul QGemm DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16"),
+    *counted(product, "MatMulNBits MatMulBnb4 MatMulFpQ4 GemmFloat8 CDist"),
+    *counted(activated, "FusedGemm FusedMatMulActivation GemmFastGelu"),
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dicompiler.ir.regions import Interval, Region
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.ir.regions import Interval, Region, Shape
+from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, each, taken
 
 BATCH = "."
 """Stands for the axes of an ellipsis."""
@@ -65,14 +67,23 @@ def reduction(operation: Operation) -> int | None:
     equation = parse(operation.attribute("equation"))
     if not equation.summed:
         return None
-    letter = equation.summed[0]
-    extents = []
-    for index, term in enumerate(equation.inputs):
-        shape = operation.shape(index)
-        for i, name in enumerate(term):
-            if name == letter:
-                extents.append(shape[i - len(term) if BATCH in term[:i] else i])
-    return max(extents)
+    return _extent(equation, equation.summed[0], [operation.shape(index) for index in range(len(equation.inputs))])
 
 
-RULES = (OperatorRule("Einsum", einsum, reduction=reduction),)
+def _extent(equation: Equation, letter: str, shapes: Sequence[Shape]) -> int:
+    """The extent of a letter in inputs of those shapes, some of which can be broadcast."""
+    terms = [(term, shape, term.find(letter)) for term, shape in zip(equation.inputs, shapes, strict=True)]
+    return max(shape[i - len(term) if BATCH in term[:i] else i] for term, shape, i in terms if i >= 0)
+
+
+def contracted(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
+    """A product of several tensors multiplies for each value of all letters; one tensor is summed, or just moved."""
+    equation = parse(operation.attribute("equation"))
+    if len(needs) == 1:
+        return taken(operation, out, needs) if equation.summed else Effort()
+    if not equation.summed:
+        return each(operation, out, needs)
+    return Effort(math.prod(out) * math.prod(_extent(equation, letter, needs) for letter in equation.summed))
+
+
+RULES = (OperatorRule("Einsum", einsum, reduction=reduction, cost=contracted),)

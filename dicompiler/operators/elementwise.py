@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dicompiler.ir.regions import Interval, Region, full
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, each, free
 
 UNARY = (
     "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu "
@@ -62,10 +62,36 @@ def dropout(operation: Operation, region: Region, reduce: Interval | None) -> Pi
 CONTRIBUTED = ("BiasGelu", "FastGelu", "Gelu")
 """Element-wise operators of onnxruntime's own domain."""
 
+STAND_INS = {
+    "Relu": "Celu Elu Gelu HardSwish Mish Selu Softplus Swish",
+    "Neg": "Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Log Reciprocal Sin Sinh Softsign Sqrt Tan Tanh",
+    "sign": "HardSigmoid Sigmoid",
+    "Sub": "Div Pow",
+    "Max": "Mean",
+}
+"""Stand-in → the operators that it stands for: what rectifies rectifies, and what is bounded stays bounded."""
+CONSTANTS = {
+    "shift": "Add Div Max Mean Min Pow Sub Sum Where",
+    "factor": "Mul",
+    "- slope": "PRelu",
+    "- min max": "Clip",
+}
+"""What constants become in the exact check → the operators whose they are."""
+
+
+def _simple(op: str) -> OperatorRule:
+    """The rule of an operator of the standard that is element-wise without more ado."""
+    stand_in, constants = (
+        next((word for word, ops in table.items() if op in ops.split()), "") for table in (STAND_INS, CONSTANTS)
+    )
+    cost = free if op in ("BitCast", "Cast", "Identity") else each
+    return OperatorRule(op, elementwise, elementwise=True, cost=cost, stand_in=stand_in, constants=constants)
+
+
 RULES = (
-    *(OperatorRule(op, elementwise, elementwise=True) for op in (*UNARY, *BROADCASTING, "BitCast")),
+    *(_simple(op) for op in (*UNARY, *BROADCASTING, "BitCast")),
     *(OperatorRule(op, elementwise, "com.microsoft", elementwise=True) for op in CONTRIBUTED),
-    OperatorRule("BatchNormalization", batch_normalization, elementwise=True),
-    OperatorRule("CastLike", cast_like, elementwise=True),
-    OperatorRule("Dropout", dropout, elementwise=True),
+    OperatorRule("BatchNormalization", batch_normalization, elementwise=True, constants="- scale shift shift variance"),
+    OperatorRule("CastLike", cast_like, elementwise=True, cost=free),
+    OperatorRule("Dropout", dropout, elementwise=True, cost=free),
 )

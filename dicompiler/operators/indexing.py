@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from dicompiler.ir.regions import Interval, Region, full, replace, shape_of
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, free
 from dicompiler.operators.elementwise import broadcast_need
 
 FEW = 64
@@ -83,10 +83,12 @@ def space_to_depth(operation: Operation, region: Region, reduce: Interval | None
 
 
 RULES = (
-    OperatorRule("Expand", expand),
-    OperatorRule("Tile", tile),
-    OperatorRule("Gather", gather),
-    OperatorRule("GatherElements", gather_elements),
-    OperatorRule("DepthToSpace", depth_to_space),
-    OperatorRule("SpaceToDepth", space_to_depth),
+    OperatorRule("Expand", expand, cost=free),
+    OperatorRule("Tile", tile, cost=free),
+    OperatorRule("Gather", gather, cost=free, constants="shift -"),  # the rows of an embedding
+    OperatorRule("GatherElements", gather_elements, cost=free),
+    *counted(free, "CenterCropPad Compress GatherND ReverseSequence Scatter ScatterElements ScatterND", ""),
+    *counted(free, "ExpandDims GatherND Pad"),
+    OperatorRule("DepthToSpace", depth_to_space, cost=free),
+    OperatorRule("SpaceToDepth", space_to_depth, cost=free),
 )

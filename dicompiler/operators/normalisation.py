@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from dicompiler.ir.regions import Interval, Region, full, replace
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
-from dicompiler.operators.elementwise import broadcast_need
+import math
+from collections.abc import Collection, Sequence
+from functools import partial
+
+from dicompiler.ir.regions import Interval, Region, Shape, full, replace
+from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, taken
+from dicompiler.operators.elementwise import elementwise
+
+SCALED = "- gain shift"
+"""What becomes of a scale and a shift in the exact check."""
 
 
 def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
@@ -16,27 +23,27 @@ def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     return Piece(region, (need,), raw=None if need == region else need)
 
 
-def softmax(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+def _in_full(operation: Operation, region: Region, axes: Collection[int]) -> Region:
+    """The region with all of these axes."""
+    return tuple((0, operation.out_shape[axis]) if axis in axes else cut for axis, cut in enumerate(region))
+
+
+def softmax(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Softmax and its kin: the axis in full; before opset 13 every axis from `axis` on."""
-    shape, modern = operation.out_shape, operation.node.opset >= 13
-    axis = operation.attribute("axis", -1 if modern else 1) % len(shape)
-    whole = (axis,) if modern else range(axis, len(shape))
-    out = tuple(full(shape)[i] if i in whole else interval for i, interval in enumerate(region))
-    return Piece(out, (out,))
+    rank, modern = len(region), operation.node.opset >= 13
+    axis = operation.attribute("axis", -1 if modern else 1) % rank
+    return elementwise(operation, _in_full(operation, region, range(axis, axis + 1 if modern else rank)), reduce)
 
 
-def lp_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+def lp_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """LpNormalization: the axis in full."""
-    axis = operation.attribute("axis", -1) % len(region)
-    out = replace(region, axis, (0, operation.out_shape[axis]))
-    return Piece(out, (out,))
+    return elementwise(operation, _in_full(operation, region, (_axis(operation),)), reduce)
 
 
-def mean_variance(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+def mean_variance(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """MeanVarianceNormalization: its axes in full."""
     axes = {axis % len(region) for axis in operation.attribute("axes") or (0, 2, 3)}
-    out = tuple((0, operation.out_shape[i]) if i in axes else interval for i, interval in enumerate(region))
-    return Piece(out, (out,))
+    return elementwise(operation, _in_full(operation, region, axes), reduce)
 
 
 def instance_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
@@ -58,40 +65,53 @@ def group_normalization(operation: Operation, region: Region, reduce: Interval |
     return Piece(out, (out, *(vector for _ in operation.inputs[1:])), attributes)
 
 
-def layer_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+def layer_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """LayerNormalization, RMSNormalization: every axis from `axis` on in full; scale and shift broadcast."""
-    axis = operation.attribute("axis", -1) % len(region)
-    out = (*region[:axis], *full(operation.out_shape[axis:]))
-    rest = (broadcast_need(t.shape, out) if t and t.shape is not None else None for t in operation.inputs[1:])
-    return Piece(out, (out, *rest))
+    return elementwise(operation, _in_full(operation, region, range(_axis(operation), len(region))), reduce)
+
+
+def _axis(operation: Operation) -> int:
+    """The attribute `axis`, the last one if it is left out."""
+    return int(operation.attribute("axis", -1)) % len(operation.out_shape)
 
 
 def cumulative(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """CumSum, CumProd: the axis in full, which an input names."""
     value = operation.value(1)
-    if value is None:
-        return Piece(full(operation.out_shape), operation.full_needs())
-    axis = int(value.reshape(-1)[0]) % len(region)
-    out = replace(region, axis, (0, operation.out_shape[axis]))
+    axes = range(len(region)) if value is None else (int(value.reshape(-1)[0]) % len(region),)
+    out = _in_full(operation, region, axes)
     return Piece(out, (out, operation.full_needs()[1]))
 
 
 def top_k(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """TopK: the axis in full, in input and output; its values alone, or else whole."""
-    axis = operation.attribute("axis", -1) % len(region)
-    out = replace(region, axis, (0, operation.out_shape[axis]))
+    axis = _axis(operation)
     need = replace(region, axis, (0, operation.shape(0)[axis]))
-    return Piece(out, (need, *operation.full_needs()[1:]))
+    return Piece(_in_full(operation, region, (axis,)), (need, *operation.full_needs()[1:]))
+
+
+def across(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+    """LRN: one FLOP for each channel of each element's window."""
+    return Effort(other=math.prod(out) * int(operation.attribute("size", 1)))
+
+
+def skipped(operation: Operation, out: Shape, needs: Sequence[Shape], last: int) -> Effort:  # noqa: ARG001
+    """A normalisation of the sum of two tensors, or of three where input `last` is there."""
+    return Effort(other=(2 + operation.has(last)) * math.prod(out))
 
 
 RULES = (
-    OperatorRule("LRN", lrn),
-    *(OperatorRule(op, softmax) for op in ("Softmax", "LogSoftmax", "Hardmax")),
-    OperatorRule("LpNormalization", lp_normalization),
-    OperatorRule("MeanVarianceNormalization", mean_variance),
-    OperatorRule("InstanceNormalization", instance_normalization),
-    OperatorRule("GroupNormalization", group_normalization),
-    *(OperatorRule(op, layer_normalization) for op in ("LayerNormalization", "RMSNormalization")),
+    OperatorRule("LRN", lrn, cost=across, stand_in="lrn"),
+    *(OperatorRule(op, softmax, stand_in="softmax") for op in ("Softmax", "LogSoftmax")),
+    OperatorRule("Hardmax", softmax),
+    OperatorRule("LpNormalization", lp_normalization, stand_in="lp"),
+    OperatorRule("MeanVarianceNormalization", mean_variance, stand_in="mean variance"),
+    OperatorRule("InstanceNormalization", instance_normalization, stand_in="instance", constants=SCALED),
+    OperatorRule("GroupNormalization", group_normalization, stand_in="group", constants=SCALED),
+    OperatorRule("LayerNormalization", layer_normalization, stand_in="layer", constants=SCALED),
+    OperatorRule("RMSNormalization", layer_normalization, stand_in="layer", constants=SCALED),
+    *counted(partial(skipped, last=4), "SkipLayerNormalization EmbedLayerNormalization"),
+    *counted(partial(skipped, last=3), "SkipSimplifiedLayerNormalization"),
     *(OperatorRule(op, cumulative) for op in ("CumSum", "CumProd")),
-    OperatorRule("TopK", top_k),
+    OperatorRule("TopK", top_k, cost=taken),
 )

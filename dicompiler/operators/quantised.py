@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 from dicompiler.ir.regions import Interval, Region, full
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
-from dicompiler.operators.dense import matmul, matmul_reduction
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted
+from dicompiler.operators.dense import matmul, matmul_reduction, product
 from dicompiler.operators.elementwise import broadcast_need
-from dicompiler.operators.windows import conv_core, ungrouped
+from dicompiler.operators.windows import conv_core, convolved, strided, ungrouped
 
 
 def _along(operation: Operation, index: int, interval: Interval) -> Region | None:
@@ -30,19 +33,16 @@ def quantize_linear(operation: Operation, region: Region, reduce: Interval | Non
 def conv_integer(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """ConvInteger: as Conv, without bias; w's zero point may be one for each filter."""
     core = conv_core(operation, 1, region, reduce)
-    zeros = [_along(operation, index, core.filters) for index in range(2, len(operation.inputs))]
-    return Piece(core.out, (core.x, core.weight, *zeros), core.attributes)
+    zeros = (_along(operation, index, core.out[1]) for index in range(2, len(operation.inputs)))
+    return Piece(core.out, (*core.needs, *zeros), core.attributes)
 
 
 def qlinear_conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """QLinearConv(x, its scale and zero point, w, its two, y's two, bias): as Conv; what rounds cannot be summed."""
     core = conv_core(operation, 3, region, None)
-    needs = list(operation.full_needs())
-    needs[0], needs[3] = core.x, core.weight
-    for index in (4, 5, 8):
-        if index < len(needs):
-            needs[index] = _along(operation, index, core.filters)
-    return Piece(core.out, tuple(needs), core.attributes)
+    changed = dict(zip((0, 3), core.needs, strict=True))
+    changed |= {index: _along(operation, index, core.out[1]) for index in (4, 5, 8)}
+    return Piece(core.out, _with(operation, changed), core.attributes)
 
 
 def _of_matrix(operation: Operation, index: int, matrix: Region, axis: int) -> Region | None:
@@ -68,19 +68,24 @@ def qlinear_matmul(operation: Operation, region: Region, reduce: Interval | None
 
 def _matmul(operation: Operation, region: Region, reduce: Interval | None, right: int, about: dict[int, int]) -> Piece:
     """The matrices at inputs 0 and `right`; `about`: input index → the operand (0: a, 1: b) that it is about."""
-    needs = list(operation.full_needs())
     matrices = matmul(operation, region, reduce, right).needs
-    needs[0], needs[right] = matrices
-    for index, operand in about.items():
-        if index < len(needs):
-            needs[index] = _of_matrix(operation, index, matrices[operand] or (), operand - 2)
-    return Piece(region, tuple(needs))
+    changed = dict(zip((0, right), matrices, strict=True))
+    changed |= {index: _of_matrix(operation, index, matrices[of] or (), of - 2) for index, of in about.items()}
+    return Piece(region, _with(operation, changed))
+
+
+def _with(operation: Operation, changed: Mapping[int, Region | None]) -> tuple[Region | None, ...]:
+    """All of every input, but for what has `changed`."""
+    return tuple(changed.get(index, need) for index, need in enumerate(operation.full_needs()))
 
 
 RULES = (
     *(OperatorRule(op, quantize_linear, elementwise=True) for op in ("QuantizeLinear", "DequantizeLinear")),
-    OperatorRule("ConvInteger", conv_integer, reduction=ungrouped),
-    OperatorRule("QLinearConv", qlinear_conv),
-    OperatorRule("MatMulInteger", matmul_integer, reduction=matmul_reduction),
-    OperatorRule("QLinearMatMul", qlinear_matmul),
+    OperatorRule("ConvInteger", conv_integer, reduction=ungrouped, cost=convolved, reads=partial(strided, weight=1)),
+    OperatorRule(
+        "QLinearConv", qlinear_conv, cost=partial(convolved, weight=3), reads=partial(strided, weight=3), rounds=True
+    ),
+    *counted(partial(convolved, weight=3), "QLinearConv"),
+    OperatorRule("MatMulInteger", matmul_integer, reduction=matmul_reduction, cost=product),
+    OperatorRule("QLinearMatMul", qlinear_matmul, cost=product, rounds=True),
 )

@@ -6,7 +6,7 @@ Where parts of a reduced axis can be put together (sums, maxima, minima), the fi
 from __future__ import annotations
 
 from dicompiler.ir.regions import Interval, Region, full, replace
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, taken
 
 MERGED = {"ReduceSum": "Add", "ReduceL1": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
 """How partial results become the result. A mean is none: its parts weigh as much as they have elements."""
@@ -72,7 +72,8 @@ def arg(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
 
 
 RULES = (
-    *(OperatorRule(op, reduce_axes, reduction=reduction, merge=merge) for op, merge in MERGED.items()),
-    *(OperatorRule(op, reduce_axes) for op in OTHERS),
-    *(OperatorRule(op, arg) for op in ("ArgMax", "ArgMin")),
+    *(OperatorRule(op, reduce_axes, reduction=reduction, merge=merge, cost=taken) for op, merge in MERGED.items()),
+    *(OperatorRule(op, reduce_axes, cost=taken, stand_in="reduce") for op in OTHERS),
+    *(OperatorRule(op, arg, cost=taken) for op in ("ArgMax", "ArgMin")),
+    *counted(taken, "QLinearReduceMean ReduceSumInteger"),
 )

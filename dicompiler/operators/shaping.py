@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dicompiler.ir.regions import Interval, Region, full, shape_of
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, free
 
 
 def blocks(a: Sequence[int], b: Sequence[int]) -> list[tuple[range, range]]:
@@ -117,7 +117,8 @@ def concat(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 RULES = (
-    *(OperatorRule(op, reshape) for op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze")),
-    OperatorRule("Transpose", transpose),
-    OperatorRule("Concat", concat),
+    *(OperatorRule(op, reshape, cost=free) for op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze")),
+    OperatorRule("Transpose", transpose, cost=free),
+    OperatorRule("Concat", concat, cost=free, constants="shift"),
+    *counted(free, "Constant ConstantOfShape Shape Size Split", ""),
 )

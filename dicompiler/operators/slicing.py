@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dicompiler.ir.regions import Interval, Region, full, shape_of
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, free
 
 
 def _numbers(operation: Operation, name: str, index: int) -> list[int] | None:
@@ -133,4 +133,8 @@ def trilu(operation: Operation, region: Region, reduce: Interval | None) -> Piec
     return Piece(region, (region, *(None for _ in operation.inputs[1:])), {}, constants)
 
 
-RULES = (OperatorRule("Slice", slice_), OperatorRule("Pad", pad), OperatorRule("Trilu", trilu))
+RULES = (
+    OperatorRule("Slice", slice_, cost=free),
+    OperatorRule("Pad", pad, cost=free, constants="- - rounded"),
+    OperatorRule("Trilu", trilu),
+)

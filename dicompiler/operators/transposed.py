@@ -4,12 +4,13 @@ windows touch it. Its pads cut away what those windows write beside the tile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dicompiler.ir.regions import Interval, Region, full
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.ir.regions import Interval, Region, Shape, full
+from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted
 from dicompiler.operators.windows import Tile, group_range
 
 
@@ -98,4 +99,12 @@ def reduction(operation: Operation) -> int | None:
     return operation.shape(1)[0] if operation.attribute("group", 1) == 1 else None
 
 
-RULES = (OperatorRule("ConvTranspose", conv_transpose, reduction=reduction),)
+def sown(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+    """Each input element goes to the filters of the weight (C, M/g, kernel…)."""
+    return Effort(math.prod(needs[0]) * math.prod(needs[1][1:]))
+
+
+RULES = (
+    OperatorRule("ConvTranspose", conv_transpose, reduction=reduction, cost=sown),
+    *counted(sown, "ConvTransposeWithDynamicPads"),
+)

@@ -6,14 +6,16 @@ whole is just the tile that ends at every border, and its node stays as it was.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.remembering import remembered
-from dicompiler.ir.regions import Interval, Region, full
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.ir.regions import Interval, Region, Shape, full
+from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, taken
 
 
 @dataclass(frozen=True)
@@ -118,17 +120,6 @@ def spatial(operation: Operation, kernel: tuple[int, ...], region: Region) -> tu
     return out, need, {"auto_pad": None, "pads": pads}
 
 
-@dataclass(frozen=True)
-class Core:
-    """What a convolution's piece comes to: what it writes and reads, its filters, the attributes to replace."""
-
-    out: Region
-    x: Region
-    weight: Region
-    filters: Interval
-    attributes: Mapping[str, Any]
-
-
 def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interval, Interval]:
     """(groups, output channels): a range inside one group stays as it is, another one grows to whole groups."""
     per_group, (start, stop) = channels // groups, interval
@@ -136,8 +127,9 @@ def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interva
     return (first, last), interval if last - first == 1 else (first * per_group, last * per_group)
 
 
-def conv_core(operation: Operation, weight: int, region: Region, reduce: Interval | None) -> Core:
-    """y[n, m-range, tile] ← x[n, channels of those groups, tile + halo], w[m-range]; the weight is input `weight`.
+def conv_core(operation: Operation, weight: int, region: Region, reduce: Interval | None) -> Piece:
+    """y[n, m-range, tile] ← x[n, channels of those groups, tile + halo], w[m-range]: what it needs of those two alone.
+    The weight is input `weight`.
 
     A range inside one group becomes an ungrouped convolution; otherwise it grows to whole groups. A partial sum over
     input channels [r0, r1) reads x[:, r0:r1], w[:, r0:r1].
@@ -155,16 +147,14 @@ def conv_core(operation: Operation, weight: int, region: Region, reduce: Interva
         attributes = {**attributes, "group": last - first}
     inputs = reduce or (first * shape[1], last * shape[1])
     x, w = (region[0], inputs, *need), (filters, reduce or (0, shape[1]), *full(shape[2:]))
-    return Core((region[0], filters, *out), x, w, filters, attributes)
+    return Piece((region[0], filters, *out), (x, w), attributes)
 
 
 def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Conv: see `conv_core`; b[m-range] rides in the range of input channels that starts at 0."""
     core = conv_core(operation, 1, region, reduce)
-    needs: list[Region | None] = [core.x, core.weight]
-    if operation.has(2):
-        needs.append((core.filters,) if reduce is None or reduce[0] == 0 else None)
-    return Piece(core.out, tuple(needs), core.attributes)
+    bias = (core.out[1],) if operation.has(2) and (reduce is None or reduce[0] == 0) else None
+    return Piece(core.out, (*core.needs, *(bias for _ in operation.inputs[2:])), core.attributes)
 
 
 def ungrouped(operation: Operation) -> int | None:
@@ -192,9 +182,46 @@ def height(operation: Operation) -> int:
     return operation.shape(0)[2]
 
 
+def convolved(operation: Operation, out: Shape, needs: Sequence[Shape], weight: int = 1) -> Effort:  # noqa: ARG001
+    """Each output element reads one filter of the weight (M, C/g, kernel…)."""
+    return Effort(math.prod(out) * math.prod(needs[weight][1:]))
+
+
+def fused(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
+    """A convolution with its activation, and with what it adds before that."""
+    other = bool(operation.attribute("activation")) + operation.has(3)
+    return convolved(operation, out, needs)._replace(other=other * math.prod(out))
+
+
+def deformed(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
+    """A convolution of elements that are interpolated first: for each channel and tap of each output position one."""
+    samples = out[0] * math.prod(out[2:]) * needs[0][1] * math.prod(needs[1][2:])
+    return convolved(operation, out, needs)._replace(other=samples)
+
+
+def pooled(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+    """One FLOP for each element of each window."""
+    return Effort(pool=math.prod(out) * math.prod(operation.attribute("kernel_shape", ())))
+
+
+def strided(operation: Operation, weight: int | None = None) -> float:
+    """The least share of x that windows read: Π of min(1, kernel / stride) over the axes."""
+    kernel = operation.attribute("kernel_shape") or (operation.shape(weight)[2:] if weight else ())
+    strides = operation.attribute("strides", ())
+    return math.prod((min(1.0, size / stride) for size, stride in zip(kernel, strides, strict=False)), start=1.0)
+
+
 RULES = (
-    OperatorRule("Conv", conv, reduction=ungrouped),
-    *(OperatorRule(op, pool) for op in ("MaxPool", "AveragePool", "LpPool")),
-    *(OperatorRule(op, global_pool) for op in ("GlobalAveragePool", "GlobalLpPool")),
-    OperatorRule("GlobalMaxPool", global_pool, reduction=height, merge="Max"),
+    OperatorRule("Conv", conv, reduction=ungrouped, cost=convolved, reads=partial(strided, weight=1)),
+    *counted(convolved, "NhwcConv CausalConvWithState"),
+    *counted(fused, "FusedConv NhwcFusedConv"),
+    *counted(deformed, "DeformConv", ""),
+    *(
+        OperatorRule(op, pool, cost=pooled, reads=strided, stand_in=stand_in)
+        for op, stand_in in {"MaxPool": "", "AveragePool": "window", "LpPool": "window"}.items()
+    ),
+    *counted(pooled, "NhwcMaxPool MaxpoolWithMask QLinearAveragePool"),
+    *(OperatorRule(op, global_pool, cost=taken, stand_in="map") for op in ("GlobalAveragePool", "GlobalLpPool")),
+    OperatorRule("GlobalMaxPool", global_pool, reduction=height, merge="Max", cost=taken),
+    *counted(taken, "QLinearGlobalAveragePool"),
 )

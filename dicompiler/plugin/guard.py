@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -28,8 +29,8 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Device, Platform, PlatformFamily
 from dicompiler.ir.program import Program
-from dicompiler.ir.regions import Interval, Region
-from dicompiler.ir.rule import Operation, OperatorRule, Piece, fault_of
+from dicompiler.ir.regions import Interval, Region, Shape
+from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, fault_of
 from dicompiler.search.fronts import Front
 from dicompiler.target.interface import Target
 from dicompiler.target.manifest import MANIFEST
@@ -99,8 +100,13 @@ def _package(frame: FrameType) -> str:
 def guarded(value: Any, name: str, guard: Guard) -> Any:
     """What a plugin provides by that name, watched."""
     if isinstance(value, OperatorRule):
-        length = value.reduction and GuardedCall(value.reduction, name, guard)
-        return replace(value, piece=GuardedPiece(value.piece, name, guard), reduction=length)
+        return replace(
+            value,
+            piece=GuardedPiece(value.piece, name, guard) if value.cuts else value.piece,
+            reduction=value.reduction and GuardedCall(value.reduction, name, guard),
+            cost=GuardedCost(value.cost, name, guard),
+            reads=value.reads and GuardedCall(value.reads, name, guard),
+        )
     if isinstance(value, PlatformFamily):
         return replace(value, make=GuardedMake(value.make, name, guard))
     return guarded_class(inspect.unwrap(value), guard)
@@ -298,6 +304,18 @@ class GuardedPiece(GuardedCall):
             who = f"rule {self.name!r} of {self.guard.plugin}, for node {operation.node.name!r}"
             raise PluginError(f"{who}: {fault}")
         return piece
+
+
+class GuardedCost(GuardedCall):
+    """A rule with every cost looked at."""
+
+    def __call__(self, operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
+        """PluginError where what the rule returns is no effort."""
+        effort: Any = super().__call__(operation, out, needs)
+        if not isinstance(effort, Effort) or not all(isinstance(n, Integral) and n >= 0 for n in effort):
+            who = f"rule {self.name!r} of {self.guard.plugin}, for node {operation.node.name!r}"
+            raise PluginError(f"{who}: its cost is {effort!r}: give an Effort of whole numbers of at least 0")
+        return effort
 
 
 class GuardedMake(GuardedCall):

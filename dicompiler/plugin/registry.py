@@ -407,7 +407,9 @@ def _check_fields(step: Any) -> None:
 
 def _add(found: dict[str, dict[str, Provided]], kind: str, one: Provided) -> None:
     other = found[kind].setdefault(one.name, one)
-    if other is not one:
+    if kind == "operators" and not other.value.cuts and one.value.cuts:  # a rule that cuts what another just counts
+        found[kind][one.name] = one
+    elif other is not one:
         both = " and ".join(f"{p.distribution} {p.version} (plugin {p.plugin!r})" for p in (other, one))
         raise DicompilerError(
             f"{KINDS[kind].one} {one.name!r} comes from two plugins: {both}; uninstall one or name only the other in "

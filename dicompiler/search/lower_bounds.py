@@ -58,22 +58,9 @@ def _read_share(problem: Problem, layer: Layer) -> float:
     readers = layers.consumers.get(layer.output, ())
     if layer.reason or not readers or layer.output in layers.outputs:
         return 1.0
-    return max(_window_share(problem, reader) for reader in readers)
-
-
-def _window_share(problem: Problem, reader: Layer) -> float:
-    """The share of its input that a window operator reads at least: Π of min(1, kernel / stride) over its axes."""
-    node = reader.nodes[reader.anchor]
-    if node.op not in ("Conv", "MaxPool", "AveragePool", "LpPool"):
-        return 1.0
-    operation = problem.layers.operation(node)
-    strides = operation.attribute("strides", ())
-    weights = operation.inputs[1] if node.op == "Conv" else None
-    kernel = weights.shape[2:] if weights is not None and weights.shape else operation.attribute("kernel_shape", ())
-    share = 1.0
-    for size, stride in zip(kernel, strides, strict=False):
-        share *= min(1.0, size / stride)
-    return share
+    anchors = [reader.nodes[reader.anchor] for reader in readers]
+    reads = [(layers.rule(anchor).reads, layers.operation(anchor)) for anchor in anchors]
+    return max(1.0 if share is None else share(operation) for share, operation in reads)
 
 
 def bound(problem: Problem) -> float | None:

@@ -66,7 +66,7 @@ class Lip(LayerAnnotation):
     def parts_of(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
         extent = reduction(graph, layer)
         if extent is None:
-            raise self.fail(f"layer {layer.name!r} cannot be cut by input channels: {_no_sums(layer)}")
+            raise self.fail(f"layer {layer.name!r} cannot be cut by input channels: {_no_sums(graph, layer)}")
         if extent < self.parts:
             raise self.fail(f"layer {layer.name!r} has {extent} input channels, too few for {self.parts} parts")
         homes = self.spread(self.parts, devices)
@@ -75,9 +75,9 @@ class Lip(LayerAnnotation):
         return [*partials, *mergers(self, graph, layer, self.merge, self.parts, devices)]
 
 
-def _no_sums(layer: Layer) -> str:
+def _no_sums(graph: LayerGraph, layer: Layer) -> str:
     """Why there are no partial sums of a layer."""
-    quantised = layer.anchor > 0 or layer.nodes[layer.anchor].op.startswith(("QLinear", "QGemm"))
+    quantised = layer.anchor > 0 or graph.rule(layer.nodes[layer.anchor]).rounds
     rounded = "it is quantised, and partial sums of rounded numbers are others" if quantised else ""
     return layer.reason or rounded or "its anchor is grouped or sums over none"
 
@@ -119,7 +119,7 @@ class Fuse(Annotation):
         """The range of the last layer's input channels that `tile` of the first layer's output becomes."""
         extent = reduction(graph, last)
         if extent is None:
-            raise self.fail(f"layer {last.name!r} cannot be cut by input channels: {_no_sums(last)}")
+            raise self.fail(f"layer {last.name!r} cannot be cut by input channels: {_no_sums(graph, last)}")
         axis = axis_of(graph, first, "channel")
         channels = output_shape(graph, first)[axis]
         start, stop = tile[axis]

@@ -300,7 +300,7 @@ def _layer(group: _Group, graph: LayerGraph, readers: Mapping[str, frozenset[str
 def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str:
     """'' where the layer can be cut."""
     anchor = group.nodes[group.anchor]
-    if (anchor.domain, anchor.op) not in graph.rules:
+    if not graph.rule(anchor).cuts:
         return f"operator {anchor.domain + '::' if anchor.domain else ''}{anchor.op} has no rule"
     if len(outgoing) != 1:
         return f"{len(outgoing)} tensors leave it"

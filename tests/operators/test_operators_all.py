@@ -22,9 +22,9 @@ NOT_RUN = {"SwiGLU"}
 
 
 def test_every_rule_is_tested() -> None:
-    rules = {rule.op for rule in builtin_rules() if not rule.domain}
-    assert rules == {*TESTED, *UNARY, *BROADCASTING, *MERGED, *OTHERS}
-    assert {rule.op for rule in builtin_rules() if rule.domain} == {*CONTRIBUTED}
+    rules = [rule for rule in builtin_rules() if rule.cuts]
+    assert {rule.op for rule in rules if not rule.domain} == {*TESTED, *UNARY, *BROADCASTING, *MERGED, *OTHERS}
+    assert {rule.op for rule in rules if rule.domain} == {*CONTRIBUTED}
 
 
 def test_no_operator_has_two_rules() -> None:

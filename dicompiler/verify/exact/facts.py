@@ -13,6 +13,7 @@ import onnx
 
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.regions import Shape
+from dicompiler.operators import OperatorRule, builtin_rules
 
 #: (index of the node, index of its input): the place where a tensor is read.
 Use = tuple[int, int]
@@ -23,6 +24,8 @@ FLOATS: Mapping[int, int] = {
     onnx.TensorProto.BFLOAT16: 8,
 }
 """The floating-point types of the check model, with the bits of their significands: integers below 2^bits are exact."""
+RULES: Mapping[str, OperatorRule] = {rule.op: rule for rule in builtin_rules() if not rule.domain}
+"""The rules of the standard's operators, which say what stands in for one and what its constants become."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper
 
 from dicompiler.verify.exact.calls import MODULUS, Call, bounded, constant, total
+from dicompiler.verify.exact.facts import RULES
 
-WITH_AXIS = ("LayerNormalization", "LpNormalization", "RMSNormalization")
 AXES = (0, 2, 3)
 """Those that MeanVarianceNormalization takes by default."""
 
@@ -148,12 +148,7 @@ def _refer(node: NodeProto, name: str, attribute: str, kind: Any) -> None:
     node.attribute.add(name=name, ref_attr_name=attribute).type = kind
 
 
-NORMALISED = {
-    "GroupNormalization": group,
-    "InstanceNormalization": instance,
-    "LayerNormalization": layer,
-    "LpNormalization": lp,
-    "MeanVarianceNormalization": mean_variance,
-    "RMSNormalization": layer,
-}
+BODIES = {"group": group, "instance": instance, "layer": layer, "lp": lp, "mean variance": mean_variance}
+"""By the name that rules give them."""
+NORMALISED = {op: BODIES[rule.stand_in] for op, rule in RULES.items() if rule.stand_in in BODIES}
 """Operator type → what computes in its place."""

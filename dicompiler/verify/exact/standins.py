@@ -16,9 +16,10 @@ import onnx
 from onnx import FunctionProto, NodeProto, helper
 
 from dicompiler.ir.rule import STAND_IN_DOMAIN
+from dicompiler.verify.exact import normalised
 from dicompiler.verify.exact.calls import Body, Call, bounded, constant, total
-from dicompiler.verify.exact.facts import FLOATS, Facts, attribute, set_attribute
-from dicompiler.verify.exact.normalised import AXES, NORMALISED, WITH_AXIS
+from dicompiler.verify.exact.facts import FLOATS, RULES, Facts, attribute, set_attribute
+from dicompiler.verify.exact.normalised import AXES, NORMALISED
 
 DOMAIN = STAND_IN_DOMAIN
 MIN_IR = 8
@@ -103,46 +104,17 @@ def _softmax(call: Call) -> list[NodeProto]:
 
 
 _SUMMED = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
-_RECTIFIERS = ("Celu", "Elu", "Gelu", "HardSwish", "Mish", "Selu", "Softplus", "Swish")
-_CURVES = (
-    *(
-        "Acos",
-        "Acosh",
-        "Asin",
-        "Asinh",
-        "Atan",
-        "Atanh",
-        "Cos",
-        "Cosh",
-        "Erf",
-        "Exp",
-        "Log",
-        "Reciprocal",
-        "Sin",
-        "Sinh",
-    ),
-    *("Softsign", "Sqrt", "Tan", "Tanh"),
-)
-_REDUCTIONS = ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSumSquare")
-
-STAND_INS: Mapping[str, Body] = {
-    "AveragePool": _window,
-    "Div": _one("Sub"),
-    "GlobalAveragePool": _map,
-    "GlobalLpPool": _map,
-    "HardSigmoid": lambda call: [_sign(call)],
-    "LRN": _lrn,
-    "LogSoftmax": _softmax,
-    "LpPool": _window,
-    "Mean": _one("Max"),
-    "Pow": _one("Sub"),
-    "Sigmoid": lambda call: [_sign(call)],
-    "Softmax": _softmax,
-    **dict.fromkeys(_RECTIFIERS, _one("Relu")),
-    **dict.fromkeys(_CURVES, _one("Neg")),
-    **dict.fromkeys(_REDUCTIONS, _reduce),
-    **NORMALISED,
+BODIES: Mapping[str, Body] = {
+    "lrn": _lrn,
+    "map": _map,
+    "reduce": _reduce,
+    "sign": lambda call: [_sign(call)],
+    "softmax": _softmax,
+    "window": _window,
+    **normalised.BODIES,
 }
+"""By the name that rules give them. Any other name is that of an operator, which takes the same inputs."""
+STAND_INS = {op: BODIES.get(rule.stand_in, _one(rule.stand_in)) for op, rule in RULES.items() if rule.stand_in}
 """Operator type → what computes in its place. What is bounded stays bounded (Sigmoid → Sign), what rectifies rectifies,
 an average becomes a sum over the same window of numbers that are bounded first: a maximum would hide most faults."""
 
@@ -180,11 +152,12 @@ def prepare(node: NodeProto, known: Facts) -> None:
     if needs_stand_in(node, known):
         node.domain = DOMAIN
     numbers: dict[str, Any] = {}
-    if node.op_type == "LRN":
+    stand_in = RULES[node.op_type].stand_in if node.op_type in RULES else ""
+    if stand_in == "lrn":
         numbers = {"alpha": float(attribute(node, "size", 1)), "beta": 1.0, "bias": 1.0}
-    elif node.op_type in WITH_AXIS:
+    elif stand_in in ("layer", "lp"):
         numbers = {"axis": attribute(node, "axis", -1)}
-    elif node.op_type == "MeanVarianceNormalization":
+    elif stand_in == "mean variance":
         numbers = {"axes": list(attribute(node, "axes", AXES))}
     elif node.op_type == "LeakyRelu":
         numbers = {"alpha": -1.0}

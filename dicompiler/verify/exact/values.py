@@ -14,8 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.base.seeded import generator
-from dicompiler.verify.exact.facts import FLOATS, Facts, Use
-from dicompiler.verify.exact.normalised import NORMALISED
+from dicompiler.verify.exact.facts import FLOATS, RULES, Facts, Use
 from dicompiler.verify.exact.patterns import WEIGHTED, extent, sparse
 from dicompiler.verify.exact.standins import wide
 
@@ -47,8 +46,7 @@ SCHEDULES = (
 )
 """Tried in this order until every value is exact: the more a filter reads, the smaller a fault that shows."""
 
-#: Operators whose constant operands become shifts; where two computed tensors meet in one of _ADDED, values grow.
-_SHIFTED = ("Add", "Concat", "Div", "Max", "Mean", "Min", "Pow", "Sub", "Sum", "Where")
+#: Where two computed tensors meet in one of these, values grow.
 _ADDED = ("Add", "Sub", "Sum")
 #: What a layer's channels go through without losing their sign for good.
 _LINKS = ("Add", "BatchNormalization", "Dropout", "Identity", "Mul")
@@ -162,31 +160,25 @@ def _per_channel(known: Facts, link: int) -> int:
 
 
 def _other(known: Facts, index: int, seed: int, shifts: int, paired: Mapping[int, Array]) -> dict[Use, Array]:
-    """The constants of a node that is not a weighted layer."""
+    """The constants of a node that is not a weighted layer, by what its rule says that they become."""
     node = known.nodes[index]
     places = [place for place in range(len(node.input)) if known.constant(node, place)]
-    makers: dict[int, Callable[[Use], Array]] = {}
-    if node.op_type == "BatchNormalization" and places == [1, 2, 3, 4]:
-        makers = {
-            1: lambda use: _factor(known, use, paired) * _deviation(known, use, seed),
-            4: lambda use: _deviation(known, use, seed) ** 2,
-        }
-        makers |= dict.fromkeys((2, 3), lambda use: _shift(known, use, seed, shifts))
-    elif node.op_type == "Mul":
-        makers = dict.fromkeys((0, 1), lambda use: _factor(known, use, paired))
-    elif node.op_type in NORMALISED:
-        makers = {1: lambda use: _gain(known, use, seed), 2: lambda use: _shift(known, use, seed, shifts)}
-    elif node.op_type == "PRelu":
-        makers = {1: lambda use: _slope(known, use, seed)}
-    elif node.op_type == "Clip":
-        makers = {1: lambda use: _bound(known, use, "min"), 2: lambda use: _bound(known, use, "max")}
-    elif node.op_type == "Pad":
-        makers = {2: lambda use: np.rint(known.model.array(node.input[use[1]]))}
-    elif node.op_type == "Gather":  # the rows of an embedding
-        makers = {0: lambda use: _shift(known, use, seed, shifts)}
-    elif node.op_type in _SHIFTED:
-        makers = dict.fromkeys(places, lambda use: _shift(known, use, seed, shifts))
-    return {(index, place): makers[place]((index, place)) for place in places if place in makers}
+    words = RULES[node.op_type].constants.split() if node.op_type in RULES else []
+    if "variance" in words and places != [1, 2, 3, 4]:
+        return {}
+    makers: Mapping[str, Callable[[Use], Array]] = {
+        "factor": lambda use: _factor(known, use, paired),
+        "gain": lambda use: _gain(known, use, seed),
+        "max": lambda use: _bound(known, use, "max"),
+        "min": lambda use: _bound(known, use, "min"),
+        "rounded": lambda use: np.rint(known.model.array(node.input[use[1]])),
+        "scale": lambda use: _factor(known, use, paired) * _deviation(known, use, seed),
+        "shift": lambda use: _shift(known, use, seed, shifts),
+        "slope": lambda use: _slope(known, use, seed),
+        "variance": lambda use: _deviation(known, use, seed) ** 2,
+    }
+    named = {place: words[min(place, len(words) - 1)] for place in places if words}
+    return {(index, place): makers[word]((index, place)) for place, word in named.items() if word in makers}
 
 
 def _signs(known: Facts, index: int, seed: int, size: int) -> Array:

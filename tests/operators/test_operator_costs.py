@@ -1,0 +1,376 @@
+"""Every operator costs what its closed form says, under all names that compute the same; parts add up to the whole."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from onnx import TensorProto, helper
+from support.layer_graphs import rules
+
+from dicompiler.base.errors import PluginError
+from dicompiler.cost.model import count, flops, macs
+from dicompiler.cost.profile import kind_of
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.regions import Interval, Region, Shape, full, replace
+from dicompiler.operators import Effort, Operation, OperatorRule, Piece, builtin_rules, whole
+from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
+from dicompiler.plugin.registry import also, registry
+from dicompiler_passes.form_layers import form_layers
+
+ORT = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node whose inputs (None: left out) and outputs (None: likewise) have these shapes, and what it must cost."""
+
+    op: str
+    inputs: Sequence[Shape | None]
+    outputs: Sequence[Shape | None]
+    cost: Effort
+    domain: str = ""
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.domain}{'::' if self.domain else ''}{self.op}"
+
+    def layers(self, known: Any = None) -> LayerGraph:
+        """The node as the only layer of a graph; `known`: rules, the built-in ones if None."""
+        ins = {f"x{i}": shape for i, shape in enumerate(self.inputs) if shape is not None}
+        outs = {f"y{i}": shape for i, shape in enumerate(self.outputs) if shape is not None}
+        names = [f"x{i}" if f"x{i}" in ins else "" for i in range(len(self.inputs))]
+        made = [f"y{i}" if f"y{i}" in outs else "" for i in range(len(self.outputs))]
+        node = helper.make_node(self.op, names, made, "node", domain=self.domain, **self.attributes)
+        values = [
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in named.items()]
+            for named in (ins, outs)
+        ]
+        imports = [helper.make_opsetid("", 23), helper.make_opsetid(ORT, 1), helper.make_opsetid("com.example", 1)]
+        proto = helper.make_model(helper.make_graph([node], "one", *values), opset_imports=imports, ir_version=10)
+        return form_layers(Model.load(proto), rules() if known is None else known)
+
+
+def effort(layers: LayerGraph, region: Region | None = None, reduce: Interval | None = None) -> Effort:
+    """(multiplications, pools, other) of a part of the only layer."""
+    (layer,) = layers.layers
+    counted = count(layers, layer, region, reduce)
+    assert counted.multiply == 2 * macs(layers, layer, region, reduce)
+    assert counted.flops == flops(layers, layer, region, reduce)
+    return Effort(counted.multiply // 2, counted.pool, counted.other)
+
+
+# --- convolutions ---------------------------------------------------------------------------------------------------
+
+X, W, Y = (1, 64, 56, 56), (64, 64, 3, 3), (1, 64, 56, 56)
+LAYER = 64 * 64 * 9 * 56 * 56
+PADDED = {"pads": [1, 1, 1, 1]}
+ABOUT = ((), ())
+"""A scale and a zero point."""
+
+
+def convolutions(x: Shape, w: Shape, y: Shape, most: int, **attributes: Any) -> list[Node]:
+    """The same convolution under the names of float and of integers."""
+    quantised = [x, *ABOUT, w, *ABOUT, *ABOUT]
+    return [
+        Node("Conv", [x, w], [y], Effort(most), "", attributes),
+        Node("ConvInteger", [x, w], [y], Effort(most), "", attributes),
+        Node("QLinearConv", quantised, [y], Effort(most), "", attributes),
+        Node("QLinearConv", quantised, [y], Effort(most), ORT, attributes),
+        Node("FusedConv", [x, w], [y], Effort(most, 0, math.prod(y)), ORT, attributes | {"activation": "Relu"}),
+        Node("FusedConv", [x, w, y[1:2], y], [y], Effort(most, 0, math.prod(y)), ORT, attributes),
+    ]
+
+
+CONVOLUTIONS = [
+    *convolutions(X, W, Y, LAYER, **PADDED),
+    *convolutions(X, (64, 16, 3, 3), Y, LAYER // 4, group=4, **PADDED),
+    *convolutions(X, (64, 1, 3, 3), Y, LAYER // 64, group=64, **PADDED),
+    *convolutions((2, 3, 9), (5, 3, 4), (2, 5, 6), 2 * 5 * 6 * 3 * 4),
+    Node("ConvTranspose", [(1, 3, 5, 5), (3, 4, 3, 3)], [(1, 4, 7, 7)], Effort(3 * 25 * 4 * 9)),
+    Node("ConvTransposeWithDynamicPads", [(1, 3, 5, 5), (3, 4, 3, 3)], [(1, 4, 7, 7)], Effort(3 * 25 * 4 * 9), ORT),
+    Node("DeformConv", [(1, 4, 8, 8), (6, 4, 3, 3), (1, 18, 6, 6)], [(1, 6, 6, 6)], Effort(6 * 36 * 36, 0, 36 * 36)),
+]
+
+# --- matrix products ------------------------------------------------------------------------------------------------
+
+A, B, C = (5, 7), (7, 3), (5, 3)
+PRODUCT = Effort(5 * 7 * 3)
+PRODUCTS = [
+    Node("Gemm", [A, B], [C], PRODUCT),
+    Node("Gemm", [(7, 5), (3, 7)], [C], PRODUCT, "", {"transA": 1, "transB": 1}),
+    Node("MatMul", [A, B], [C], PRODUCT),
+    Node("MatMul", [(2, 5, 7), B], [(2, 5, 3)], Effort(2 * 5 * 7 * 3)),
+    Node("MatMulInteger", [A, B], [C], PRODUCT),
+    Node("QLinearMatMul", [A, *ABOUT, B, *ABOUT, *ABOUT], [C], PRODUCT),
+    Node("QGemm", [A, *ABOUT, B, *ABOUT], [C], PRODUCT, ORT),
+    Node("QGemm", [(7, 5), *ABOUT, B, *ABOUT], [C], PRODUCT, ORT, {"transA": 1}),
+    Node("DynamicQuantizeMatMul", [A, B, ()], [C], PRODUCT, ORT),
+    Node("MatMulIntegerToFloat", [A, B, (), ()], [C], PRODUCT, ORT),
+    Node("MatMulNBits", [A, (3, 1, 16), (3,)], [C], PRODUCT, ORT, {"K": 7, "N": 3, "bits": 4, "block_size": 32}),
+    Node("FusedMatMul", [(2, 7, 5), (2, 7, 3)], [(2, 5, 3)], Effort(2 * 5 * 7 * 3), ORT, {"transA": 1}),
+    Node("FusedGemm", [A, B, (3,)], [C], PRODUCT._replace(other=15), ORT, {"activation": "Relu"}),
+    Node("CDist", [A, (3, 7)], [C], PRODUCT, ORT, {"metric": "euclidean"}),
+    Node("Einsum", [A, B], [C], PRODUCT, "", {"equation": "ij,jk->ik"}),
+    Node("Einsum", [(2, 4, 5, 8), (2, 6, 4, 8)], [(2, 4, 5, 6)], Effort(2 * 4 * 5 * 6 * 8), "",
+         {"equation": "bhqd,bkhd->bhqk"}),
+    Node("Einsum", [(2, 5, 7), (1, 7, 3)], [(2, 5, 3)], Effort(2 * 5 * 7 * 3), "", {"equation": "...ij,...jk->...ik"}),
+    Node("Einsum", [(5,), (5, 7), (7,)], [()], Effort(35), "", {"equation": "i,ij,j->"}),
+    Node("Einsum", [A], [(7, 5)], Effort(), "", {"equation": "ij->ji"}),
+    Node("Einsum", [A], [(5,)], Effort(pool=35), "", {"equation": "ij->i"}),
+    Node("Einsum", [A, A], [A], Effort(other=35), "", {"equation": "ij,ij->ij"}),
+]  # fmt: skip
+
+# --- attention, recurrent operators ---------------------------------------------------------------------------------
+
+BATCH, HEADS, ROWS, KEYS, SIZE, VALUE, PAST = 2, 4, 5, 6, 8, 3, 7
+Q, K, V = (BATCH, HEADS, ROWS, SIZE), (BATCH, HEADS, KEYS, SIZE), (BATCH, HEADS, KEYS, VALUE)
+
+
+def attended(rows: int, projected: int = 0, value: int = VALUE) -> Effort:
+    """Q Kᵀ, P V and the softmax over `rows` rows of k."""
+    scores = BATCH * HEADS * ROWS * rows
+    return Effort(projected + scores * (SIZE + value), 0, scores)
+
+
+def flat(rows: int, size: int = SIZE, heads: int = HEADS) -> Shape:
+    """The shape with the heads in the last axis."""
+    return (BATCH, rows, heads * size)
+
+
+MASKS = (None, None, None)
+HEADED = {"num_heads": HEADS}
+PROJECTED = BATCH * ROWS * 10 * 3 * HEADS * SIZE
+ATTENTIONS = [
+    Node("Attention", [Q, K, V], [(*Q[:3], VALUE)], attended(KEYS)),
+    Node("Attention", [Q, (BATCH, 2, KEYS, SIZE), (BATCH, 2, KEYS, VALUE)], [(*Q[:3], VALUE)], attended(KEYS)),
+    Node("Attention", [flat(ROWS), flat(KEYS), flat(KEYS, VALUE)], [flat(ROWS, VALUE)], attended(KEYS), "",
+         {"q_num_heads": HEADS, "kv_num_heads": HEADS}),
+    Node("Attention", [Q, K, V, None, (BATCH, HEADS, PAST, SIZE), (BATCH, HEADS, PAST, VALUE)],
+         [(*Q[:3], VALUE)], attended(KEYS + PAST)),
+    Node("MultiHeadAttention", [flat(ROWS), flat(KEYS), flat(KEYS, VALUE)], [flat(ROWS, VALUE)], attended(KEYS), ORT,
+         HEADED),
+    Node("MultiHeadAttention", [flat(ROWS), K, V], [flat(ROWS, VALUE)], attended(KEYS), ORT, HEADED),
+    Node("MultiHeadAttention", [(BATCH, ROWS, HEADS, 3, SIZE)], [flat(ROWS)], attended(ROWS, 0, SIZE), ORT, HEADED),
+    Node("MultiHeadAttention", [flat(ROWS), (BATCH, KEYS, HEADS, 2, SIZE)], [flat(ROWS)], attended(KEYS, 0, SIZE), ORT,
+         HEADED),
+    Node("MultiHeadAttention", [flat(ROWS), flat(KEYS), flat(KEYS), *MASKS, *[(BATCH, HEADS, PAST, SIZE)] * 2],
+         [flat(ROWS)], attended(KEYS + PAST, 0, SIZE), ORT, HEADED),
+    Node("Attention", [(BATCH, ROWS, 10), (10, 3 * HEADS * SIZE), (3 * HEADS * SIZE,)], [flat(ROWS)],
+         attended(ROWS, PROJECTED, SIZE), ORT, HEADED),
+    Node("Attention", [(BATCH, ROWS, 10), (10, 76), (76,)], [flat(ROWS, VALUE)],
+         attended(ROWS, BATCH * ROWS * 10 * 76), ORT, HEADED | {"qkv_hidden_sizes": [32, 32, 12]}),
+    Node("Attention", [(BATCH, ROWS, 10), (10, 96), (96,), None, (2, BATCH, HEADS, PAST, SIZE)], [flat(ROWS)],
+         attended(ROWS + PAST, PROJECTED, SIZE), ORT, HEADED),
+    Node("QAttention", [(BATCH, ROWS, 10), (10, 96), (96,), (), (), *MASKS, (2, BATCH, HEADS, PAST, SIZE)],
+         [flat(ROWS)], attended(ROWS + PAST, PROJECTED, SIZE), ORT, HEADED),
+    Node("GroupQueryAttention", [flat(ROWS), flat(ROWS, heads=2), flat(ROWS, heads=2), *[(BATCH, 2, PAST, SIZE)] * 2],
+         [flat(ROWS)], attended(ROWS + PAST, 0, SIZE), ORT, HEADED | {"kv_num_heads": 2}),
+    Node("GroupQueryAttention", [flat(ROWS, heads=HEADS + 4)], [flat(ROWS)], attended(ROWS, 0, SIZE), ORT,
+         HEADED | {"kv_num_heads": 2}),
+]  # fmt: skip
+
+STEPS, FEATURES, HIDDEN = 9, 11, 6
+
+
+def recurrent(op: str, gates: int, directions: int, outputs: Sequence[Shape | None], **more: Any) -> Node:
+    """Each step of each direction multiplies the features, and what was hidden before, for each gate."""
+    width, times = gates * HIDDEN, STEPS * BATCH * directions
+    cost = Effort(times * (FEATURES + HIDDEN) * width, 0, times * width)
+    inputs = [(STEPS, BATCH, FEATURES), (directions, width, FEATURES), (directions, width, HIDDEN)]
+    return Node(op, inputs, outputs, cost, "", {"hidden_size": HIDDEN, **more})
+
+
+TWO_WAYS = {"direction": "bidirectional"}
+RECURRENT = [
+    recurrent("RNN", 1, 1, [(STEPS, 1, BATCH, HIDDEN)]),
+    recurrent("GRU", 3, 1, [(STEPS, 1, BATCH, HIDDEN)]),
+    recurrent("LSTM", 4, 1, [(STEPS, 1, BATCH, HIDDEN)]),
+    recurrent("LSTM", 4, 2, [(STEPS, 2, BATCH, HIDDEN)], **TWO_WAYS),
+    recurrent("LSTM", 4, 2, [None, (2, BATCH, HIDDEN)], **TWO_WAYS),
+    Node("DynamicQuantizeLSTM", [(STEPS, BATCH, FEATURES), (1, FEATURES, 4 * HIDDEN), (1, HIDDEN, 4 * HIDDEN)],
+         [(STEPS, 1, BATCH, HIDDEN)], recurrent("LSTM", 4, 1, []).cost, ORT, {"hidden_size": HIDDEN}),
+]  # fmt: skip
+
+# --- pools, normalisations, and what is only moved ------------------------------------------------------------------
+
+IMAGE, POOLED = (1, 4, 8, 8), (1, 4, 4, 4)
+WINDOW = {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 0, 0]}
+ONE = (1, 4, 1, 1)
+EACH = Effort(other=256)
+OTHERS = [
+    *(Node(op, [IMAGE], [POOLED], Effort(pool=64 * 6), "", WINDOW) for op in ("MaxPool", "AveragePool", "LpPool")),
+    Node("QLinearAveragePool", [IMAGE, *ABOUT, *ABOUT], [POOLED], Effort(pool=64 * 6), ORT, WINDOW),
+    Node("NhwcMaxPool", [(1, 8, 8, 4)], [(1, 4, 4, 4)], Effort(pool=64 * 6), ORT, WINDOW),
+    *(Node(op, [IMAGE], [ONE], Effort(pool=256)) for op in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")),
+    Node("QLinearGlobalAveragePool", [IMAGE, *ABOUT, *ABOUT], [ONE], Effort(pool=256), ORT),
+    Node("ReduceMax", [IMAGE], [(1, 1, 1, 1)], Effort(pool=256)),
+    Node("ArgMax", [IMAGE], [(1, 1, 8, 8)], Effort(pool=256), "", {"axis": 1}),
+    Node("TopK", [IMAGE, (1,)], [(1, 4, 8, 3), (1, 4, 8, 3)], Effort(pool=256)),
+    Node("LRN", [IMAGE], [IMAGE], Effort(other=256 * 5), "", {"size": 5}),
+    *(Node(op, [IMAGE], [IMAGE], EACH) for op in ("Relu", "Softmax", "LpNormalization")),
+    Node("CumSum", [IMAGE, ()], [IMAGE], EACH),
+    Node("Add", [IMAGE, ONE], [IMAGE], EACH),
+    Node("LayerNormalization", [IMAGE, (8,), (8,)], [IMAGE], EACH),
+    Node("SimplifiedLayerNormalization", [IMAGE, (8,)], [IMAGE], EACH),
+    Node("BatchNormalization", [IMAGE, *[(4,)] * 4], [IMAGE], EACH),
+    Node("GroupNormalization", [IMAGE, (4,), (4,)], [IMAGE], EACH, "", {"num_groups": 2}),
+    *(Node(op, [IMAGE, *ABOUT, IMAGE, *ABOUT, *ABOUT], [IMAGE], EACH, ORT) for op in ("QLinearAdd", "QLinearMul")),
+    *(Node(f"QLinear{op}", [IMAGE, *ABOUT, *ABOUT], [IMAGE], EACH, ORT) for op in ("Sigmoid", "LeakyRelu", "Softmax")),
+    Node("QLinearConcat", [*ABOUT, IMAGE, *ABOUT, IMAGE, *ABOUT], [(1, 8, 8, 8)], Effort(other=512), ORT, {"axis": 1}),
+    *(Node(op, [IMAGE, *ABOUT], [IMAGE], EACH) for op in ("QuantizeLinear", "DequantizeLinear")),
+    Node("SkipLayerNormalization", [(2, 3, 8), (2, 3, 8), (8,), (8,)], [(2, 3, 8)], Effort(other=2 * 48), ORT),
+    Node("SkipLayerNormalization", [(2, 3, 8), (2, 3, 8), *[(8,)] * 3], [(2, 3, 8)], Effort(other=3 * 48), ORT),
+    Node("SkipSimplifiedLayerNormalization", [(2, 3, 8), (2, 3, 8), (8,)], [(2, 3, 8)], Effort(other=2 * 48), ORT),
+    Node("EmbedLayerNormalization", [(2, 3), None, (30, 8), (9, 8), None, (8,), (8,)], [(2, 3, 8)],
+         Effort(other=2 * 48), ORT),
+    Node("EmbedLayerNormalization", [(2, 3), (2, 3), (30, 8), (9, 8), (2, 8), (8,), (8,)], [(2, 3, 8)],
+         Effort(other=3 * 48), ORT),
+    *(Node(op, [IMAGE, (2,)], [(1, 256)], Effort()) for op in ("Reshape", "Squeeze", "Expand", "Gather", "Slice")),
+    *(Node(op, [IMAGE], [IMAGE], Effort()) for op in ("Identity", "Cast", "BitCast", "Dropout", "Transpose")),
+    Node("ScatterND", [IMAGE, (2, 4), (2,)], [IMAGE], Effort()),
+    Node("Split", [IMAGE], [(1, 2, 8, 8), (1, 2, 8, 8)], Effort(), "", {"axis": 1, "num_outputs": 2}),
+]  # fmt: skip
+
+NODES = (*CONVOLUTIONS, *PRODUCTS, *ATTENTIONS, *RECURRENT, *OTHERS)
+COSTLY = [node for node in NODES if node.cost != Effort()]
+
+
+@pytest.mark.parametrize("node", NODES, ids=str)
+def test_a_node_costs_its_closed_form(node: Node) -> None:
+    assert effort(node.layers()) == node.cost
+
+
+def test_a_layer_of_resnet_costs_as_much_in_integers() -> None:
+    float_, *integers = CONVOLUTIONS[:3]
+    assert effort(float_.layers()).multiply == 115_605_504
+    assert {effort(node.layers()).multiply for node in integers} == {115_605_504}
+
+
+def test_every_way_of_counting_is_among_these() -> None:
+    ways = {
+        (rule.domain, rule.op): getattr(rule.cost, "func", rule.cost)  # of a partial: what it calls
+        for rule in builtin_rules()
+    }
+    assert set(ways.values()) == {ways[node.domain, node.op] for node in NODES if (node.domain, node.op) in ways}
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def axes(node: Node) -> tuple[int, ...]:
+    """The axes along which parts do not overlap: a transposed convolution's inputs do where it is cut in space."""
+    layers = node.layers()
+    (layer,) = layers.layers
+    return tuple(axis for axis in cuttable(layers, layer) if node.op != "ConvTranspose" or axis < 2)
+
+
+def halves(extent: int) -> list[Interval]:
+    return [(0, extent // 2), (extent // 2, extent)]
+
+
+def together(efforts: Sequence[Effort]) -> Effort:
+    return Effort(*map(sum, zip(*efforts, strict=True)))
+
+
+@pytest.mark.parametrize(("node", "axis"), [(node, axis) for node in COSTLY for axis in axes(node)], ids=str)
+def test_tiles_together_cost_what_the_whole_costs(node: Node, axis: int) -> None:
+    layers = node.layers()
+    everything = full(output_shape(layers, layers.layers[0]))
+    tiles = [replace(everything, axis, cut) for cut in halves(everything[axis][1])]
+    assert together([effort(layers, tile) for tile in tiles]) == node.cost
+
+
+def reduced(node: Node) -> int:
+    """The length of the axis that LIP cuts, 0 where there is none."""
+    layers = node.layers()
+    return reduction(layers, layers.layers[0]) or 0
+
+
+@pytest.mark.parametrize("node", [node for node in COSTLY if reduced(node)], ids=str)
+def test_ranges_of_input_channels_together_cost_what_the_whole_costs(node: Node) -> None:
+    layers = node.layers()
+    assert together([effort(layers, None, cut) for cut in halves(reduced(node))]) == node.cost
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "share"), [((1, 1), (2, 2), 0.25), ((3, 3), (2, 2), 1.0), ((1, 3), (2, 4), 0.375)]
+)
+def test_what_strides_leave_out_is_the_same_in_integers(
+    kernel: tuple[int, int], stride: tuple[int, int], share: float
+) -> None:
+    nodes = convolutions((1, 4, 9, 9), (4, 4, *kernel), (1, 4, 4, 4), 0, strides=stride)[:3]
+    nodes.append(
+        Node("MaxPool", [(1, 4, 9, 9)], [(1, 4, 4, 4)], Effort(), "", {"kernel_shape": kernel, "strides": stride})
+    )
+    for layers in (node.layers() for node in nodes):
+        (node,) = layers.layers[0].nodes
+        reads = layers.rule(node).reads
+        assert reads is not None and reads(layers.operation(node)) == share
+
+
+def test_what_is_only_counted_stays_whole_as_an_operator_without_a_rule() -> None:
+    (layer,) = RECURRENT[2].layers().layers
+    assert layer.reason == "operator LSTM has no rule"
+    assert not any(rule.elementwise or rule.reduction for rule in builtin_rules() if not rule.cuts)
+
+
+def test_convolutions_in_groups_are_of_a_kind_of_their_own_in_integers_too() -> None:
+    kinds = [kind_of(node.layers().layers[0]) for node in CONVOLUTIONS[:9]]
+    assert kinds[:3] == ["Conv", "ConvInteger", "QLinearConv"]
+    assert kinds[6:9] == ["GroupConv", "GroupConvInteger", "GroupQLinearConv"]
+
+
+def test_rules_can_be_sent_to_other_processes() -> None:
+    for rule in builtin_rules():
+        assert pickle.loads(pickle.dumps(rule)).op == rule.op
+
+
+# --- a plugin's rule ------------------------------------------------------------------------------------------------
+
+
+def twice(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+    """Two multiplications for each element that is read."""
+    return Effort(multiply=2 * math.prod(needs[0]))
+
+
+def rows(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    return Piece(region, (region,))
+
+
+SCAN = Node("Acme", [(4, 6)], [(4, 6)], Effort(48), "com.example")
+
+
+def counted_by(rule: OperatorRule) -> LayerGraph:
+    """The layers of SCAN where this rule is registered."""
+    with also(rule):
+        provided = registry().operators.values()
+        return SCAN.layers({(each.value.domain, each.value.op): each.value for each in provided})
+
+
+def test_a_plugins_rule_says_what_its_operator_costs() -> None:
+    layers = counted_by(OperatorRule("Acme", rows, "com.example", cost=twice))
+    assert effort(layers) == SCAN.cost
+    assert effort(layers, ((0, 1), (0, 6))) == Effort(12)
+
+
+def test_a_plugins_rule_can_count_what_it_does_not_cut() -> None:
+    layers = counted_by(OperatorRule("Acme", whole, "com.example", cost=twice))
+    assert layers.layers[0].reason == "operator com.example::Acme has no rule"
+    assert effort(layers) == SCAN.cost
+
+
+def test_without_a_cost_of_its_own_each_element_counts() -> None:
+    assert effort(counted_by(OperatorRule("Acme", rows, "com.example"))) == Effort(other=24)
+
+
+@pytest.mark.parametrize("wrong", [None, 7, Effort(-1), Effort(0.5)])  # type: ignore[arg-type]
+def test_a_cost_that_is_none_is_the_plugins_fault(wrong: Any) -> None:
+    layers = counted_by(OperatorRule("Acme", rows, "com.example", cost=lambda *_: wrong))
+    with pytest.raises(PluginError, match=r"rule 'com.example::Acme' of plugin .*, for node 'node': its cost is"):
+        effort(layers)
