@@ -108,7 +108,7 @@ def make(name: str, model: Path, plan: Path) -> None:
     In a process of its own, because the peak memory of a process counts as that of those that it starts.
     """
     from dicompiler import networks
-    from dicompiler.driver.compiler import prepare
+    from dicompiler.driver.prepare import prepare
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.plan import Part, Plan, dumps
     from dicompiler.ir.platform import Platform

@@ -14,8 +14,9 @@ from time import perf_counter
 from support.layer_graphs import formed, vgg16
 
 from dicompiler.cost.model import Analytic
+from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.networks import NAMES, build
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.gradient.landscape import landscapes

@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from dicompiler.cost.model import Analytic
-from dicompiler.driver.compiler import prepare
+from dicompiler.driver.prepare import prepare
+from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.cpsat import CpSat

@@ -29,7 +29,8 @@ from support.splits import ALL, Case, splits
 import dicompiler
 from dicompiler import networks
 from dicompiler.driver.artifact import install, run
-from dicompiler.driver.compiler import decide, pose, prepare
+from dicompiler.driver.compiler import decide
+from dicompiler.driver.prepare import pose, prepare
 from dicompiler.ir import plan
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model

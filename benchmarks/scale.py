@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.driver.compiler import load_problem
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.plugin.registry import registry
 

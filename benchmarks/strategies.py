@@ -22,9 +22,10 @@ import click
 
 from dicompiler import networks
 from dicompiler.driver.compare import compare
-from dicompiler.driver.compiler import load_problem
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.devices import Device, Host, Network, NetworkKind
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.platform import Device, Host, Network, NetworkKind, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dicompiler.base.errors import DicompilerError, UsageError
+    from dicompiler.driver.artifact import Compiled
     from dicompiler.driver.compiler import compile
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.onnx.model import Model
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "Compilation": "ir.compilation",
+    "Compiled": "driver.artifact",
     "DicompilerError": "base.errors",
     "Model": "ir.onnx.model",
     "Part": "ir.plan",
@@ -36,6 +38,7 @@ _WHERE = {
 
 __all__ = [
     "Compilation",
+    "Compiled",
     "DicompilerError",
     "Model",
     "Part",
@@ -50,11 +53,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports a public name on first use (PEP 562)."""
-    if name == "__version__":
-        value: Any = _version()
-    elif name in _WHERE:
-        from importlib import import_module
+    from importlib import import_module
 
+    value: Any
+    if name == "__version__":
+        value = import_module("dicompiler.base.version").version()
+    elif name in _WHERE:
         value = getattr(import_module(f"dicompiler.{_WHERE[name]}"), name)
     else:
         raise AttributeError(f"module 'dicompiler' has no attribute {name!r}")
@@ -64,23 +68,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _version() -> str:
-    """The installed distribution's version; in an uninstalled checkout that of pyproject.toml, marked as such."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("dicompiler")
-    except metadata.PackageNotFoundError:
-        return _checkout_version()
-
-
-def _checkout_version() -> str:
-    import tomllib
-    from pathlib import Path
-
-    project = Path(__file__).parent.parent / "pyproject.toml"
-    if not project.is_file():
-        return "0+unknown"
-    return f"{tomllib.loads(project.read_text(encoding='utf-8'))['project']['version']}+checkout"

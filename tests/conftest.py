@@ -6,7 +6,7 @@ import signal
 from collections.abc import Generator
 
 import pytest
-from limits import LIMIT_S, limited
+from support.limits import LIMIT_S, limited
 
 # A shell's background jobs and nohup ignore it, and so would all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from limits import LIMIT_S, limited
+from support.limits import LIMIT_S, limited
 
 TESTS = Path(__file__).parent
 

@@ -18,7 +18,8 @@ import pytest
 from numpy.typing import NDArray
 from support.generators import random_plan
 
-from dicompiler.driver.compiler import compile, prepare
+from dicompiler.driver.compiler import compile
+from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.importing import accepts
 from dicompiler.ir.onnx.model import Model

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.generators import random_plan
 from support.weighing import check_unwritten
 
-from dicompiler.driver.compiler import prepare
+from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan

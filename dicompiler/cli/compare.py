@@ -9,7 +9,7 @@ import click
 from dicompiler.cli.options import Request, cost_options, handed, objective_option, problem_options
 
 if TYPE_CHECKING:
-    from dicompiler.search.problem import Strategy
+    from dicompiler.search.strategy import Strategy
 
 # Those that need no file and no choice of the user's.
 DEFAULT = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
@@ -29,7 +29,7 @@ def command(request: Request, strategies: str | None, as_json: bool) -> None:
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_comparison
     from dicompiler.driver.compare import compare
-    from dicompiler.driver.compiler import DEFAULT_COST, load_problem
+    from dicompiler.driver.prepare import DEFAULT_COST, load_problem
 
     made = chosen(strategies or DEFAULT)
     problem = load_problem(

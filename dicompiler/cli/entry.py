@@ -61,7 +61,7 @@ def _describe(error: Exception) -> tuple[int, str]:
     if isinstance(error, OSError) and error.errno is not None:
         place = f"{error.filename}: " if error.filename else ""
         return 1, f"error: {one_line(place + (error.strerror or str(error)))}"
-    from dicompiler.plugin.pass_manager import PassFailure
+    from dicompiler.plugin.passes import PassFailure
 
     cause = str(error) if isinstance(error, PassFailure) else f"{type(error).__name__}: {error}"
     return INTERNAL, f"internal error: {one_line(cause)}; run again with --debug for the traceback"

@@ -46,8 +46,8 @@ def command(
     ends the search with the front so far.
     """
     from dicompiler.cli.progress import progress
-    from dicompiler.driver.compiler import DEFAULT_COST
     from dicompiler.driver.explore import explore, spec
+    from dicompiler.driver.prepare import DEFAULT_COST
 
     platform = request.platform
     if platform is None:

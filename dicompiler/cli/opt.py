@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dicompiler.base.specs import Spec
     from dicompiler.driver.diagnostics import LayerStatistics
     from dicompiler.ir.compilation import Compilation
-    from dicompiler.plugin.pass_manager import Instrument, Pass
+    from dicompiler.plugin.passes import Instrument, Pass
 
 NORMALISE, INFER_SHAPES, PARTITION = "normalise", "infer-shapes", "partition"
 

@@ -50,7 +50,7 @@ def command(
     from dicompiler.cli.tables import show_json
     from dicompiler.cost.profile import load
     from dicompiler.driver import profile as profiling
-    from dicompiler.driver.compiler import prepare
+    from dicompiler.driver.prepare import prepare
     from dicompiler.ir.onnx.model import Model
 
     if (output is None) == (package is None):

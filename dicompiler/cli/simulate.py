@@ -37,7 +37,7 @@ def command(request: Request, frames: int, in_flight: int, trace: Path | None, a
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_simulation
     from dicompiler.cost.trace import dumps
-    from dicompiler.driver.compiler import DEFAULT_COST
+    from dicompiler.driver.prepare import DEFAULT_COST
     from dicompiler.plugin.registry import registry
     from dicompiler.search.problem import play
 

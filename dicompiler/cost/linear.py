@@ -19,8 +19,8 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.units import BANDWIDTH, RATE, parse
 from dicompiler.cost.model import CostModel, Share, by_rate, count, flops
 from dicompiler.cost.profile import Profiles, kind_of
+from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.platform import Device
 
 
 @dataclass(frozen=True)

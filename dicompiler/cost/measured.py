@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from dicompiler.cost.model import CostModel, Share, count, flops
 from dicompiler.cost.profile import Profile, Profiles, axis_cut, signature
+from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import Region, full
 from dicompiler.partition.bounds_inference import align, output_shape, reduction
 

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import onnx
 
 from dicompiler.ir.onnx.structure import node_reads
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.program import DeviceProgram, Program, Segment, Value
-
-if TYPE_CHECKING:
-    from dicompiler.target.interface import Target
 
 
 @dataclass(frozen=True)
@@ -50,12 +46,6 @@ def program_memory(program: Program, frames: int = 1) -> dict[str, MemoryUse]:
         device.device: _together([_device(role, role.devices[i], sizes) for role, sizes in roles], frames)
         for i, device in enumerate(program.devices)
     }
-
-
-def to_run(program: Program, target: Target) -> dict[str, int]:
-    """Device → bytes that `target` needs to run the program, one frame at a time."""
-    held, added = program_memory(program), target.memory(program)
-    return {name: use.total + added[name] for name, use in held.items()}
 
 
 @dataclass(frozen=True)

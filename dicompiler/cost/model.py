@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.base.remembering import remembered
+from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Share as Share
-from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import Interval, Region, full, shape_of, volume
 from dicompiler.ir.rule import Effort
 from dicompiler.ir.tasks import ShareTask, Work

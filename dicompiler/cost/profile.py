@@ -18,8 +18,8 @@ import numpy as np
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.remembering import Remembers, remembered
+from dicompiler.ir.devices import Device, Link
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.platform import Device, Link
 from dicompiler.ir.rule import Tensor
 
 FORMAT = "dicompiler.profile/1"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.schema import load_json, validate
-from dicompiler.driver.compiler import DEFAULT_COST, pose, prepare, single_device
+from dicompiler.driver.prepare import DEFAULT_COST, pose, prepare, single_device
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
 from dicompiler.ir.onnx.model import Model
@@ -42,6 +42,21 @@ def manifest(directory: Path) -> dict[str, Any]:
     document: dict[str, Any] = load_json(directory / MANIFEST)
     validate(document, "artifact", str(directory / MANIFEST))
     return document
+
+
+@dataclass(frozen=True)
+class Compiled(Compilation):
+    """What `compile` gives: a compilation with plan, program and metrics, and its artifact where one was written."""
+
+    @classmethod
+    def of(cls, compilation: Compilation) -> Compiled:
+        return cls(**{entry.name: getattr(compilation, entry.name) for entry in fields(Compilation)})
+
+    def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
+        """Verifies the artifact that was written, see `driver.artifact.verify`. UsageError where none was."""
+        if self.artifacts is None:
+            raise UsageError("verify: nothing was written: compile with output=…")
+        return verify(self.artifacts, inputs)
 
 
 def _open(directory: str | Path) -> tuple[Path, Target, Model]:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.driver.compiler import single_device
+from dicompiler.driver.prepare import single_device
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
 from dicompiler.search.lower_bounds import bound
-from dicompiler.search.problem import Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The driver: compile() takes a model and a platform through the whole pipeline; artifacts.py uses what it wrote.
+"""The driver: compile() takes a model and a platform through the whole pipeline; artifact.py uses what it wrote.
 
 model ──prepare──► layers ──strategy──► plan ──partition──► placed model ──cut──► program ──target──► directory
 """
@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING
 
 from dicompiler.base.atomic import check_place, moved_in_whole
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.model import Analytic, CostModel
+from dicompiler.cost.model import CostModel
+from dicompiler.driver.artifact import Compiled
+from dicompiler.driver.prepare import DEFAULT_COST, platform_of, pose, prepare, single_device, uncut
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
-from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform, to_toml
 from dicompiler.partition.lowering import split
-from dicompiler.partition.tiling import whole_plan
-from dicompiler.plugin.pass_manager import Instrument, PassManager
+from dicompiler.plugin.pass_manager import PassManager
+from dicompiler.plugin.passes import Instrument
 from dicompiler.plugin.registry import registry
 from dicompiler.search.constraints import check, check_program
-from dicompiler.search.problem import Problem, Strategy, evaluate
+from dicompiler.search.problem import Problem, evaluate
+from dicompiler.search.strategy import Strategy
 from dicompiler.target.interface import Target
 from dicompiler.target.manifest import KIND, MADE, MADE_FORMAT, MANIFEST, PLAN, PLATFORM, REFERENCE
 
@@ -39,9 +41,6 @@ log = logging.getLogger("dicompiler")
 
 DEFAULT_STRATEGY = "auto"
 DEFAULT_TARGET = "sockets"
-DEFAULT_COST = "analytic"
-PREPARE = ("normalise", "infer-shapes", "form-layers")
-QUANTISE = "quantise"
 NOTABLY = 1.001
 """How many times what one device takes a plan takes that is warned of: less would read the same."""
 
@@ -59,13 +58,13 @@ def compile(
     instruments: Sequence[Instrument] = (),
     calibrate: str | Path | None = None,
     executor: Executor | None = None,
-) -> Compilation:
+) -> Compiled:
     """Splits `model` over `platform` as `plan` says or as `strategy` decides, and writes `output` where it is given.
 
     strategy, target, cost: specs such as "modnn" or instances. shape: "input=1x3x224x224" for dynamic dimensions.
     calibrate: an .npz file of samples with which the model is quantised first (see the pass `quantise`). executor: whom
-    strategies that weigh many plans give that work, a ProcessPoolExecutor for instance. With `output` the memory that
-    the target adds counts when plans are chosen.
+    strategies that evaluate many plans give that work, a ProcessPoolExecutor for instance. With `output` the memory
+    that the target adds counts when plans are chosen.
     Returns the compilation with plan, program, metrics, and artifacts where written. Raises DicompilerError for what
     cannot be compiled, UsageError for unknown names; nothing is written then.
     """
@@ -79,7 +78,7 @@ def compile(
     if output is not None:
         check_place(Path(output), MANIFEST, KIND)  # before the work, and in the end once more
     compilation = prepare(Model.load(model), shape, instruments, calibrate)
-    compilation = replace(compilation, platform=_platform(platform, decider))
+    compilation = replace(compilation, platform=platform_of(platform, decider))
     costs: CostModel = known.adopt("cost_models", cost)
     runs = emitter if output is not None else None
     problem = replace(pose(compilation, objective, costs), executor=executor, target=runs)
@@ -91,56 +90,8 @@ def compile(
         compilation = occupy(compilation, problem)
         check_program(compilation, emitter)
     decision = Decision("" if decider is None else decider.name, objective, costs.name)
-    compilation = replace(weigh(compilation, problem), decision=decision)
-    return compilation if output is None else emit(compilation, emitter, Path(output))
-
-
-def prepare(
-    model: Model,
-    shape: Sequence[str] = (),
-    instruments: Sequence[Instrument] = (),
-    calibrate: str | Path | None = None,
-) -> Compilation:
-    """Model → normalised, quantised where there are samples to calibrate it with, with shapes and layers."""
-    from dicompiler.base.specs import Spec
-
-    normalise, infer, form = PREPARE
-    shapes = Spec.of(infer, {"shape": tuple(shape)})
-    specs = [Spec.of(normalise, {}), shapes, Spec.of(form, {})]
-    if calibrate is not None:  # what is quantised has static shapes before, and new tensors afterwards
-        specs[1:2] = [shapes, Spec.of(QUANTISE, {"calibrate": str(calibrate)}), Spec.of(infer, {})]
-    make = registry().make
-    passes = [make("passes", spec) for spec in specs]
-    return PassManager(passes, instruments).run(Compilation(model=model))
-
-
-def load_problem(
-    model: str | Path | bytes | onnx.ModelProto | Model,
-    platform: str | Path | Platform | None,
-    shape: Sequence[str] = (),
-    objective: str = "latency",
-    cost: str | CostModel = DEFAULT_COST,
-) -> Problem:
-    """The problem of splitting `model` over `platform`, for those who call strategies themselves; see `compile`."""
-    compilation = prepare(Model.load(model), shape)
-    costs: CostModel = registry().adopt("cost_models", cost)
-    return pose(replace(compilation, platform=_platform(platform, None)), objective, costs)
-
-
-def _platform(given: str | Path | Platform | None, strategy: Strategy | None) -> Platform:
-    families = [provided.value for provided in registry().platforms.values()]
-    own = strategy.own_platform() if strategy is not None and given is None else None
-    if given is None and own is None:
-        raise UsageError("compile: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)")
-    return own if own is not None else Platform.load(given, families)  # type: ignore[arg-type]
-
-
-def pose(compilation: Compilation, objective: str = "latency", cost: CostModel | None = None) -> Problem:
-    """The problem that a prepared compilation on a platform is. UsageError for an unknown objective."""
-    layers, platform = compilation.layers, compilation.platform
-    assert layers is not None and platform is not None
-    costs = cost or Analytic()
-    return Problem(layers, platform, costs, objective, model=compilation.model, loaded=compilation.loaded)
+    compilation = replace(predicted(compilation, problem), decision=decision)
+    return Compiled.of(compilation if output is None else emit(compilation, emitter, Path(output)))
 
 
 def decide(problem: Problem, strategy: Strategy | None, plan: str | Path | Plan | None) -> Plan:
@@ -176,16 +127,16 @@ def occupy(compilation: Compilation, problem: Problem) -> Compilation:
     occupied = problem.target.occupied(compilation.program)
     if not occupied:
         return compilation
-    single = problem.sketch(_uncut(problem)).program
+    single = problem.sketch(uncut(problem)).program
     assert single is not None
     try:
-        uncut = problem.target.occupied(single)
+        alone = problem.target.occupied(single)
     except DicompilerError:  # too large for the target: no figure to compare with
-        uncut = ()
-    return replace(compilation, occupied=occupied, occupied_single=uncut)
+        alone = ()
+    return replace(compilation, occupied=occupied, occupied_single=alone)
 
 
-def weigh(compilation: Compilation, problem: Problem) -> Compilation:
+def predicted(compilation: Compilation, problem: Problem) -> Compilation:
     """Adds the metrics of the program, by simulation, and those of the best single device beside them; warns where that
     one would be better."""
     metrics, single = evaluate(compilation, problem.cost, problem.target), single_device(problem)
@@ -198,17 +149,6 @@ def weigh(compilation: Compilation, problem: Problem) -> Compilation:
             single.value(objective),
         )
     return replace(compilation, metrics=metrics, single=single)
-
-
-def single_device(problem: Problem) -> Metrics:
-    """The metrics of the whole network on the fastest device, the candidate that every plan is reported beside. Nothing
-    overlaps there: the estimate is what the simulator gives."""
-    return problem.estimate(_uncut(problem))
-
-
-def _uncut(problem: Problem) -> Plan:
-    """The whole network on the fastest device."""
-    return problem.plan(whole_plan(problem.layers, problem.platform.fastest.name).layers)
 
 
 def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:

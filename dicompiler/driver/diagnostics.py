@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.plan import Plan
-    from dicompiler.plugin.pass_manager import Pass
+    from dicompiler.plugin.passes import Pass
 
 
 @dataclass

@@ -16,13 +16,13 @@ from typing import Any
 from dicompiler.base.atomic import check_place, moved_in_whole
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.specs import Spec, parse
-from dicompiler.driver.compiler import DEFAULT_COST, load_problem
+from dicompiler.driver.prepare import DEFAULT_COST, load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import dumps
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
-from dicompiler.search.fronts import OBJECTIVES, Front, Tell
-from dicompiler.search.problem import Strategy
+from dicompiler.search.fronts import FRONT_OBJECTIVES, Front, Tell
+from dicompiler.search.strategy import Strategy
 
 FORMAT = "dicompiler.front/1"
 FILE = "front.json"
@@ -90,7 +90,7 @@ def document(front: Front, platform: Platform) -> dict[str, Any]:
         "format": FORMAT,
         **({"network": front.points[0].plan.network} if front.points[0].plan.network else {}),
         "platform": platform.name,
-        "objectives": {name: OBJECTIVES[name][0] for name in front.objectives},
+        "objectives": {name: FRONT_OBJECTIVES[name][0] for name in front.objectives},
         "level": front.level,
         "evaluations": front.evaluations,
         "interrupted": front.interrupted,
@@ -104,14 +104,14 @@ def document(front: Front, platform: Platform) -> dict[str, Any]:
 def _numbers(front: Front, index: int) -> dict[str, float]:
     """Objective → number; bytes are whole."""
     own = front.points[index].objectives
-    return {name: round(own[name]) if OBJECTIVES[name][0] == "bytes" else own[name] for name in front.objectives}
+    return {name: round(own[name]) if FRONT_OBJECTIVES[name][0] == "bytes" else own[name] for name in front.objectives}
 
 
 def _csv(front: Front) -> str:
     """A line for each point; the head names the units."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["plan", *(f"{name} [{OBJECTIVES[name][0]}]" for name in front.objectives)])
+    rows.writerow(["plan", *(f"{name} [{FRONT_OBJECTIVES[name][0]}]" for name in front.objectives)])
     for i in range(len(front.points)):
         rows.writerow([plan_file(i), *map(repr, _numbers(front, i).values())])
     return text.getvalue()
@@ -134,7 +134,7 @@ def picture(front: Front, platform: Platform) -> str:
             for number, at in enumerate(places):
                 axes.annotate(str(number), at, xytext=(3, 3), textcoords="offset points", fontsize=6)
             for label, name in ((axes.set_xlabel, first), (axes.set_ylabel, other)):
-                label(f"{name} [{OBJECTIVES[name][0]}]")
+                label(f"{name} [{FRONT_OBJECTIVES[name][0]}]")
         figure.suptitle(f"{len(front.points)} plans on {platform.name}{', interrupted' if front.interrupted else ''}")
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})

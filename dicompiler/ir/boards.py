@@ -1,14 +1,13 @@
-"""The built-in platforms: the number of boards goes in, a Platform comes out. Every figure has its source beside it.
+"""The boards that the built-in platforms are made of. Every figure has its source beside it.
 
 Compute rates are what the boards sustain, not peaks: a plan balances by them. A profile of your own boards is better.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from dicompiler.ir.platform import Device, Host, Network, Platform, PlatformFamily
+from dicompiler.ir.devices import Device, Host, Network
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -34,22 +33,17 @@ _NX = (
 )
 
 
-def _boards(
-    family: str, description: str, prefix: str, host: Host, devices: tuple[Device, ...], network: Network
-) -> Callable[[int], Platform]:
-    """`make` of a family: N copies of a host and its devices, numbered from 01; a device's name is a suffix."""
+@dataclass(frozen=True)
+class Board:
+    """What a built-in platform has N times. name: of the platforms, before the number; prefix: of its hosts' names;
+    host, devices: without names, but for what follows the host's in a device's; description: where figures are from."""
 
-    def make(count: int) -> Platform:
-        names = [f"{prefix}{number:02d}" for number in range(1, count + 1)]
-        return Platform(
-            f"{family}{count}",
-            tuple(replace(host, name=name) for name in names),
-            tuple(replace(device, name=name + device.name, host=name) for name in names for device in devices),
-            network,
-            description,
-        )
-
-    return make
+    name: str
+    description: str
+    prefix: str
+    host: Host
+    devices: tuple[Device, ...]
+    network: Network
 
 
 @dataclass(frozen=True)
@@ -66,13 +60,11 @@ class Microcontroller:
     source: str
 
     @property
-    def family(self) -> PlatformFamily:
-        """Its platforms."""
+    def board(self) -> Board:
         text = self.source + _SERIAL.format(cycles=self.cycles)
         device = Device("", "", 2 * self.clock / self.cycles)
         host = Host("", self.ram + self.flash, flash=self.flash)
-        network = Network("switch", 0.8e6)
-        return PlatformFamily(self.name + "N", text, _boards(self.name, text, self.prefix, host, (device,), network))
+        return Board(self.name, text, self.prefix, host, (device,), Network("switch", 0.8e6))
 
 
 _SERIAL = (
@@ -115,11 +107,9 @@ _XAVIER = (
     Device("_gpu", "", 342e9, cores=1, power_active=20.4, power_idle=2.0, gpu=True),
 )
 
-FAMILIES: tuple[PlatformFamily, ...] = (
-    PlatformFamily("rpi3xN", _PI3, _boards("rpi3x", _PI3, "pi", Host("", 1 * GIB), _A53, _GATEWAY)),
-    PlatformFamily("rpi4xN", _PI4, _boards("rpi4x", _PI4, "pi", Host("", 4 * GIB), _A72, _GATEWAY)),
-    PlatformFamily(
-        "jetson-nxN", _NX, _boards("jetson-nx", _NX, "nx", Host("", 8 * GIB), _XAVIER, Network("switch", 1e9))
-    ),
-    *(board.family for board in MICROCONTROLLERS),
+BOARDS = (
+    Board("rpi3x", _PI3, "pi", Host("", 1 * GIB), _A53, _GATEWAY),
+    Board("rpi4x", _PI4, "pi", Host("", 4 * GIB), _A72, _GATEWAY),
+    Board("jetson-nx", _NX, "nx", Host("", 8 * GIB), _XAVIER, Network("switch", 1e9)),
+    *(microcontroller.board for microcontroller in MICROCONTROLLERS),
 )

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from dicompiler.base.errors import UsageError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     import onnx
-    from numpy.typing import NDArray
 
     from dicompiler.ir.layers import LayerGraph
     from dicompiler.ir.metrics import Metrics, Occupied
@@ -21,7 +17,6 @@ if TYPE_CHECKING:
     from dicompiler.ir.platform import Platform
     from dicompiler.ir.program import Program
     from dicompiler.ir.routing import Routing
-    from dicompiler.verify.comparison import Verification
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class Compilation:
     whole network on one device; decision: how the plan came about; occupied, occupied_single: RAM and flash of each
     device by the target's measure, and those of one device that has all (() where the target has none); artifacts: the
     directory that the target wrote; loaded: the graph before the first pass, by whose names users call nodes (see
-    lineage.py; the pass manager keeps it).
+    ir.lineage; the pass manager keeps it).
     """
 
     model: Model
@@ -61,11 +56,3 @@ class Compilation:
     occupied_single: tuple[Occupied, ...] = ()
     artifacts: Path | None = None
     loaded: onnx.GraphProto | None = field(default=None, repr=False, compare=False)
-
-    def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
-        """Verifies the artifacts that were written, see `artifacts.verify`."""
-        from dicompiler.driver.artifact import verify
-
-        if self.artifacts is None:
-            raise UsageError("verify: nothing was written: compile with output=…")
-        return verify(self.artifacts, inputs)

@@ -10,9 +10,9 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,99 +21,10 @@ from dicompiler.base.errors import DicompilerError, UsageError, nearest
 from dicompiler.base.remembering import Remembers, remembered
 from dicompiler.base.schema import validate
 from dicompiler.base.units import BANDWIDTH, MEMORY, POWER, RATE, TIME, parse, parse_bytes, write
+from dicompiler.ir.boards import BOARDS, Board
+from dicompiler.ir.devices import Device, Host, Link, Network, NetworkKind
 
 FORMAT = "dicompiler.platform/1"
-NetworkKind = Literal["switch", "shared", "gateway"]
-
-
-@dataclass(frozen=True)
-class Host:
-    """A machine. `memory`: bytes that its devices may use together.
-
-    flash: of these the bytes of flash, where weights lie and nothing else (0: weights lie in RAM, with all else).
-    bandwidth: bit/s of its own connection, in each direction, where that is less than the network's (None: no limit).
-    """
-
-    name: str
-    memory: int
-    bandwidth: float | None = None
-    flash: int = 0
-
-    @property
-    def ram(self) -> int:
-        """Bytes for what changes, and for the weights where there is no flash."""
-        return self.memory - self.flash
-
-
-@dataclass(frozen=True)
-class Device:
-    """One processing element of a host: a group of CPU cores, or a GPU.
-
-    rate: FLOP/s sustained, a multiplication and its addition being two; 0: compute-less (a camera, a gateway).
-    power_active, power_idle: W while it computes and while it waits; a host draws the sum over its devices.
-    power_network: W that come on top while it sends or receives. memory_bandwidth: byte/s between its cores and its
-    memory (0: not known).
-    """
-
-    name: str
-    host: str
-    rate: float
-    cores: int = 1
-    power_active: float = 0.0
-    power_idle: float = 0.0
-    gpu: bool = False
-    power_network: float = 0.0
-    memory_bandwidth: float = 0.0
-
-    @property
-    def computes(self) -> bool:
-        return self.rate > 0
-
-
-Amount = TypeVar("Amount", float, NDArray[np.float64])
-
-
-class Line:
-    """What carries bytes, at `bandwidth` bit/s."""
-
-    bandwidth: float
-
-    def seconds(self, nbytes: Amount, message: float = 0.0) -> Amount:
-        """How long `nbytes` bytes occupy the line, in a transfer that takes `message` seconds beside them. The latency
-        is not in it: the line is free again by then."""
-        return message + 8 * nbytes / self.bandwidth
-
-
-@dataclass(frozen=True)
-class Link(Line):
-    """The connection of two hosts, the same in both directions. `bandwidth` in bit/s, `latency` in seconds."""
-
-    hosts: tuple[str, str]
-    bandwidth: float
-    latency: float = 0.0
-
-
-@dataclass(frozen=True)
-class Network(Line):
-    """What joins the hosts: `bandwidth` in bit/s, `latency` in seconds, `links` that differ from these.
-
-    message: seconds that each transfer occupies its line beside the time of its bytes (headers, system calls).
-
-    switch: every host has a full-duplex line of its own; shared: all hosts share one medium; gateway: everything
-    passes one gateway whose bandwidth all share. The devices of one host talk through its memory.
-    """
-
-    kind: NetworkKind
-    bandwidth: float
-    latency: float = 0.0
-    links: tuple[Link, ...] = ()
-    message: float = 0.0
-
-    def link(self, a: str, b: str) -> Link | None:
-        """The link between hosts `a` and `b`; None where they are one host, which needs none."""
-        if a == b:
-            return None
-        return next((x for x in self.links if {*x.hosts} == {a, b}), Link((a, b), self.bandwidth, self.latency))
 
 
 @dataclass(frozen=True)
@@ -246,11 +157,22 @@ def file_of(source: str, known: Iterable[PlatformFamily]) -> Path | None:
     return Path(source)
 
 
+@cache
 def families() -> tuple[PlatformFamily, ...]:
     """The built-in families."""
-    from dicompiler.ir.boards import FAMILIES
+    return tuple(PlatformFamily(board.name + "N", board.description, partial(_boards, board)) for board in BOARDS)
 
-    return FAMILIES
+
+def _boards(board: Board, count: int) -> Platform:
+    """`count` copies of a board's host and devices, numbered from 01; a device's name is a suffix."""
+    names = [f"{board.prefix}{number:02d}" for number in range(1, count + 1)]
+    return Platform(
+        f"{board.name}{count}",
+        tuple(replace(board.host, name=name) for name in names),
+        tuple(replace(device, name=name + device.name, host=name) for name in names for device in board.devices),
+        board.network,
+        board.description,
+    )
 
 
 def _load_file(path: Path, known: Sequence[PlatformFamily]) -> Platform:

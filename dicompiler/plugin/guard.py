@@ -25,9 +25,10 @@ from dicompiler.base.errors import DicompilerError, PluginError, cause
 from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.model import CostModel, Share, fault_of_seconds
 from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.platform import Device, Platform, PlatformFamily
+from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Interval, Region, Shape
 from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, fault_of

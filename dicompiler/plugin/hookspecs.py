@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from dicompiler.cost.model import CostModel
     from dicompiler.ir.platform import PlatformFamily
     from dicompiler.ir.rule import OperatorRule
-    from dicompiler.plugin.pass_manager import Pass
-    from dicompiler.search.problem import Strategy
+    from dicompiler.plugin.passes import Pass
+    from dicompiler.search.strategy import Strategy
     from dicompiler.target.interface import Target
 
 API_VERSION = 1

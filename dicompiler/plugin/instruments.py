@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from dicompiler.ir.compilation import Compilation
-    from dicompiler.plugin.pass_manager import Pass
+    from dicompiler.plugin.passes import Pass
 
 
 class Watch:

@@ -24,6 +24,7 @@ import pluggy
 
 from dicompiler.base.errors import DicompilerError, PluginError, UsageError, cause, nearest
 from dicompiler.base.specs import Spec, instantiate, options_of, parse
+from dicompiler.base.version import version
 from dicompiler.plugin import guard, hookspecs
 
 log = logging.getLogger("dicompiler")
@@ -54,8 +55,8 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "passes": Kind("pass", "dicompiler_passes", "dicompiler.plugin.pass_manager:Pass"),
-        "strategies": Kind("strategy", "dicompiler_strategies", "dicompiler.search.problem:Strategy"),
+        "passes": Kind("pass", "dicompiler_passes", "dicompiler.plugin.passes:Pass"),
+        "strategies": Kind("strategy", "dicompiler_strategies", "dicompiler.search.strategy:Strategy"),
         "targets": Kind("target", "dicompiler_targets", "dicompiler.target.interface:Target"),
         "operators": Kind("operator rule", "dicompiler_operators", "dicompiler.ir.rule:OperatorRule", False),
         "cost_models": Kind("cost model", "dicompiler_cost_models", "dicompiler.cost.model:CostModel"),
@@ -251,11 +252,9 @@ def _entry_points(distribution: metadata.Distribution) -> tuple[Plugin, ...]:
 
 def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
     """`plugins` and the built-in ones that no installed metadata names, each module once, built-in ones first."""
-    import dicompiler
-
     ours = {plugin.value: plugin for plugin in plugins if is_ours(plugin)}
     for name, value in BUILTINS:
-        ours.setdefault(value, Plugin(name, value, "dicompiler", dicompiler.__version__))
+        ours.setdefault(value, Plugin(name, value, "dicompiler", version()))
     others = [plugin for plugin in plugins if plugin.value not in ours]
     return (*sorted(ours.values(), key=_order), *sorted(others, key=_order))
 

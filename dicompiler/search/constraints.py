@@ -12,10 +12,11 @@ from dicompiler.base.units import format_bytes
 from dicompiler.cost.memory import program_memory
 from dicompiler.cost.model import weight_regions
 from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.devices import Host
 from dicompiler.ir.metrics import DeviceMetrics, Metrics, Occupied
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.platform import Host, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import shape_of
 from dicompiler.ir.routing import Routing
 from dicompiler.ir.tasks import Task

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.platform import Platform
     from dicompiler.search.problem import Problem
 
-OBJECTIVES: Mapping[str, tuple[str, str]] = {
+FRONT_OBJECTIVES: Mapping[str, tuple[str, str]] = {
     "latency": ("s", "a frame from its inputs to its outputs"),
     "throughput": ("s", "between one frame and the next of a stream"),
     "energy": ("J", "of all devices together over a frame"),
@@ -46,7 +46,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Point:
-    """A plan and what it comes to: objective → number, in the units of OBJECTIVES."""
+    """A plan and what it comes to: objective → number, in the units of FRONT_OBJECTIVES."""
 
     plan: Plan
     objectives: Mapping[str, float]
@@ -81,16 +81,16 @@ class Front:
 def check_objectives(names: Sequence[str]) -> None:
     """UsageError where a name is unknown or stands twice, or where there is none."""
     if not names:
-        raise UsageError(f"no objective is given: name at least one of {', '.join(OBJECTIVES)}")
+        raise UsageError(f"no objective is given: name at least one of {', '.join(FRONT_OBJECTIVES)}")
     for i, name in enumerate(names):
-        if name not in OBJECTIVES:
-            raise UsageError(f"unknown objective {name!r}{nearest(name, OBJECTIVES)}")
+        if name not in FRONT_OBJECTIVES:
+            raise UsageError(f"unknown objective {name!r}{nearest(name, FRONT_OBJECTIVES)}")
         if name in names[:i]:
             raise UsageError(f"objective {name!r} stands twice: name it once")
 
 
 def values(platform: Platform, metrics: Metrics, names: Iterable[str]) -> dict[str, float]:
-    """Objective → what `metrics` say of it, in the units of OBJECTIVES."""
+    """Objective → what `metrics` say of it, in the units of FRONT_OBJECTIVES."""
 
     def value(name: str) -> float:
         if name == "device-memory":
@@ -115,5 +115,5 @@ def _stream_energy(platform: Platform, metrics: Metrics, index: int) -> float:
 
 def single_point(problem: Problem, plan: Plan) -> Front:
     """The front of one plan, with the numbers of all objectives."""
-    names = tuple(OBJECTIVES)
+    names = tuple(FRONT_OBJECTIVES)
     return Front(names, (Point(plan, values(problem.platform, problem.evaluate(plan), names)),))

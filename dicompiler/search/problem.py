@@ -1,4 +1,4 @@
-"""A Problem: what a strategy is given; and the base of all strategies.
+"""A Problem: what a strategy is given.
 
 LayerGraph + Platform + CostModel + objective → Problem;   Problem → Plan;   Problem + Plan → Metrics.
 """
@@ -6,17 +6,16 @@ LayerGraph + Platform + CostModel + objective → Problem;   Problem → Plan;  
 from __future__ import annotations
 
 import gc
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.objectives import OBJECTIVES, terms
-from dicompiler.cost.memory import to_run
+from dicompiler.base.objectives import terms
+from dicompiler.cost.memory import program_memory
 from dicompiler.cost.metrics import measure, simulated
 from dicompiler.cost.model import Analytic, CostModel
 from dicompiler.cost.simulator import Simulation, simulate
@@ -30,19 +29,14 @@ from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler.partition.lowering import sketch, unwritten
 from dicompiler.partition.placed_graph import Given
+from dicompiler.search.remote_evaluator import RemoteEvaluator
 
 if TYPE_CHECKING:
     import onnx
 
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.routing import Routing
-    from dicompiler.search.fronts import Front, Tell
     from dicompiler.target.interface import Target
-
-__all__ = ["INTERRUPTED", "OBJECTIVES", "Metrics", "Problem", "Strategy"]
-
-INTERRUPTED = "the search was interrupted"
-"""The note of a plan that is the best one that a strategy had found when Ctrl-C came."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,7 @@ class Problem:
         return self.target.memory(Program(idle, (), (), (), {}, ()))
 
     def evaluate(self, plan: Plan) -> Metrics:
-        """What `plan` comes to when its program is played by the simulator: the referee between plans. Takes
+        """What `plan` comes to when its program is played by the simulator, which decides between plans. Takes
         2 to 150 ms: it is not written as ONNX, unless there is a target to ask. Raises as `estimate`."""
         with _no_collection():
             if self.target is not None:
@@ -110,9 +104,7 @@ class Problem:
     def evaluate_all(self, plans: Sequence[Plan]) -> list[Metrics | DicompilerError]:
         """`evaluate` of many plans, in their order and spread over `executor` where there is one (processes, or another
         host's: plans and shapes travel there, weights do not). A plan that cannot be evaluated gives its error."""
-        from dicompiler.search.remote_evaluator import Referee
-
-        attempt = Referee(self).attempt
+        attempt = RemoteEvaluator(self).attempt
         return list(map(attempt, plans) if self.executor is None else self.executor.map(attempt, plans))
 
     def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> Simulation:
@@ -183,35 +175,7 @@ def evaluate(compilation: Compilation, cost: CostModel, target: Target | None = 
     return found.adding({entry.device: needed[entry.device] - entry.memory for entry in found.devices})
 
 
-@dataclass(frozen=True)
-class Strategy(ABC):
-    """The base of all strategies. A subclass is a frozen dataclass too: its fields are its options.
-
-    The first line of its docstring is its summary in `dicompiler list strategies`.
-    """
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def plan(self, problem: Problem) -> Plan:
-        """A plan for every layer of the problem. DicompilerError where there is none."""
-
-    def front(self, problem: Problem, tell: Tell | None = None) -> Front:
-        """Plans of which none is better than another in every objective; of a strategy that makes one plan, that one.
-        `tell` is told what is being done."""
-        from dicompiler.search.fronts import single_point
-
-        if tell is not None:
-            tell(self.name)
-        return single_point(problem, self.plan(problem))
-
-    def check_feasible(self, problem: Problem, plan: Plan) -> None:
-        """DicompilerError where `plan`, one of this strategy, cannot be carried out, see `limits.check`. The errors of
-        a third party's strategy name it."""
-        from dicompiler.search.constraints import check
-
-        check(problem, plan)
-
-    def own_platform(self) -> Platform | None:
-        """The platform that the strategy's own input describes, where it does; used if none is given."""
-        return None
+def to_run(program: Program, target: Target) -> dict[str, int]:
+    """Device → bytes that `target` needs to run the program, one frame at a time."""
+    held, added = program_memory(program), target.memory(program)
+    return {name: use.total + added[name] for name, use in held.items()}

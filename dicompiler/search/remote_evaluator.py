@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -17,14 +18,24 @@ from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight, raw_nbytes
 from dicompiler.ir.plan import Plan
-from dicompiler.search.problem import Problem
+
+
+class Evaluates(Protocol):
+    """What a Problem is here; see there."""
+
+    @property
+    def model(self) -> Model | None: ...
+
+    def estimate(self, plan: Plan) -> Metrics: ...
+
+    def evaluate(self, plan: Plan) -> Metrics: ...
 
 
 @dataclass(frozen=True)
-class Referee:
+class RemoteEvaluator:
     """`Problem.evaluate`; of a problem without a model `Problem.estimate`."""
 
-    problem: Problem
+    problem: Evaluates
 
     def __call__(self, plan: Plan) -> Metrics:
         """What `plan` comes to. Raises as `Problem.evaluate`."""
@@ -43,8 +54,9 @@ class Referee:
     @cached_property
     def _parcel(self) -> bytes:
         """What travels, the same for every plan."""
+        whole: Any = self.problem
         model = self.problem.model
-        problem = replace(self.problem, executor=None, model=None, loaded=None)
+        problem = replace(whole, executor=None, model=None, loaded=None)
         if model is None:
             return pickle.dumps((problem, None, {}))
         weights = {name: (weight.dtype, weight.shape) for name, weight in model.weights.items()}
@@ -52,13 +64,13 @@ class Referee:
 
 
 @lru_cache(maxsize=1)  # so that what one plan makes known of the layers serves the next one
-def _restored(parcel: bytes) -> Referee:
-    """The referee in another process, with zeros for weights (which take no memory until somebody reads them)."""
+def _restored(parcel: bytes) -> RemoteEvaluator:
+    """The evaluator in another process, with zeros for weights (which take no memory until somebody reads them)."""
     problem, proto, weights = pickle.loads(parcel)
     if proto is None:
-        return Referee(problem)
+        return RemoteEvaluator(problem)
     hollow = {
         name: Weight(dtype, shape, np.zeros(raw_nbytes(dtype, shape), np.uint8).data)
         for name, (dtype, shape) in weights.items()
     }
-    return Referee(replace(problem, model=Model(onnx.ModelProto.FromString(proto), hollow)))
+    return RemoteEvaluator(replace(problem, model=Model(onnx.ModelProto.FromString(proto), hollow)))

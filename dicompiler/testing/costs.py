@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.cost.model import CostModel, Share, fault_of_seconds
+from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import full, replace
 from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction
 from dicompiler.testing.elsewhere import elsewhere

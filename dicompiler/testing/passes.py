@@ -10,14 +10,15 @@ from typing import Any
 import onnx
 
 from dicompiler.base.specs import parse, spec_of
-from dicompiler.driver import compiler
+from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import dumps
 from dicompiler.ir.platform import nameless
 from dicompiler.partition.lowering import split
 from dicompiler.partition.tiling import whole_plan
-from dicompiler.plugin.pass_manager import Pass, PassManager
+from dicompiler.plugin.pass_manager import PassManager
+from dicompiler.plugin.passes import Pass
 from dicompiler.testing.faults import checking, expect, named, one_of
 from dicompiler.testing.samples import NETWORKS, network
 from dicompiler.verify.comparison import compare, graph_inputs, random_inputs
@@ -48,7 +49,7 @@ def _given(step: Pass, model: Model) -> Compilation:
     """What a pass that requires so much is given."""
     if not step.requires:
         return Compilation(model)
-    prepared = compiler.prepare(model)
+    prepared = prepare(model)
     assert prepared.layers is not None
     plan = whole_plan(prepared.layers, "d0") if "plan" in step.requires else None
     return replace(prepared, platform=nameless(2), plan=plan)

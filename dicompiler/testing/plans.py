@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dicompiler.base.errors import cause
-from dicompiler.driver.compiler import prepare
+from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan

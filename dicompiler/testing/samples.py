@@ -12,10 +12,12 @@ from pathlib import Path
 import onnx
 
 from dicompiler import networks as built
-from dicompiler.driver.compiler import load_problem
-from dicompiler.ir.platform import Device, Host, Network, NetworkKind, Platform
+from dicompiler.base.objectives import OBJECTIVES
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.devices import Device, Host, Network, NetworkKind
+from dicompiler.ir.platform import Platform
 from dicompiler.networks.weights import weight as filled
-from dicompiler.search.problem import OBJECTIVES, Problem
+from dicompiler.search.problem import Problem
 
 NETWORKS = ("branches", "lenet")
 """Names of what is tried by default: two outputs, a residual Add and a Concat; a chain with fully connected layers."""
@@ -120,7 +122,7 @@ def _named(given: str | Path | onnx.ModelProto, index: int) -> tuple[str, onnx.M
 
 def tight(sample: Sample, share: float = 0.6) -> Sample:
     """The same with hosts that hold only `share` of what a single device needs for the whole network."""
-    from dicompiler.driver.compiler import single_device
+    from dicompiler.driver.prepare import single_device
 
     needed = max(entry.memory for entry in single_device(sample.problem).devices)
     hosts = tuple(replace(host, memory=int(share * needed)) for host in sample.platform.hosts)

@@ -8,7 +8,7 @@ from typing import Any
 from dicompiler.base.errors import DicompilerError, PluginError
 from dicompiler.ir.plan import Plan, dumps
 from dicompiler.search.constraints import check_memory
-from dicompiler.search.problem import Strategy
+from dicompiler.search.strategy import Strategy
 from dicompiler.testing.elsewhere import elsewhere
 from dicompiler.testing.faults import checking, expect, named, one_of
 from dicompiler.testing.plans import check_legal, check_plan

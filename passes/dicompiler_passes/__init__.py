@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
-from dicompiler.plugin.pass_manager import Pass
+from dicompiler.plugin.passes import Pass
 
 dicompiler_api = API_VERSION
 

@@ -17,7 +17,7 @@ from dicompiler.ir.regions import Region, full
 from dicompiler.ir.regions import replace as replace_axis
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.tiling import Label, axis_of, cut_axis, whole_plan
-from dicompiler.plugin.pass_manager import Pass
+from dicompiler.plugin.passes import Pass
 
 MOST = 1 << 16  # parts of a layer
 

@@ -17,7 +17,7 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.structure import captures
 from dicompiler.ir.rule import STAND_IN_DOMAIN, Node, OperatorRule, Tensor
-from dicompiler.plugin.pass_manager import Pass
+from dicompiler.plugin.passes import Pass
 from dicompiler_passes.quantised import with_reader
 
 _JOINED_BEFORE_4 = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)

@@ -18,7 +18,7 @@ from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.regions import Shape
 from dicompiler.ir.rule import Tensor
-from dicompiler.plugin.pass_manager import Pass
+from dicompiler.plugin.passes import Pass
 from dicompiler_passes.draft import Draft, int64, keep
 from dicompiler_passes.folding import STANDARD, fold
 from dicompiler_passes.tidying import outputs_from_nodes, scalar_ranges, split_to_slices

@@ -12,7 +12,7 @@ import onnx
 
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.pass_manager import Pass
+from dicompiler.plugin.passes import Pass
 from dicompiler_passes.draft import Draft
 from dicompiler_passes.folding import fold
 from dicompiler_passes.quantised import own_dequantise

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from dicompiler.ir.compilation import Compilation
 from dicompiler.partition.lowering import partition
-from dicompiler.plugin.pass_manager import Pass
+from dicompiler.plugin.passes import Pass
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from dicompiler.base.errors import DicompilerError, UsageError, nearest
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Value
-from dicompiler.plugin.pass_manager import Pass
+from dicompiler.plugin.passes import Pass
 from dicompiler_passes.before_quantising import simplify
 from dicompiler_passes.normalise import normalise
 

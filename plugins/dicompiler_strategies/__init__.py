@@ -9,7 +9,7 @@ from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
 
 if TYPE_CHECKING:
     from dicompiler.ir.platform import PlatformFamily
-    from dicompiler.search.problem import Strategy
+    from dicompiler.search.strategy import Strategy
 
 dicompiler_api = API_VERSION
 

@@ -14,7 +14,8 @@ from dicompiler.base.objectives import terms
 from dicompiler.ir.plan import Plan
 from dicompiler.plugin.registry import registry
 from dicompiler.search.constraints import check
-from dicompiler.search.problem import INTERRUPTED, Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import INTERRUPTED, Strategy
 from dicompiler_strategies.candidates import Search, Weighed
 from dicompiler_strategies.cpsat import MOST, TRIES, CpSat
 from dicompiler_strategies.tables.cost_tables import Tables

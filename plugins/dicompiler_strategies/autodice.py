@@ -13,7 +13,8 @@ from typing import Any
 
 from dicompiler.base.errors import DicompilerError, nearest
 from dicompiler.base.schema import load_json
-from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.platform import Platform
 
 # AutoDiCE's files name no rates and no sizes. These are those of its own boards, see dicompiler/boards.py.
 CORE_RATE = 91e9 / 6

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dicompiler.base.errors import UsageError
 from dicompiler.ir.plan import Plan
-from dicompiler.search.problem import INTERRUPTED, Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import INTERRUPTED, Strategy
 from dicompiler_strategies.candidates import Search, Weighed
 from dicompiler_strategies.tables.choices import BASES, FINISHES, KINDS, SHARES, ChoiceSet
 from dicompiler_strategies.tables.cost_tables import Tables, tables

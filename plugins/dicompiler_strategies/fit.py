@@ -11,11 +11,13 @@ from typing import ClassVar
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.units import format_bytes
+from dicompiler.ir.devices import Host
 from dicompiler.ir.metrics import Occupied
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.platform import Host, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.search.constraints import check_occupied
-from dicompiler.search.problem import Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
 from dicompiler_strategies.fit_stages import Board, Stages
 
 TRIES = 6

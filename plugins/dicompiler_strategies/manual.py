@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.lineage import Lineage
 from dicompiler.ir.plan import Part, Plan, load
-from dicompiler.ir.platform import Device, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.ir.rule import Node
 from dicompiler.partition.tiling import tile
-from dicompiler.search.problem import Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
 from dicompiler_strategies.autodice import Key, device_of, load_mapping, platform_from_autodice
 
 log = logging.getLogger("dicompiler")

@@ -9,7 +9,8 @@ from dicompiler.ir.layers import Layer
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.partition.bounds_inference import cuttable
 from dicompiler.partition.tiling import axes, tile
-from dicompiler.search.problem import Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
 
 
 @dataclass(frozen=True)

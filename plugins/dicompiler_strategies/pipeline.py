@@ -12,7 +12,8 @@ from typing import ClassVar
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.model import Share
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.search.problem import Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from typing import ClassVar
 
 from dicompiler.base.errors import UsageError
 from dicompiler.cost.model import Share
+from dicompiler.ir.devices import Device
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.platform import Device
 from dicompiler.search.constraints import fits
-from dicompiler.search.problem import Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
 from dicompiler_strategies.pipeline import balance
 
 MOST = 16

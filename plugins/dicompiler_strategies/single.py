@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.model import Share
+from dicompiler.ir.devices import Device
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.platform import Device
-from dicompiler.search.problem import Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import Interval, full, shares, volume
 from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
 from dicompiler.partition.tiling import axes, cut_axis, read_within, tile
-from dicompiler.search.problem import Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
 
 Scheme = Literal["o", "i", "f", "s"]
 """LOP, LIP, first and second layer of a pair that is fused: o_l, i_l, f_l, s_l of eq. (11)."""

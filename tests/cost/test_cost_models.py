@@ -20,8 +20,8 @@ from dicompiler.cost.linear import Coefficients, Linear, Roofline, fit
 from dicompiler.cost.measured import Measured
 from dicompiler.cost.model import Analytic, CostModel, Share, count, flops
 from dicompiler.cost.profile import Curve, from_json, kind_of, network_digest, signature
+from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import full
 from dicompiler.ir.regions import replace as cut
 from dicompiler.plugin.registry import registry

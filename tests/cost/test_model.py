@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.layer_graphs import alexnet, formed, stack, vgg16
 
 from dicompiler.cost.model import Analytic, Share, flops, macs
+from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import full, replace, shares
 from dicompiler.networks import build
 

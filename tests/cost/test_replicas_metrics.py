@@ -17,11 +17,13 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
 from dicompiler.driver.artifact import compare_run, run, verify
-from dicompiler.driver.compiler import compile, load_problem
+from dicompiler.driver.compiler import compile
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.devices import Host
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan, dumps
-from dicompiler.ir.platform import Host, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
 from dicompiler.search.constraints import check
 from dicompiler.search.problem import Problem

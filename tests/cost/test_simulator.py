@@ -20,12 +20,13 @@ from dicompiler.cost.model import Analytic, Share
 from dicompiler.cost.simulator import Simulation, simulate
 from dicompiler.cost.trace import dumps
 from dicompiler.cost.workload import DeviceWork, Job, Message, Workload, workload
-from dicompiler.driver.compiler import pose, prepare, single_device
+from dicompiler.driver.prepare import pose, prepare, single_device
 from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.devices import Device, Host, Link, Network, NetworkKind
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part
-from dicompiler.ir.platform import Device, Host, Link, Network, NetworkKind, Platform, nameless
+from dicompiler.ir.platform import Platform, nameless
 from dicompiler.partition.lowering import sketch, split
 from dicompiler.plugin.registry import registry
 from dicompiler.search.lower_bounds import bound, latency_bound

@@ -10,8 +10,9 @@ import pytest
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.compiler import compile
+from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.ir.platform import Platform
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 17]>

@@ -18,7 +18,8 @@ from dicompiler.cli.opt import command as opt
 from dicompiler.driver.diagnostics import Reproducer, Statistics, VerifyEach, without_weights
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.pass_manager import Pass, PassFailure, PassManager, pipeline
+from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.plugin.passes import Pass, PassFailure
 
 PREPARE = "normalise,infer-shapes,form-layers,"
 

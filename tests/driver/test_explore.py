@@ -20,7 +20,7 @@ from dicompiler.cli import main
 from dicompiler.driver.explore import explore, spec
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
-from dicompiler.search.fronts import OBJECTIVES
+from dicompiler.search.fronts import FRONT_OBJECTIVES
 
 QUICK = ("--generations", "6", "--population", "20")
 
@@ -109,7 +109,7 @@ def test_a_strategy_that_makes_one_plan_gives_a_front_of_one_point(model: Path) 
     compiled = dicompiler.compile(model, platform="rpi4x2", strategy="modnn")
     assert point.plan == compiled.plan
     assert compiled.metrics is not None
-    assert set(point.objectives) == set(OBJECTIVES)
+    assert set(point.objectives) == set(FRONT_OBJECTIVES)
     assert point.objectives["latency"] == compiled.metrics.latency_s
 
 

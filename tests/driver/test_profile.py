@@ -24,7 +24,8 @@ from dicompiler.cli import main
 from dicompiler.cost.model import count
 from dicompiler.cost.profile import Profile, load, network_digest, signature
 from dicompiler.driver import profile as profiling
-from dicompiler.driver.compiler import compile, prepare
+from dicompiler.driver.compiler import compile
+from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import is_hollow

@@ -10,11 +10,12 @@ import onnx
 import pytest
 
 from dicompiler.base.errors import UsageError
-from dicompiler.driver.compiler import prepare
+from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.lineage import Lineage
 from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.pass_manager import Pass, PassManager, pipeline
+from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.plugin.passes import Pass
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 13]>

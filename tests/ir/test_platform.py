@@ -11,20 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.ir.platform import (
-    Device,
-    Host,
-    Link,
-    Network,
-    NetworkKind,
-    Platform,
-    PlatformFamily,
-    PlatformFormat,
-    families,
-    from_toml,
-    nameless,
-    to_toml,
-)
+from dicompiler.ir.devices import Device, Host, Link, Network, NetworkKind
+from dicompiler.ir.platform import Platform, PlatformFamily, PlatformFormat, families, from_toml, nameless, to_toml
 
 TOML = """
 name = "lab"

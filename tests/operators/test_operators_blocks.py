@@ -65,7 +65,7 @@ BLOCKS: Mapping[str, tuple[int, str]] = {
 
 def model_of(name: str) -> Model:
     """The block, with Splits normalised and shapes inferred."""
-    from dicompiler.driver.compiler import prepare
+    from dicompiler.driver.prepare import prepare
 
     opset, text = BLOCKS[name]
     proto = onnx.parser.parse_model(HEADER.format(opset=opset) + "g " + text)

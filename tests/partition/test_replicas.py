@@ -19,7 +19,8 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.memory import program_memory
 from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import DeviceWork, Job, Message, Workload, workload
-from dicompiler.driver.compiler import compile, load_problem, prepare
+from dicompiler.driver.compiler import compile
+from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan, dumps, from_json, load, to_json

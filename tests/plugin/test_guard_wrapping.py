@@ -17,12 +17,13 @@ import dicompiler
 from dicompiler.base.errors import PluginError
 from dicompiler.base.specs import options_of, spec_of
 from dicompiler.cost.model import Analytic, Share
-from dicompiler.driver.compiler import compile, load_problem
+from dicompiler.driver.compiler import compile
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.rule import OperatorRule
 from dicompiler.plugin import registry as plugins
 from dicompiler.plugin.registry import KINDS, Plugin, Registry, registry
-from dicompiler.search.remote_evaluator import Referee
+from dicompiler.search.remote_evaluator import RemoteEvaluator
 from dicompiler.testing import also, network
 
 BAD = Plugin("bad", "bad_plugins", "acme-bad", "1.2")
@@ -108,7 +109,7 @@ def test_wrong_arrays_of_seconds_name_the_cost_model(fault: str, text: str) -> N
 def test_a_problem_that_went_to_another_process_has_a_guarded_cost_model() -> None:
     problem = load_problem(network("branches"), "rpi4x3", cost=known().make("cost_models", "bad-cost{fault=negative}"))
     plan = registry().make("strategies", "modnn").plan(replace(problem, cost=Analytic()))
-    there: Referee = pickle.loads(pickle.dumps(Referee(problem)))
+    there: RemoteEvaluator = pickle.loads(pickle.dumps(RemoteEvaluator(problem)))
     with pytest.raises(PluginError, match=f"^cost model 'bad-cost' {re.escape(OF)}: layer 'c0' on pi0. takes -"):
         there(plan)
 

@@ -16,7 +16,8 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.plugin import instruments
 from dicompiler.plugin import registry as plugins
-from dicompiler.plugin.pass_manager import Pass, PassFailure, PassManager, pipeline
+from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.plugin.passes import Pass, PassFailure
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
           g (float[2, 3] x) => (float[2, 3] y) { h = Relu (x)  y = Neg (h) }"""

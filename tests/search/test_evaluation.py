@@ -14,10 +14,11 @@ from support.layer_graphs import rules
 from support.weighing import check_weighed
 
 from dicompiler import networks
-from dicompiler.driver.compiler import pose, prepare
+from dicompiler.driver.prepare import pose, prepare
+from dicompiler.ir.devices import Device, Host, Network, NetworkKind
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.platform import Device, Host, Network, NetworkKind, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
 from dicompiler_passes.form_layers import form_layers

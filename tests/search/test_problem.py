@@ -8,11 +8,13 @@ import pytest
 from support.layer_graphs import stack, vgg16
 
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.objectives import OBJECTIVES
 from dicompiler.cost.model import Analytic
+from dicompiler.ir.devices import Device, Host, Link, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Part
-from dicompiler.ir.platform import Device, Host, Link, Network, Platform
-from dicompiler.search.problem import OBJECTIVES, Problem
+from dicompiler.ir.platform import Platform
+from dicompiler.search.problem import Problem
 
 FREE = Analytic(pools=False, elementwise=False)
 

@@ -22,12 +22,15 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cli import main
 from dicompiler.driver.compare import binding, compare
-from dicompiler.driver.compiler import compile, load_problem, single_device
+from dicompiler.driver.compiler import compile
+from dicompiler.driver.prepare import load_problem, single_device
+from dicompiler.ir.devices import Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.platform import Host, Network, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
-from dicompiler.search.problem import Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
 from dicompiler_strategies.auto import Auto
 from dicompiler_strategies.candidates import family, neighbours
 from dicompiler_strategies.cpsat import CpSat

@@ -11,9 +11,10 @@ from support.layer_graphs import alexnet, formed, stack, vgg16
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.model import Analytic
+from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Part
-from dicompiler.ir.platform import Device, Host, Network, Platform, nameless
+from dicompiler.ir.platform import Platform, nameless
 from dicompiler.networks import build
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.modnn import Modnn

@@ -6,8 +6,9 @@ import pytest
 from support.layer_graphs import formed, stack
 
 from dicompiler.base.errors import UsageError
+from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.partition.plan_rules import check
 from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem

@@ -10,8 +10,9 @@ from support.layer_graphs import stack, vgg16
 
 from dicompiler.cost.metrics import measure
 from dicompiler.cost.model import Analytic
+from dicompiler.ir.devices import Device, Host, Link, Network
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.platform import Device, Host, Link, Network, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
 from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem
@@ -93,7 +94,7 @@ def test_on_lines_that_differ_values_are_the_estimate_where_shares_do_not_overla
 
 def test_a_tensor_with_two_readers_counts_for_each_of_them() -> None:
     """A residual network: never less than the estimate, which sends what a device has once only."""
-    from dicompiler.driver.compiler import prepare
+    from dicompiler.driver.prepare import prepare
     from dicompiler.ir.onnx.model import Model
 
     layers = prepare(Model.load(build("tiny"))).layers

@@ -20,8 +20,9 @@ from support.layer_graphs import stack, vgg16
 import dicompiler
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cost.model import Analytic
+from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
 from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem

@@ -16,7 +16,7 @@ from support.layer_graphs import alexnet, formed, rules, stack, vgg16
 from support.planning import FREE, cluster, verify
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.driver.compiler import prepare
+from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
@@ -25,7 +25,8 @@ from dicompiler.ir.platform import Platform
 from dicompiler.networks import build, parameters
 from dicompiler.partition.bounds_inference import output_shape, share_task
 from dicompiler.partition.segmentation import cut
-from dicompiler.search.problem import Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
 from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import Partition

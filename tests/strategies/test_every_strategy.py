@@ -18,11 +18,13 @@ from support.planning import cluster
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cost.model import Analytic
-from dicompiler.driver.compiler import compile, load_problem
+from dicompiler.driver.compiler import compile
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
 from dicompiler.search.lower_bounds import bound
-from dicompiler.search.problem import INTERRUPTED, Problem
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import INTERRUPTED
 from dicompiler_strategies.gradient.strategy import Gradient
 from dicompiler_strategies.tables.cost_tables import tables
 

@@ -15,7 +15,8 @@ from support.fitting import boards, fitted, same_bits
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
 from dicompiler.cli.entry import main
-from dicompiler.driver.compiler import compile, load_problem
+from dicompiler.driver.compiler import compile
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Share

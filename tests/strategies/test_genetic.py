@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from support.layer_graphs import formed, stack
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.driver.compiler import prepare
+from dicompiler.driver.prepare import prepare
+from dicompiler.ir.devices import Device, Host, Link, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.platform import Device, Host, Link, Network, Platform, nameless
+from dicompiler.ir.platform import Platform, nameless
 from dicompiler.networks import build
-from dicompiler.search.fronts import AUTODICE, OBJECTIVES, Front, Measurement, values
+from dicompiler.search.fronts import AUTODICE, FRONT_OBJECTIVES, Front, Measurement, values
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.genetic.analytic import model
 from dicompiler_strategies.genetic.encoding import ChoicePerLayer, Naive, SplitPoints
@@ -95,7 +96,7 @@ def check_agreement(problem: Problem, rows: np.ndarray) -> None:
             assert own == [entry.weights, entry.activations, entry.sent, entry.received]
             assert found.compute_s[at] == pytest.approx(entry.compute_s)
         assert sorted(np.flatnonzero(found.used[p])) == sorted(names.index(entry.device) for entry in metrics.devices)
-        for name, value in values(problem.platform, metrics, OBJECTIVES).items():
+        for name, value in values(problem.platform, metrics, FRONT_OBJECTIVES).items():
             assert found.objective(name)[p] == pytest.approx(value), name
 
 

@@ -15,8 +15,9 @@ from support.layer_graphs import formed, stack, vgg16
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.specs import instantiate, parse
 from dicompiler.cost.model import Analytic
+from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.search.problem import Problem
 from dicompiler_strategies import dicompiler_strategies
 from dicompiler_strategies.gradient import paper

@@ -11,7 +11,7 @@ from support.planning import FREE, cluster
 
 from dicompiler import networks
 from dicompiler.base.errors import UsageError
-from dicompiler.driver.compiler import load_problem, prepare
+from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.program import Program

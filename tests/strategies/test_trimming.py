@@ -12,9 +12,10 @@ from support.generators import DEVICES, integers, random_model, random_plan
 from support.layer_graphs import rules, stack
 
 from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.partition.segmentation import cut
 from dicompiler.search.problem import Problem
 from dicompiler.verify.executor import Executor, run_model

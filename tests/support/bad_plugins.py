@@ -16,16 +16,18 @@ from numpy.typing import NDArray
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.model import Analytic, CostModel, Share
 from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.platform import Device, Platform, PlatformFamily
+from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Interval, Region, full
 from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.operators.windows import pool
-from dicompiler.plugin.pass_manager import Pass
+from dicompiler.plugin.passes import Pass
 from dicompiler.plugin.registry import registry
-from dicompiler.search.problem import Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
 from dicompiler.target.interface import Target
 from dicompiler.target.records import RunOptions, RunResult
 from dicompiler.testing import cluster

@@ -10,9 +10,10 @@ from support.generators import DEVICES, random_model, random_plan
 from support.layer_graphs import rules
 
 from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import from_json, to_json
-from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.partition.lowering import split
 from dicompiler_passes.form_layers import form_layers
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx
 
 from dicompiler.cost.model import Analytic
-from dicompiler.driver.compiler import load_problem
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.search.problem import Strategy
+from dicompiler.search.strategy import Strategy
 from dicompiler.testing import check_plan, cluster
 
 __all__ = ["FREE", "cluster", "verify"]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.specs import Spec, format_pipeline
-from dicompiler.driver.compiler import prepare
+from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model

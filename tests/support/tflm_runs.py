@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.driver.compiler import decide, pose, prepare, split
+from dicompiler.driver.compiler import decide, split
+from dicompiler.driver.prepare import pose, prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import nameless

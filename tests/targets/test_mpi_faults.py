@@ -21,7 +21,8 @@ from support.mpi_runs import emit, environment, ranks
 from support.running import wait_until
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
-from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.platform import Platform
 from dicompiler.target.records import RunOptions
 from dicompiler_targets.mpi import MpiTarget, build, headers, packages, source, tools
 from dicompiler_targets.mpi.artifact import Artifact

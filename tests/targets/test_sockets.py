@@ -20,8 +20,9 @@ from support.handmade import Made, failing, halo, integers, partial, unknown_sha
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json, validate
 from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.onnx.model import Weight
-from dicompiler.ir.platform import Device, Host, Network, Platform
+from dicompiler.ir.platform import Platform
 from dicompiler.target.records import RunOptions
 from dicompiler.verify.executor import execute, run_model
 from dicompiler_targets.sockets import SocketsTarget

@@ -17,7 +17,8 @@ from support.running import LIMIT_S
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
 from dicompiler.base.schema import load_json, validate
-from dicompiler.driver.compiler import compile, load_problem
+from dicompiler.driver.compiler import compile
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program

@@ -22,7 +22,8 @@ from support.tflm_runs import compiled, emitted
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.schema import load_json
-from dicompiler.driver.compiler import prepare, split
+from dicompiler.driver.compiler import split
+from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import nameless

@@ -14,10 +14,10 @@ import pytest
 from support import bad_plugins as bad
 
 from dicompiler.base.errors import UsageError
-from dicompiler.driver.compiler import prepare
+from dicompiler.driver.prepare import prepare
 from dicompiler.driver.profile import run_package, write_package
 from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.pass_manager import Pass
+from dicompiler.plugin.passes import Pass
 from dicompiler.plugin.registry import KINDS, registry
 from dicompiler.testing import (
     CHECKS,

@@ -16,7 +16,7 @@ from support.splits import Case, splits
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
-from dicompiler.driver.compiler import prepare
+from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan

@@ -14,7 +14,8 @@ from dicompiler.base.units import format_bytes
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.regions import full, volume
 from dicompiler.search.constraints import needs
-from dicompiler.search.problem import INTERRUPTED, Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import INTERRUPTED, Strategy
 from dicompiler_strategies.dp.boxes import Floats
 from dicompiler_strategies.dp.moves import Rules, item_bytes, moves, parts
 from dicompiler_strategies.dp.paper import choose, plan_parts

@@ -33,7 +33,7 @@ log = logging.getLogger("dicompiler")
 
 Measure = Callable[[Plan], Metrics]
 """The hook of the second level: a plan goes in, what it comes to comes out; a `Measurement` where the energy of each
-device was measured too. `Problem.evaluate` is one, `Referee` (dicompiler/referee.py) one for an executor of processes,
+device was measured too. `Problem.evaluate` is one, `RemoteEvaluator` one for an executor of processes,
 and `OnThisHost` (measuring.py) one that compiles and runs the plan. DicompilerError where a plan cannot be measured: it
 is then left out, with a warning."""
 

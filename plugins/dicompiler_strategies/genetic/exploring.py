@@ -20,7 +20,7 @@ from dicompiler.ir.plan import Plan
 from dicompiler.search.constraints import needs
 from dicompiler.search.fronts import AUTODICE, Front, Point, Tell, check_objectives
 from dicompiler.search.problem import Problem
-from dicompiler.search.remote_evaluator import Referee
+from dicompiler.search.remote_evaluator import RemoteEvaluator
 from dicompiler_strategies.genetic.encoding import Encoding, Genes
 from dicompiler_strategies.genetic.evaluators import UNMEASURED, Level, Measure, TiledLayers, WholeLayers, measured
 from dicompiler_strategies.genetic.search import Array, Budget, Evaluate, Found, evolve, spread
@@ -105,7 +105,7 @@ def _second(
 ) -> Evaluate | None:
     if not options.measured:
         return None
-    return measured(problem, options.objectives, level.plan, measure or Referee(problem), executor)
+    return measured(problem, options.objectives, level.plan, measure or RemoteEvaluator(problem), executor)
 
 
 def _silent(text: str) -> None:

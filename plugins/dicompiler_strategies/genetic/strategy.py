@@ -10,7 +10,8 @@ from dicompiler.base.objectives import terms
 from dicompiler.ir.plan import Plan
 from dicompiler.search.constraints import lacking
 from dicompiler.search.fronts import Front, Tell
-from dicompiler.search.problem import Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
 from dicompiler_strategies.genetic.exploring import Options, explore
 
 log = logging.getLogger("dicompiler")

@@ -12,7 +12,8 @@ import numpy as np
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.ir.plan import Plan
 from dicompiler.search.constraints import lacking
-from dicompiler.search.problem import INTERRUPTED, Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import INTERRUPTED, Strategy
 from dicompiler_strategies.gradient import paper
 from dicompiler_strategies.gradient.landscape import Landscape, check_objective, landscapes
 from dicompiler_strategies.gradient.opportunities import space

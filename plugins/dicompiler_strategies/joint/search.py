@@ -17,7 +17,8 @@ from dicompiler.base.units import format_bytes
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Plan
 from dicompiler.search.constraints import needs, room
-from dicompiler.search.problem import INTERRUPTED, Problem
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import INTERRUPTED
 from dicompiler_strategies.joint.elimination import LIMIT
 from dicompiler_strategies.joint.model import Model, activations, model
 from dicompiler_strategies.joint.relaxation import Relaxed, relax, unrelaxed

@@ -12,9 +12,9 @@ from itertools import accumulate
 
 from dicompiler.base.errors import UsageError, nearest
 from dicompiler.base.remembering import remembered
+from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part
-from dicompiler.ir.platform import Device
 from dicompiler.ir.regions import Interval, Region, full, replace, shares
 from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
 from dicompiler.partition.tiling import axes, cut_axis, settled

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dicompiler.cost.model import Analytic, CostModel, Share
+from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.platform import Device
 
 
 @dataclass(frozen=True)

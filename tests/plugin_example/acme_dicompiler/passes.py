@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dicompiler.ir.compilation import Compilation
-from dicompiler.plugin.pass_manager import Pass
+from dicompiler.plugin.passes import Pass
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dicompiler.ir.platform import Device, Host, Network, Platform, PlatformFamily
+from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.platform import Platform, PlatformFamily
 
 
 def boards(count: int) -> Platform:

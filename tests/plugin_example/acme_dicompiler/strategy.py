@@ -7,7 +7,8 @@ from itertools import cycle
 from typing import ClassVar, Literal
 
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.search.problem import Problem, Strategy
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,18 @@
+"""Which dicompiler this is."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+
+def version() -> str:
+    """The installed distribution's version; in an uninstalled checkout that of pyproject.toml, marked as such."""
+    try:
+        return metadata.version("dicompiler")
+    except metadata.PackageNotFoundError:
+        project = Path(__file__).parents[2] / "pyproject.toml"
+    if not project.is_file():
+        return "0+unknown"
+    return f"{tomllib.loads(project.read_text(encoding='utf-8'))['project']['version']}+checkout"

@@ -1,0 +1,91 @@
+"""From a model to a problem: the passes that come before any decision, the platform, and what one device would take.
+
+Model ──normalise, quantise?, infer-shapes, form-layers──► Compilation with layers;   … + Platform + CostModel → Problem
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dicompiler.base.errors import UsageError
+from dicompiler.base.specs import Spec
+from dicompiler.cost.model import Analytic, CostModel
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.metrics import Metrics
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Platform
+from dicompiler.partition.tiling import whole_plan
+from dicompiler.plugin.pass_manager import PassManager
+from dicompiler.plugin.passes import Instrument
+from dicompiler.plugin.registry import registry
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
+
+if TYPE_CHECKING:
+    import onnx
+
+DEFAULT_COST = "analytic"
+PREPARE = ("normalise", "infer-shapes", "form-layers")
+QUANTISE = "quantise"
+
+
+def prepare(
+    model: Model,
+    shape: Sequence[str] = (),
+    instruments: Sequence[Instrument] = (),
+    calibrate: str | Path | None = None,
+) -> Compilation:
+    """Model → normalised, quantised where there are samples to calibrate it with, with shapes and layers."""
+    normalise, infer, form = PREPARE
+    shapes = Spec.of(infer, {"shape": tuple(shape)})
+    specs = [Spec.of(normalise, {}), shapes, Spec.of(form, {})]
+    if calibrate is not None:  # what is quantised has static shapes before, and new tensors afterwards
+        specs[1:2] = [shapes, Spec.of(QUANTISE, {"calibrate": str(calibrate)}), Spec.of(infer, {})]
+    make = registry().make
+    passes = [make("passes", spec) for spec in specs]
+    return PassManager(passes, instruments).run(Compilation(model=model))
+
+
+def load_problem(
+    model: str | Path | bytes | onnx.ModelProto | Model,
+    platform: str | Path | Platform | None,
+    shape: Sequence[str] = (),
+    objective: str = "latency",
+    cost: str | CostModel = DEFAULT_COST,
+) -> Problem:
+    """The problem of splitting `model` over `platform`, for those who call strategies themselves; see `compile`."""
+    compilation = prepare(Model.load(model), shape)
+    costs: CostModel = registry().adopt("cost_models", cost)
+    return pose(replace(compilation, platform=platform_of(platform)), objective, costs)
+
+
+def platform_of(given: str | Path | Platform | None, strategy: Strategy | None = None) -> Platform:
+    """The platform given, else the one that the strategy's own input describes. UsageError where there is none."""
+    families = [provided.value for provided in registry().platforms.values()]
+    own = strategy.own_platform() if strategy is not None and given is None else None
+    if given is None and own is None:
+        raise UsageError("compile: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)")
+    return own if own is not None else Platform.load(given, families)  # type: ignore[arg-type]
+
+
+def pose(compilation: Compilation, objective: str = "latency", cost: CostModel | None = None) -> Problem:
+    """The problem that a prepared compilation on a platform is. UsageError for an unknown objective."""
+    layers, platform = compilation.layers, compilation.platform
+    assert layers is not None and platform is not None
+    costs = cost or Analytic()
+    return Problem(layers, platform, costs, objective, model=compilation.model, loaded=compilation.loaded)
+
+
+def single_device(problem: Problem) -> Metrics:
+    """The metrics of the whole network on the fastest device, the candidate that every plan is reported beside. Nothing
+    overlaps there: the estimate is what the simulator gives."""
+    return problem.estimate(uncut(problem))
+
+
+def uncut(problem: Problem) -> Plan:
+    """The whole network on the fastest device."""
+    return problem.plan(whole_plan(problem.layers, problem.platform.fastest.name).layers)

@@ -1,0 +1,46 @@
+"""The base of all strategies: what decides, a Problem in, a Plan or a Pareto front of plans out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Platform
+from dicompiler.search.constraints import check
+from dicompiler.search.fronts import Front, Tell, single_point
+from dicompiler.search.problem import Problem
+
+INTERRUPTED = "the search was interrupted"
+"""The note of a plan that is the best one that a strategy had found when Ctrl-C came."""
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """The base of all strategies. A subclass is a frozen dataclass too: its fields are its options.
+
+    The first line of its docstring is its summary in `dicompiler list strategies`.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def plan(self, problem: Problem) -> Plan:
+        """A plan for every layer of the problem. DicompilerError where there is none."""
+
+    def front(self, problem: Problem, tell: Tell | None = None) -> Front:
+        """Plans of which none is better than another in every objective; of a strategy that makes one plan, that one.
+        `tell` is told what is being done."""
+        if tell is not None:
+            tell(self.name)
+        return single_point(problem, self.plan(problem))
+
+    def check_feasible(self, problem: Problem, plan: Plan) -> None:
+        """DicompilerError where `plan`, one of this strategy, cannot be carried out (see `constraints.check`); the
+        errors of a third party's strategy name it."""
+        check(problem, plan)
+
+    def own_platform(self) -> Platform | None:
+        """The platform that the strategy's own input describes, where it does; used if none is given."""
+        return None
