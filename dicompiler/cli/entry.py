@@ -53,10 +53,7 @@ def _describe(error: Exception) -> tuple[int, str]:
         return INTERRUPTED, "interrupted"
     if isinstance(error, click.ClickException):
         return error.exit_code, f"error: {_usage(error)}"
-    from dicompiler.plugin.registry import culprit
-
-    line = culprit(error)
-    if line is not None:
+    if line := _culprit(error):
         return 1, f"error: {line}"
     if isinstance(error, OSError) and error.errno is not None:
         place = f"{error.filename}: " if error.filename else ""
@@ -65,6 +62,18 @@ def _describe(error: Exception) -> tuple[int, str]:
 
     cause = str(error) if isinstance(error, PassFailure) else f"{type(error).__name__}: {error}"
     return INTERNAL, f"internal error: {one_line(cause)}; run again with --debug for the traceback"
+
+
+def _culprit(error: Exception) -> str | None:
+    """The line for an exception in a third party's code that no guard has seen; None where there is no such code."""
+    from dicompiler.plugin.guard import culprit
+    from dicompiler.plugin.registry import is_ours, registry, top
+
+    try:
+        plugins = registry().plugins
+    except DicompilerError:  # two plugins collide: nothing was loaded
+        return None
+    return culprit(error, {top(plugin.value): str(plugin) for plugin in plugins if not is_ours(plugin)})
 
 
 def _usage(error: click.ClickException) -> str:

@@ -15,7 +15,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.specs import files_of
 from dicompiler.ir.onnx.importing import external_files
 from dicompiler.ir.platform import file_of
-from dicompiler.plugin.registry import Plugin, is_ours, registry
+from dicompiler.plugin.registry import Plugin, is_ours, registry, top
 
 # Found by trying every character with GNU Make 4.3 and Ninja 1.11: neither's escapes help with these in the other.
 _UNREADABLE = re.compile(r"""["&'*;<=>?\[^`|\x00-\x1f\x7f]|^~|[ :\\]$|\\(?=[ #$:])|\(.*\)$""")
@@ -59,15 +59,11 @@ def prerequisites(model: Path, platform: str | None, plan: Path | None, parts: I
 def modules(plugins: Iterable[Plugin]) -> list[Path]:
     """The files of all loaded modules of third-party plugins' distributions, sorted."""
     tops = {top for plugin in plugins if not is_ours(plugin) for top in _tops(plugin)}
-    files = [getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if _top(name) in tops]
+    files = [getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if top(name) in tops]
     return sorted({Path(file) for file in files if file})
 
 
 def _tops(plugin: Plugin) -> set[str]:
     """The names of the modules and packages that come with a plugin; of an editable install only the plugin's own."""
     files = metadata.distribution(plugin.distribution).files or ()
-    return {_top(plugin.value), *(file.parts[0].removesuffix(".py") for file in files if file.suffix == ".py")}
-
-
-def _top(module: str) -> str:
-    return re.split(r"[.:]", module)[0]
+    return {top(plugin.value), *(file.parts[0].removesuffix(".py") for file in files if file.suffix == ".py")}

@@ -30,8 +30,8 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
-from dicompiler.ir.regions import Interval, Region, Shape
-from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, fault_of
+from dicompiler.ir.regions import Region, Shape
+from dicompiler.ir.rule import Effort, Operation, OperatorRule, fault_of
 from dicompiler.search.fronts import Front
 from dicompiler.target.interface import Target
 from dicompiler.target.manifest import MANIFEST
@@ -41,7 +41,11 @@ T = TypeVar("T")
 
 
 class _Wrong(Exception):
-    """A method gave what it must not give."""
+    """What was given is not what must be given; where: the end of the name of what gave it."""
+
+    def __init__(self, what: str, where: str = "") -> None:
+        super().__init__(what)
+        self.where = where
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Guard:
         except DicompilerError:
             raise
         except _Wrong as wrong:
-            raise PluginError(f"{name}: {wrong}") from wrong.__cause__
+            raise PluginError(f"{name}{wrong.where}: {wrong}") from wrong.__cause__
         except (Exception, SystemExit) as error:
             if not self.plugin:
                 raise
@@ -101,16 +105,33 @@ def _package(frame: FrameType) -> str:
 def guarded(value: Any, name: str, guard: Guard) -> Any:
     """What a plugin provides by that name, watched."""
     if isinstance(value, OperatorRule):
+        name = f"rule {name!r} of {guard.plugin}"
         return replace(
             value,
-            piece=GuardedPiece(value.piece, name, guard) if value.cuts else value.piece,
-            reduction=value.reduction and GuardedCall(value.reduction, name, guard),
-            cost=GuardedCost(value.cost, name, guard),
-            reads=value.reads and GuardedCall(value.reads, name, guard),
+            piece=GuardedCall(value.piece, name, guard, _piece) if value.cuts else value.piece,
+            reduction=value.reduction and GuardedCall(value.reduction, name, guard, _as_it_is),
+            cost=GuardedCall(value.cost, name, guard, _effort),
+            reads=value.reads and GuardedCall(value.reads, name, guard, _as_it_is),
         )
     if isinstance(value, PlatformFamily):
-        return replace(value, make=GuardedMake(value.make, name, guard))
+        made = _of(Platform, "make()")
+        return replace(value, make=GuardedCall(value.make, f"platform {name!r} of {guard.plugin}", guard, made))
     return guarded_class(inspect.unwrap(value), guard)
+
+
+@dataclass(frozen=True)
+class GuardedCall:
+    """A function of a rule or a family, called `name` in errors; `check` is one of those below. It can be pickled where
+    these can, as layers go to other processes with their rules."""
+
+    __wrapped__: Callable[..., Any]
+    name: str
+    guard: Guard
+    check: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the function gives. PluginError where it breaks or gives what is wrong."""
+        return self.guard.call(self.name, lambda: self.check(self, self.__wrapped__(*arguments), *arguments))
 
 
 @functools.cache
@@ -136,7 +157,7 @@ def instance(cls: Any, make: Callable[..., T], *arguments: Any) -> T:
 
 def adopted(thing: T, cls: Any) -> T:
     """`thing` as an instance of `cls`, its class guarded: a copy unless it is guarded already."""
-    return thing if type(thing) is cls or hasattr(thing, "__guard__") else _become(copy.copy(thing), cls)
+    return thing if type(thing) is cls or hasattr(type(thing), "__guard__") else _become(copy.copy(thing), cls)
 
 
 def _become(thing: T, cls: Any) -> T:
@@ -220,6 +241,19 @@ def _of(cls: type, what: str) -> Callable[..., Any]:
     return check
 
 
+def _piece(_call: GuardedCall, given: Any, operation: Operation, region: Region, _reduce: Any) -> Any:
+    if fault := fault_of(operation, region, given):
+        raise _Wrong(fault, f", for node {operation.node.name!r}")
+    return given
+
+
+def _effort(_call: GuardedCall, given: Any, operation: Operation, _out: Shape, _needs: Any) -> Any:
+    if not isinstance(given, Effort) or not all(isinstance(count, Integral) and count >= 0 for count in given):
+        what = f"its cost is {given!r}: give an Effort of whole numbers of at least 0"
+        raise _Wrong(what, f", for node {operation.node.name!r}")
+    return given
+
+
 def _emitted(target: Target, given: None, _compilation: Compilation, directory: Path) -> None:
     """There is an artifact.json, and it is of this target."""
     if not (directory / MANIFEST).is_file():
@@ -280,52 +314,3 @@ _CHECKS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "cost model": {"seconds": _timed, "fill": _filled},
 }
 """Kind → the methods that are watched, each with the check of what it gives: (thing, given, *arguments) → result."""
-
-
-@dataclass(frozen=True)
-class GuardedCall:
-    """A function of an operator rule or a platform family, by the name of that one."""
-
-    __wrapped__: Callable[..., Any]
-    name: str
-    guard: Guard
-
-    def __call__(self, *arguments: Any) -> Any:
-        """What the function gives. PluginError where it breaks."""
-        return self.guard.call(self.name, self.__wrapped__, *arguments)
-
-
-class GuardedPiece(GuardedCall):
-    """A rule with every piece looked at: is it one, and does it lie in the tensors."""
-
-    def __call__(self, operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-        """PluginError where what the rule returns is no piece of this operation."""
-        piece: Piece = super().__call__(operation, region, reduce)
-        if fault := fault_of(operation, region, piece):
-            who = f"rule {self.name!r} of {self.guard.plugin}, for node {operation.node.name!r}"
-            raise PluginError(f"{who}: {fault}")
-        return piece
-
-
-class GuardedCost(GuardedCall):
-    """A rule with every cost looked at."""
-
-    def __call__(self, operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
-        """PluginError where what the rule returns is no effort."""
-        effort: Any = super().__call__(operation, out, needs)
-        if not isinstance(effort, Effort) or not all(isinstance(n, Integral) and n >= 0 for n in effort):
-            who = f"rule {self.name!r} of {self.guard.plugin}, for node {operation.node.name!r}"
-            raise PluginError(f"{who}: its cost is {effort!r}: give an Effort of whole numbers of at least 0")
-        return effort
-
-
-class GuardedMake(GuardedCall):
-    """What makes the platforms of a family."""
-
-    def __call__(self, which: Any) -> Platform:
-        """PluginError where it makes none."""
-        made: Any = super().__call__(which)
-        if not isinstance(made, Platform):
-            what = f"make() returned {type(made).__name__} instead of a Platform"
-            raise PluginError(f"platform {self.name!r} of {self.guard.plugin}: {what}")
-        return made

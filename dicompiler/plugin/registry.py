@@ -77,11 +77,6 @@ class Plugin:
     def __str__(self) -> str:
         return f"plugin {self.name!r} of {self.distribution} {self.version}"
 
-    @property
-    def package(self) -> str:
-        """The top-level package, or module, that its module is in."""
-        return _top(self.value)
-
 
 @dataclass(frozen=True)
 class Provided:
@@ -98,7 +93,7 @@ class Provided:
     def origin(self) -> str:
         """How errors say where it is from: "of acme-dicompiler 1.2 (plugin 'acme')"."""
         if self.distribution == UNINSTALLED:
-            return _module_of(self.value)
+            return f"of module {self.value.__module__}"
         return f"of {self.distribution} {self.version}" + ("" if is_ours(self) else f" (plugin {self.plugin!r})")
 
 
@@ -145,18 +140,19 @@ class Registry:
         provides only wrong results are errors that name it, exceptions stay what they are."""
         if isinstance(given, str | Spec):
             return self.make(kind, given)
-        one, cls = self._provider(kind, given), inspect.unwrap(type(given))
-        unknown = guard.Guard(KINDS[kind].one, _module_of(cls))
-        return guard.adopted(given, guard.guarded_class(cls, unknown) if one is None else one.value)
+        one = self._provider(kind, given)
+        unnamed = guard.Guard(KINDS[kind].one, one.origin)
+        return guard.adopted(given, one.value if one.name else guard.guarded_class(one.value, unnamed))
 
     def named(self, kind: str, thing: Any) -> str:
         """A pass, strategy, target or cost model and where it is from: "pass 'acme' of acme 1.2 (plugin 'acme')"."""
-        one = self._provider(kind, thing)
-        return f"{KINDS[kind].one} {thing.name!r} {_module_of(type(thing)) if one is None else one.origin}"
+        return f"{KINDS[kind].one} {thing.name!r} {self._provider(kind, thing).origin}"
 
-    def _provider(self, kind: str, thing: Any) -> Provided | None:
+    def _provider(self, kind: str, thing: Any) -> Provided:
+        """What is provided with the thing's class; nameless where no plugin provides it."""
         cls = inspect.unwrap(type(thing))
-        return next((one for one in self.of(kind).values() if inspect.unwrap(one.value) is cls), None)
+        unknown = Provided("", cls, UNINSTALLED, "0", UNINSTALLED)
+        return next((one for one in self.of(kind).values() if inspect.unwrap(one.value) is cls), unknown)
 
 
 _ALSO: ContextVar[Registry | None] = ContextVar("also", default=None)
@@ -187,15 +183,6 @@ def also(*things: Any) -> Iterator[Registry]:
         yield registry()
     finally:
         _ALSO.reset(token)
-
-
-def culprit(error: BaseException) -> str | None:
-    """The line for an exception in a third party's code that no guard has seen; None where there is no such code."""
-    try:
-        plugins = registry().plugins
-    except DicompilerError:  # two plugins collide: nothing was loaded
-        return None
-    return guard.culprit(error, {plugin.package: str(plugin) for plugin in plugins if not is_ours(plugin)})
 
 
 def kind_of(value: Any) -> str:
@@ -268,12 +255,9 @@ def _order(plugin: Plugin) -> tuple[str, str]:
     return (canonical(plugin.distribution), plugin.name)
 
 
-def _top(module: str) -> str:
+def top(module: str) -> str:
+    """The top-level package, or module, that a module or an entry point's value is in."""
     return re.split("[.:]", module)[0]
-
-
-def _module_of(value: Any) -> str:
-    return f"of module {value.__module__}"
 
 
 def canonical(name: str) -> str:
@@ -363,7 +347,7 @@ def checked(plugin: Plugin, kind: str, value: Any) -> Provided:
     one = Provided(name, value, plugin.distribution, plugin.version, plugin.name)
     if is_ours(plugin):
         return one
-    packages = {plugin.package, _top(code.__module__)} - {_top(module) for _, module in BUILTINS}
+    packages = {top(plugin.value), top(code.__module__)} - {top(module) for _, module in BUILTINS}
     watch = guard.Guard(KINDS[kind].one, one.origin, str(plugin), frozenset(packages))
     return replace(one, value=guard.guarded(value, name, watch))
 
