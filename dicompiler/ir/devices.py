@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 NetworkKind = Literal["switch", "shared", "gateway"]
 
@@ -55,7 +56,7 @@ class Device:
         return self.rate > 0
 
 
-Amount = TypeVar("Amount", float, NDArray[np.float64])
+Amount = TypeVar("Amount", float, "NDArray[np.float64]")
 
 
 class Line:

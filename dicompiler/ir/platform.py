@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, get_args
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, get_args
 
 from dicompiler.base.errors import DicompilerError, UsageError, nearest
 from dicompiler.base.remembering import Remembers, remembered
@@ -23,6 +20,10 @@ from dicompiler.base.schema import validate
 from dicompiler.base.units import BANDWIDTH, MEMORY, POWER, RATE, TIME, parse, parse_bytes, write
 from dicompiler.ir.boards import BOARDS, Board
 from dicompiler.ir.devices import Device, Host, Link, Network, NetworkKind
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FORMAT = "dicompiler.platform/1"
 
@@ -90,6 +91,8 @@ class Platform(Remembers):
     def times(self) -> NDArray[np.float64]:
         """(3, n, n) seconds from device to device, in platform order: that a byte takes, that a message takes beside
         its bytes, and of latency; 0 on one host."""
+        import numpy as np
+
         links = [self.link(a.name, b.name) for a in self.devices for b in self.devices]
         once = self.network.message
         rows = [(0.0, 0.0, 0.0) if link is None else (link.seconds(1), once, link.latency) for link in links]
