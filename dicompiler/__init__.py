@@ -2,6 +2,7 @@
 
     result = dicompiler.compile("model.onnx", platform="rpi4x4", strategy="modnn", target="sockets", output="build")
     result.plan, result.program, result.metrics, result.artifacts; result.verify()
+    dicompiler.run("build").outputs
     with dicompiler.connect("build") as session: session.infer({"input": array})
 
 Everything here is imported when it is first used, so that `dicompiler --help` stays quick.
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dicompiler.base.errors import DicompilerError, UsageError
-    from dicompiler.driver.artifact import Compiled
+    from dicompiler.driver.artifact import Compiled, run
     from dicompiler.driver.compiler import compile
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.onnx.model import Model
@@ -34,6 +35,7 @@ _WHERE = {
     "UsageError": "base.errors",
     "compile": "driver.compiler",
     "connect": "target.client",
+    "run": "driver.artifact",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "__version__",
     "compile",
     "connect",
+    "run",
 ]
 
 

@@ -87,10 +87,10 @@ class TileGrid(LayerAnnotation):
         return self.rows * self.columns
 
     def parts_of(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
-        return self.tiles(grid_tiles(graph, layer, self.rows, self.columns, self), devices)
+        return self.tiles(even_grid(graph, layer, self.rows, self.columns, self), devices)
 
 
-def grid_tiles(graph: LayerGraph, layer: Layer, rows: int, columns: int, annotation: Annotation) -> tuple[Region, ...]:
+def even_grid(graph: LayerGraph, layer: Layer, rows: int, columns: int, annotation: Annotation) -> tuple[Region, ...]:
     """rows × columns tiles of the layer's output; raises where it has fewer rows or columns."""
     tiles = grid(graph, layer, rows, columns)
     if len(tiles) != rows * columns:
@@ -122,7 +122,7 @@ class FuseTiles(Annotation):
             raise self.fail("give either parts (height tiles) or rows and columns (a grid), not both")
         last = exit_of(graph, chosen)
         if self.columns > 1:
-            tiles = grid_tiles(graph, last, self.rows or 2, self.columns, self)
+            tiles = even_grid(graph, last, self.rows or 2, self.columns, self)
         else:
             tiles = self.strips(graph, last, "height", self.count())
         result: dict[str, list[Part]] = {layer.name: [] for layer in chosen}

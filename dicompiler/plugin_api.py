@@ -1,0 +1,185 @@
+"""The one door of those who write plugins: all that implementing a hook needs, under names that stay.
+
+    from dicompiler.plugin_api import Part, Plan, Problem, Strategy, hookimpl
+
+Beside it there are `dicompiler` itself (compile, connect, run …) and `dicompiler.testing`; every other module is
+internal and may change at any time. Nothing is imported before it is used, so that looking for plugins stays quick.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# For type checkers; at run time each name comes, when it is first used, from where these say.
+if TYPE_CHECKING:
+    # The hooks, and what they yield
+    # Errors, options, files, numbers
+    from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError, nearest
+    from dicompiler.base.objectives import OBJECTIVES
+    from dicompiler.base.objectives import terms as objective_terms
+    from dicompiler.base.remembering import Remembers, remembered
+    from dicompiler.base.schema import load_json, validate
+    from dicompiler.base.specs import Spec
+    from dicompiler.base.units import format_bytes
+
+    # What a plan comes to
+    from dicompiler.cost.memory import constant_sizes, peak, program_memory, segment_values
+    from dicompiler.cost.model import Analytic, CostModel, Count, count, flops, macs, task_macs, weight_regions
+
+    # Layers, plans, platforms
+    from dicompiler.ir.compilation import Compilation
+    from dicompiler.ir.devices import Device, Host, Link, Network
+    from dicompiler.ir.layers import Layer, LayerGraph
+    from dicompiler.ir.lineage import Lineage
+    from dicompiler.ir.metrics import DeviceMetrics, Metrics, Occupied
+
+    # Models
+    from dicompiler.ir.onnx.importing import unique
+    from dicompiler.ir.onnx.model import Model
+    from dicompiler.ir.onnx.structure import bodies, captures, node_reads, reads
+    from dicompiler.ir.onnx.weights import LARGE, Weight, array_dtype, dense, dtype_name, hollow, is_hollow, raw_nbytes
+    from dicompiler.ir.plan import Part, Plan, Share
+    from dicompiler.ir.plan import load as load_plan
+    from dicompiler.ir.platform import Platform, PlatformFamily, PlatformFormat
+
+    # From a plan to a program
+    from dicompiler.ir.program import DeviceProgram, Program, Segment, Step, Transfer, Value
+
+    # Regions
+    from dicompiler.ir.regions import (
+        Interval,
+        Region,
+        Shape,
+        bounding,
+        contains,
+        full,
+        intersect,
+        is_empty,
+        shape_of,
+        shares,
+        shift,
+        slices,
+        volume,
+    )
+    from dicompiler.ir.regions import replace as with_interval
+    from dicompiler.ir.routing import Box, Routing, leaves
+    from dicompiler.ir.rule import (
+        STAND_IN_DOMAIN,
+        CostFunction,
+        Effort,
+        Node,
+        Operation,
+        OperatorRule,
+        Piece,
+        PieceFunction,
+        Tensor,
+        counted,
+        each,
+        free,
+        taken,
+        whole,
+    )
+    from dicompiler.ir.tasks import Key, ShareTask, Task, TaskId, Work
+    from dicompiler.partition.annotations import part_of
+    from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction, share_task
+    from dicompiler.partition.lowering import partition, split
+    from dicompiler.partition.routing import route_on
+    from dicompiler.partition.tiling import Label, axis_of, cut_axis, exit_of, read_within, tile, whole_plan
+    from dicompiler.partition.tiling import axes as named_axes
+    from dicompiler.partition.tiling import fused as fused_regions
+    from dicompiler.partition.tiling import grid as grid_tiles
+    from dicompiler.partition.tiling import settled as aligned_cuts
+    from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
+    from dicompiler.plugin.pass_manager import PassManager, pipeline
+    from dicompiler.plugin.passes import Instrument, Pass, PassFailure
+    from dicompiler.plugin.registry import registry
+    from dicompiler.search.constraints import check as check_constraints
+    from dicompiler.search.constraints import check_occupied
+    from dicompiler.search.constraints import fits as fits_constraints
+    from dicompiler.search.constraints import lacking as memory_lacking
+    from dicompiler.search.constraints import needs as memory_needed
+    from dicompiler.search.constraints import room as free_memory
+    from dicompiler.search.constraints import used as memory_used
+    from dicompiler.search.fronts import AUTODICE, Front, Measurement, Point, Tell, check_objectives
+    from dicompiler.search.fronts import values as objective_values
+    from dicompiler.search.problem import Problem
+    from dicompiler.search.remote_evaluator import RemoteEvaluator
+    from dicompiler.search.strategy import INTERRUPTED, Strategy
+
+    # Artifacts and their runs
+    from dicompiler.target.client import Session
+    from dicompiler.target.interface import Target
+    from dicompiler.target.manifest import (
+        ARTIFACT,
+        TYPES,
+        Json,
+        artifact_document,
+        json_text,
+        transfer_document,
+        value_document,
+    )
+    from dicompiler.target.records import DeviceReport, Installed, RunOptions, RunResult, Timed
+    from dicompiler.target.remote import ssh
+    from dicompiler.target.remote.certificates import DEVICES
+    from dicompiler.target.remote.hosts import Hosts, Place
+    from dicompiler.verify.comparison import Check, Tolerance, compare, graph_inputs, random_inputs
+    from dicompiler.verify.executor import Executor, run_model
+    from dicompiler.verify.levels import Optimization
+
+__all__ = [
+    "API_VERSION", "ARTIFACT", "AUTODICE", "DEVICES", "INTERRUPTED", "LARGE", "OBJECTIVES", "STAND_IN_DOMAIN",
+    "TYPES", "Analytic", "Box", "Check", "Compilation", "CostFunction", "CostModel", "Count", "Device",
+    "DeviceMetrics", "DeviceProgram", "DeviceReport", "DicompilerError", "Effort", "Executor", "Front", "Host",
+    "Hosts", "Installed", "Instrument", "Interval", "Json", "Key", "Label", "Layer", "LayerGraph", "Lineage", "Link",
+    "Measurement", "Metrics", "Model", "Network", "Node", "Occupied", "Operation", "OperatorRule", "Optimization",
+    "Part", "Pass", "PassFailure", "PassManager", "Piece", "PieceFunction", "Place", "Plan", "Platform",
+    "PlatformFamily", "PlatformFormat", "PluginError", "Point", "Problem", "Program", "Region", "Remembers",
+    "RemoteEvaluator", "Routing", "RunError", "RunOptions", "RunResult", "Segment", "Session", "Shape", "Share",
+    "ShareTask", "Spec", "Step", "Strategy", "Target", "Task", "TaskId", "Tell", "Tensor", "Timed", "Tolerance",
+    "Transfer", "UsageError", "Value", "Weight", "Work", "align", "aligned_cuts", "array_dtype", "artifact_document",
+    "axis_of", "bodies", "bounding", "captures", "check_constraints", "check_objectives", "check_occupied", "compare",
+    "constant_sizes", "contains", "count", "counted", "cut_axis", "cuttable", "dense", "dtype_name", "each",
+    "exit_of", "fits_constraints", "flops", "format_bytes", "free", "free_memory", "full", "fused_regions",
+    "graph_inputs", "grid_tiles", "hollow", "hookimpl", "intersect", "is_empty", "is_hollow", "json_text", "leaves",
+    "load_json", "load_plan", "macs", "memory_lacking", "memory_needed", "memory_used", "named_axes", "nearest",
+    "node_reads", "objective_terms", "objective_values", "output_shape", "part_of", "partition", "peak", "pipeline",
+    "program_memory", "random_inputs", "raw_nbytes", "read_within", "reads", "reduction", "registry", "remembered",
+    "route_on", "run_model", "segment_values", "shape_of", "share_task", "shares", "shift", "slices", "split", "ssh",
+    "taken", "task_macs", "tile", "transfer_document", "unique", "validate", "value_document", "volume",
+    "weight_regions", "whole", "whole_plan", "with_interval",
+]  # fmt: skip
+
+
+def _homes() -> dict[str, tuple[str, str]]:
+    """Name → (module, the name that it has there), as the imports above say."""
+    imports = ast.walk(ast.parse(inspect.getsource(sys.modules[__name__])))
+    return {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in imports
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("dicompiler.")
+        for alias in node.names
+    }
+
+
+_HOMES = _homes()
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name on first use (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, inside = _HOMES[name]
+    try:
+        value = getattr(import_module(module), inside)
+    except AttributeError:  # a module itself
+        value = import_module(f"{module}.{inside}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
