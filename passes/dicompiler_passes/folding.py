@@ -1,23 +1,25 @@
 """Constant folding: what depends on constants only is computed once, here, by onnxruntime itself.
 
-In: a Model. Out: the same model, in which the results are initializers and the nodes that made them are gone.
+In: a Graph. Out: the same graph, in which the results are initializers and the nodes that made them are gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
+from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 
-from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.structure import bodies, captures, node_reads
+from dicompiler.ir.onnx.graph import Graph, Held, Values, reads
+from dicompiler.ir.onnx.graph_export import to_node
+from dicompiler.ir.onnx.structure import captures
 from dicompiler.ir.onnx.weights import array_dtype, dense
-from dicompiler_passes.draft import Draft, all_reads, keep, rename_reads
 
-STANDARD = ("", "ai.onnx")
+STANDARD = (None, "", "ai.onnx")
 
 RANDOM = frozenset(
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
@@ -32,145 +34,129 @@ NOT_TENSORS = frozenset(
 )
 """Operators whose result is no tensor, so that no initializer can hold it."""
 
-_CONSTANT_NUMBERS: Mapping[str, type[np.generic]] = {
-    "value_float": np.float32,
-    "value_floats": np.float32,
-    "value_int": np.int64,
-    "value_ints": np.int64,
-}
+_CONSTANT_TYPES: Mapping[str, type] = {"float": np.float32, "int": np.int64, "string": object}
 
 
-def fold(model: Model) -> Model:
-    """Computes every node whose inputs are all constants, and what follows from it; `model` itself where none is.
+def fold(graph: Graph) -> None:
+    """Computes every node whose inputs are all constants, and what follows from it.
 
     Constant → (initializer);  ConstantOfShape, Transpose(w), Concat(a, b) … → (initializer);  Identity(w) → w.
     Not folded: DequantizeLinear, random operators, operators of other domains, control flow that reads tensors around
     it, and what onnxruntime cannot compute (then the node stays). An initializer that is a graph input too is not
     constant. A graph output that is constant is an initializer afterwards.
     """
-    draft = Draft(model)
-    lifted = draft.lift()
-    constants, outputs = draft.constants, draft.outputs
-    renamed: dict[str, str] = {}
-    kept: dict[int, onnx.NodeProto] = {}
-    pending: dict[int, onnx.NodeProto] = {}
-    for index, node in enumerate(draft.graph.node):
-        rename_reads(node, renamed)
-        if not foldable(node, constants) or (node.op_type == "Identity" and node.output[0] in outputs):
-            kept[index] = node  # such an Identity is there to give the output its name
-            continue
-        if node.op_type == "Constant":
-            _put_constant(draft, node)
-        elif node.op_type == "Identity":
-            renamed[node.output[0]] = node.input[0]
+    _lift(graph)
+    outputs = {tensor.name for tensor in graph.outputs}
+    known: set[str] = set()
+    pending: list[gs.Node] = []
+    gone: list[gs.Node] = []
+    for node in graph.nodes:
+        if not _is_foldable(graph, node, known) or (node.op == "Identity" and node.outputs[0].name in outputs):
+            continue  # such an Identity is there to give the output its name
+        if node.op == "Constant":
+            graph.settle(node.outputs[0], _constant(node))
+        elif node.op == "Identity":
+            graph.substitute(node.outputs[0], node.inputs[0])
         else:
-            pending[index] = node
-        constants.update(name for name in node.output if name)
-    if not lifted and len(kept) == len(draft.graph.node):
-        return model
-    kept |= _compute(draft, pending, {name for node in kept.values() for name in node_reads(node)} | outputs)
-    keep(draft.graph.node, [kept[index] for index in sorted(kept)])
-    _drop_consumed(draft, model)
-    return draft.model()
+            known.update(tensor.name for tensor in node.outputs)
+            pending.append(node)
+            continue
+        gone.append(node)
+    graph.remove(gone)
+    if pending:
+        graph.remove(_compute(graph, pending))
 
 
-def _drop_consumed(draft: Draft, before: Model) -> None:
-    """Drops the initializers that only folded nodes read; one that nobody ever read is not ours to drop."""
-    untouched = set(before.initializers()) - all_reads(before.proto.graph)
-    live = all_reads(draft.graph) | {value.name for value in draft.graph.input} | untouched
-    keep(draft.graph.initializer, [t for t in draft.graph.initializer if t.name in live])
+def _lift(graph: Graph) -> None:
+    """Makes weights of large initializers that are typed lists or sparse."""
+    for constant in [constant for constant in graph.initializers if _is_lifted(constant._values)]:
+        constant.source, constant.values = None, constant.values
+        graph.initializers.remove(constant)
+        graph.initializers.append(constant)
 
 
-def foldable(node: onnx.NodeProto, constants: set[str]) -> bool:
-    """Whether the node gives the same tensors each time, and those from `constants` alone."""
-    if node.domain not in STANDARD or not any(node.output) or not constants.issuperset(filter(None, node.input)):
+def _is_lifted(values: NDArray[Any] | LazyValues) -> bool:
+    """Whether the data is sparse, or in a typed field (float_data …) where it would be a weight as raw data."""
+    if not isinstance(values, Values) or values.weight is not None:
+        return isinstance(values, SparseValues)
+    return not values.source.HasField("raw_data") and values.is_large
+
+
+def _is_foldable(graph: Graph, node: gs.Node, known: Collection[str]) -> bool:
+    """Whether the node gives the same tensors each time, and those from constants and what is `known` alone."""
+    if not all(graph.is_fixed(tensor) or tensor.name in known for tensor in node.inputs if tensor.name):
         return False
-    return node.op_type not in (*KEPT, *NOT_TENSORS) and _repeats(node) and not captures(node)
+    if node.domain not in STANDARD or node.op in (*KEPT, *NOT_TENSORS):
+        return False
+    return any(t.name for t in node.outputs) and _repeats(node) and not captures(to_node(node))
 
 
-def _repeats(node: onnx.NodeProto) -> bool:
+def _repeats(node: gs.Node) -> bool:
     """Whether the node, and all in its bodies, gives the same result each time."""
-    if node.op_type in RANDOM or (node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]):
+    if node.op in RANDOM or (node.op == "Dropout" and len(node.inputs) > 2 and node.inputs[2].name):
         return False
-    return all(_repeats(inner) for body in bodies(node) for inner in body.node)
+    return all(_repeats(inner) for body in node.subgraphs() for inner in body.nodes)
 
 
-def _put_constant(draft: Draft, node: onnx.NodeProto) -> None:
-    """A Constant node's value as the initializer of its output's name."""
-    (attribute,) = node.attribute
-    name = node.output[0]
-    if attribute.name == "value":
-        draft.put_tensor(name, attribute.t)
-    elif attribute.name == "sparse_value":
-        draft.put(name, dense(attribute.sparse_tensor))
-    elif attribute.name in ("value_string", "value_strings"):
-        value = onnx.helper.get_attribute_value(attribute)
-        shape = () if attribute.name == "value_string" else (len(value),)
-        texts = [value] if attribute.name == "value_string" else list(value)
-        draft.graph.initializer.add(name=name, data_type=onnx.TensorProto.STRING, dims=shape, string_data=texts)
-    else:
-        draft.put(name, np.array(onnx.helper.get_attribute_value(attribute), _CONSTANT_NUMBERS[attribute.name]))
+def _constant(node: gs.Node) -> NDArray[Any] | LazyValues:
+    """A Constant node's value."""
+    ((name, value),) = node.attrs.items()
+    if name == "sparse_value":
+        return dense(value.attribute.sparse_tensor)
+    if name != "value":
+        given = onnx.helper.get_attribute_value(value.attribute) if isinstance(value, Held) else value
+        return np.array(given, _CONSTANT_TYPES[name.removeprefix("value_").removesuffix("s")])
+    return value.values if value._values.is_large else value._values
 
 
-def _compute(draft: Draft, pending: dict[int, onnx.NodeProto], read: set[str]) -> dict[int, onnx.NodeProto]:
-    """Puts what `pending` computes of `read` into the draft. Returns those that onnxruntime could not compute."""
-    if not pending:
-        return {}
-    source = draft.model()
-    made = {name for node in pending.values() for name in node.output if name}
-    try:
-        found = _run(list(pending.values()), sorted(made & read), source, {})
-    except _Refused:
-        found, failed = _compute_singly(pending, source)
-    else:
-        failed = {}
-    still = {name for node in failed.values() for name in node_reads(node)}
-    for name in sorted(found.keys() & (read | still)):
-        draft.put(name, found[name])
-    return failed
-
-
-def _compute_singly(
-    pending: dict[int, onnx.NodeProto], source: Model
-) -> tuple[dict[str, NDArray[Any]], dict[int, onnx.NodeProto]]:
-    """All results that can be had, and the nodes that cannot be computed, with what follows from them."""
+def _compute(graph: Graph, pending: Sequence[gs.Node]) -> list[gs.Node]:
+    """Makes initializers of what the nodes `pending` compute for others. Returns those that it could compute."""
+    inner = {id(node) for node in pending}
+    read = {name for node in graph.nodes if id(node) not in inner for name in reads(node)}
+    read |= {tensor.name for tensor in graph.outputs}
+    results = {tensor.name: tensor for node in pending for tensor in node.outputs if tensor.name}
     found: dict[str, NDArray[Any]] = {}
-    failed: dict[int, onnx.NodeProto] = {}
-    missing: set[str] = set()
-    for index, node in pending.items():
+    failed: list[gs.Node] = []
+    groups = [pending]  # all at once; where onnxruntime refuses that, one by one
+    while groups:
+        group, *groups = groups
+        names = [t.name for node in group for t in node.outputs if t.name in read or (t.name and len(group) == 1)]
         try:
-            if not missing.isdisjoint(node.input):
-                raise _Refused
-            found |= _run([node], [name for name in node.output if name], source, found)
+            found |= _run(graph, group, names, found)
         except _Refused:
-            failed[index] = node
-            missing.update(node.output)
-    return found, failed
+            groups = [[node] for node in group] if len(group) > 1 else groups
+            failed += group if len(group) == 1 else []
+    read.update(name for node in failed for name in reads(node))
+    for name in sorted(found.keys() & read):
+        graph.settle(results[name], found[name])
+    return [node for node in pending if node not in failed]
 
 
 class _Refused(Exception):
-    """onnxruntime cannot compute it."""
+    """onnxruntime cannot compute it, or not what it needs."""
 
 
 def _run(
-    nodes: Sequence[onnx.NodeProto], wanted: Sequence[str], source: Model, found: Mapping[str, NDArray[Any]]
+    graph: Graph, nodes: Sequence[gs.Node], wanted: Sequence[str], found: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """The values of `wanted`, which `nodes` make of the initializers of `source` and of `found`."""
+    """The values of `wanted`, which `nodes` make of constants and of `found`."""
     import onnxruntime
 
-    made = {name for node in nodes for name in node.output}
-    needed = sorted({name for node in nodes for name in node.input if name} - made)
-    graph = onnx.GraphProto(name="constants", node=nodes, output=[onnx.ValueInfoProto(name=name) for name in wanted])
+    results = {"", *(tensor.name for node in nodes for tensor in node.outputs)}
+    needed = {tensor.name: tensor for node in nodes for tensor in node.inputs if tensor.name not in results}
+    inner = onnx.GraphProto(name="constants", node=map(to_node, nodes))
+    inner.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
     feeds: dict[str, NDArray[Any]] = {}
-    for name in needed:
-        array = found[name] if name in found else source.array(name)
+    for name, tensor in sorted(needed.items()):
+        array = tensor.values if isinstance(tensor, gs.Constant) else found.get(name)
+        if array is None:
+            raise _Refused
         if array.dtype.kind == "V":  # numpy does not know such a type (bfloat16 …), so it cannot be fed
-            graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+            inner.initializer.append(onnx.numpy_helper.from_array(array, name))
         else:
             feeds[name] = np.require(array, requirements=["C", "A"])
-            graph.input.append(onnx.helper.make_tensor_value_info(name, array_dtype(array), array.shape))
-    model = onnx.ModelProto(ir_version=max(4, source.proto.ir_version), graph=graph)
-    model.opset_import.extend(source.proto.opset_import)
+            inner.input.append(onnx.helper.make_tensor_value_info(name, array_dtype(array), array.shape))
+    model = onnx.ModelProto(ir_version=max(4, graph.ir_version), graph=inner, opset_import=graph.import_domains)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4

@@ -11,17 +11,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 
 from dicompiler.base.errors import DicompilerError, UsageError, nearest
 from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.onnx.graph import Graph, Variable
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.regions import Shape
 from dicompiler.ir.rule import Tensor
 from dicompiler.plugin.passes import Pass
-from dicompiler_passes.draft import Draft, int64, keep
 from dicompiler_passes.folding import STANDARD, fold
-from dicompiler_passes.tidying import outputs_from_nodes, scalar_ranges, split_to_slices
+from dicompiler_passes.tidying import int64, outputs_from_nodes, scalar_ranges, split_to_slices
 
 _EXAMPLE = (1, 3, 224, 224)
 
@@ -64,127 +66,113 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, Shape]:
 
 def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
     """The model with the sizes `shapes` of its inputs, and all that follows from them."""
-    draft = Draft(model)
-    sizes = _bind(draft, shapes)
-    for value in (*draft.graph.input, *draft.graph.output, *draft.graph.value_info):
-        _substitute(value, sizes)
-    model = draft.model()
-    hints = [*model.proto.graph.value_info, *model.proto.graph.output]
+    graph = model.graph()
+    _bind(graph, shapes)
+    hints: list[onnx.ValueInfoProto] = []
     while True:
-        model = _infer(fold(model), hints)
-        draft = Draft(model)
-        tensors = model.tensors()
-        if not (_fold_shapes(draft, tensors) or split_to_slices(draft, tensors) or scalar_ranges(draft, tensors)):
+        fold(graph)
+        folded = model.with_graph(graph)
+        hints = hints or [*folded.proto.graph.value_info, *folded.proto.graph.output]
+        inferred = _infer(folded, hints)
+        graph.learn(inferred.graph)
+        tensors = Model(inferred).tensors()
+        if not (_fold_shapes(graph, tensors) or split_to_slices(graph, tensors) or scalar_ranges(graph, tensors)):
             break
-        model = draft.model()
     if shapes:
-        _check_sizes(model)
-    draft.prune()
-    outputs_from_nodes(draft)
-    return draft.model()
+        _check_sizes(folded)
+    graph.prune()
+    outputs_from_nodes(graph)
+    return model.with_graph(graph)
 
 
 # --- the inputs' sizes --------------------------------------------------------------------------------------------
 
 
-def _bind(draft: Draft, shapes: Mapping[str, Shape]) -> dict[str, int]:
-    """Gives the graph's inputs their shapes. Returns the size of every dimension that had a name ("N" → 1)."""
-    initializers = draft.initializers
-    inputs = {value.name: value for value in draft.graph.input if value.name not in initializers}
+def _bind(graph: Graph, shapes: Mapping[str, Shape]) -> None:
+    """Gives the graph's inputs their shapes, and named dimensions ("N") their size wherever they stand."""
+    inputs = {tensor.name: tensor for tensor in graph.inputs}
     sizes: dict[str, int] = {}
     for name, shape in shapes.items():
         if name not in inputs:
             raise UsageError(f"shape: the model has no input {name!r}{nearest(name, inputs)}")
         _bind_input(inputs[name], shape, sizes)
-    for value in inputs.values():
-        _substitute(value, sizes)
-        _check_static(value)
-    return sizes
+    for tensor in graph.tensors().values() if sizes else ():
+        if isinstance(tensor, Variable) and tensor.shape is not None:
+            tensor.shape = [sizes.get(size, size) for size in tensor.shape]
+    for tensor in inputs.values():
+        _check_static(tensor)
 
 
-def _bind_input(value: onnx.ValueInfoProto, shape: Shape, sizes: dict[str, int]) -> None:
+def _bind_input(tensor: Variable, shape: Shape, sizes: dict[str, int]) -> None:
     """Sets one input's shape, and the `sizes` of its named dimensions."""
     text = "x".join(map(str, shape))
-    if not value.type.HasField("tensor_type"):
-        raise DicompilerError(f"shape {value.name}={text}: this input is no tensor: leave it out")
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape"):
-        tensor.shape.SetInParent()
-        for _ in shape:
-            tensor.shape.dim.add()
-    if len(tensor.shape.dim) != len(shape):
-        raise DicompilerError(
-            f"shape {value.name}={text}: the input has {len(tensor.shape.dim)} dimensions: {_example(value)}"
-        )
-    for axis, (dim, size) in enumerate(zip(tensor.shape.dim, shape, strict=True)):
-        fixed = dim.dim_value if _is_static(dim) else sizes.setdefault(dim.dim_param, size) if dim.dim_param else size
+    if not _is_tensor(tensor):
+        raise DicompilerError(f"shape {tensor.name}={text}: this input is no tensor: leave it out")
+    known: list[Any] = tensor.shape if tensor.shape is not None else [None] * len(shape)
+    if len(known) != len(shape):
+        raise DicompilerError(f"shape {tensor.name}={text}: the input has {len(known)} dimensions: {_example(tensor)}")
+    for axis, (now, size) in enumerate(zip(known, shape, strict=True)):
+        fixed = now if _is_static(now) else sizes.setdefault(now, size) if isinstance(now, str) and now else size
         if fixed != size:
-            raise DicompilerError(
-                f"shape {value.name}={text}: dimension {axis} is {size} where the model has {fixed}: {_example(value)}"
-            )
-        dim.dim_value = size
+            conflict = f"dimension {axis} is {size} where the model has {fixed}"
+            raise DicompilerError(f"shape {tensor.name}={text}: {conflict}: {_example(tensor)}")
+    tensor.shape = list(shape)
 
 
-def _is_static(dim: onnx.TensorShapeProto.Dimension) -> bool:
+def _is_tensor(tensor: Variable) -> bool:
+    """Whether the graph's input is a tensor and no sequence, map or optional."""
+    return tensor.info is not None and tensor.info.type.HasField("tensor_type")
+
+
+def _is_static(size: int | str | None) -> bool:
     """Whether the dimension is a size; some exporters write -1 for an open one."""
-    return dim.HasField("dim_value") and dim.dim_value >= 0
+    return isinstance(size, int) and size >= 0
 
 
-def _check_static(value: onnx.ValueInfoProto) -> None:
+def _check_static(tensor: Variable) -> None:
     """DicompilerError where the input's shape is not known; an input that is no tensor has none."""
-    if not value.type.HasField("tensor_type"):
+    if not _is_tensor(tensor):
         return
-    if not value.type.tensor_type.HasField("shape"):
-        raise DicompilerError(f"infer-shapes: input {value.name!r} has no shape: {_example(value)}")
-    for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-        if not _is_static(dim):
-            called = f" ({dim.dim_param!r})" if dim.dim_param else ""
+    if tensor.shape is None:
+        raise DicompilerError(f"infer-shapes: input {tensor.name!r} has no shape: {_example(tensor)}")
+    for axis, size in enumerate(tensor.shape):
+        if not _is_static(size):
+            called = f" ({size!r})" if isinstance(size, str) and size else ""
             raise DicompilerError(
-                f"infer-shapes: dimension {axis}{called} of input {value.name!r} is open: {_example(value)}"
+                f"infer-shapes: dimension {axis}{called} of input {tensor.name!r} is open: {_example(tensor)}"
             )
 
 
-def _example(value: onnx.ValueInfoProto) -> str:
+def _example(tensor: Variable) -> str:
     """The remedy: a size for each dimension, its own where it is known."""
-    dims = value.type.tensor_type.shape.dim or [onnx.TensorShapeProto.Dimension()] * len(_EXAMPLE)
-    usual = [*_EXAMPLE, *([1] * len(dims))]
-    sizes = [dim.dim_value if _is_static(dim) else usual[axis] for axis, dim in enumerate(dims)]
-    return f"give it as --shape {value.name}={'x'.join(map(str, sizes))}"
-
-
-def _substitute(value: onnx.ValueInfoProto, sizes: Mapping[str, int]) -> None:
-    """Named dimensions of which the size is known become numbers."""
-    for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
-        if dim.dim_param in sizes:
-            dim.dim_value = sizes[dim.dim_param]
+    known = tensor.shape or [None] * len(_EXAMPLE)
+    usual = [*_EXAMPLE, *([1] * len(known))]
+    sizes = [size if _is_static(size) else usual[axis] for axis, size in enumerate(known)]
+    return f"give it as --shape {tensor.name}={'x'.join(map(str, sizes))}"
 
 
 # --- what follows from them ---------------------------------------------------------------------------------------
 
 
-def _infer(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> Model:
-    """The model with the value_info that onnx infers from its inputs.
+def _infer(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
+    """The model without weights, with the value_info that onnx infers from its inputs.
 
     What the file said before (`hints`, of outputs too) counts only where onnx finds no static shape, as after an
     operator that it does not know: an exporter may have written other sizes there.
     """
     bare = _without_shapes(model)
     inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
-    found = Model(inferred).tensors()
+    known = Model(inferred).tensors()
     made = {name for node in bare.graph.node for name in node.output}
-    missing = {v.name: v for v in hints if v.name in made and (v.name not in found or found[v.name].shape is None)}
+    missing = {v.name: v for v in hints if v.name in made and (v.name not in known or known[v.name].shape is None)}
     if missing:
-        bare.graph.value_info.extend(v for name, v in missing.items() if name not in _names(bare.graph.output))
+        outputs = {value.name for value in bare.graph.output}
+        bare.graph.value_info.extend(v for name, v in missing.items() if name not in outputs)
         for value in bare.graph.output:
             if value.name in missing:
                 value.CopyFrom(missing[value.name])
         inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
-    draft = Draft(model)
-    keep(draft.graph.value_info, list(inferred.graph.value_info))
-    for value, now in zip(draft.graph.output, inferred.graph.output, strict=True):
-        if now.type.tensor_type.HasField("shape"):
-            value.type.tensor_type.shape.CopyFrom(now.type.tensor_type.shape)
-    return draft.model()
+    return inferred
 
 
 def _without_shapes(model: Model) -> onnx.ModelProto:
@@ -197,10 +185,6 @@ def _without_shapes(model: Model) -> onnx.ModelProto:
     return bare
 
 
-def _names(values: Iterable[onnx.ValueInfoProto]) -> set[str]:
-    return {value.name for value in values}
-
-
 def _check_sizes(model: Model) -> None:
     """DicompilerError where the sizes that the user gave do not fit each other further inside, as in a MatMul."""
     try:
@@ -210,20 +194,17 @@ def _check_sizes(model: Model) -> None:
         raise DicompilerError(f"infer-shapes: the given shapes do not fit the model: {cause}") from error
 
 
-def _fold_shapes(draft: Draft, tensors: Mapping[str, Tensor]) -> bool:
+def _fold_shapes(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
     """Shape and Size of a tensor of static shape → their value; whether there was one."""
-    nodes: list[onnx.NodeProto] = []
-    for node in draft.graph.node:
-        source = tensors.get(node.input[0]) if node.input else None
-        folds = node.op_type in ("Shape", "Size") and node.domain in STANDARD
-        if not folds or source is None or source.shape is None:
-            nodes.append(node)
-        elif node.op_type == "Size":
-            draft.put(node.output[0], int64(math.prod(source.shape)).reshape(()))
-        else:
-            bounds: dict[str, Any] = {a.name: a.i for a in node.attribute}
-            draft.put(node.output[0], int64(*source.shape[slice(bounds.get("start", 0), bounds.get("end"))]))
-    changed = len(nodes) < len(draft.graph.node)
-    if changed:
-        keep(draft.graph.node, nodes)
-    return changed
+    gone: list[gs.Node] = []
+    for node in graph.nodes:
+        if node.op not in ("Shape", "Size") or node.domain not in STANDARD or not node.inputs:
+            continue
+        source = tensors.get(node.inputs[0].name)
+        if source is None or source.shape is None:
+            continue
+        shape = source.shape[slice(node.attrs.get("start", 0), node.attrs.get("end"))]
+        graph.settle(node.outputs[0], int64(*shape) if node.op == "Shape" else np.array(math.prod(shape), np.int64))
+        gone.append(node)
+    graph.remove(gone)
+    return bool(gone)

@@ -13,7 +13,6 @@ import onnx
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.plugin.passes import Pass
-from dicompiler_passes.draft import Draft
 from dicompiler_passes.folding import fold
 from dicompiler_passes.quantised import own_dequantise
 from dicompiler_passes.tidying import fix_initializers, outputs_from_nodes, split_to_slices, trim_outputs
@@ -41,17 +40,17 @@ class Normalise(Pass):
 
 def normalise(model: Model) -> Model:
     """The model in normal form. Doing it twice changes nothing."""
-    draft = Draft(model)
-    fix_initializers(draft)
-    draft.prune()
-    draft = Draft(fold(draft.model()))
-    if any(node.op_type == "Split" for node in draft.graph.node):
-        split_to_slices(draft, _inferred(draft.model()).tensors())
-    trim_outputs(draft)
-    draft.prune()
-    outputs_from_nodes(draft)
-    own_dequantise(draft)
-    return draft.model()
+    graph = model.graph()
+    fix_initializers(graph)
+    graph.prune()
+    fold(graph)
+    if any(node.op == "Split" for node in graph.nodes):
+        split_to_slices(graph, _inferred(model.with_graph(graph)).tensors())
+    trim_outputs(graph)
+    graph.prune()
+    outputs_from_nodes(graph)
+    own_dequantise(graph)
+    return model.with_graph(graph)
 
 
 def _inferred(model: Model) -> Model:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError, UsageError, nearest
 from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.onnx.file import without
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Value
 from dicompiler.plugin.passes import Pass
@@ -127,22 +128,20 @@ def take_int8(model: Model) -> Model:
     """x → Quantize → Dequantize → …  ⇒  x (int8) → Dequantize → …   for every input of a network in QDQ form.
 
     DicompilerError for an input that is read as it is."""
-    proto = model.to_proto()
-    graph = proto.graph
-    weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    for value in graph.input:
-        readers = [node for node in graph.node if value.name in node.input]
-        if not readers or any(node.op_type != "QuantizeLinear" for node in readers):
-            raise DicompilerError(f"quantise: input {value.name!r} is read as it is: leave out inputs=int8")
-        scale, zero = (weights[name] for name in readers[0].input[1:3])
-        value.doc_string = f"value = {float(scale)!r} * (q - {int(zero)})"
-        value.type.tensor_type.elem_type = onnx.TensorProto.INT8
-        made = {node.output[0] for node in readers}
+    graph = model.graph()
+    for tensor in graph.inputs:
+        readers = list(tensor.outputs)
+        if not readers or any(node.op != "QuantizeLinear" for node in readers):
+            raise DicompilerError(f"quantise: input {tensor.name!r} is read as it is: leave out inputs=int8")
+        scale, zero = (constant.values for constant in readers[0].inputs[1:3])
+        info = graph.messages["input"][tensor.name] = without(graph.messages["input"][tensor.name])
+        info.doc_string = f"value = {float(scale)!r} * (q - {int(zero)})"
+        info.type.tensor_type.elem_type = onnx.TensorProto.INT8
+        tensor.learn(info)
         for node in readers:
-            graph.node.remove(node)
-        for node in graph.node:
-            node.input[:] = [value.name if name in made else name for name in node.input]
-    return Model.load(proto)
+            graph.substitute(node.outputs[0], tensor)
+        graph.remove(readers)
+    return model.with_graph(graph)
 
 
 def _quantised(proto: onnx.ModelProto, samples: Samples, place: Path) -> Model:

@@ -7,39 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import onnx
+import onnx_graphsurgeon as gs
 
+from dicompiler.ir.onnx.graph import Graph, Variable
 from dicompiler.ir.rule import Node
-from dicompiler_passes.draft import Draft, all_reads, keep
 
 DEQUANTISE = "DequantizeLinear"
 
 
-def own_dequantise(draft: Draft) -> None:
+def own_dequantise(graph: Graph) -> None:
     """A DequantizeLinear of its own for every node that reads one.
 
     DQ → a, b  ⇒  DQ → a, DQ → b    (a graph output keeps the one that there was)
     """
-    made = {node.output[0]: node for node in draft.graph.node if node.op_type == DEQUANTISE}
-    if not made:
+    makers = {node.outputs[0].name: node for node in graph.nodes if node.op == DEQUANTISE}
+    if not makers:
         return
-    outputs, seen = draft.outputs, set[str]()
-    inner = all_reads(draft.graph) - {name for node in draft.graph.node for name in node.input} - outputs
-    nodes: list[onnx.NodeProto] = []
-    for node in draft.graph.node:
-        for index, name in enumerate(node.input):
-            if name not in made or name in inner:
-                continue
-            if name not in seen and name not in outputs:
-                seen.add(name)
-                continue
-            copy = onnx.NodeProto()
-            copy.CopyFrom(made[name])
-            copy.name, copy.output[0] = draft.node_name(made[name].name), draft.name(name)
-            node.input[index] = copy.output[0]
-            nodes.append(copy)
+    seen = {tensor.name for tensor in graph.outputs}
+    nodes: list[gs.Node] = []
+    for node in graph.nodes:
+        for index, tensor in enumerate(node.inputs):
+            if tensor.name in makers and tensor.name in seen:
+                maker = makers[tensor.name]
+                copy = maker.copy(maker.inputs, [Variable(graph.unused(tensor.name))])
+                copy.name = graph.unused_node(maker.name)
+                node.inputs[index] = copy.outputs[0]
+                nodes.append(copy)
+            seen.add(tensor.name)
         nodes.append(node)
-    keep(draft.graph.node, nodes)
+    graph.nodes = nodes
 
 
 def with_reader(

@@ -1,69 +1,68 @@
-"""The rewrites that bring a model into its normal form; each takes a draft and edits it.
+"""The rewrites that bring a model into its normal form; each takes a graph and edits it.
 
-In: a Draft. Out: the same draft, in which outputs come from nodes, Splits are Slices and nothing is unread.
+In: a Graph. Out: the same graph, in which outputs come from nodes, Splits are Slices and nothing is unread.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
 
+from dicompiler.ir.onnx.graph import Graph, Variable
 from dicompiler.ir.regions import Interval
 from dicompiler.ir.rule import Tensor
-from dicompiler_passes.draft import Draft, all_reads, int64, keep
 from dicompiler_passes.folding import STANDARD
 
 _FIRST_IR_WITH_FREE_INITIALIZERS = 4
 
 
-def fix_initializers(draft: Draft) -> None:
+def fix_initializers(graph: Graph) -> None:
     """Initializers are no longer graph inputs, so that a caller cannot override them: their value is compiled in.
 
     IR version 3 demands that they are inputs, so it becomes 4, which differs from 3 in just this.
     """
-    initializers = draft.initializers
-    keep(draft.graph.input, [value for value in draft.graph.input if value.name not in initializers])
-    draft.proto.ir_version = max(draft.proto.ir_version, _FIRST_IR_WITH_FREE_INITIALIZERS)
+    graph.defaults.clear()
+    graph.ir_version = max(graph.ir_version, _FIRST_IR_WITH_FREE_INITIALIZERS)
 
 
-def outputs_from_nodes(draft: Draft) -> None:
+def outputs_from_nodes(graph: Graph) -> None:
     """Every graph output gets a node of its own that makes it: an Identity where there is none.
 
     (w, an initializer) → output w         ⇒  (w_value) → Identity → w
     a → output a and again output a        ⇒  a and Identity(a) → a_1
     (x, a graph input) → output x          ⇒  x → Identity → x_1    (a name cannot stand for both)
     """
-    inputs, initializers, seen = {v.name for v in draft.graph.input}, draft.initializers, set[str]()
-    for value in draft.graph.output:
-        name = value.name
-        if name in seen or name in inputs:
-            value.name = draft.name(name)
-            _identity(draft, name, value.name)
-        elif name in initializers:
-            constant = draft.name(f"{name}_value")
-            draft.rename_initializer(name, constant)
-            _identity(draft, constant, name)
-        seen.update((name, value.name))
-
-
-def _identity(draft: Draft, source: str, target: str) -> None:
-    draft.graph.node.add(op_type="Identity", name=draft.node_name(target), input=[source], output=[target])
-
-
-def trim_outputs(draft: Draft) -> None:
-    """Optional outputs that nobody reads go: Dropout → y, mask  ⇒  Dropout → y. Nodes in training mode stay."""
-    read, opset = all_reads(draft.graph), draft.opset()
-    for node in draft.graph.node:
-        training = any(a.name == "training_mode" and a.i for a in node.attribute)
-        if node.domain not in STANDARD or training or not onnx.defs.has(node.op_type):
+    seen = {tensor.name: tensor for tensor in graph.inputs}
+    for index, (name, tensor) in enumerate([(tensor.name, tensor) for tensor in graph.outputs]):
+        target, source = name, seen.get(name, tensor)
+        if name in seen:
+            target = graph.unused(name)
+        elif isinstance(tensor, gs.Constant):
+            tensor.name = graph.unused(f"{name}_value")
+        else:
+            seen[name] = tensor
             continue
-        last = len(node.output)
-        while last > 1 and node.output[last - 1] not in read and _is_optional(node.op_type, last - 1, opset):
-            last -= 1
-        del node.output[last:]
+        output = graph.outputs[index] = Variable(target, graph.messages["output"].get(name))
+        graph.nodes.append(gs.Node("Identity", graph.unused_node(target), inputs=[source], outputs=[output]))
+        seen[target] = output
+
+
+def trim_outputs(graph: Graph) -> None:
+    """Optional outputs that nobody reads go: Dropout → y, mask  ⇒  Dropout → y. Nodes in training mode stay."""
+    several = [node for node in graph.nodes if len(node.outputs) > 1 and node.domain in STANDARD]
+    read = graph.read() if several else set()
+    for node in several:
+        if not onnx.defs.has(node.op) or node.attrs.get("training_mode"):
+            continue
+        while len(node.outputs) > 1 and node.outputs[-1].name not in read:
+            if not _is_optional(node.op, len(node.outputs) - 1, graph.opset):
+                break
+            node.outputs.pop()
 
 
 def _is_optional(op: str, index: int, opset: int) -> bool:
@@ -75,7 +74,7 @@ def _is_optional(op: str, index: int, opset: int) -> bool:
     return index < len(outputs) and outputs[index].option == onnx.defs.OpSchema.FormalParameterOption.Optional
 
 
-def split_to_slices(draft: Draft, tensors: Mapping[str, Tensor]) -> bool:
+def split_to_slices(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
     """Each used output of a Split gets a Slice of its own; whether there was one.
 
     Split(x, axis=1, sizes 2, 3) → a, b     ⇒  Slice(x, 0:2) → a,  Slice(x, 2:5) → b
@@ -83,96 +82,86 @@ def split_to_slices(draft: Draft, tensors: Mapping[str, Tensor]) -> bool:
     Because a layer has one output that is cut. A Split stays where its sizes are not known: not constant, or equal
     shares of an axis that is not static in `tensors` (run infer-shapes).
     """
-    read, opset = all_reads(draft.graph), draft.opset()
-    nodes: list[onnx.NodeProto] = []
-    changed = False
-    for node in draft.graph.node:
-        cuts = _cuts(node, opset, tensors) if node.op_type == "Split" and node.domain in STANDARD else None
+    splits = [node for node in graph.nodes if node.op == "Split" and node.domain in STANDARD]
+    read = graph.read() if splits else set()
+    gone = []
+    for node in splits:
+        cuts = _cuts(node, graph.opset, tensors)
         if cuts is None:
-            nodes.append(node)
             continue
         axis, intervals = cuts
-        changed = True
-        for output, interval in zip(node.output, intervals, strict=True):
-            if output in read:
-                nodes.append(_slice(draft, node, output, axis, interval, opset))
-    if changed:
-        keep(draft.graph.node, nodes)
-    return changed
+        slices = [
+            _slice(graph, node, index, axis, interval)
+            for index, (output, interval) in enumerate(zip(node.outputs, intervals, strict=True))
+            if output.name in read
+        ]
+        graph.insert(slices, before=node)
+        gone.append(node)
+    graph.remove(gone)
+    return bool(gone)
 
 
-def _cuts(node: onnx.NodeProto, opset: int, tensors: Mapping[str, Tensor]) -> tuple[int, Sequence[Interval]] | None:
+def _cuts(node: gs.Node, opset: int, tensors: Mapping[str, Tensor]) -> tuple[int, Sequence[Interval]] | None:
     """The axis and, per output, the interval of it that a Split cuts out; None where that is not known.
 
     The sizes are an input from opset 13 on (and in opset 1), an attribute before; without them the shares are equal,
     and from opset 18 on the last may be smaller.
     """
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    axis = int(attributes.get("axis", 0))
-    source = tensors.get(node.input[0])
-    sizes: Sequence[int] | None = attributes.get("split")
-    if sizes is None and len(node.input) > 1 and node.input[1]:
-        given = tensors.get(node.input[1])
+    axis = int(node.attrs.get("axis", 0))
+    source = tensors.get(node.inputs[0].name)
+    sizes: Sequence[int] | None = node.attrs.get("split")
+    if sizes is None and len(node.inputs) > 1 and node.inputs[1].name:
+        given = tensors.get(node.inputs[1].name)
         if given is None or given.value is None:
             return None
         sizes = [int(size) for size in given.value]
     if sizes is None:
         if source is None or source.shape is None:
             return None
-        extent, count = source.shape[axis], len(node.output)
+        extent, count = source.shape[axis], len(node.outputs)
         share = math.ceil(extent / count)
         if extent % count and opset < 18:
             return None
         sizes = [max(0, min(share, extent - share * index)) for index in range(count)]
-    if len(sizes) != len(node.output):
+    if len(sizes) != len(node.outputs):
         return None
     ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
     return axis, [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
-def scalar_ranges(draft: Draft, tensors: Mapping[str, Tensor]) -> bool:
+def scalar_ranges(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
     """Range gets scalars; whether there was one that did not.
 
     (x of shape [1]) → Range                ⇒  x → Reshape → Range
 
     onnxruntime computes such a Range, yet refuses to load it where it can see the shape, as in a part of the model.
     """
-    nodes: list[onnx.NodeProto] = []
     changed = False
-    for node in draft.graph.node:
-        for index, name in enumerate(node.input if node.op_type == "Range" and node.domain in STANDARD else ()):
-            if name in tensors and tensors[name].shape == (1,):
-                shape, scalar = draft.name(f"{name}_no_axes"), draft.name(f"{name}_scalar")
-                draft.put(shape, int64())
-                title = draft.node_name(scalar)
-                nodes.append(onnx.helper.make_node("Reshape", [name, shape], [scalar], title, domain=node.domain))
-                node.input[index] = scalar
+    for node in [node for node in graph.nodes if node.op == "Range" and node.domain in STANDARD]:
+        for index, tensor in enumerate(node.inputs):
+            if tensor.name in tensors and tensors[tensor.name].shape == (1,):
+                shape = graph.unused(f"{tensor.name}_no_axes")
+                scalar = Variable(graph.unused(f"{tensor.name}_scalar"))
+                name, inputs = graph.unused_node(scalar.name), [tensor, graph.put(shape, int64())]
+                reshape = gs.Node("Reshape", name, inputs=inputs, outputs=[scalar], domain=node.domain)
+                graph.insert([reshape], before=node)
+                node.inputs[index] = scalar
                 changed = True
-        nodes.append(node)
-    if changed:
-        keep(draft.graph.node, nodes)
     return changed
 
 
-def _slice(
-    draft: Draft, split: onnx.NodeProto, output: str, axis: int, interval: Interval, opset: int
-) -> onnx.NodeProto:
+def _slice(graph: Graph, split: gs.Node, index: int, axis: int, interval: Interval) -> gs.Node:
     """A Slice of the split's input; attributes before opset 10, inputs from then on."""
-    index = list(split.output).index(output)
-    node = onnx.NodeProto(op_type="Slice", domain=split.domain, name=draft.node_name(f"{split.name}_{index}"))
-    node.metadata_props.extend(split.metadata_props)
-    if split.HasField("doc_string"):
-        node.doc_string = split.doc_string
-    if not split.HasField("domain"):
-        node.ClearField("domain")
-    values: dict[str, Any] = {"starts": interval[0], "ends": interval[1], "axes": axis}
-    node.input.append(split.input[0])
-    node.output.append(output)
-    for key, value in values.items():
-        if opset < 10:
-            node.attribute.append(onnx.helper.make_attribute(key, [value]))
+    node = split.copy([split.inputs[0]], [split.outputs[index]])
+    node.op, node.name, node.attrs = "Slice", graph.unused_node(f"{split.name}_{index}"), {}
+    for key, value in {"starts": interval[0], "ends": interval[1], "axes": axis}.items():
+        if graph.opset < 10:
+            node.attrs[key] = [value]
         else:
-            name = draft.name(f"{node.name}_{key}")
-            draft.put(name, int64(value))
-            node.input.append(name)
+            node.inputs.append(graph.put(graph.unused(f"{node.name}_{key}"), int64(value)))
     return node
+
+
+def int64(*values: int) -> NDArray[np.int64]:
+    """A vector of 64-bit integers."""
+    return np.array(values, np.int64)

@@ -20,7 +20,6 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as Missin
 
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model, is_hollow
-from dicompiler_passes.draft import Draft
 from dicompiler_passes.folding import fold
 from dicompiler_passes.normalise import Normalise, normalise
 
@@ -87,7 +86,9 @@ def test_constant_nodes_of_every_kind_become_initializers_of_their_own_type() ->
     for kind, value in kinds.items():
         original.graph.node.append(helper.make_node("Constant", [], [kind], **{kind: value}))
         original.graph.output.append(helper.make_empty_tensor_value_info(kind))
-    result = fold(Model.load(original))  # not normalise, which makes Identity nodes for outputs
+    graph = (loaded := Model.load(original)).graph()
+    fold(graph)  # not normalise, which makes Identity nodes for outputs
+    result = loaded.with_graph(graph)
     assert ops(result) == ["Relu"]
     types = {name: (dtype, shape) for name, (dtype, shape) in result.initializers().items()}
     assert types == {
@@ -411,16 +412,3 @@ def test_the_operator_models_of_the_onnx_package_compute_the_same() -> None:
             np.testing.assert_array_equal(before, after)
         checked += 1
     assert checked > 50
-
-
-def test_a_draft_leaves_the_model_as_it_was() -> None:
-    loaded = Model.load(model("g (float[3] x) => (float[3] y) <float[3] w = {1, 2, 3}> { y = Add (x, w) }"))
-    before = loaded.proto.SerializeToString()
-    draft = Draft(loaded)
-    draft.put("v", np.ones(1000, np.float32))
-    draft.rename_initializer("w", "u")
-    changed = draft.model()
-    assert loaded.proto.SerializeToString() == before
-    assert sorted(changed.initializers()) == ["u", "v"]
-    assert list(changed.proto.graph.node[0].input) == ["x", "u"]
-    assert list(changed.weights) == ["v"]

@@ -1,31 +1,34 @@
-"""The graphsurgeon view of a model, and the way back that loses nothing.
+"""The graphsurgeon graph in which every pass edits a model.
 
-In: a skeleton ModelProto with its weights → a gs.Graph whose constants are lazy views. Out: the same model again, where
-each node, attribute, tensor and constant that the graph left as it was is the original message, with all that
-graphsurgeon does not carry (documentation, metadata, annotations, shardings, overloads, unread initializers …).
+In: a skeleton ModelProto with its weights. Out: a gs.Graph whose nodes and tensors hold the messages that they come
+from; attributes are read from these when asked for, weights stay views. The way back is in graphexport.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
-from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
-from onnx_graphsurgeon.importers.onnx_importer import OnnxImporter
+from onnx_graphsurgeon.importers import onnx_importer
 from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 from onnx_graphsurgeon.logger import G_LOGGER
+from onnx_graphsurgeon.util.misc import SynchronizedList
 
 from dicompiler.ir.onnx.file import without
-from dicompiler.ir.onnx.structure import reads
-from dicompiler.ir.onnx.weights import LARGE, Weight, dense, hollow, is_hollow
+from dicompiler.ir.onnx.importing import unique
+from dicompiler.ir.onnx.weights import LARGE, Weight, dense, raw_nbytes
 
 _KINDS = onnx.AttributeProto
-_SIMPLE = (_KINDS.FLOAT, _KINDS.INT, _KINDS.STRING, _KINDS.FLOATS, _KINDS.INTS, _KINDS.STRINGS)
+_LINKS = {"inputs": "outputs", "outputs": "inputs"}
+_SAID = ("dtype", "shape", "type")
+_PLACES = ("input", "output", "value_info")
+_FIELDS = {_KINDS.FLOAT: "f", _KINDS.INT: "i", _KINDS.STRING: "s"}
+_LISTS = {_KINDS.FLOATS: "floats", _KINDS.INTS: "ints", _KINDS.STRINGS: "strings"}
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,33 @@ class Held:
     attribute: onnx.AttributeProto
 
 
-class View(LazyValues):  # type: ignore[misc]
-    """The values of a constant that a weight holds. `tensor` is made anew, because graphsurgeon renames it in place."""
+class Values(LazyValues):  # type: ignore[misc]
+    """The values of a constant: those of the message `source`, or of the weight that it stands for, not copied."""
 
-    def __init__(self, name: str, weight: Weight) -> None:
-        super().__init__(hollow(name, weight))
-        self.weight = weight
+    def __init__(self, source: onnx.TensorProto, weight: Weight | None = None) -> None:
+        self.source, self.weight, self.shape = source, weight, list(source.dims)
+
+    @cached_property
+    def tensor(self) -> onnx.TensorProto:
+        """A copy of the message, because graphsurgeon's own export renames it in place."""
+        return without(self.source)
+
+    @cached_property
+    def dtype(self) -> Any:
+        """The numpy type, or the number of an onnx type that graphsurgeon has none for."""
+        with G_LOGGER.suppress():  # it prints to standard output
+            return onnx_importer.get_onnx_tensor_dtype(self.source)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether they are a weight, or would be one as raw data of an initializer."""
+        kind = self.source.data_type
+        return kind != onnx.TensorProto.STRING and raw_nbytes(kind, tuple(self.source.dims)) >= LARGE
 
     def load(self) -> NDArray[Any]:
-        """The weight's values, not copied."""
-        return self.weight.array()
+        """The values; read-only where they are large."""
+        array = self.weight.array() if self.weight is not None else onnx.numpy_helper.to_array(self.source)
+        return array if self.is_large else array.copy()
 
 
 class Sparse(SparseValues):  # type: ignore[misc]
@@ -58,311 +78,288 @@ class Sparse(SparseValues):  # type: ignore[misc]
         return dense(self.tensor)
 
 
+class _Late:
+    """What is made only when it is asked for: most tensors of a graph are never looked at."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _LINKS:
+            value: Any = SynchronizedList(self, _LINKS[name], ())
+        else:
+            value = self._late(name)
+        self.__dict__[name] = value
+        return value
+
+
+class Constant(_Late, gs.Constant):  # type: ignore[misc]
+    """An initializer; `source` is its message, if the model had it, and keeps its documentation when values change."""
+
+    def __init__(self, name: str, source: onnx.TensorProto, weight: Weight | None = None) -> None:
+        self.__dict__.update(name=name, source=source, weight=weight, data_location=None, _export_dtype=None)
+
+    def _late(self, name: str) -> Any:
+        if name != "_values":
+            raise AttributeError(name)
+        return Values(self.source, self.weight)
+
+    def to_variable(self, dtype: Any = None, shape: Any = ()) -> gs.Variable:
+        """Turns it into a variable, in place: whoever reads it reads that."""
+        super().to_variable(dtype, list(shape))
+        self.__class__, self.info = Variable, None
+        return self
+
+
+class Variable(_Late, gs.Variable):  # type: ignore[misc]
+    """A tensor that is computed; `info` is what the model says of it, where dtype and shape are read when asked."""
+
+    def __init__(self, name: str, info: onnx.ValueInfoProto | None = None) -> None:
+        self.__dict__.update(name=name, info=info)
+
+    def _late(self, name: str) -> Any:
+        if name not in _SAID:
+            raise AttributeError(name)
+        return said(self.info, name)
+
+    def learn(self, info: onnx.ValueInfoProto | None) -> None:
+        """From now on this is known of the tensor, and nothing else."""
+        self.info = info
+        for key in _SAID:
+            self.__dict__.pop(key, None)
+
+    def to_constant(self, values: Any, export_dtype: Any = None) -> gs.Constant:
+        """Turns it into a constant, in place: whoever reads it reads that."""
+        self.__dict__.update(dtype=None, shape=None)  # which graphsurgeon deletes
+        super().to_constant(values, export_dtype)
+        self.__class__, self.source, self.weight = Constant, None, None
+        return self
+
+
+def said(info: onnx.ValueInfoProto | None, key: str) -> Any:
+    """What a message says of a tensor's "dtype", "shape" or "type", as graphsurgeon has it."""
+    if info is None or not info.HasField("type"):
+        return "tensor_type" if key == "type" else None
+    with G_LOGGER.suppress():  # it prints to standard output
+        return getattr(onnx_importer, f"get_onnx_tensor_{key}")(info)
+
+
+class Node(gs.Node):  # type: ignore[misc]
+    """A node of the model; `proto` is its message, from which the attributes are read when asked for.
+
+    It equals itself alone (graphsurgeon compares all fields, which makes taking it out of a list slow).
+    """
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __init__(self, proto: onnx.NodeProto, inputs: Iterable[gs.Tensor], outputs: Iterable[gs.Tensor]) -> None:
+        domain = proto.domain if proto.HasField("domain") else None
+        self.__dict__.update(proto=proto, op=proto.op_type, name=proto.name, domain=domain)
+        self.__dict__["inputs"] = SynchronizedList(self, "outputs", list(inputs))
+        self.__dict__["outputs"] = SynchronizedList(self, "inputs", list(outputs))
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "attrs":
+            raise AttributeError(name)
+        self.attrs = {attribute.name: _value_of(attribute, {}) for attribute in self.proto.attribute}
+        return self.attrs
+
+    def subgraphs(self, recursive: bool = False) -> Iterator[gs.Graph]:
+        """The control-flow bodies (with theirs); the attributes of a node that has some are always read."""
+        return super().subgraphs(recursive) if "attrs" in self.__dict__ else iter(())
+
+    def copy(self, inputs: Any = None, outputs: Any = None, tensor_map: Any = None) -> Node:
+        """The same operator on other tensors; documentation and metadata are copied too."""
+        new = Node(self.proto, inputs or (), outputs or ())
+        new.__dict__.update({key: self.__dict__[key] for key in ("op", "name", "domain")})
+        if "attrs" in self.__dict__:
+            new.attrs = super().copy(tensor_map=tensor_map).attrs
+        return new
+
+
+class Graph(gs.Graph):  # type: ignore[misc]
+    """A gs.Graph that remembers what graphsurgeon forgets, with the steps that most rewrites consist of.
+
+    original: the message that it was made of, never to be changed.
+    messages: "input", "output", "value_info" → what the model says of tensors there, by name.
+    initializers: in file order, which the model keeps; those that nobody reads any more drop out of it.
+    spare: those of them that nobody read from the start; they stay until `prune`.
+    defaults: the names of those that are graph inputs too: a caller can give them another value.
+    """
+
+    nodes: list[gs.Node]
+
+    def __init__(self, original: onnx.GraphProto, **parts: Any) -> None:
+        super().__init__(name=original.name, doc_string=original.doc_string, **parts)
+        self.original = original
+        self.messages = {place: {value.name: value for value in getattr(original, place)} for place in _PLACES}
+        self.initializers: list[gs.Constant] = []
+        self.spare: list[gs.Constant] = []
+        self.defaults: set[str] = set()
+        self._taken: tuple[set[str], set[str]] | None = None
+
+    # --- names
+
+    def unused(self, wish: str) -> str:
+        """A tensor name that nobody has: `wish` or `wish_1` …"""
+        return unique(wish, self._names()[0])
+
+    def unused_node(self, wish: str) -> str:
+        """A node name that nobody has."""
+        return unique(wish, self._names()[1])
+
+    def _names(self) -> tuple[set[str], set[str]]:
+        if self._taken is None:
+            graphs = (self, *self.subgraphs(recursive=True))
+            tensors = {name for graph in graphs for name in graph.tensors()}
+            tensors |= {constant.name for graph in graphs for constant in getattr(graph, "initializers", ())}
+            self._taken = tensors, {node.name for node in self.nodes}
+        return self._taken
+
+    # --- what is read
+
+    def read(self) -> set[str]:
+        """The names of all tensors that a node reads, also within bodies, or that are outputs."""
+        return {name for node in self.nodes for name in reads(node)} | {tensor.name for tensor in self.outputs}
+
+    def is_fixed(self, tensor: gs.Tensor) -> bool:
+        """Whether the tensor has the same value whenever the model runs."""
+        return isinstance(tensor, gs.Constant) and tensor.name not in self.defaults
+
+    def learn(self, inferred: onnx.GraphProto) -> None:
+        """Takes over what shape inference says of the tensors that nodes make; whatever else was known is forgotten."""
+        values, outputs = {value.name: value for value in inferred.value_info}, self.messages["output"]
+        for value in inferred.output:
+            if value.type.tensor_type.HasField("shape"):
+                outputs[value.name] = known = without(outputs.get(value.name, value))
+                known.type.tensor_type.shape.CopyFrom(value.type.tensor_type.shape)
+        for name, tensor in self.tensors().items():
+            if isinstance(tensor, Variable) and tensor.inputs:
+                tensor.learn(values.get(name, outputs.get(name)))
+        self.messages["value_info"] = values
+
+    # --- edits
+
+    def put(self, name: str, values: NDArray[Any] | LazyValues) -> gs.Constant:
+        """A new initializer. Large values become a weight, which is not copied."""
+        constant = gs.Constant(name, values)
+        self.initializers.append(constant)
+        return constant
+
+    def settle(self, tensor: gs.Variable, values: NDArray[Any] | LazyValues) -> None:
+        """The tensor becomes an initializer of these values; the node that made it is to be removed."""
+        tensor.to_constant(values)
+        self.initializers.append(tensor)
+
+    def substitute(self, old: gs.Tensor, new: gs.Tensor) -> None:
+        """Whoever reads `old`, also within bodies, reads `new`. What is an output of the graph stays one."""
+        for reader in list(old.outputs):
+            reader.inputs = [new if tensor is old else tensor for tensor in reader.inputs]
+        for body in self.subgraphs(recursive=True):
+            body.outputs = [new if tensor is old else tensor for tensor in body.outputs]
+
+    def remove(self, nodes: Collection[gs.Node]) -> None:
+        """Takes the nodes out; they read and make nothing any more."""
+        gone = {id(node) for node in nodes}
+        self.nodes = [node for node in self.nodes if id(node) not in gone]
+        for node in nodes:
+            for inner in (node, *(inner for body in node.subgraphs(recursive=True) for inner in body.nodes)):
+                inner.inputs.clear()
+                inner.outputs.clear()
+
+    def insert(self, nodes: Sequence[gs.Node], before: gs.Node) -> None:
+        """Puts the nodes in front of another."""
+        index = next(index for index, node in enumerate(self.nodes) if node is before)
+        self.nodes[index:index] = nodes
+
+    def prune(self) -> None:
+        """Drops the nodes of which nobody reads an output, then the initializers that nobody reads."""
+        live = {tensor.name for tensor in self.outputs}
+        dead = []
+        for node in reversed(self.nodes):
+            if any(tensor.name in live for tensor in node.outputs):
+                live.update(reads(node))
+            else:
+                dead.append(node)
+        self.remove(dead)
+        self.spare = [constant for constant in self.spare if constant.name in self.defaults]
+
+
+def reads(node: gs.Node) -> Iterator[str]:
+    """What the node reads, and all that its bodies name."""
+    yield from (tensor.name for tensor in node.inputs if tensor.name)
+    for body in node.subgraphs(recursive=True):
+        yield from (tensor.name for inner in body.nodes for tensor in inner.inputs if tensor.name)
+        yield from (tensor.name for tensor in body.outputs)
+
+
 # --- model → graph ------------------------------------------------------------------------------------------------
 
 
-def to_graph(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> gs.Graph:
-    """The model as a gs.Graph of its own: nothing done to it reaches `proto` or `weights`."""
-    copy = without(proto, "functions")
-    held = _hold(copy.graph)
-    with G_LOGGER.suppress():  # it prints to standard output
-        graph = gs.import_onnx(copy)
-    _give_back(graph, held)
-    for inner in (graph, *graph.subgraphs(recursive=True)):
-        for tensor in inner.tensors().values():
-            if isinstance(tensor, gs.Constant):
-                _make_view(tensor, weights)
+def to_graph(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> Graph:
+    """The model as a graph of its own: nothing done to it reaches `proto` or `weights`."""
+    opsets = onnx.ModelProto(opset_import=proto.opset_import).opset_import
+    graph = _import(proto.graph, weights, {})
+    graph.opset = max((entry.version for entry in opsets if entry.domain in ("", "ai.onnx")), default=1)
+    graph.import_domains, graph.ir_version = opsets, proto.ir_version
+    graph.producer_name, graph.producer_version = proto.producer_name, proto.producer_version
     return graph
 
 
-def _make_view(constant: gs.Constant, weights: Mapping[str, Weight]) -> None:
-    values = constant._values
-    if type(values) is SparseValues:
-        constant._values = Sparse(values.tensor)
-    elif type(values) is LazyValues and is_hollow(values.tensor):
-        constant._values, constant.data_location = View(constant.name, weights[constant.name]), None
+def _import(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: Mapping[str, gs.Tensor]) -> Graph:
+    """The graph; what a body reads of the tensors around it, `outer`, are these very objects."""
+    values = (*proto.value_info, *proto.output, *proto.input)
+    infos = {value.name: value for value in values if value.HasField("type")}
+    graph = Graph(proto)
+    graph.initializers += [Constant(tensor.name, tensor, weights.get(tensor.name)) for tensor in proto.initializer]
+    graph.initializers += [gs.Constant(tensor.values.name, Sparse(tensor)) for tensor in proto.sparse_initializer]
+    local: dict[str, gs.Tensor] = {constant.name: constant for constant in graph.initializers}
+    graph.defaults |= local.keys() & graph.messages["input"].keys()
+    known = {**outer, **local}  # names in a body may hide those around it
+
+    def tensor(name: str, tensors: Mapping[str, gs.Tensor]) -> gs.Tensor:
+        if name in tensors:
+            return tensors[name]
+        new = Variable(name, infos.get(name))
+        if name:  # an omitted tensor is one of its own each time
+            known[name] = local[name] = new
+        return new
+
+    graph.inputs = [tensor(value.name, local) for value in proto.input if value.name not in graph.defaults]
+    for node in proto.node:
+        bodies = {a.name: _value_of(a, known) for a in node.attribute if a.type == _KINDS.GRAPH}
+        inputs = [tensor(name, known) for name in node.input]
+        new = Node(node, inputs, [tensor(name, local) for name in node.output])
+        if bodies:
+            new.attrs = {a.name: bodies.get(a.name) or _value_of(a, {}) for a in node.attribute}
+        graph.nodes.append(new)
+    graph.outputs = [tensor(value.name, known) for value in proto.output]
+    outputs = graph.messages["output"].keys()
+    graph.spare = [constant for constant in graph.initializers if not constant.outputs and constant.name not in outputs]
+    return graph
 
 
-@dataclass
-class _HeldNodes:
-    """What was taken out of a graph: by node index its attributes, and by (node index, attribute) that of bodies."""
-
-    attributes: dict[int, list[onnx.AttributeProto]] = field(default_factory=dict)
-    bodies: dict[tuple[int, str], _HeldNodes] = field(default_factory=dict)
-
-
-def _hold(graph: onnx.GraphProto) -> _HeldNodes:
-    """Takes the attributes out of `graph` that graphsurgeon would drop or refuse."""
-    held = _HeldNodes()
-    for index, node in enumerate(graph.node):
-        taken = [attribute for attribute in node.attribute if not _carried(attribute)]
-        if taken:
-            kept = [attribute for attribute in node.attribute if _carried(attribute)]
-            held.attributes[index] = taken
-            del node.attribute[:]
-            node.attribute.extend(kept)
-        for attribute in node.attribute:
-            if attribute.type == _KINDS.GRAPH:
-                held.bodies[index, attribute.name] = _hold(attribute.g)
-    return held
-
-
-def _carried(attribute: onnx.AttributeProto) -> bool:
-    """Whether graphsurgeon can hold the attribute."""
-    if attribute.ref_attr_name or attribute.type not in (*_SIMPLE, _KINDS.TENSOR, _KINDS.GRAPH):
-        return False
-    lists = (_KINDS.FLOATS, _KINDS.INTS, _KINDS.STRINGS)
-    if attribute.type in lists and not onnx.helper.get_attribute_value(attribute):
-        return False
-    texts = [attribute.s, *attribute.strings]
+def _value_of(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tensor]) -> Any:
+    """An attribute's value as graphsurgeon has it, or Held."""
+    kind = attribute.type
+    if attribute.ref_attr_name:
+        return Held(attribute)
+    if kind == _KINDS.GRAPH:
+        return _import(attribute.g, {}, outer)
+    if kind == _KINDS.TENSOR:
+        return Constant(attribute.t.name, attribute.t)
+    value: Any = getattr(attribute, _FIELDS.get(kind) or _LISTS.get(kind, "name"))
     try:
-        return all(text.decode() is not None for text in texts)
+        if kind in _FIELDS:
+            return value.decode() if kind == _KINDS.STRING else value
+        if kind in _LISTS and value:
+            return [text.decode() for text in value] if kind == _KINDS.STRINGS else list(value)
     except UnicodeDecodeError:
-        return False
+        pass
+    return Held(attribute)
 
 
-def _give_back(graph: gs.Graph, held: _HeldNodes) -> None:
-    """Puts what was held into the nodes of the graph as `Held` values."""
-    for index, attributes in held.attributes.items():
-        for attribute in attributes:
-            graph.nodes[index].attrs[attribute.name] = Held(attribute)
-    for (index, name), body in held.bodies.items():
-        _give_back(graph.nodes[index].attrs[name], body)
-
-
-# --- graph → model ------------------------------------------------------------------------------------------------
-
-
-def from_graph(
-    graph: gs.Graph, proto: onnx.ModelProto, weights: Mapping[str, Weight]
-) -> tuple[onnx.ModelProto, dict[str, Weight]]:
-    """The model that `graph` has become; `proto` and `weights` are what it was made of and give what it cannot hold."""
-    new = without(proto, "graph", "opset_import")
-    if graph.ir_version is not None:
-        new.ir_version = graph.ir_version
-    new.opset_import.extend(graph.import_domains if graph.import_domains is not None else proto.opset_import)
-    known = {opset.domain for opset in new.opset_import}
-    used = {node.domain or "" for inner in (graph, *graph.subgraphs(recursive=True)) for node in inner.nodes}
-    aliases = {"", "ai.onnx"}
-    for domain in sorted(used - known - (aliases if known & aliases else set())):
-        new.opset_import.add(domain=domain, version=1)
-    new.functions.extend(OnnxExporter.export_function(function) for function in graph.functions)
-    made: dict[str, Weight] = {}
-    with G_LOGGER.suppress():
-        new.graph.CopyFrom(_Exporter(made, frozenset()).graph(graph, proto.graph))
-    hollows = [tensor.name for tensor in new.graph.initializer if is_hollow(tensor)]
-    return new, {name: made[name] if name in made else weights[name] for name in hollows}
-
-
-@dataclass(frozen=True)
-class _Exporter:
-    """Makes a GraphProto of a gs.Graph.
-
-    weights: takes the large constants' data; None (a control-flow body): the data stays inside.
-    outer: the constants of the enclosing graphs, which a body only names.
-    """
-
-    weights: dict[str, Weight] | None
-    outer: frozenset[str]
-
-    def graph(self, graph: gs.Graph, original: onnx.GraphProto) -> onnx.GraphProto:
-        """The graph, with every message of `original` that it left as it was."""
-        new = without(original, "node", "input", "output", "initializer", "sparse_initializer", "value_info")
-        for key in ("name", "doc_string"):
-            if (getattr(graph, key) or "") != getattr(new, key):
-                setattr(new, key, getattr(graph, key) or "")
-        tensors = {name: tensor for name, tensor in graph.tensors().items() if name}
-        constants = {name: t for name, t in tensors.items() if isinstance(t, gs.Constant) and name not in self.outer}
-        constants |= _captured(graph, _initializer_names(original))
-        self._initializers(new, original, constants, set(tensors))
-        _add_values(new, graph, original, tensors)
-        inner = _Exporter(None, self.outer | set(constants))
-        nodes = {_node_key(node.name, node.output): node for node in original.node}
-        for node in graph.nodes:
-            key = _node_key(node.name, [tensor.name for tensor in node.outputs])
-            new.node.append(inner.node(node, nodes.get(key)))
-        return new
-
-    def _initializers(
-        self, new: onnx.GraphProto, original: onnx.GraphProto, constants: Mapping[str, gs.Constant], taken: set[str]
-    ) -> None:
-        """In the original order (with those that nothing ever read), then the new ones in the order they are met."""
-        kept = _unread(original) - taken
-        for tensor in original.initializer:
-            if tensor.name in constants and not _is_sparse(constants[tensor.name]):
-                new.initializer.append(self.constant(constants[tensor.name], tensor))
-            elif tensor.name in kept:
-                new.initializer.append(tensor)
-        for sparse in original.sparse_initializer:
-            if sparse.values.name in constants and _is_sparse(constants[sparse.values.name]):
-                new.sparse_initializer.append(_sparse(constants[sparse.values.name]))
-            elif sparse.values.name in kept:
-                new.sparse_initializer.append(sparse)
-        done = _initializer_names(new)
-        for name, constant in constants.items():
-            if name not in done and _is_sparse(constant):
-                new.sparse_initializer.append(_sparse(constant))
-            elif name not in done:
-                new.initializer.append(self.constant(constant, None))
-
-    def constant(self, constant: gs.Constant, original: onnx.TensorProto | None) -> onnx.TensorProto:
-        """The initializer of a constant: the original where nothing changed."""
-        values = constant._values
-        if isinstance(values, View):
-            return self._weight(constant.name, values.weight, original)
-        if isinstance(values, LazyValues):
-            tensor = onnx.TensorProto()
-            tensor.CopyFrom(values.tensor)
-            if tensor.name != constant.name:
-                tensor.name = constant.name
-            return tensor
-        array = np.asarray(values)
-        if original is not None and not is_hollow(original) and _same(original, array):
-            return original
-        if array.dtype.kind in "OUS":
-            return onnx.numpy_helper.from_array(array.astype(object), constant.name)
-        return self._weight(constant.name, Weight.of(array), original)
-
-    def _weight(self, name: str, weight: Weight, original: onnx.TensorProto | None) -> onnx.TensorProto:
-        if self.weights is not None and weight.nbytes >= LARGE:
-            self.weights[name] = weight
-            made = hollow(name, weight)
-        else:
-            made = onnx.TensorProto(name=name, data_type=weight.dtype, dims=weight.shape, raw_data=bytes(weight.data))
-        if original is not None:
-            made.metadata_props.extend(original.metadata_props)
-            if original.HasField("doc_string"):
-                made.doc_string = original.doc_string
-        return made
-
-    def node(self, node: gs.Node, original: onnx.NodeProto | None) -> onnx.NodeProto:
-        """The node; all of its namesake `original` that is not in the view is kept, if the operator is the same."""
-        new, kept = onnx.NodeProto(), dict[str, onnx.AttributeProto]()
-        if original is not None and (original.op_type, original.domain) == (node.op, node.domain or ""):
-            new = without(original, "input", "output", "attribute")
-            kept = {attribute.name: attribute for attribute in original.attribute}
-        if new.name != node.name:
-            new.name = node.name
-        new.op_type = node.op
-        if node.domain is not None and new.domain != node.domain:
-            new.domain = node.domain
-        new.input.extend(tensor.name for tensor in node.inputs)
-        new.output.extend(tensor.name for tensor in node.outputs)
-        order = {name: index for index, name in enumerate(kept)}
-        for name in sorted(node.attrs, key=lambda name: order.get(name, len(order))):
-            new.attribute.append(self._attribute(name, node.attrs[name], kept.get(name)))
-        return new
-
-    def _attribute(self, name: str, value: Any, original: onnx.AttributeProto | None) -> onnx.AttributeProto:
-        if original is not None and original.type in (_KINDS.GRAPH, _KINDS.TENSOR):
-            new = without(original, "name", "g", "t")
-            new.name = name
-        else:
-            new = _KINDS(name=name)
-        if isinstance(value, Held):
-            new.CopyFrom(value.attribute)
-            new.name = name
-        elif isinstance(value, gs.Graph):
-            new.type = _KINDS.GRAPH
-            new.g.CopyFrom(self.graph(value, original.g if original is not None else onnx.GraphProto()))
-        elif isinstance(value, gs.Constant):
-            new.type = _KINDS.TENSOR
-            new.t.CopyFrom(self.constant(value, original.t if original is not None else None))
-        else:
-            new = _plain_attribute(name, value, original)
-        return new
-
-
-def _plain_attribute(name: str, value: Any, original: onnx.AttributeProto | None) -> onnx.AttributeProto:
-    """A number, text or list; `original` itself where it says the same (it may be documented)."""
-    if original is not None and isinstance(value, (list, tuple)) and not value:
-        return onnx.helper.make_attribute(name, value, attr_type=original.type)
-    new: onnx.AttributeProto = OnnxExporter.export_attributes({name: value})[0]
-    if original is not None and original.type == new.type and original.ref_attr_name == new.ref_attr_name:
-        same = bool(onnx.helper.get_attribute_value(original) == onnx.helper.get_attribute_value(new))
-        return original if same else new
+def adopted(graph: gs.Graph, original: onnx.GraphProto, weights: Mapping[str, Weight]) -> Graph:
+    """A graph that graphsurgeon made itself, with what it forgot of `original`."""
+    parts = ("nodes", "inputs", "outputs", "opset", "import_domains", "functions", "ir_version")
+    new, like = Graph(original, **{part: getattr(graph, part) for part in parts}), _import(original, weights, {})
+    new.name, new.doc_string = graph.name, graph.doc_string
+    new.initializers, new.spare, new.defaults = like.initializers, like.spare, like.defaults
     return new
-
-
-def _add_values(
-    new: onnx.GraphProto, graph: gs.Graph, original: onnx.GraphProto, tensors: Mapping[str, gs.Tensor]
-) -> None:
-    """Inputs, outputs and value_info of `new`; an input that is also an initializer keeps its place."""
-    seen_as: dict[str, onnx.ValueInfoProto] = {}  # graphsurgeon takes a tensor's type from its first mention
-    for value in (*original.value_info, *original.input, *original.output):
-        seen_as.setdefault(value.name, value)
-    inputs, outputs = ({v.name: v for v in values} for values in (original.input, original.output))
-    initializers, defaults = _initializer_names(new), _initializer_names(original)
-    new.input.extend(_value(tensor, inputs.get(tensor.name), seen_as) for tensor in graph.inputs)
-    present = {value.name for value in new.input}
-    for index, value in enumerate(original.input):
-        if value.name in initializers & defaults - present:
-            new.input.insert(index, value)
-    new.output.extend(_value(tensor, outputs.get(tensor.name), seen_as) for tensor in graph.outputs)
-    for value in original.value_info:
-        if value.name in tensors:
-            new.value_info.append(_value(tensors[value.name], value, seen_as))
-        elif value.name in initializers:
-            new.value_info.append(value)
-    done = {value.name for values in (new.input, new.output, new.value_info) for value in values}
-    made = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs if isinstance(tensor, gs.Variable)}
-    for name, tensor in made.items():
-        if name and name not in done and tensor.dtype is not None:
-            new.value_info.append(_value(tensor, None, seen_as))
-
-
-def _value(
-    tensor: gs.Tensor, original: onnx.ValueInfoProto | None, seen_as: Mapping[str, onnx.ValueInfoProto]
-) -> onnx.ValueInfoProto:
-    """The tensor's type: `original` where the graph left it as it was."""
-    if original is not None:
-        if isinstance(tensor, gs.Constant):
-            return original
-        was = OnnxImporter.import_tensor(seen_as[original.name])
-        if (was.dtype, _dims(was.shape)) == (tensor.dtype, _dims(tensor.shape)):
-            return original
-    made: onnx.ValueInfoProto = OnnxExporter.export_value_info_proto(tensor, do_type_check=False)
-    return made
-
-
-def _dims(shape: Any) -> list[Any] | None:
-    return None if shape is None else list(shape)
-
-
-def _captured(graph: gs.Graph, names: set[str]) -> dict[str, gs.Constant]:
-    """The constants among `names` that only control-flow bodies within `graph` read (graphsurgeon forgets them)."""
-    tensors = (item for body in graph.subgraphs(recursive=True) for item in body.tensors().items())
-    return {name: tensor for name, tensor in tensors if name in names and isinstance(tensor, gs.Constant)}
-
-
-def _initializer_names(graph: onnx.GraphProto) -> set[str]:
-    return {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-
-
-def _unread(graph: onnx.GraphProto) -> set[str]:
-    """The initializers that no node, body or output of the graph reads."""
-    return _initializer_names(graph) - set(reads(graph)) - {value.name for value in graph.output}
-
-
-def _node_key(name: str, outputs: Any) -> str:
-    """What a node is known by: its name; in a body, where names may be missing, else its first output."""
-    return name or f"\n{next(iter(outputs), '')}"
-
-
-def _is_sparse(constant: gs.Constant) -> bool:
-    return isinstance(constant._values, SparseValues)
-
-
-def _sparse(constant: gs.Constant) -> onnx.SparseTensorProto:
-    tensor = onnx.SparseTensorProto()
-    tensor.CopyFrom(constant._values.tensor)
-    tensor.values.name = constant.name
-    return tensor
-
-
-def _same(tensor: onnx.TensorProto, array: NDArray[Any]) -> bool:
-    """Whether the tensor has exactly the array's type, shape and content."""
-    other = onnx.numpy_helper.to_array(tensor)
-    if other.dtype != array.dtype or other.shape != array.shape:
-        return False
-    return bool(np.array_equal(other, array)) if array.dtype.kind == "O" else other.tobytes() == array.tobytes()

@@ -28,6 +28,8 @@ from dicompiler.ir.rule import Tensor
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
+    from dicompiler.ir.onnx.graph import Graph
+
 __all__ = ["HOLLOW", "LARGE", "Model", "Weight", "hollow", "is_hollow"]
 
 _VALUES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
@@ -96,17 +98,17 @@ class Model:
                 tensor.raw_data = bytes(self.weights[tensor.name].data)
         return proto
 
-    def graph(self) -> gs.Graph:
-        """The graphsurgeon view: a graph of its own, whose large constants load lazily and without a copy."""
+    def graph(self) -> Graph:
+        """A graphsurgeon graph of its own to edit; weights stay views, attributes and types are read when asked for."""
         from dicompiler.ir.onnx import graph as graphview
 
         return graphview.to_graph(self.proto, self.weights)
 
     def with_graph(self, graph: gs.Graph) -> Model:
-        """The model that `graph`, made by `graph()` and then changed, has become; restores all that gs drops."""
-        from dicompiler.ir.onnx import graph as graphview
+        """The model that `graph`, made by `graph()` and then changed, has become; keeps all that gs drops."""
+        from dicompiler.ir.onnx import graph_export as graphexport
 
-        proto, weights = graphview.from_graph(graph, self.proto, self.weights)
+        proto, weights = graphexport.from_graph(graph, self.proto, self.weights)
         return Model(proto, MappingProxyType(weights))
 
     @cached_property

@@ -24,9 +24,7 @@ class DropDropout(Pass):
         kept = {tensor.name for tensor in graph.outputs}
         for node in [node for node in graph.nodes if node.op == "Dropout"]:
             mask_read = any(tensor.outputs for tensor in node.outputs[1:])
-            if node.outputs[0].name in kept or mask_read:
-                continue
-            for reader in list(node.outputs[0].outputs):
-                reader.inputs = [node.inputs[0] if i is node.outputs[0] else i for i in reader.inputs]
-            graph.nodes.remove(node)
+            if node.outputs[0].name not in kept and not mask_read:
+                graph.substitute(node.outputs[0], node.inputs[0])
+                graph.remove([node])
         return replace(compilation, model=compilation.model.with_graph(graph))
