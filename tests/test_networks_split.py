@@ -9,10 +9,9 @@ from functools import cache
 from typing import Any
 
 import pytest
-from support.splits import ALL, FUSED, Case, branches, exits, random_sets, splits
+from support.splits import ALL, FUSED, Case, branches, random_sets, splits
 
 from dicompiler import networks
-from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.partition.tiling import exit_of
 
@@ -26,6 +25,8 @@ NETWORKS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
     "light/squeezenet": ({}, 4, (39, 37, 37, 38, 25, 3, 37, 37)),
     "light/shufflenet": ({}, 3, (108, 104, 104, 107, 1, 4, 104, 104)),
 }
+
+
 MATRIX = [(name, kind, cut) for name, (_, _, counts) in NETWORKS.items() for kind, cut in zip(ALL, counts, strict=True)]
 
 
@@ -75,17 +76,3 @@ def test_random_sets_are_convex_and_have_one_exit_and_branches(name: str, kind: 
         assert not ahead(layers, ahead(layers, names) & outside) & names
         assert exit_of(layers, chosen) is chosen[-1]
         assert branches(layers, chosen)
-
-
-def test_the_largest_set_of_an_exit_is_all_that_only_it_reads() -> None:
-    layers = case("tiny").layers
-    largest = {name: {layer.name for layer in chosen} for name, chosen in exits(layers, "fused-height").items()}
-    assert largest["concat"] == {"stem", "res1", "res2", "pool", "left", "right", "concat"}
-    assert largest["res2"] == {"stem", "res1", "res2"}  # with the addition, which reads both ends of the residual
-    assert "res1" not in largest  # the stem is read by the addition too
-
-
-def test_a_set_with_a_hole_has_two_exits() -> None:
-    layers = case("tiny").layers
-    with pytest.raises(DicompilerError, match="one exit: of this one stem, res2 leave"):
-        exit_of(layers, [layers.by_name["stem"], layers.by_name["res2"]])

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import onnx
 import pytest
+from support.dealing import cluster, lenet
 from support.handmade import halo, segment, steps, value
 from support.layer_graphs import formed
 
 from dicompiler import networks
+from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.memory import MemoryUse, peak, program_memory, segment_peak, segment_values
 from dicompiler.driver.compiler import compile
+from dicompiler.driver.prepare import load_problem, prepare
+from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import DeviceProgram, Program, Transfer
+from dicompiler.partition.lowering import split
 from dicompiler.target.interface import Target
 from dicompiler.verify.comparison import random_inputs
 from dicompiler.verify.executor import Executor
+from dicompiler_targets.sockets import SocketsTarget
 
 MIB = 1 << 20
 
@@ -133,3 +142,48 @@ def test_cutting_a_layer_divides_weights_or_activations() -> None:
 
 def test_a_target_adds_nothing_unless_it_says_so() -> None:
     assert Target.memory(object(), chained()) == {"a": 0, "b": 0}  # type: ignore[arg-type]
+
+
+def test_weights_of_all_roles_are_held_and_the_buffers_of_the_frames_in_flight() -> None:
+    """a computes in role 0 and b in role 1; and both in turn each other's layers."""
+    one = lenet(({"b": "a"},), cluster("a", "b"))
+    both = lenet(({"b": "a"}, {}), cluster("a", "b"))
+    assert one.program is not None and both.program is not None
+    alone, shared = program_memory(one.program), program_memory(both.program)
+    assert shared["a"].weights == shared["b"].weights == alone["a"].weights
+    image, classes = 4 * 32 * 32, 4 * 10
+    # One frame: at most what the role that computes there takes.
+    assert shared["a"] == alone["a"]
+    assert shared["b"].buffers == image
+    # Of three at once two may be in one role; in the other a holds the input to be sent and the outputs to come.
+    three = program_memory(both.program, 3)
+    assert three["a"].buffers == 2 * image + (image + classes)
+    assert three["b"].buffers == 2 * image
+
+
+def test_different_halves_in_turn_hold_the_whole() -> None:
+    platform = cluster("a", "b")
+    prepared = replace(prepare(Model.load(networks.build("lenet", 0))), platform=platform)
+    assert prepared.layers is not None
+    names = [layer.name for layer in prepared.layers.layers]
+    parts = {name: (Part("a" if i < len(names) - 2 else "b"),) for i, name in enumerate(names)}
+    plan = Plan(parts, ("a",), ("a",))
+    straight = split(replace(prepared, plan=plan)).program
+    crossed = split(replace(prepared, plan=replace(plan, replicas=({}, {"a": "b", "b": "a"})))).program
+    assert straight is not None and crossed is not None
+    plain, swapped = program_memory(straight), program_memory(crossed)
+    total = plain["a"].weights + plain["b"].weights
+    assert swapped["a"].weights == swapped["b"].weights == total
+    added = SocketsTarget().memory(crossed)
+    assert all(added[name] >= SocketsTarget().memory(straight)[name] for name in "ab")
+
+
+def test_the_error_of_a_full_host_counts_all_roles(tmp_path: Path) -> None:
+    proto = networks.build("lenet", 0)
+    problem = load_problem(proto, cluster("a", "b", memory=62 * 2**20))
+    plan = replace(
+        problem.plan({layer.name: (Part("a"),) for layer in problem.layers.layers}), replicas=({}, {"a": "b"})
+    )
+    with pytest.raises(DicompilerError, match=r"host a needs .* to run, .* added by target 'sockets'"):
+        compile(proto, problem.platform, plan=plan, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

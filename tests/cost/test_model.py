@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.layer_graphs import alexnet, formed, stack, vgg16
+from support.profiles import FAST, NONE, SLOW, network
 
-from dicompiler.cost.model import Analytic, Share, flops, macs
+from dicompiler.cost.linear import Linear, Roofline
+from dicompiler.cost.model import Analytic, CostModel, Share, count, flops, macs
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.regions import full, replace, shares
+from dicompiler.ir.regions import replace as cut
 from dicompiler.networks import build
+from dicompiler.plugin.registry import registry
 
 SMALL = """<ir_version: 8, opset_import: ["": 17]>
 g (float[1, 4, 8, 8] x) => (float[1, 6] y)
@@ -134,3 +139,47 @@ def test_time_is_operations_by_rate_and_endless_without_compute() -> None:
     assert Analytic().seconds(layers, conv, Share(), fast) == pytest.approx(flops(layers, conv) / 2e9)
     assert Analytic(elementwise=False).seconds(layers, conv, Share(), fast) == 2 * macs(layers, conv) / 2e9
     assert Analytic().seconds(layers, conv, Share(), none) == math.inf
+
+
+def test_all_models_come_in_by_the_hook() -> None:
+    assert list(registry().cost_models) == ["analytic", "linear", "profile", "roofline"]
+    assert registry().make("cost_models", 'roofline{bandwidth="4 GB/s"}') == Roofline(bandwidth="4 GB/s")
+
+
+class TestCounting:
+    def test_bytes_are_those_of_inputs_weights_and_outputs(self) -> None:
+        layers = network()
+        counted = count(layers, layers.layers[0])
+        assert counted.moved == 4 * (4 * 16 * 16 + 8 * 4 * 9 + 8 * 16 * 16)
+        assert counted.flops == flops(layers, layers.layers[0])
+
+    def test_a_tile_reads_its_halo_and_all_weights(self) -> None:
+        layers = network()
+        region = cut(full((1, 8, 16, 16)), 2, (4, 8))
+        assert count(layers, layers.layers[0], region).moved == 4 * (4 * 6 * 16 + 8 * 4 * 9 + 8 * 4 * 16)
+
+    def test_a_merger_reads_every_partial_sum_and_writes_their_sum(self) -> None:
+        layers = network()
+        counted = count(layers, layers.layers[1], merge=3)
+        assert counted.moved == 4 * 4 * 8 * 16 * 16
+        assert counted.add == 2 * 8 * 16 * 16
+
+
+@pytest.mark.parametrize(
+    "model", [Analytic(), Analytic(pools=False), Roofline(), Linear(coefficients=("*:1e-9:0:1e-6",))]
+)
+def test_an_array_holds_the_seconds_of_each_share_on_each_device(model: CostModel) -> None:
+    layers = network()
+    devices = [FAST, SLOW, NONE]
+    for layer in layers.layers:
+        shape = layers.tensors[layer.output].shape or ()
+        half = cut(full(shape), 1, (0, max(1, shape[1] // 2)))
+        shares = [Share(), Share(half)]
+        if layer.name.startswith("conv"):
+            shares += [Share(None, (0, 2)), Share(merge=2)]
+        array = model.fill(layers, layer, shares, devices)
+        assert array.shape == (len(shares), 3)
+        expected = [[model.seconds(layers, layer, share, device) for device in devices] for share in shares]
+        assert np.array_equal(array, expected)
+        assert np.all(np.isinf(array[:, 2]))
+    assert model.fill(layers, layers.layers[0], [], devices).shape == (0, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,19 @@ def test_the_file_has_a_line_for_each_part_and_keeps_the_order() -> None:
 
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+
+
 INTERVALS = st.tuples(st.integers(0, 99), st.integers(0, 99))
+
+
 PARTS = st.builds(
     Part, NAMES, st.none() | st.lists(INTERVALS, max_size=4).map(tuple), st.none() | INTERVALS, st.integers(0, 3)
 )
+
+
 DEVICES = st.lists(NAMES, min_size=1, max_size=3, unique=True).map(tuple)
+
+
 PLANS = st.builds(
     Plan,
     st.dictionaries(NAMES, st.lists(PARTS, min_size=1, max_size=3).map(tuple), max_size=4),
@@ -87,3 +96,51 @@ def test_a_wrong_plan_file_names_file_and_key(tmp_path: Path, old: str, new: str
         load(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert expected in str(caught.value)
+
+
+TWO = Plan(
+    {"conv": (Part("a"), Part("b")), "pool": (Part("b"),)},
+    ("a",),
+    ("b",),
+    replicas=({}, {"a": "c", "b": "d"}, {"a": "c"}),
+)
+
+
+def test_roles_are_the_plan_renamed_but_source_and_sink_stay() -> None:
+    first, second, third = TWO.roles
+    assert first == replace(TWO, replicas=())
+    assert second == Plan({"conv": (Part("c"), Part("d")), "pool": (Part("d"),)}, ("a",), ("b",))
+    assert third == Plan({"conv": (Part("c"), Part("b")), "pool": (Part("b"),)}, ("a",), ("b",))
+    assert TWO.devices == ("a", "b", "c", "d")
+    assert first.roles == (first,)
+
+
+def test_devices_that_only_a_role_without_them_names_take_no_part() -> None:
+    assert replace(TWO, source=("x",), sink=("x",), replicas=({"a": "c", "b": "d"},)).devices == ("x", "c", "d")
+
+
+RENAMINGS = st.lists(st.dictionaries(st.text(min_size=1, max_size=4), st.text(min_size=1, max_size=4)), max_size=3)
+
+
+@given(RENAMINGS)
+def test_a_plan_with_replicas_reads_back_as_it_was(replicas: list[dict[str, str]]) -> None:
+    plan = replace(TWO, replicas=tuple(replicas))
+    assert from_json(to_json(plan)) == from_json(json.loads(dumps(plan))) == plan
+    assert ("replicas" in to_json(plan)) == bool(replicas)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "message"),
+    [
+        ("[]", "replicas: a list of 0 entries is too short"),
+        ('[["a"]]', "replicas[0]: expected an object"),
+        ('[{}, {"a": 3}]', "replicas[1].a: expected a text"),
+        ('[{"a": ""}]', "replicas[0].a: an empty text"),
+    ],
+)
+def test_replicas_that_are_wrong_are_refused(replicas: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(dumps(replace(TWO, replicas=())).replace('"sink"', f'"replicas": {replicas}, "sink"'))
+    with pytest.raises(DicompilerError) as raised:
+        load(path)
+    assert message in str(raised.value) and str(path) in str(raised.value) and "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Platforms: built-in ones by name, others from TOML; what is wrong with a file is one line; text round-trips."""
+"""Platforms: read from TOML; what is wrong with a file is one line; text round-trips."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.ir.devices import Device, Host, Link, Network, NetworkKind
-from dicompiler.ir.platform import Platform, PlatformFamily, PlatformFormat, families, from_toml, nameless, to_toml
+from dicompiler.ir.platform import (
+    Platform,
+    PlatformFamily,
+    PlatformFormat,
+    families,
+    file_of,
+    from_toml,
+    nameless,
+    to_toml,
+)
 
 TOML = """
 name = "lab"
@@ -145,43 +154,6 @@ def test_unknown_devices_and_hosts_name_the_nearest() -> None:
         platform.host("pi02")
 
 
-@pytest.mark.parametrize("name", ["rpi3x1", "rpi4x4", "jetson-nx12", "rpi4x150"])
-def test_built_in_platforms_round_trip(name: str) -> None:
-    platform = Platform.load(name)
-    assert platform.name == name
-    assert from_toml(to_toml(platform), "x.toml") == platform
-
-
-def test_built_in_platforms_have_the_papers_figures_and_say_so() -> None:
-    pi = Platform.load("rpi4x4")
-    assert [host.name for host in pi.hosts] == ["pi01", "pi02", "pi03", "pi04"]
-    assert {device.rate for device in pi.devices} == {13.6e9}
-    assert (pi.hosts[0].memory, pi.network) == (4 * 2**30, Network("gateway", 1e8))
-    nx = Platform.load("jetson-nx2")
-    assert [device.name for device in nx.devices] == ["nx01_cpu", "nx01_gpu", "nx02_cpu", "nx02_gpu"]
-    assert [device.gpu for device in nx.devices] == [False, True, False, True]
-    assert nx.network == Network("switch", 1e9)
-    assert Platform.load("rpi3x1").hosts == (Host("pi01", 2**30),)
-    for family, paper in zip(families()[:3], ("CoopAI", "CoopAI", "AutoDiCE"), strict=True):
-        assert paper in family.description
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("rpi4x0", "rpi4x4"),
-        ("rpi44", "rpi4x4"),
-        ("jetson-nxx4", "jetson-nx4"),
-        ("quantum", "rpi3xN, rpi4xN, jetson-nxN"),
-    ],
-)
-def test_an_unknown_name_is_a_usage_error_with_the_nearest(name: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        Platform.load(name)
-    assert f"unknown platform {name!r}" in str(caught.value)
-    assert hint in str(caught.value)
-
-
 def test_files_are_loaded_and_named_after_themselves(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(TOML.replace('name = "lab"', ""), encoding="utf-8")
@@ -217,6 +189,8 @@ def test_nameless_devices_are_equal_and_apart() -> None:
 
 
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,6}", fullmatch=True)
+
+
 AMOUNTS = st.floats(1e-9, 1e18)
 
 
@@ -255,16 +229,6 @@ def test_any_platform_is_written_as_text_that_reads_back_as_it(platform: Platfor
     assert from_toml(to_toml(platform), "x.toml") == platform
 
 
-def test_built_in_microcontrollers_have_their_makers_figures() -> None:
-    names = ("nano33x2", "stm32f746x1", "stm32h743x3", "esp32s3x1", "rp2040x4")
-    found = [Platform.load(name) for name in names]
-    assert [(platform.hosts[0].ram, platform.hosts[0].flash) for platform in found] == [
-        (256 * 2**10, 2**20), (320 * 2**10, 2**20), (512 * 2**10, 2 * 2**20), (512 * 2**10, 8 * 2**20),
-        (264 * 2**10, 2 * 2**20),
-    ]  # fmt: skip
-    assert all("data sheet" in p.description or "product specification" in p.description for p in found)
-
-
 def test_with_flash_memory_is_ram_alone_and_both_are_the_host_s() -> None:
     text = 'network = {kind = "switch", bandwidth = "1 Mbit/s"}\n'
     text += 'host = [{name = "a", memory = "256 KiB", flash = "2 MiB"}]\ndevice = [{name = "a", rate = "1 MFLOP/s"}]\n'
@@ -272,3 +236,10 @@ def test_with_flash_memory_is_ram_alone_and_both_are_the_host_s() -> None:
     assert (host.ram, host.flash, host.memory) == (2**18, 2**21, 2**18 + 2**21)
     with pytest.raises(DicompilerError, match=r"host\[0\]\.flash: '0 KiB': a memory size must be more than zero"):
         from_toml(text.replace("2 MiB", "0 KiB"), "x.toml")
+
+
+def test_a_platform_is_a_file_unless_a_family_knows_its_name() -> None:
+    doors = (*families(), PlatformFormat("*.txt", "", lambda path: path))
+    assert file_of("rpi4x2", doors) is None
+    for name in ("rpi4x2.toml", "dir/rpi4x2", "hosts.txt", "unknown"):
+        assert file_of(name, doors) == Path(name)

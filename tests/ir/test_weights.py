@@ -1,4 +1,4 @@
-"""Weights: cuts are views, their bytes come in chunks, and both are what numpy says."""
+"""Weights: each has the bytes that ONNX gives it, cuts are views, and their bytes come in chunks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx import numpy_helper
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.weights import CHUNK, Weight, hollow, raw_nbytes
+from dicompiler.ir.onnx.weights import CHUNK, Weight, hollow, is_hollow, raw_nbytes
 
 TYPES = (np.float32, np.float16, np.float64, np.int8, np.bool_, np.complex64, ml_dtypes.bfloat16, ml_dtypes.int4)
+
+
 REGIONS = (
     ((0, 6), (0, 5), (0, 8)),
     ((2, 5), (0, 5), (0, 8)),
@@ -73,3 +79,49 @@ def test_a_model_with_cut_weights_is_written_and_read_again(tmp_path: Path, exte
     onnx.checker.check_model(tmp_path / "m.onnx")
     assert np.array_equal(Model.load(model.to_bytes()).array("w"), array[:, 7:260])
     assert np.array_equal(onnx.numpy_helper.to_array(model.to_proto().graph.initializer[0]), array[:, 7:260])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nbytes"),
+    [
+        ("float16", 30),
+        ("bfloat16", 30),
+        ("float8_e4m3fnuz", 15),
+        ("int4", 8),
+        ("uint4", 8),
+        ("float64", 120),
+        ("bool", 15),
+        ("int64", 120),
+        ("complex64", 120),
+        ("float4_e2m1fn", 8),
+        ("int2", 4),
+    ],
+)
+def test_a_weight_of_any_type_has_the_raw_bytes_that_onnx_gives_it(dtype: str, nbytes: int) -> None:
+    array = (np.arange(15).reshape(3, 5) % 2).astype(getattr(ml_dtypes, dtype, None) or dtype)
+    weight = Weight.of(array)
+    tensor = numpy_helper.from_array(array)
+    assert (weight.dtype, weight.shape) == (tensor.data_type, (3, 5))
+    assert bytes(weight.data) == tensor.raw_data
+    assert weight.nbytes == nbytes
+    assert weight.array().dtype == array.dtype
+    assert weight.array().tobytes() == array.tobytes()
+    assert weight.cut(((1, 3), (2, 4))).array().tobytes() == array[1:3, 2:4].tobytes()
+
+
+@settings(deadline=None)
+@given(hnp.arrays(st.sampled_from(["<f4", ">f4", "<i8", "?"]), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0)))
+def test_weight_of_an_array_gives_it_back(array: np.ndarray) -> None:
+    for given_array in (array, array.T, np.asfortranarray(array)):
+        back = Weight.of(given_array).array()
+        assert back.shape == given_array.shape
+        np.testing.assert_array_equal(back, given_array)
+
+
+def test_stub_is_the_tensor_of_a_weight_without_its_data() -> None:
+    weight = Weight.of(np.ones((2, 3), np.float32))
+    tensor = hollow("w", weight)
+    assert is_hollow(tensor)
+    assert (tensor.name, tensor.data_type, tuple(tensor.dims)) == ("w", weight.dtype, weight.shape)
+    assert weight.nbytes == math.prod(tensor.dims) * 4
+    assert not is_hollow(numpy_helper.from_array(np.ones(3)))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.operator_cases import Array, Case, Draw, broadcastable, check_cut
+from support.operator_draws import scales
 
 SIGNED = st.sampled_from((np.int8, np.uint8))
 
@@ -18,11 +18,6 @@ def bytes_(draw: Draw, dtype: Any, *shape: int) -> Array:
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     info = np.iinfo(dtype)
     return np.asarray(random.integers(info.min, info.max + 1, shape)).astype(dtype)
-
-
-def scales(draw: Draw, *shape: int) -> Array:
-    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return np.asarray(random.uniform(0.01, 0.3, shape)).astype(np.float32)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
@@ -123,34 +118,3 @@ def test_a_region_of_a_product_of_quantised_matrices(data: st.DataObject) -> Non
         *(np.float32(100) * scales(draw), bytes_(draw, np.uint8)),
     )
     check_cut(Case("QLinearMatMul", values, {}, draw(st.sampled_from((10, 21)))), draw)
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_a_region_of_a_cast_to_the_type_of_another_tensor(data: st.DataObject) -> None:
-    draw = data.draw
-    x = scales(draw, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))) * 100
-    like = np.zeros(draw(st.sampled_from(((), (3,), (2, 7)))), draw(st.sampled_from((np.int32, np.float64, np.uint8))))
-    computed = draw(st.sampled_from(((0,), (0, 1))))
-    check_cut(Case("CastLike", (x, like), {}, draw(st.sampled_from((15, 19, 21))), computed), draw)
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_a_region_of_the_same_bits_as_another_type(data: st.DataObject) -> None:
-    x = scales(data.draw, *data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
-    check_cut(Case("BitCast", (x,), {"to": onnx.TensorProto.INT32}, 26), data.draw)
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_a_region_of_a_dropout(data: st.DataObject) -> None:
-    """Its rate is an attribute before opset 12; in training mode, an input since, it draws for the whole tensor."""
-    draw = data.draw
-    x = scales(draw, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
-    opset = draw(st.sampled_from((9, 11, 12, 13, 22)))
-    if opset < 12:
-        check_cut(Case("Dropout", (x,), {"ratio": 0.5}, opset), draw)
-        return
-    mode = [np.array(draw(st.booleans()))] if draw(st.booleans()) else []
-    check_cut(Case("Dropout", (x, np.array(0.5, np.float32), *mode), {"seed": 3}, opset), draw)

@@ -2,56 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import onnx
 import pytest
+from support.example_passes import Annotate, Breaks, Rename, compilation
 
 from dicompiler.base.errors import DicompilerError, PluginError, UsageError
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Part, Plan
-from dicompiler.plugin import instruments
 from dicompiler.plugin import registry as plugins
 from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.plugin.passes import Pass, PassFailure
-
-TEXT = """<ir_version: 8, opset_import: ["": 17]>
-          g (float[2, 3] x) => (float[2, 3] y) { h = Relu (x)  y = Neg (h) }"""
-
-
-def compilation() -> Compilation:
-    return Compilation(Model.load(onnx.parser.parse_model(TEXT)))
-
-
-@dataclass(frozen=True)
-class Annotate(Pass):
-    """Gives the compilation a plan and leaves the model alone."""
-
-    name: ClassVar[str] = "annotate"
-    provides: ClassVar[tuple[str, ...]] = ("plan",)
-    device: str = "d0"
-
-    def run(self, compilation: Compilation) -> Compilation:
-        return replace(compilation, plan=Plan({"h": (Part(self.device),)}, ("d0",), ("d0",)))
-
-
-@dataclass(frozen=True)
-class Rename(Pass):
-    """Gives every node of the model another operator type."""
-
-    name: ClassVar[str] = "rename"
-    op: str = "Abs"
-
-    def run(self, compilation: Compilation) -> Compilation:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(compilation.model.proto)
-        for node in proto.graph.node:
-            node.op_type = self.op
-        return replace(compilation, model=replace(compilation.model, proto=proto))
 
 
 @dataclass(frozen=True)
@@ -63,21 +25,6 @@ class NeedsLayers(Pass):
 
     def run(self, compilation: Compilation) -> Compilation:
         return compilation
-
-
-@dataclass(frozen=True)
-class Breaks(Pass):
-    """Fails in the way that it is told."""
-
-    name: ClassVar[str] = "breaks"
-    how: str = "inside"
-
-    def run(self, compilation: Compilation) -> Compilation:
-        if self.how == "inside":
-            raise KeyError("lost")
-        if self.how == "input":
-            raise DicompilerError("breaks: layer 'h' cannot be cut")
-        return compilation.model  # type: ignore[return-value]
 
 
 @dataclass
@@ -217,43 +164,6 @@ def test_pipeline_text_becomes_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         pipeline("annotate,renam")
     with pytest.raises(UsageError, match="unknown option 'devise' of 'annotate' \\(did you mean 'device'\\?\\)"):
         pipeline("annotate{devise=pi01}")
-
-
-def test_dump_writes_the_graph_after_every_pass_and_the_plan_once_there_is_one(tmp_path: Path) -> None:
-    directory = tmp_path / "dumps" / "new"
-    PassManager([Rename(), Annotate(), Rename("Neg")], [instruments.Dump(directory)]).run(compilation())
-    assert sorted(path.name for path in directory.iterdir()) == [
-        "001_rename.onnx",
-        "002_annotate.onnx",
-        "002_annotate.plan.json",
-        "003_rename.onnx",
-        "003_rename.plan.json",
-    ]
-    assert [node.op_type for node in onnx.load(directory / "001_rename.onnx").graph.node] == ["Abs", "Abs"]
-    assert [node.op_type for node in onnx.load(directory / "003_rename.onnx").graph.node] == ["Neg", "Neg"]
-    assert json.loads((directory / "002_annotate.plan.json").read_text())["layers"]["h"] == [
-        {"device": "d0", "region": "all"}
-    ]
-
-
-def test_print_after_prints_the_graph_after_every_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    PassManager([Annotate("d1"), Rename()], [instruments.PrintAfter()]).run(compilation())
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "// after pass 1: annotate{device=d1}\n" in err
-    assert "Relu" in err.partition("// after pass 2: rename")[0]
-    assert "Abs" in err.partition("// after pass 2: rename")[2]
-
-
-def test_timing_has_a_row_for_every_pass_that_ran_and_marks_the_one_that_failed() -> None:
-    timing = instruments.Timing()
-    with pytest.raises(DicompilerError):
-        PassManager([Annotate("d1"), Breaks("input"), Rename()], [timing]).run(compilation())
-    assert [(text, failed) for text, _, failed in timing.rows] == [
-        ("annotate{device=d1}", False),
-        ("breaks{how=input}", True),
-    ]
-    assert all(seconds >= 0 for _, seconds, _ in timing.rows)
 
 
 def test_a_pass_without_run_cannot_be_made() -> None:

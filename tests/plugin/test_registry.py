@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-import re
 import subprocess
 import sys
 import textwrap
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
+from support.distributions import command, distribution, listed
 
 from dicompiler.base.errors import UsageError
-from dicompiler.plugin import hookspecs
-from dicompiler.plugin.registry import BUILTINS, KINDS, Plugin, load
-
-EXAMPLE = Path(__file__).parents[1] / "plugin_example"
-HOOKS = {name: value for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")}
-
-
-def distribution(site: Path, name: str, version: str, points: dict[str, str]) -> None:
-    """Writes the metadata of an installed distribution, as an installer does."""
-    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    lines = [f"{point} = {module}" for point, module in points.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[dicompiler]", *lines, ""]))
+from dicompiler.plugin.registry import Plugin, load
 
 
 def install(site: Path, name: str, source: str, version: str = "1.0", point: str | None = None) -> None:
@@ -38,25 +22,6 @@ def install(site: Path, name: str, source: str, version: str = "1.0", point: str
     module = name.replace("-", "_")
     distribution(site, name, version, {point or name: module})
     (site / f"{module}.py").write_text("from dicompiler.plugin.hookspecs import hookimpl\n" + textwrap.dedent(source))
-
-
-def command(site: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command line in a process that finds the distributions of `site`."""
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "dicompiler.cli", *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path]), **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def listed(site: Path, kind: str, **env: str) -> dict[str, dict[str, Any]]:
-    """What `list KIND --json` prints, by name; nothing may be on stderr."""
-    done = command(site, "list", kind, "--json", **env)
-    assert (done.returncode, done.stderr) == (0, "")
-    return {record["name"]: record for record in json.loads(done.stdout)}
 
 
 PASS = """
@@ -74,83 +39,6 @@ PASS = """
     def dicompiler_passes():
         yield Same
 """
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    path = tmp_path / "site"
-    path.mkdir()
-    return path
-
-
-class TestHooks:
-    """The documented examples are the tests of the hooks."""
-
-    SOURCE: ClassVar = """
-        from dataclasses import dataclass
-        from dicompiler.cost.model import CostModel
-        from dicompiler.plugin.pass_manager import Pass
-        from dicompiler.search.problem import Strategy
-        from dicompiler.target.interface import Target
-
-        @dataclass(frozen=True)
-        class DropDropout(Pass):
-            name = "drop-dropout"
-            def run(self, compilation): ...
-
-        @dataclass(frozen=True)
-        class RoundRobin(Strategy):
-            name = "round-robin"
-            def plan(self, problem): ...
-
-        @dataclass(frozen=True)
-        class Tarballs(Target):
-            name = "tarballs"
-            def emit(self, compilation, directory): ...
-            def run(self, directory, frames, timeout): ...
-
-        @dataclass(frozen=True)
-        class Measured(CostModel):
-            name = "measured"
-            def seconds(self, layers, layer, share, device): ...
-
-        def elementwise(operation, region, reduce): ...
-
-        def make_odroids(count): ...
-    """
-    PROVIDED: ClassVar = {
-        "passes": "drop-dropout",
-        "strategies": "round-robin",
-        "targets": "tarballs",
-        "operators": "com.example::FusedGelu",
-        "cost_models": "measured",
-        "platforms": "odroidxN",
-    }
-
-    def test_every_kind_has_a_hook(self) -> None:
-        assert sorted(HOOKS) == sorted(kind.hook for kind in KINDS.values())
-        assert self.PROVIDED.keys() == KINDS.keys()
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_its_docstring_has_an_example_that_works(
-        self, kind: str, site: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        documented = inspect.cleandoc(HOOKS[KINDS[kind].hook].__doc__ or "")
-        summary, _, example = documented.partition("\n\n")
-        assert summary
-        assert example.startswith(f"@hookimpl\ndef {KINDS[kind].hook}():")
-        package = f"documented_{kind}"
-        (site / package).mkdir()
-        (site / package / "__init__.py").touch()
-        for module in re.findall(r"from my_module\.(\w+) import", example):
-            (site / package / f"{module}.py").write_text(textwrap.dedent(self.SOURCE))
-        source = "from dicompiler.plugin.hookspecs import hookimpl\n" + example.replace("my_module", package)
-        (site / package / "plugin.py").write_text(source)
-        monkeypatch.syspath_prepend(site)
-        registry = load({}, [Plugin("documented", f"{package}.plugin", "acme", "1.0")])
-        assert registry.warnings == ()
-        provided = registry.find(kind, self.PROVIDED[kind])
-        assert (provided.distribution, provided.version, provided.plugin) == ("acme", "1.0", "documented")
 
 
 class TestBroken:
@@ -271,26 +159,6 @@ class TestRestriction:
             "dicompiler: warning: DICOMPILER_PLUGINS names 'acme-on', which is no installed plugin "
             "(did you mean 'acme-one'?)\n"
         )
-
-
-class TestBuiltins:
-    """What comes with dicompiler is loaded exactly once, installed or not."""
-
-    def test_the_tuple_for_checkouts_is_what_pyproject_states(self) -> None:
-        document = tomllib.loads((EXAMPLE.parents[1] / "pyproject.toml").read_text())
-        assert dict(BUILTINS) == document["project"]["entry-points"]["dicompiler"]
-
-    def test_installed_and_on_the_path_is_once(self, site: Path) -> None:
-        for version in ("7.1", "7.0"):
-            distribution(site / version, "dicompiler", version, dict(BUILTINS))
-        path = os.pathsep.join([str(site / "7.1"), str(site / "7.0"), *sys.path])
-        plugins = listed(site, "plugins", PYTHONPATH=path)
-        assert {name: record["module"] for name, record in plugins.items()} == dict(BUILTINS)
-        assert {record["version"] for record in plugins.values()} == {"7.1"}
-
-    def test_an_older_installed_distribution_does_not_hide_a_new_built_in(self, site: Path) -> None:
-        distribution(site, "dicompiler", "0.0.1", dict(BUILTINS[:2]))
-        assert listed(site, "plugins").keys() == dict(BUILTINS).keys()
 
 
 class TestRegistry:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from support.layer_graphs import stack, vgg16
 
+from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.base.objectives import OBJECTIVES
 from dicompiler.cost.model import Analytic
+from dicompiler.driver.prepare import prepare
 from dicompiler.ir.devices import Device, Host, Link, Network
 from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part
-from dicompiler.ir.platform import Platform
+from dicompiler.ir.platform import Platform, nameless
+from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
 
 FREE = Analytic(pools=False, elementwise=False)
@@ -139,37 +140,6 @@ def test_partial_sums_travel_to_the_merger_and_are_added_there() -> None:
     assert metrics.latency_s == pytest.approx(steps / 1e9 + metrics.total_bytes / 1e6)
 
 
-def test_every_objective_has_a_number() -> None:
-    problem = Problem(two_layers(), cluster(2))
-    metrics = problem.estimate(problem.plan({"conv1": (Part("d0"),), "conv2": (Part("d1"),)}))
-    assert [metrics.value(name) for name in OBJECTIVES] == [
-        metrics.latency_s, metrics.period_s, metrics.energy_j, metrics.memory, metrics.total_bytes,
-    ]  # fmt: skip
-
-
-def test_a_weighted_sum_adds_seconds_joules_and_bytes() -> None:
-    problem = Problem(two_layers(), cluster(2), objective="latency+0.5*energy + 1e-9*memory")
-    metrics = problem.estimate(problem.plan({"conv1": (Part("d0"),), "conv2": (Part("d1"),)}))
-    expected = metrics.latency_s + 0.5 * metrics.energy_j + 1e-9 * metrics.memory
-    assert metrics.value(problem.objective) == pytest.approx(expected)
-    assert metrics.value("3e+2*memory") == 300 * metrics.memory
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("latency+", "unknown objective ''"),
-        ("latency+2", "unknown objective '2'"),
-        ("latency+energi", "did you mean 'energy'"),
-        ("latency+energy+latency", "latency stands twice"),
-        *[(f"latency+{weight}*energy", "no number over 0") for weight in ("0", "-1", "x", "nan", "inf", "", "2*3")],
-    ],
-)
-def test_a_sum_that_is_none_is_refused(text: str, words: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(words)):
-        Problem(two_layers(), cluster(2), objective=text)
-
-
 def test_vgg16_on_one_rpi4_takes_the_published_2_32_seconds() -> None:
     """CoopAI's convention and the barrier model agree for one device: 2.3235 s, the image sent and the result back."""
     boards = Platform.load("rpi4x1")
@@ -177,3 +147,11 @@ def test_vgg16_on_one_rpi4_takes_the_published_2_32_seconds() -> None:
     problem = Problem(vgg16(), Platform("with cam", *cam, boards.network), FREE)
     plan = problem.plan({layer.name: (Part("pi01"),) for layer in problem.layers.layers})
     assert problem.estimate(plan).latency_s == pytest.approx(2.3235, abs=5e-5)
+
+
+def test_without_a_model_nothing_can_be_played() -> None:
+    layers = prepare(Model.load(networks.build("lenet", 0))).layers
+    assert layers is not None
+    problem = Problem(layers, nameless(2))
+    with pytest.raises(DicompilerError, match="made without a model"):
+        problem.evaluate(registry().make("strategies", "single").plan(problem))

@@ -3,7 +3,6 @@ off; and the comparison of strategies."""
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import os
@@ -12,16 +11,14 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar
 
-import onnx
 import pytest
+from support.alone import posed
+from support.planning import cluster as rated
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cli import main
-from dicompiler.driver.compare import binding, compare
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem, single_device
 from dicompiler.ir.devices import Host, Network
@@ -156,37 +153,6 @@ def test_neighbours_differ_and_are_legal() -> None:
     assert next(neighbours(made, start, 1)) == next(neighbours(made, start, 1)) != start
 
 
-def test_a_comparison_names_the_best_and_what_binds() -> None:
-    posed = problem("lenet")
-    found = compare(posed, {name: registry().make("strategies", name) for name in QUICK})
-    assert [row.strategy for row in found.rows] == list(QUICK)
-    best = found.best
-    assert best is not None and best.metrics is not None and found.bound is not None
-    assert found.value(best) == min(found.value(row) for row in found.rows)
-    assert found.bound <= found.value(best) * (1 + 1e-9)
-    slow = replace(posed, platform=replace(posed.platform, network=Network("shared", 1e4)))
-    modnn = slow.evaluate(registry().make("strategies", "modnn").plan(slow))
-    assert binding(slow.platform, modnn) == "the shared network is busy 100 % of the time"
-    assert binding(slow.platform, single_device(slow)) == "pi01 computes 100 % of the time"
-
-
-def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(tmp_path / "lenet.onnx")
-    onnx.save(networks.build("lenet", 0), path)
-    common = ["compare", path, "--platform", "rpi4x3", "--strategies"]
-    assert main([*common, "single,modnn,pipeline{devices=pi02,pi01}"]) == 0
-    text = capsys.readouterr().out
-    lines = text.splitlines()
-    assert lines[0].split()[:2] == ["strategy", "latency"]
-    assert [line.split()[0] for line in lines[1:4]] == ["single", "modnn", "pipeline{devices=pi02,pi01}"]
-    assert "one device alone is best here" in text and "no plan's latency is below" in text
-    assert main([*common, "single,modnn", "--json"]) == 0
-    given = json.loads(capsys.readouterr().out)
-    assert given["best"] == "single" and [row["strategy"] for row in given["rows"]] == ["single", "modnn"]
-    assert main([*common, "single,modn"]) == 2
-    assert "unknown strategy 'modn'" in capsys.readouterr().err
-
-
 def test_auto_compiles_and_verifies() -> None:
     result = compile(networks.build("lenet", 0), platform="rpi4x2", strategy=Auto(tries=2, strategies=QUICK))
     assert result.metrics is not None and result.metrics.method == "simulation"
@@ -206,3 +172,11 @@ def test_of_a_weighted_sum_it_finds_what_is_between_its_terms() -> None:
         problem = load_problem(networks.build("lenet", 0), "rpi4x3", objective=objective)
         sums[objective] = problem.evaluate(Auto(tries=8).plan(problem)).value("latency+0.1*energy")
     assert sums["latency+0.1*energy"] <= min(sums["latency"], sums["energy"]) * (1 + 1e-9)
+
+
+def test_auto_takes_its_plan_where_that_is_best() -> None:
+    problem = posed(rated("switch", 1, 1, bandwidth=1e10))
+    plan = Auto(strategies=("single", "pipeline", "replicate"), tries=2).plan(problem)
+    assert len(plan.replicas) == 2
+    latency = Auto(strategies=("single", "replicate"), tries=0).plan(replace(problem, objective="latency"))
+    assert not latency.replicas

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -12,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from support.generators import integers, random_model
-from support.layer_graphs import alexnet, formed, rules, stack, vgg16
+from support.layer_graphs import formed, rules, stack, vgg16
 from support.planning import FREE, cluster, verify
 
 from dicompiler.base.errors import DicompilerError, UsageError
@@ -22,7 +21,7 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Share
 from dicompiler.ir.platform import Platform
-from dicompiler.networks import build, parameters
+from dicompiler.networks import build
 from dicompiler.partition.bounds_inference import output_shape, share_task
 from dicompiler.partition.segmentation import cut
 from dicompiler.search.problem import Problem
@@ -32,67 +31,13 @@ from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import Partition
 from dicompiler_strategies.dp import Dp
 from dicompiler_strategies.dp.boxes import Boxes, Wire, missing
-from dicompiler_strategies.dp.coopai import CL, FL, Result, best_k, chain, mls
+from dicompiler_strategies.dp.coopai import CL, FL, chain
 from dicompiler_strategies.dp.moves import Rules, moves, parts
 from dicompiler_strategies.dp.rows import row_maps, union
 from dicompiler_strategies.dp.search import Aim, search
 from dicompiler_strategies.dp.strategy import candidate_counts
 from dicompiler_strategies.dp.team import Facts, Form, Team
 from dicompiler_strategies.stahl import Stahl
-
-F, G = 13.6e9, 100e6  # a Raspberry Pi 4, and the gateway
-COUNTS = range(1, 11)
-
-
-def vgg19() -> LayerGraph:
-    """VGG19, activations left out."""
-    rows: list[tuple[object, ...]] = []
-    for channels, count in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
-        rows += [("conv", channels, 3, 1, 1, 1)] * count + [("pool", 2, 2, 0)]
-    return stack((1, 3, 224, 224), [*rows, ("flatten",), ("fc", 4096), ("fc", 4096), ("fc", 1000)])
-
-
-GRAPHS: dict[str, Callable[[], LayerGraph]] = {"alexnet": lambda: alexnet(1), "vgg16": vgg16, "vgg19": vgg19}
-
-
-@cache
-def results(name: str) -> tuple[list[Result], list[Result]]:
-    """(MLS, SLS) for 1 to 10 devices."""
-    layers = chain(GRAPHS[name]())
-    return [mls(layers, F, G, k) for k in COUNTS], [mls(layers, F, G, k, single=True) for k in COUNTS]
-
-
-@pytest.mark.parametrize(
-    ("name", "blocks", "best", "against_sls", "against_one"),
-    [
-        ("alexnet", [1, 5, 4, 4, 4, 4, 4, 4, 4, 4], (2, 2), 4.91, 18.43),
-        ("vgg16", [1, 8, 7, 6, 5, 4, 4, 4, 4, 4], (7, 3), 31.49, 60.46),
-        ("vgg19", [1, 11, 9, 8, 5, 4, 5, 5, 4, 4], (7, 3), 28.53, 58.94),
-    ],
-)
-def test_the_published_tables_are_reached(
-    name: str, blocks: list[int], best: tuple[int, int], against_sls: float, against_one: float
-) -> None:
-    many, single = results(name)
-    assert [len(result.blocks) for result in many] == blocks
-    assert (best_k(many).k, best_k(single).k) == best
-    saved = 100 * (1 - best_k(many).seconds / best_k(single).seconds)
-    assert saved == pytest.approx(against_sls, abs=1.7 if name == "alexnet" else 0.7)
-    assert 100 * (1 - best_k(many).seconds / many[0].seconds) == pytest.approx(against_one, abs=0.7)
-
-
-def test_the_times_of_vgg16_are_those_recomputed_from_the_paper() -> None:
-    many, single = results("vgg16")
-    assert [round(many[k - 1].seconds, 4) for k in (1, 2, 4, 7)] == [2.3235, 1.3117, 1.0567, 0.9113]
-    assert all(a.seconds <= b.seconds for a, b in zip(many, single, strict=True))
-    assert [block.mode for block in many[6].blocks] == ["grids", "grids", "grids+data", "hybrid"]
-    assert {block.mode for block in single[6].blocks} == {"grids", "model"}
-
-
-def test_the_alexnet_of_the_paper_can_be_built() -> None:
-    assert parameters("alexnet", columns="two-column", size=227) == 62_378_344  # table I: 62 million
-    with pytest.raises(UsageError, match=r"alexnet: unknown columns 'two' \(known: one-column, two-column\)"):
-        parameters("alexnet", columns="two")
 
 
 def test_the_chain_has_the_pools_with_their_convolutions() -> None:

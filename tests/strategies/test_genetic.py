@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.layer_graphs import formed, stack
 
 from dicompiler.base.errors import DicompilerError, UsageError
@@ -26,7 +24,6 @@ from dicompiler.networks import build
 from dicompiler.search.fronts import AUTODICE, FRONT_OBJECTIVES, Front, Measurement, values
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.genetic.analytic import model
-from dicompiler_strategies.genetic.encoding import ChoicePerLayer, Naive, SplitPoints
 from dicompiler_strategies.genetic.exploring import Options, explore, stages
 from dicompiler_strategies.genetic.measuring import OnThisHost
 from dicompiler_strategies.genetic.search import spread
@@ -139,42 +136,6 @@ def test_of_readers_that_overlap_the_memory_is_never_too_small() -> None:
         assert metrics.total_bytes == found.objective("communication")[p]
         for d, entry in enumerate(metrics.devices):
             assert found.activations[p, d if len(metrics.devices) == 2 else 0] >= entry.activations
-
-
-def test_split_points_decode_as_in_the_papers_figure() -> None:
-    encoding = SplitPoints(8, (1, 2, 3, 4), 4)
-    genes = np.array([[0, 2, 4, 5, 1, 2, 3, 4]])
-    assert encoding.decode(genes).tolist() == [[1, 1, 2, 2, 3, 4, 4, 4]]
-    assert encoding.encode(encoding.decode(genes)).tolist() == genes.tolist()
-
-
-@given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 99))
-@settings(deadline=None, max_examples=40)
-def test_chromosomes_stay_legal_and_survive_a_round_trip(layers: int, devices: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    names = tuple(range(3, 3 + devices))
-    for encoding in (Naive(layers, names), SplitPoints(layers, names, devices)):
-        genes = encoding.sample(rng, 9)
-        genes = encoding.mutate(rng, encoding.cross(rng, genes, genes[::-1]))
-        rows = encoding.decode(genes)
-        assert rows.shape == (9, layers)
-        assert set(rows.ravel()) <= set(names)
-        assert np.array_equal(encoding.decode(encoding.encode(rows)), rows)
-        if isinstance(encoding, SplitPoints):
-            assert max(np.count_nonzero(np.diff(row)) for row in rows) < devices
-
-
-def test_a_plan_of_too_many_runs_keeps_the_longest() -> None:
-    encoding = SplitPoints(8, (0, 1), 3)
-    assert encoding.decode(encoding.encode(np.array([[0, 0, 1, 0, 0, 0, 1, 1]]))).tolist() == [[0, 0, 0, 0, 0, 0, 1, 1]]
-
-
-def test_runs_of_layers_take_choices_of_one_label() -> None:
-    labels = (("whole", "rows"), ("whole",), ("whole", "lop", "rows"))
-    encoding = ChoicePerLayer(3, labels, ((0, 1), (0,), (0, 2)))
-    assert encoding.uniform().tolist() == [[0, 0, 0], [1, 0, 2]]
-    rows = encoding.mutate(np.random.default_rng(0), encoding.sample(np.random.default_rng(0), 50))
-    assert {tuple(row) for row in rows} == {(a, 0, b) for a in (0, 1) for b in (0, 2)}
 
 
 def test_a_stage_has_half_the_devices_of_the_next_and_no_generation_is_lost() -> None:

@@ -7,15 +7,20 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.alone import alone, posed
 from support.planning import FREE, cluster
+from support.planning import cluster as rated
 
 from dicompiler import networks
-from dicompiler.base.errors import UsageError
+from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.driver.prepare import load_problem, prepare
+from dicompiler.ir.devices import Host
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.program import Program
 from dicompiler.partition.lowering import split
+from dicompiler.plugin.registry import registry
+from dicompiler.search.constraints import check
 from dicompiler.search.problem import Problem
 from dicompiler.verify.comparison import exact
 from dicompiler_strategies.pipeline import Pipeline
@@ -100,3 +105,28 @@ def test_what_it_cannot_do_is_said() -> None:
         Replicate(size=3).plan(problem(1, 0, 1))
     with pytest.raises(ValueError, match="size must be 0 or more"):
         Replicate(size=-1)
+
+
+def test_the_strategy_takes_what_gives_most_frames() -> None:
+    # Fast lines: each device by itself; at 1 Mbit/s every way to another device costs more than it gives.
+    fast = posed(rated("switch", 1, 1, 1, 1, bandwidth=1e10))
+    plan = registry().make("strategies", "replicate").plan(fast)
+    assert len(plan.replicas) == 4
+    assert fast.evaluate(plan).period_s == pytest.approx(fast.evaluate(alone(fast)).period_s / 4)
+    # What holds half of the network needs groups of two.
+    half = fast.evaluate(registry().make("strategies", "pipeline{devices=d0,d1}").plan(fast)).memory
+    tight = replace(fast, platform=replace(fast.platform, hosts=tuple(Host(f"d{i}", half) for i in range(4))))
+    pairs = registry().make("strategies", "replicate").plan(tight)
+    assert len(pairs.replicas) == 2
+    check(tight, pairs)
+
+
+def test_its_options_are_checked() -> None:
+    with pytest.raises(DicompilerError, match="size must be 0 or more"):
+        registry().make("strategies", "replicate{size=-1}")
+
+
+def test_rates_count() -> None:
+    problem = posed(rated("switch", 2, 1, bandwidth=1e10))
+    plan = registry().make("strategies", "replicate").plan(problem)
+    assert problem.evaluate(plan).period_s == pytest.approx(problem.evaluate(alone(problem)).period_s * 2 / 3)

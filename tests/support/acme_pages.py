@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-EXAMPLE = Path(__file__).parent / "plugin_example"
+EXAMPLE = Path(__file__).parents[1] / "plugin_example"
 PAGES = Path(__file__).parents[2] / "docs" / "plugins"
 BLOCK = re.compile(r"```python\n# ([\w/]+\.py)\n(.*?)```", re.DOTALL)
 PROJECT = re.compile(r"```toml\n.*?```", re.DOTALL)

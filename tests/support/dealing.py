@@ -9,12 +9,15 @@ import onnx
 from support.generators import DEVICES, random_model, random_plan
 from support.layer_graphs import rules
 
+from dicompiler import networks
+from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import from_json, to_json
 from dicompiler.ir.platform import Platform
 from dicompiler.partition.lowering import split
+from dicompiler.partition.tiling import whole_plan
 from dicompiler_passes.form_layers import form_layers
 
 MORE = (*DEVICES, "e", "f")
@@ -38,3 +41,12 @@ def dealt(seed: int) -> tuple[Compilation, Model, Random]:
     replicas = tuple({a: b for a, b in own.items() if a != b or rng.random() < 0.5} for own in renamings)
     plan = from_json(to_json(replace(plan, replicas=replicas)))
     return split(Compilation(model=model, layers=layers, platform=cluster(*MORE), plan=plan)), model, rng
+
+
+def lenet(replicas: tuple[dict[str, str], ...], platform: Platform) -> Compilation:
+    """All of LeNet on the platform's second device, inputs and outputs on the first; split."""
+    prepared = replace(prepare(Model.load(networks.build("lenet", 0))), platform=platform)
+    assert prepared.layers is not None
+    source = platform.devices[0].name
+    plan = replace(whole_plan(prepared.layers, platform.devices[1].name), source=(source,), sink=(source,))
+    return split(replace(prepared, plan=replace(plan, replicas=replicas)))

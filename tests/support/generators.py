@@ -19,7 +19,7 @@ from support.generator_steps import ANY, SPATIAL
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import Interval, Region, full, replace
-from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction
+from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
 
 DEVICES = ("a", "b", "c", "d")
 
@@ -329,8 +329,3 @@ def random_plan(rng: Random, layers: LayerGraph, devices: Sequence[str] = DEVICE
     source = tuple(rng.sample(list(devices), rng.choice((1, 1, 2))))
     sink = tuple(rng.sample(list(devices), rng.choice((1, 1, 2))))
     return Plan(parts, source, sink)
-
-
-def aligned(layers: LayerGraph, layer: Layer, part: Part) -> Region:
-    """What a part of a layer that can be cut really computes."""
-    return align(layers, layer, part.region or full(output_shape(layers, layer)))

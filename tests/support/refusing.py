@@ -25,6 +25,8 @@ TEXT = """<ir_version: 8, opset_import: ["": 17]>
       y = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (r, w2)
       z = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (y)
     }"""
+
+
 PLATFORM = """
 name = "lab"
 
@@ -40,6 +42,8 @@ memory = "1 GiB"
 name = "a"
 rate = "1 GFLOP/s"
 """
+
+COMPILE = ("--platform", "rpi4x2", "-o")
 
 
 def network(seed: int = 7) -> onnx.ModelProto:

@@ -26,13 +26,13 @@ from dicompiler.base.errors import UsageError
 from dicompiler.base.schema import validate
 from dicompiler.cli.entry import main
 from dicompiler.driver.artifact import install
-from dicompiler.target.interface import Target
 from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make
 from dicompiler.target.remote.hosts import Hosts
-from dicompiler_targets.sockets import SocketsTarget
 
 NAMES = ("pi01", "pi02")
+
+
 # Some failures are noticed by that a device is silent for three heartbeats.
 FOREVER = ("--insecure", "--frames", "10000000", "--heartbeat", "0.3")
 
@@ -394,12 +394,3 @@ def test_options_that_make_no_sense_on_other_hosts_are_refused(compiled: Path, t
         install(compiled, RunOptions(hosts=Hosts.load(tmp_path / "hosts.toml"), pin=True))
     with pytest.raises(UsageError, match="no hosts: say where the devices are reached"):
         install(compiled, RunOptions())
-
-
-def test_a_target_that_says_nothing_of_other_hosts_refuses_them(tmp_path: Path) -> None:
-    class Local(SocketsTarget):
-        name = "local"
-        install = Target.install
-
-    with pytest.raises(UsageError, match="deploy: target 'local' cannot be started on other hosts from here"):
-        Local().install(tmp_path, RunOptions())

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -233,36 +231,6 @@ def test_the_command_streams_frames(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (tmp_path / "y.npz").is_file()
     assert main(["run", str(directory), "--listen", "nowhere"]) == 2
     assert capsys.readouterr().err == "dicompiler: error: run: 'nowhere' is no address: expected HOST:PORT\n"
-
-
-BLOCKED = "onnx onnxruntime onnx_graphsurgeon jsonschema ml_dtypes pluggy click rich ortools google cryptography"
-CLIENT = f"""
-import sys
-sys.path[:0] = sys.argv[2:]
-for name in {BLOCKED.split()}:
-    sys.modules[name] = None
-import dicompiler, numpy
-with dicompiler.connect(sys.argv[1]) as session:
-    x = numpy.ones((1, 16), numpy.float32)
-    outputs = [session.infer({{"x": x, "x2": x}})] + list(session.stream([{{"x": x, "x2": x}}] * 2))
-print([o["out"].shape for o in outputs])
-"""
-
-
-def test_a_client_needs_numpy_only(tmp_path: Path) -> None:
-    paths = [os.path.abspath(entry) for entry in sys.path if entry]
-    command = [sys.executable, "-c", CLIENT, str(emit(partial(), tmp_path)), *paths]
-    # The devices, which do need onnxruntime, are processes of their own.
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr) == ("[(1, 24), (1, 24), (1, 24)]\n", "")
-
-
-def test_what_is_no_artifact_cannot_be_connected_to(tmp_path: Path) -> None:
-    with pytest.raises(DicompilerError, match=r"no artifact of dicompiler"):
-        dicompiler.connect(tmp_path)
-    (tmp_path / "artifact.json").write_text('{"target": "socket"}')
-    with pytest.raises(DicompilerError, match=r"target 'socket' wrote \(did you mean 'sockets'\?\)$"):
-        dicompiler.connect(tmp_path)
 
 
 @pytest.mark.parametrize(

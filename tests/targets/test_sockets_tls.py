@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import socket
 import ssl
-import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,8 +16,7 @@ import pytest
 from support.handmade import halo, partial
 from support.running import control, emit, pids, wait_until
 
-from dicompiler.base.errors import DicompilerError, RunError, UsageError
-from dicompiler.cli.entry import main
+from dicompiler.base.errors import RunError, UsageError
 from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make
 from dicompiler.verify.executor import run_model
@@ -221,40 +219,6 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
             SocketsTarget().run(directory, [partial()[2]], RunOptions(timeout_s=20, listen=address))
     with pytest.raises(UsageError, match=r"^run: keys: .*coordinator/ca\.pem is missing"):
         SocketsTarget().run(directory, [partial()[2]], RunOptions(timeout_s=20, keys=tmp_path))
-
-
-def test_keys_are_made_once_kept_and_renewed(tmp_path: Path, capsys: Any) -> None:
-    directory = emit(partial(), tmp_path / "artifact")
-    assert main(["keys", str(directory)]) == 0
-    place = tmp_path / "artifact.keys"
-    assert capsys.readouterr().out == f"{place}: coordinator, a, b\n"
-    for path in place.rglob("*"):
-        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
-    before = (place / "devices" / "a" / "cert.pem").read_bytes()
-    shutil.rmtree(place / "devices" / "b")
-    assert main(["keys", str(directory)]) == 0
-    assert capsys.readouterr().out == f"{place}: b\n"
-    assert main(["keys", str(directory)]) == 0
-    assert "nothing to do" in capsys.readouterr().out
-    assert (place / "devices" / "a" / "cert.pem").read_bytes() == before
-    assert main(["keys", str(directory), "--renew"]) == 0
-    assert (place / "devices" / "a" / "cert.pem").read_bytes() != before
-    assert {path.name for path in tmp_path.iterdir()} == {"artifact", "artifact.keys"}
-
-
-def test_keys_do_not_overwrite_what_is_not_theirs(tmp_path: Path) -> None:
-    (tmp_path / "other").write_text("precious")
-    with pytest.raises(DicompilerError, match=r"it exists and holds no keys of ours"):
-        make(["a"], tmp_path)
-    with pytest.raises(DicompilerError, match=r"its parent is no directory"):
-        make(["a"], tmp_path / "no" / "keys")
-    make(["a"], tmp_path / "old", days=-2)
-    with pytest.raises(DicompilerError, match=r"authority: its certificate has expired: make all keys anew"):
-        make(["a", "b"], tmp_path / "old")
-    (tmp_path / "old" / "authority" / "key.pem").write_text("rubbish")
-    with pytest.raises(DicompilerError, match=r"authority: cannot be used"):
-        make(["a", "b"], tmp_path / "old")
-    assert {path.name for path in tmp_path.iterdir()} == {"other", "old"}
 
 
 @pytest.mark.parametrize(

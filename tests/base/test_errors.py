@@ -1,0 +1,48 @@
+"""Errors: one line each, exit codes of their own, and the nearest of the known names."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError, nearest, one_line
+
+NAMES = st.text(st.characters(categories=["L"]), min_size=1, max_size=12)
+
+
+def test_a_wrong_call_ends_with_2_and_every_other_mistake_with_1() -> None:
+    codes = {kind.__name__: kind.exit_code for kind in (DicompilerError, UsageError, PluginError, RunError)}
+    assert codes == {"DicompilerError": 1, "UsageError": 2, "PluginError": 1, "RunError": 1}
+    assert all(issubclass(kind, DicompilerError) for kind in (UsageError, PluginError, RunError))
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        (["tile-height", "tile-grid", "place"], " (did you mean 'tile-height'?)"),
+        (["place", "fuse"], " (known: fuse, place)"),
+        ([], " (there are none)"),
+    ],
+)
+def test_a_near_name_is_proposed_and_otherwise_all_are_listed(known: list[str], expected: str) -> None:
+    assert nearest("tile-heigth", known) == expected
+
+
+def test_at_most_twelve_names_are_listed() -> None:
+    names = [f"{letter * 3}" for letter in "abcdefghijklmn"]
+    assert nearest("?", names[:12]) == f" (known: {', '.join(names[:12])})"
+    assert nearest("?", names) == f" (known: {', '.join(names[:12])}, …)"
+
+
+@given(NAMES, st.lists(NAMES, max_size=20))
+def test_a_known_name_is_nearest_to_itself_in_any_order(name: str, others: list[str]) -> None:
+    assert nearest(name, [*others, name]) == f" (did you mean {name!r}?)" == nearest(name, [name, *reversed(others)])
+
+
+@given(st.text("ab\u00e9 \t\r\n\v\f\x1c\x85\u2028\u2029\u3000"))
+def test_any_text_becomes_one_line_that_says_the_same_words(text: str) -> None:
+    line = one_line(text)
+    assert len(line.splitlines()) <= 1
+    assert line.split() == text.split()
+    assert one_line(line) == line

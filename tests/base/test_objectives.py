@@ -1,0 +1,54 @@
+"""Objectives: a text becomes weights of quantities, and what is no objective is refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dicompiler.base.errors import UsageError
+from dicompiler.base.objectives import OBJECTIVES, terms
+
+WEIGHTS = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_name_alone_has_the_weight_1(name: str) -> None:
+    assert terms(name) == {name: 1.0}
+
+
+def test_a_sum_has_the_weights_that_are_written_blanks_or_not() -> None:
+    assert terms("latency+0.5*energy") == {"latency": 1.0, "energy": 0.5}
+    assert terms(" 2 * throughput + 1e-9*memory ") == {"throughput": 2.0, "memory": 1e-9}
+    assert terms("1e+3*latency+1E+2*energy") == {"latency": 1000.0, "energy": 100.0}
+
+
+@given(st.dictionaries(st.sampled_from(OBJECTIVES), WEIGHTS, min_size=1))
+def test_any_weights_are_read_back_from_their_text_in_order(weights: dict[str, float]) -> None:
+    read = terms("+".join(f"{weight!r}*{name}" for name, weight in weights.items()))
+    assert list(read.items()) == list(weights.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("latncy", "unknown objective 'latncy' (did you mean 'latency'?)"),
+        ("", "unknown objective ''"),
+        ("latency+", "unknown objective ''"),
+        ("latency+2", "unknown objective '2'"),
+        ("latency+energi", "(did you mean 'energy'?)"),
+        ("latency+energy+2*latency", "latency stands twice"),
+        ("*energy", "weight '' is no number over 0"),
+        ("2*3*energy", "weight '2*3' is no number over 0"),
+        ("0*energy", "weight '0' is no number over 0"),
+        ("-1*energy", "weight '-1' is no number over 0"),
+        ("nan*energy", "weight 'nan' is no number over 0"),
+        ("inf*energy", "weight 'inf' is no number over 0"),
+        ("much*energy", "weight 'much' is no number over 0"),
+    ],
+)
+def test_what_is_no_sum_of_objectives_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        terms(text)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,29 @@
+"""`dicompiler compare`: the table, the best, and unknown names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+from dicompiler import networks
+from dicompiler.cli import main
+
+
+def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "lenet.onnx")
+    onnx.save(networks.build("lenet", 0), path)
+    common = ["compare", path, "--platform", "rpi4x3", "--strategies"]
+    assert main([*common, "single,modnn,pipeline{devices=pi02,pi01}"]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert lines[0].split()[:2] == ["strategy", "latency"]
+    assert [line.split()[0] for line in lines[1:4]] == ["single", "modnn", "pipeline{devices=pi02,pi01}"]
+    assert "one device alone is best here" in text and "no plan's latency is below" in text
+    assert main([*common, "single,modnn", "--json"]) == 0
+    given = json.loads(capsys.readouterr().out)
+    assert given["best"] == "single" and [row["strategy"] for row in given["rows"]] == ["single", "modnn"]
+    assert main([*common, "single,modn"]) == 2
+    assert "unknown strategy 'modn'" in capsys.readouterr().err

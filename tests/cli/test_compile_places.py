@@ -1,0 +1,125 @@
+"""`dicompiler compile` into places that cannot take an artifact: one line, and what was there stays."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.refusing import COMPILE, Refused, files, fill, network, small_disk
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.cli import main
+from dicompiler.ir.onnx.model import Model
+
+SINGLE = ("--platform", "rpi4x2", "--strategy", "single", "-o")
+
+
+class TestPlaces:
+    """Where nothing can or may be written."""
+
+    def test_a_directory_with_other_content_a_file_and_no_parent(
+        self, model: Path, tmp_path: Path, refused: Refused
+    ) -> None:
+        other = tmp_path / "mine"
+        other.mkdir()
+        (other / "thesis.tex").write_text("years of work")
+        line = refused(1, "compile", model, *COMPILE, other)
+        assert line == f"{other}: it exists and is no artifact of ours: choose another place or remove it"
+        line = refused(1, "compile", model, *COMPILE, model)
+        assert line == f"{model}: it exists and is no artifact of ours: choose another place or remove it"
+        line = refused(1, "compile", model, *COMPILE, tmp_path / "none" / "out")
+        assert str(tmp_path / "none") in line
+
+    @pytest.mark.parametrize("room", ["16k", "48k", "80k"])
+    def test_a_disk_that_fills_up(self, model: Path, tmp_path: Path, room: str, refused: Refused) -> None:
+        with small_disk(tmp_path / "disk", room) as disk:
+            line = refused(1, "compile", model, *SINGLE, disk / "out")
+            assert line == f"{disk / 'out'}: it cannot be written: No space left on device"
+
+    def test_a_disk_that_is_full(self, model: Path, artifact: Path, tmp_path: Path, refused: Refused) -> None:
+        opt = ("opt", model, "-p", "infer-shapes,form-layers,tile-height{layers=h}")
+        with small_disk(tmp_path / "disk", "64k") as disk:
+            fill(disk)
+            for arguments, file, words in (
+                (("plan", model, *SINGLE, disk / "plan.json"), "plan.json", "it cannot be written"),
+                ((*opt, "-o", disk / "y.onnx"), "y.onnx", "cannot write the model"),
+                ((*opt, "--save-plan", disk / "p.json", "-o", tmp_path / "y.onnx"), "p.json", "it cannot be written"),
+                (("run", artifact, "--outputs", disk / "y.npz"), "y.npz", "it cannot be written"),
+                (("keys", artifact, "-o", disk / "keys"), "keys", "keys cannot be written"),
+            ):
+                assert refused(1, *arguments) == f"{disk / file}: {words}: No space left on device"
+
+    def test_external_weights_that_do_not_fit(self, tmp_path: Path) -> None:
+        with small_disk(tmp_path / "disk", "64k") as disk:
+            model = Model.load(network())
+            model.save(disk / "y.onnx", external=True)
+            before = dict(files(disk))
+            fill(disk)
+            with pytest.raises(DicompilerError, match="No space left on device"):
+                model.save(disk / "y.onnx", external=True)
+            (disk / "filler").unlink()
+            assert dict(files(disk)) == before
+
+    def test_a_place_that_cannot_be_written(
+        self, model: Path, artifact: Path, tmp_path: Path, refused: Refused
+    ) -> None:
+        (tmp_path / "directory").mkdir()
+        for place, words in (
+            (tmp_path / "directory", "it is a directory: give the name of a file"),
+            (model / "y", f"there is no directory {str(model)!r}"),
+            (tmp_path / "none" / "y", f"there is no directory {str(tmp_path / 'none')!r}"),
+            (tmp_path / ("x" * 300), "it cannot be written: File name too long: choose another place"),
+            (Path("/proc/y"), "it cannot be written: No such file or directory: choose another place"),
+        ):
+            opt = ("opt", model, "-p", "infer-shapes,form-layers,tile-height{layers=h}")
+            for arguments in (
+                ("plan", model, *COMPILE, place),
+                (*opt, "-o", place),
+                (*opt, "-o", tmp_path / "y.onnx", "--save-plan", place),
+                ("run", artifact, "--outputs", place),
+            ):
+                assert refused(1, *arguments) == f"{place}: {words}"
+
+    def test_a_read_only_file_system(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+        with small_disk(tmp_path / "disk", "64k") as disk:
+            subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+            for command in ("compile", "plan"):
+                line = refused(1, command, model, *COMPILE, disk / "out")
+                assert line == f"{disk / 'out'}: it cannot be written: Read-only file system: choose another place"
+
+    def test_one_place_for_two_files(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+        opt = ("opt", model, "-p", "infer-shapes,form-layers,tile-height{layers=h}", "-o", tmp_path / "y")
+        line = refused(2, *opt, "--save-plan", tmp_path / "y")
+        assert line.startswith("opt: --output and --save-plan are both ")
+        line = refused(1, *opt, "--dump-after-all", model)
+        assert line == f"{model}: it is a file: give the name of a directory"
+
+    @pytest.mark.parametrize("room", [0, 3000, 9000])
+    def test_a_limit_on_files(self, model: Path, tmp_path: Path, room: int) -> None:
+        before = dict(files(tmp_path))
+        done = subprocess.run(
+            [sys.executable, "-m", "dicompiler.cli", "compile", str(model), *SINGLE, str(tmp_path / "out")],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == f"dicompiler: error: {tmp_path / 'out'}: it cannot be written: File too large\n"
+        assert dict(files(tmp_path)) == before
+
+    def test_an_artifact_is_replaced_only_by_one_that_is_whole(
+        self, model: Path, tmp_path: Path, refused: Refused
+    ) -> None:
+        assert main(["compile", str(model), *COMPILE, str(tmp_path / "out")]) == 0
+        model.write_bytes(model.read_bytes()[:500])
+        refused(1, "compile", model, *COMPILE, tmp_path / "out")
+        refused(1, "compile", tmp_path / "none.onnx", *COMPILE, tmp_path / "out")
+        assert main(["run", str(tmp_path / "out")]) == 0

@@ -1,0 +1,205 @@
+"""`dicompiler compile` with plans that do not fit: one line with file, key and cause."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from support.refusing import COMPILE, Refused, network
+
+from dicompiler.cli import main
+
+
+class TestPlans:
+    """Plans that are not for this network or these devices."""
+
+    def plan(self, model: Path, tmp_path: Path) -> Path:
+        """A plan file that fits the model."""
+        path = tmp_path / "plan.json"
+        assert main(["plan", str(model), "--platform", "rpi4x2", "--strategy", "modnn", "-o", str(path)]) == 0
+        return path
+
+    def test_a_plan_for_another_network(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+        plan = self.plan(model, tmp_path)
+        proto = network()
+        proto.graph.node[1].op_type = "Sigmoid"
+        onnx.save(proto, model)
+        line = refused(1, "compile", model, "--plan", plan, *COMPILE, tmp_path / "out")
+        remedy = "make it anew with 'dicompiler plan'"
+        assert line == f"plan: it was made for another network (its structure differs): {remedy}"
+
+    def test_a_retrained_network_keeps_its_plan(self, model: Path, tmp_path: Path) -> None:
+        plan = self.plan(model, tmp_path)
+        proto = network()
+        for tensor in proto.graph.initializer:
+            tensor.raw_data = (2 * numpy_helper.to_array(tensor)).tobytes()
+        onnx.save(proto, model)
+        assert main(["compile", str(model), "--plan", str(plan), *COMPILE, str(tmp_path / "out")]) == 0
+
+    def test_a_layer_that_is_unknown_or_missing(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+        plan = self.plan(model, tmp_path)
+        document = json.loads(plan.read_text())
+        document["layers"]["hh"] = document["layers"].pop("h")
+        document.pop("network")
+        plan.write_text(json.dumps(document))
+        line = refused(1, "compile", model, "--plan", plan, *COMPILE, tmp_path / "out")
+        assert "'h'" in line and "plan" in line
+
+    def test_a_plan_over_the_memory_of_a_host(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+        platform = tmp_path / "small.toml"
+        platform.write_text(
+            'format = "dicompiler.platform/1"\nname = "small"\n'
+            '[network]\nkind = "switch"\nbandwidth = "100 Mbit/s"\nlatency = "0.5 ms"\n'
+            '[[host]]\nname = "tiny"\nmemory = "8 KiB"\n[[device]]\nname = "cpu"\nhost = "tiny"\nrate = "1 GFLOP/s"\n'
+        )
+        line = refused(1, "compile", model, "--platform", platform, "--strategy", "single", "-o", tmp_path / "out")
+        assert re.match(r"plan: host tiny needs [\d.]+ MB .* and has 8.19 kB: .* layer '[hy]'", line), line
+
+    def test_a_plan_that_is_no_plan(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+        plan = tmp_path / "plan.json"
+        for text in ("", "[]", '{"format": "dicompiler.plan/2"}', '{"format": "dicompiler.plan/1", "layers": {'):
+            plan.write_text(text)
+            assert refused(1, "compile", model, "--plan", plan, *COMPILE, tmp_path / "out").startswith(str(plan))
+        line = refused(1, "compile", model, "--plan", tmp_path / "none.json", *COMPILE, tmp_path / "out")
+        assert line == f"{tmp_path / 'none.json'}: no such file"
+
+
+FULL, TOP, BOTTOM = ([[0, 1], [0, 4], rows, [0, 12]] for rows in ([0, 12], [0, 6], [7, 12]))
+
+
+PLANS: dict[str, tuple[Any, str]] = {
+    "uncovered": (("y", (TOP, BOTTOM)), "plan: nobody computes [0:1, 0:4, 6:7, 0:12] of 'y', which 'z' on pi02 reads"),
+    "covered twice": (("y", (FULL, FULL)), "layers.y[1]: the same part stands there twice: remove one"),
+    "outside": (("y", ([*FULL[:2], [0, 13], [0, 12]],)), "is empty or outside the layer's output (1, 4, 12, 12)"),
+    "huge": (("y", ([*FULL[:2], [0, 10**30], [0, 12]],)), "is empty or outside the layer's output (1, 4, 12, 12)"),
+    "backwards": (("y", ([*FULL[:2], [6, 0], [0, 12]],)), "is empty or outside the layer's output (1, 4, 12, 12)"),
+    "negative": (("y", ([*FULL[:2], [-3, 6], [0, 12]],)), "layers.y[0].region[2][0]: -3 is too small (allowed: 0 or"),
+    "half": (("y", ([*FULL[:2], [0.5, 6], [0, 12]],)), "layers.y[0].region[2][0]: expected a whole number, got 0.5"),
+    "12.0": (("y", ([*FULL[:3], [0, 12.0]],)), "layers.y[0].region[3][1]: expected a whole number, got 12.0"),
+    "true": (("y", ([*FULL[:3], [0, True]],)), "layers.y[0].region[3][1]: expected a whole number, got true"),
+    "rank": (("y", (FULL[:3],)), "layers.y[0].region: 3 intervals for an output of rank 4 (1, 4, 12, 12)"),
+    "text": (("y", ("whole",)), 'layers.y[0].region: "whole" is not allowed (allowed: "all" or a list)'),
+    "no parts": (("y", ()), "layers.y: a list of 0 entries is too short (allowed: 1 or more entries)"),
+    "overlapping ranges": (("y", ("all",), [0, 9], [8, 16]), "plan: layers.y: reduce ranges overlap at 8"),
+    "gap between ranges": (("y", ("all",), [0, 7], [8, 16]), "plan: layers.y: reduce ranges leave a gap at 7"),
+    "range outside": (("y", ("all",), [0, 8], [8, 17]), "plan: layers.y[2].reduce: [8, 17] is empty or outside 0..16"),
+    "nobody merges": (("y", (), [0, 8], [8, 16]), "plan: layers.y: partial sums but no merger: add a part without"),
+    "no range here": (("z", ("all",), [0, 2], [2, 4]), "plan: layers.z[1].reduce: MaxPool here has no input channels"),
+}
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A plan that fits, as text, for no network in particular."""
+    place = tmp_path_factory.mktemp("plan")
+    onnx.save(network(), place / "model.onnx")
+    path = str(place / "plan.json")
+    command = ["plan", str(place / "model.onnx"), "--platform", "rpi4x2", "--strategy", "modnn", "-o", path]
+    assert main(command) == 0
+    found = json.loads((place / "plan.json").read_text())
+    found.pop("network")
+    return json.dumps(found)
+
+
+class TestMorePlans:
+    """Plans with a mistake in one place."""
+
+    @pytest.mark.parametrize("case", PLANS)
+    def test_regions_and_ranges(self, model: Path, tmp_path: Path, refused: Refused, document: str, case: str) -> None:
+        (layer, regions, *ranges), words = PLANS[case]
+        parts = [{"device": "pi01", "region": region} for region in regions]
+        parts += [{"device": "pi02", "region": "all", "reduce": reduce} for reduce in ranges]
+        changed = json.loads(document)
+        changed["layers"][layer] = parts
+        path = tmp_path / "plan.json"
+        path.write_text(json.dumps(changed))
+        line = refused(1, "compile", model, "--plan", path, *COMPILE, tmp_path / "out")
+        assert words in line and (line.startswith((f"{path}: ", "plan: ")))
+
+    def test_what_overlaps_elsewhere_is_computed_twice_and_right(
+        self, model: Path, tmp_path: Path, document: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        changed = json.loads(document)
+        lower = [*FULL[:2], [3, 12], FULL[3]]
+        changed["layers"]["y"] = [{"device": "pi01", "region": FULL}, {"device": "pi02", "region": lower}]
+        (tmp_path / "plan.json").write_text(json.dumps(changed))
+        command = ["compile", str(model), "--plan", str(tmp_path / "plan.json"), *COMPILE, str(tmp_path / "out")]
+        assert main(command) == 0
+        assert main(["verify", str(tmp_path / "out")]) == 0
+        capsys.readouterr()
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"source": ["cam"]}, "rpi4x2: unknown device 'cam' (known: pi01, pi02)"),
+            ({"source": []}, "source: a list of 0 entries is too short"),
+            ({"sink": ["pi01", "pi01"]}, "holds an entry twice (allowed: each once)"),
+            ({"sink": "pi01"}, 'sink: expected a list, got "pi01"'),
+            ({"sinks": []}, "unknown key 'sinks' (did you mean 'sink'?)"),
+            ({"network": "abc"}, "plan: it was made for another network"),
+            ({"layers": []}, "layers: expected an object, got the list []"),
+        ],
+    )
+    def test_everything_else(
+        self, model: Path, tmp_path: Path, refused: Refused, document: str, change: dict[str, Any], words: str
+    ) -> None:
+        path = tmp_path / "plan.json"
+        path.write_text(json.dumps({**json.loads(document), **change}))
+        assert words in refused(1, "compile", model, "--plan", path, *COMPILE, tmp_path / "out")
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (b"\0\0", "not JSON"),
+            (b'{"format": NaN}', "NaN is not a JSON number"),
+            (b'{"a": 1, "a": 2}', "key 'a' stands twice in one object: remove one"),
+            (b"[" * 100_000, "nested too deeply"),
+            (b'{"lane": ' + b"9" * 10_000 + b"}", "a number of 10000 digits is too long"),
+            ("{}".encode("utf-16"), "not UTF-8 text: byte 0 is not valid"),
+            ("{}".encode("utf-8-sig"), "missing key 'format'"),
+        ],
+    )
+    def test_a_file_that_is_no_plan(
+        self, model: Path, tmp_path: Path, refused: Refused, content: bytes, words: str
+    ) -> None:
+        path = tmp_path / "plan.json"
+        path.write_bytes(content)
+        line = refused(1, "compile", model, "--plan", path, *COMPILE, tmp_path / "out")
+        assert line.startswith(str(path)) and words in line
+
+    @pytest.mark.parametrize(
+        ("code", "text", "words"),
+        [
+            (1, "tile-height{layers=h parts=13}", "tile-height: layer 'h' has 12 rows, too few for 13 parts"),
+            (1, "lop{layers=h parts=17}", "lop: layer 'h' has 16 output channels, too few for 17 parts"),
+            (1, "tile-height{layers=fc}", "layer 'fc' cannot be cut by height: it can be cut by: channel"),
+            (1, "lop{layers=last}", "layer 'last' cannot be cut by channel: it can be cut by: nothing"),
+            (1, "lip{layers=z}", "lip: layer 'z' cannot be cut by input channels"),
+            (2, "tile-height{layer=h}", "unknown option 'layer' of 'tile-height' (did you mean 'layers'?)"),
+            (2, "tile-heigth{layers=h}", "unknown pass 'tile-heigth' (did you mean 'tile-height'?)"),
+            (2, "tile-height{layers=q}", "tile-height: layers: no layer 'q' (known: fc, flat, h, last, y, z)"),
+            (2, "tile-height{layers=h parts=1.5}", "option 'parts' of 'tile-height': expected int, got 1.5"),
+            (2, "tile-height{layers=h devices=pi09}", "the platform has no device 'pi09' (did you mean 'pi02'?)"),
+            (2, "tile-height{layers=h", "expected an option or '}'"),
+        ],
+    )
+    def test_a_split_that_cannot_be(
+        self, model: Path, tmp_path: Path, refused: Refused, code: int, text: str, words: str
+    ) -> None:
+        proto = network()
+        weight = numpy_helper.from_array(np.ones((144, 5), np.float32), "w3")
+        proto.graph.initializer.append(weight)
+        proto.graph.node.append(helper.make_node("Flatten", ["z"], ["f"], "flat"))
+        proto.graph.node.append(helper.make_node("Gemm", ["f", "w3"], ["g"], "fc"))
+        proto.graph.node.append(helper.make_node("Hardmax", ["g"], ["s"], "last"))
+        proto.graph.output.append(helper.make_tensor_value_info("s", onnx.TensorProto.FLOAT, (1, 5)))
+        onnx.save(proto, model)
+        pipeline = f"infer-shapes,form-layers,{text}"
+        line = refused(code, "opt", model, "-p", pipeline, "--platform", "rpi4x2", "-o", tmp_path / "y.onnx")
+        assert words in line

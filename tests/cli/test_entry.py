@@ -1,0 +1,193 @@
+"""The command line as a whole: quick help, mistakes in one line, exit codes, and how a command ends."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from support.commands import SHAPE, command, failed
+
+import dicompiler
+from dicompiler.base.objectives import OBJECTIVES
+from dicompiler.cli.group import COMMANDS
+
+HEAVY = set(
+    "jsonschema logging matplotlib numpy onnx onnx_graphsurgeon onnxruntime ortools pluggy pymoo rich scipy".split()
+)
+
+
+class TestStart:
+    """Help comes at once and says what there is."""
+
+    def test_help_imports_nothing_heavy(self) -> None:
+        source = f"""
+            import sys
+            from dicompiler.cli import main
+            assert main(["--help"]) == 0
+            loaded = {{name.partition(".")[0] for name in sys.modules}}
+            print("heavy:", sorted(loaded & {HEAVY!r}), file=sys.stderr)
+            print("commands:", [n for n in {list(COMMANDS)!r} if "dicompiler.cli." + n in sys.modules], file=sys.stderr)
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(source)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert done.stderr == "heavy: []\ncommands: []\n"
+        assert all(name in done.stdout for name in COMMANDS)
+
+    def test_help_of_every_command_imports_nothing_heavy(self) -> None:
+        source = f"""
+            import sys
+            from dicompiler.cli import main
+            for name in {list(COMMANDS)!r}:
+                assert main([name, "--help"]) == 0
+            loaded = {{name.partition(".")[0] for name in sys.modules}}
+            print("heavy:", sorted(loaded & {HEAVY - {"logging"}!r}), file=sys.stderr)
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(source)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert done.stderr == "heavy: []\n"
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_the_summaries_are_the_commands_own(self, name: str) -> None:
+        own = importlib.import_module(f"dicompiler.cli.{name}").command
+        assert own.name == name
+        assert own.help.partition("\n")[0] == COMMANDS[name]
+
+    def test_the_objectives_are_those_of_the_metrics(self) -> None:
+        done = command("plan", "--help")
+        assert f"{', '.join(OBJECTIVES)}, or a sum" in " ".join(done.stdout.split())
+
+    def test_without_arguments_there_is_help_and_a_usage_error(self) -> None:
+        done = command()
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "compile" in done.stderr
+
+    def test_version(self) -> None:
+        assert command("--version").stdout == f"dicompiler {dicompiler.__version__}\n"
+
+    def test_the_package_offers_its_names_and_no_others(self) -> None:
+        for name in dicompiler.__all__:
+            assert getattr(dicompiler, name) is not None
+            assert name in dir(dicompiler)
+        with pytest.raises(AttributeError, match="has no attribute 'compiel'"):
+            dicompiler.compiel  # noqa: B018
+
+
+class TestUsage:
+    """Mistakes in the arguments are one line and exit code 2."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "line"),
+        [
+            (["compil"], "unknown command 'compil' (did you mean 'compile'?)"),
+            (["--hepl"], "unknown option '--hepl' (did you mean '--help'?)"),
+            (
+                ["opt", "m.onnx", "--save-plam", "x", "-p", "a", "-o", "o"],
+                "opt: unknown option '--save-plam' (did you mean '--save-plan'?)",
+            ),
+            (["opt", "m.onnx", "-o", "o"], "opt: missing option '-p' / '--pipeline'; see 'dicompiler opt --help'"),
+            (["run"], "run: missing argument 'DIR'; see 'dicompiler run --help'"),
+            (["list", "pases"], "list: unknown kind 'pases' (did you mean 'passes'?)"),
+            (["opt", "m.onnx", "-p", "a b", "-o", "o"], "pipeline 'a b': expected ',' before the next pass"),
+            (["opt", "m.onnx", "-p", "fold", "-o", "o"], "unknown pass 'fold'"),
+            (["opt", "m.onnx", "-p", "partition", *SHAPE, "-o", "o"], "--shape is an option of pass 'infer-shapes'"),
+            (["compile", "m", "--strategy", "a", "--plan", "b", "-o", "o"], "compile: --strategy and --plan exclude"),
+        ],
+    )
+    def test_they_name_the_nearest(self, arguments: list[str], line: str) -> None:
+        assert failed(2, *arguments).startswith(f"dicompiler: error: {line}")
+
+    def test_a_value_outside_its_range_or_choices(self) -> None:
+        assert "--frames" in failed(2, "run", "d", "--frames", "0")
+        assert "throughput" in failed(2, "plan", "m", "--objective", "speed", "-o", "p")
+
+
+class TestEnds:
+    """How a command ends when something breaks: with a plugin whose pass breaks as it is told."""
+
+    SOURCE = """
+        import os, signal
+        from dataclasses import dataclass
+        from dicompiler.plugin.hookspecs import hookimpl
+        from dicompiler.plugin.pass_manager import Pass
+
+        @dataclass(frozen=True)
+        class Break(Pass):
+            name = "break"
+            how: str = ""
+
+            def run(self, compilation):
+                if self.how == "interrupt":
+                    os.kill(os.getpid(), signal.SIGINT)
+                if self.how == "full":
+                    raise OSError(28, "No space left on device", "/disk/file")
+                return {}["missing"]
+
+        @hookimpl
+        def dicompiler_passes():
+            yield Break
+    """
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> str:
+        """A site that says of itself to be one of dicompiler's own: what a third party breaks is its own fault."""
+        info = tmp_path / "site" / "dicompiler-2.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dicompiler\nVersion: 2.0\n")
+        (info / "entry_points.txt").write_text("[dicompiler]\nacme = acme_breaks\n")
+        (info.parent / "acme_breaks.py").write_text(textwrap.dedent(self.SOURCE))
+        return os.pathsep.join([str(info.parent), *sys.path])
+
+    def test_an_internal_error_is_one_line_that_names_the_pass_and_its_distribution(
+        self, open_model: Path, tmp_path: Path, path: str
+    ) -> None:
+        line = failed(70, "opt", open_model, "-p", "break", "-o", tmp_path / "o.onnx", PYTHONPATH=path)
+        assert line == (
+            "dicompiler: internal error: pass 'break' of dicompiler 2.0: KeyError: 'missing'; "
+            "run again with --debug for the traceback"
+        )
+
+    @pytest.mark.parametrize("place", [0, -1])
+    def test_debug_prints_the_traceback_wherever_it_stands(
+        self, open_model: Path, tmp_path: Path, path: str, place: int
+    ) -> None:
+        arguments = ["opt", open_model, "-p", "break", "-o", tmp_path / "o.onnx"]
+        arguments.insert(place % (len(arguments) + 1), "--debug")
+        done = command(*arguments, PYTHONPATH=path)
+        assert done.returncode == 70
+        assert "Traceback (most recent call last)" in done.stderr
+        assert "acme_breaks.py" in done.stderr
+
+    def test_an_interrupt_is_130(self, open_model: Path, tmp_path: Path, path: str) -> None:
+        done = command("opt", open_model, "-p", "break{how=interrupt}", "-o", tmp_path / "o.onnx", PYTHONPATH=path)
+        assert done.returncode == 130
+        assert done.stderr.strip() == "dicompiler: interrupted"
+
+    def test_a_reader_that_goes_away_is_no_traceback(self) -> None:
+        read, write = os.pipe()
+        os.close(read)
+        with os.fdopen(write, "wb") as closed:
+            done = command("list", "operators", stdout=closed)
+        assert (done.returncode, done.stderr) == (1, "")
+
+    def test_a_full_disk_is_one_line(self, tmp_path: Path) -> None:
+        with open("/dev/full", "w") as full:
+            done = command("list", "operators", stdout=full)
+        assert (done.returncode, done.stderr) == (1, "dicompiler: error: No space left on device\n")
+        assert [*tmp_path.iterdir()] == []

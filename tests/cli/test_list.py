@@ -1,0 +1,46 @@
+"""`dicompiler list`: what is there, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import pytest
+from support.commands import command
+
+import dicompiler
+
+
+class TestList:
+    """`list` shows what is there, for people and for programs."""
+
+    @pytest.mark.parametrize("kind", ["passes", "strategies", "targets", "operators", "cost-models", "platforms"])
+    def test_everything_has_a_summary_and_an_origin(self, kind: str) -> None:
+        records = json.loads(command("list", kind, "--json").stdout)
+        assert records == sorted(records, key=lambda record: record["name"])
+        assert records
+        for record in records:
+            assert [*record] == ["name", "summary", "options", "distribution", "version", "plugin"]
+            assert record["summary"]
+            assert (record["distribution"], record["version"]) == ("dicompiler", dicompiler.__version__)
+            assert all([*option] == ["name", "type", "default", "help"] for option in record["options"])
+
+    def test_options_stand_beside_the_name_as_they_are_written(self) -> None:
+        done = command("list", "passes")
+        assert re.search(r"^tile-grid\{.*rows=2 columns=2\}  +\S.*  dicompiler \S+$", done.stdout, re.MULTILINE)
+
+    def test_on_a_terminal_the_table_is_drawn(self) -> None:
+        ours, theirs = os.openpty()
+        with os.fdopen(theirs, "wb") as terminal:
+            done = command("list", "targets", stdout=terminal, COLUMNS="200", TERM="xterm")
+        drawn = os.read(ours, 1 << 16).decode()
+        os.close(ours)
+        assert done.returncode == 0
+        assert "─" in drawn
+        assert "sockets{" in drawn
+
+    def test_the_same_bytes_come_out_whatever_the_hash_seed(self) -> None:
+        assert command("list", "operators", PYTHONHASHSEED="1").stdout == (
+            command("list", "operators", PYTHONHASHSEED="2").stdout
+        )

@@ -1,0 +1,71 @@
+"""`dicompiler opt`: runs passes and writes what they made."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import onnx
+from support.commands import SHAPE, command, failed
+
+from dicompiler.ir.plan import load as load_plan
+
+
+class TestOpt:
+    """`opt` runs passes and writes what they made."""
+
+    PIPELINE = "infer-shapes,form-layers,tile-height{layers=s parts=2}"
+
+    def test_it_normalises_first_and_partitions_last(self, open_model: Path, tmp_path: Path) -> None:
+        out, plan, dumps = tmp_path / "out.onnx", tmp_path / "plan.json", tmp_path / "dumps"
+        done = command(
+            "opt", open_model, "-p", self.PIPELINE, *SHAPE, "--save-plan", plan, "--dump-after-all", dumps, "-o", out
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert sorted(path.name for path in dumps.iterdir() if path.suffix == ".onnx") == [
+            "001_normalise.onnx",
+            "002_infer-shapes.onnx",
+            "003_form-layers.onnx",
+            "004_tile-height.onnx",
+            "005_partition.onnx",
+        ]
+        assert [part.device for part in load_plan(plan).layers["s"]] == ["d0", "d1"]
+        assert len([node for node in onnx.load(out).graph.node if node.op_type == "Conv"]) == 3
+        onnx.checker.check_model(onnx.load(out))
+
+    def test_a_saved_plan_gives_the_same_bytes_again(self, open_model: Path, tmp_path: Path) -> None:
+        first, second, plan = tmp_path / "first.onnx", tmp_path / "second.onnx", tmp_path / "plan.json"
+        command("opt", open_model, "-p", self.PIPELINE, *SHAPE, "--save-plan", plan, "-o", first, PYTHONHASHSEED="1")
+        base = ("opt", open_model, "-p", "infer-shapes,form-layers", *SHAPE, "--plan", plan, "-o", second)
+        assert command(*base, PYTHONHASHSEED="2").stderr == ""
+        assert first.read_bytes() == second.read_bytes()
+
+    def test_without_annotations_nothing_is_partitioned(self, open_model: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out.onnx"
+        assert command("opt", open_model, "-p", "infer-shapes", *SHAPE, "-o", out).returncode == 0
+        assert len([node for node in onnx.load(out).graph.node if node.op_type == "Conv"]) == 2
+
+    def test_devices_are_those_of_the_platform(self, open_model: Path, tmp_path: Path) -> None:
+        plan, out = tmp_path / "plan.json", tmp_path / "out.onnx"
+        command("opt", open_model, "-p", self.PIPELINE, *SHAPE, "--platform", "rpi4x2", "--save-plan", plan, "-o", out)
+        assert [part.device for part in load_plan(plan).layers["s"]] == ["pi01", "pi02"]
+
+    def test_timing_and_graphs_go_to_stderr(self, open_model: Path, tmp_path: Path) -> None:
+        done = command(
+            "opt", open_model, "-p", "infer-shapes", *SHAPE, "--timing", "--print-after", "-o", tmp_path / "o.onnx"
+        )
+        assert (done.returncode, done.stdout) == (0, "")
+        assert re.search(r'^infer-shapes\{shape="x=1x3x16x16"\} +\d+\.\d$', done.stderr, re.MULTILINE)
+        assert re.search(r"^total +\d+\.\d$", done.stderr, re.MULTILINE)
+        assert "// after pass 2: infer-shapes" in done.stderr
+
+    def test_errors_are_one_line_and_leave_nothing(self, open_model: Path, tmp_path: Path) -> None:
+        out, plan = tmp_path / "out.onnx", tmp_path / "plan.json"
+        line = failed(1, "opt", open_model, "-p", "lop{layers=s parts=2}", "--save-plan", plan, "-o", out)
+        assert line == "dicompiler: error: pass 'lop' needs layers: run 'form-layers' before it"
+        line = failed(2, "opt", open_model, "-p", "infer-shapes", *SHAPE, "--save-plan", plan, "-o", out)
+        assert line == "dicompiler: error: --save-plan: no pass of the pipeline made a plan"
+        line = failed(1, "opt", open_model, "-p", "infer-shapes", "-o", tmp_path / "no" / "o.onnx")
+        assert line.endswith(f"no/o.onnx: there is no directory '{tmp_path / 'no'}'")
+        assert "gone.onnx" in failed(1, "opt", tmp_path / "gone.onnx", "-p", "infer-shapes", "-o", out)
+        assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]

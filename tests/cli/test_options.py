@@ -1,0 +1,69 @@
+"""Options that cannot be, on every command: one line, exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.refusing import Refused
+
+
+class TestCommandLines:
+    """Options that do not exist, or not with that value."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "line"),
+        [
+            ("complie m", "unknown command 'complie' (did you mean 'compile'?)"),
+            ("compile m -o out --platfrom rpi4x2", "compile: unknown option '--platfrom' (did you mean '--platform'?)"),
+            ("compile m -o out --platform rpi4x2 extra", "compile: got unexpected extra argument (extra)"),
+            ("compile m -o out --platform rpi4x2 --strategy modn", "unknown strategy 'modn' (did you mean 'modnn'?)"),
+            ("compile m -o out --platform rpi4x2 --target socket", "unknown target 'socket' (did you mean 'sockets'?)"),
+            ("compile m -o out --platform rpi4x2 --target sockets{threads=-1}", "'sockets': threads must be 0 or more"),
+            ("compile m -o out --platform rpi4x2 --cost analytc", "unknown cost model 'analytc' (did you mean"),
+            ("compile m -o out --platform rpi4x2 --objective fast", "unknown objective 'fast' (known: communication,"),
+            ("compile m -o out --platform rpi4x2 --objective latency+latency", "latency stands twice: give it one"),
+            ("compile m -o out --platform rpi4x2 --objective latency+0*energy", "weight '0' is no number over 0"),
+            ("compile m -o out --platform rpi4x2 --shape x", "shape 'x' is not of the form input=1x3x224x224"),
+            ("compile m -o out --platform rpi4x2 --shape x=1x99999999999999999999", "is too large for a dimension"),
+            ("compile m -o out --platform rpi4x2 --strategy single --plan p", "compile: --strategy and --plan exclude"),
+            ("run a --frames 0", "run: invalid value for '--frames': 0 is not in the range"),
+            (
+                "run a --frames 99999999999999999999",
+                "run: invalid value for '--frames': 99999999999999999999 is not in",
+            ),
+            ("run a --frames x", "run: invalid value for '--frames': 'x' is not a whole number"),
+            ("run a --in-flight 0", "run: invalid value for '--in-flight': 0 is not in the range"),
+            (
+                "run a --timeout nan",
+                "run: invalid value for '--timeout': 'nan' is no time",
+            ),
+            ("run a --timeout 1e300", "run: invalid value for '--timeout': 1e+300 is not in the range"),
+            ("run a --timeout soon", "run: invalid value for '--timeout': 'soon' is not a number"),
+            ("run a --heartbeat nan", "run: the heartbeat must be between 0.05 and 3600 s, not nan"),
+            ("run a --elsewhere pi09", "run: there is no device 'pi09' (did you mean 'pi02'?)"),
+            ("run a --listen nowhere", "run: 'nowhere' is no address: expected HOST:PORT"),
+            ("run a --keys none", "run: keys: none/coordinator/ca.pem is missing: make keys with 'dicompiler keys'"),
+            ("keys a --days 0", "keys: invalid value for '--days': 0 is not in the range"),
+            ("list passs", "list: unknown kind 'passs' (did you mean 'passes'?)"),
+            ("demo --network resnet5", "unknown network 'resnet5' (did you mean 'resnet50'?)"),
+        ],
+    )
+    def test_a_wrong_word(
+        self,
+        model: Path,
+        artifact: Path,
+        tmp_path: Path,
+        refused: Refused,
+        monkeypatch: pytest.MonkeyPatch,
+        arguments: str,
+        line: str,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        names = {"m": str(model), "a": str(artifact)}
+        assert line in refused(2, *(names.get(word, word) for word in arguments.split()))
+
+    @pytest.mark.parametrize("command", ["run", "verify", "keys"])
+    def test_what_is_no_artifact(self, model: Path, tmp_path: Path, refused: Refused, command: str) -> None:
+        for place in (tmp_path, model, tmp_path / "none"):
+            assert refused(1, command, place) == f"{place}: no artifact of dicompiler: compile a model into it first"

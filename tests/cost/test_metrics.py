@@ -1,0 +1,79 @@
+"""Metrics of a plan: with replicas in the mean over the roles, by hand; sums and peaks by the routing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.alone import alone, posed
+from support.planning import cluster as rated
+from support.random_problems import any_plan, random_problem
+
+from dicompiler.ir.metrics import Metrics
+
+IMAGE, CLASSES = 4 * 32 * 32, 4 * 10  # LeNet's bytes in and out
+THREE: tuple[dict[str, str], ...] = ({}, {"d0": "d1"}, {"d0": "d2"})
+
+
+@pytest.mark.parametrize("bandwidth", [1e9, 1e6])
+@pytest.mark.parametrize("how", ["estimate", "evaluate"])
+def test_whole_networks_in_turn_by_hand(how: str, bandwidth: float) -> None:
+    problem = posed(rated("switch", 1, 1, 1, bandwidth=bandwidth, power=(3, 1)))
+    seconds = problem.estimate(alone(problem)).latency_s
+    metrics: Metrics = getattr(problem, how)(alone(problem, THREE))
+    # Two frames of three travel to and fro; the busiest line is that out of d0.
+    there, back = 8 * IMAGE / bandwidth, 8 * CLASSES / bandwidth
+    assert metrics.latency_s == pytest.approx(seconds + 2 * (there + back) / 3)
+    assert metrics.period_s == pytest.approx(max(seconds / 3, 2 * there / 3))
+    assert [entry.compute_s for entry in metrics.devices] == pytest.approx([seconds / 3] * 3)
+    assert [entry.sent for entry in metrics.devices] == [-(-2 * IMAGE // 3), -(-CLASSES // 3), -(-CLASSES // 3)]
+    assert metrics.total_bytes == -(-2 * (IMAGE + CLASSES) // 3)
+    lines = 2 * 2 * (there + back) / 3 if how == "evaluate" else 0.0
+    assert sum(entry.line_s for entry in metrics.devices) == pytest.approx(lines)
+    assert metrics.energy_j == pytest.approx(3 * seconds + (3 * metrics.latency_s - seconds))
+
+
+@pytest.mark.parametrize("replicas", [THREE, (*THREE, {}), ({"d0": "d1"}, {"d0": "d2"})])
+@pytest.mark.parametrize("kind", ["switch", "shared"])
+def test_a_stream_comes_to_the_predicted_period(replicas: Any, kind: Any) -> None:
+    problem = posed(rated(kind, 1, 1, 1, bandwidth=1e8))
+    plan = alone(problem, replicas)
+    stream = problem.simulate(plan, frames=120, in_flight=12)
+    assert stream.period_s == pytest.approx(problem.evaluate(plan).period_s, rel=0.03)
+
+
+def test_one_renaming_of_nothing_is_predicted_as_none() -> None:
+    problem = posed(rated("switch", 1, 1))
+    assert problem.evaluate(alone(problem, ({},))) == problem.evaluate(alone(problem))
+    assert problem.estimate(alone(problem, ({},))) == problem.estimate(alone(problem))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(0, 30), st.integers(0, 2**32))
+def test_estimate_and_simulation_agree_on_all_but_times(network: int, seed: int) -> None:
+    problem = random_problem(network)
+    plan = any_plan(seed, problem)
+    guess, played = problem.estimate(plan), problem.evaluate(plan)
+    assert (guess.method, played.method) == ("estimate", "simulation")
+    assert (guess.total_bytes, guess.memory) == (played.total_bytes, played.memory)
+    for one, other in zip(guess.devices, played.devices, strict=True):
+        assert replace(other, line_s=0.0, waits={}) == one
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(0, 30), st.integers(0, 2**32))
+def test_what_is_sent_is_received_and_the_fullest_host_has_the_memory(network: int, seed: int) -> None:
+    problem = random_problem(network)
+    plan = any_plan(seed, problem)
+    metrics = problem.estimate(plan)
+    named = [device.name for device in problem.platform.devices if device.name in plan.devices]
+    assert [entry.device for entry in metrics.devices] == named
+    assert sum(entry.sent for entry in metrics.devices) == sum(entry.received for entry in metrics.devices)
+    assert sum(entry.sent for entry in metrics.devices) == metrics.total_bytes
+    assert metrics.memory == max(entry.memory for entry in metrics.devices)  # each device is on a host of its own
+    busy = sum(5.0 * entry.compute_s for entry in metrics.devices)
+    assert metrics.energy_j >= busy * (1 - 1e-9)
+    assert metrics.period_s >= metrics.busiest.compute_s * (1 - 1e-9)

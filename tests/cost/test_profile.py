@@ -1,0 +1,82 @@
+"""Profiles: files are read or refused in one line, curves never fall, signatures name what a layer does."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.layer_graphs import formed
+from support.profiles import FAST, document, network, written
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.cost.measured import Measured
+from dicompiler.cost.model import Share
+from dicompiler.cost.profile import Curve, from_json, network_digest, signature
+from dicompiler.ir.layers import LayerGraph
+
+
+@given(st.dictionaries(st.integers(1, 300), st.floats(-1e-3, 10), min_size=1, max_size=8))
+def test_a_curve_is_never_negative_and_never_falls(points: dict[int, float]) -> None:
+    curve = Curve.through(points)
+    values = [curve.at(size) for size in range(0, 400)]
+    assert values[0] >= 0
+    assert all(a <= b + 1e-12 for a, b in pairwise(values))
+
+
+def test_a_curve_goes_through_points_that_grow() -> None:
+    curve = Curve.through({2: 1.0, 4: 1.5, 8: 4.0})
+    assert [curve.at(size) for size in (0, 2, 3, 4, 8, 10)] == pytest.approx([0.5, 1.0, 1.25, 1.5, 4.0, 5.25])
+
+
+class TestSignature:
+    TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
+    { a = Conv <pads = [1, 1, 1, 1]> (x, v)  b = Conv <pads = [1, 1, 1, 1]> (a, w)  y = Conv <pads = [PADS]> (b, u) }"""
+
+    def layers(self, pads: str = "1, 1, 1, 1") -> LayerGraph:
+        return formed(self.TEXT.replace("PADS", pads), v=(4, 4, 3, 3), w=(4, 4, 3, 3), u=(4, 4, 3, 3))
+
+    def test_layers_that_do_the_same_have_one_signature_whatever_their_names(self) -> None:
+        layers = self.layers()
+        assert len({signature(layers, layer) for layer in layers.layers}) == 1
+
+    def test_an_attribute_makes_another_signature_and_another_network(self) -> None:
+        one, two = self.layers(), self.layers("2, 0, 1, 1")
+        assert signature(one, one.layers[0]) == signature(two, two.layers[0])
+        assert signature(one, one.layers[2]) != signature(two, two.layers[2])
+        assert network_digest(one) != network_digest(two)
+
+    def test_a_network_read_again_has_the_same_digest(self) -> None:
+        assert network_digest(self.layers()) == network_digest(self.layers())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": []}, "no layer has been measured yet"),
+        ({"format": "dicompiler.profile/2"}, "is not supported"),
+        ({"threads": "two"}, "threads: expected a whole number"),
+        ({"divece": "x"}, "unknown key 'divece'"),
+    ],
+)
+def test_a_wrong_file_is_an_error_of_one_line(tmp_path: Path, change: Any, message: str) -> None:
+    layers = network()
+    file = written(tmp_path, document(layers, **change))
+    with pytest.raises(DicompilerError, match=message) as caught:
+        Measured((file,)).seconds(layers, layers.layers[0], Share(), FAST)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_layer_without_its_whole_is_an_error() -> None:
+    made = document(network())
+    del made["layers"][0]["measurements"][0]
+    with pytest.raises(DicompilerError, match=r"p.json: layers\[0\].measurements: the whole layer is missing"):
+        from_json(made, "p.json")
+
+
+def test_links_are_read() -> None:
+    (link,) = from_json(document(network()), "p.json").links
+    assert (link.hosts, link.bandwidth, link.latency) == (("a", "b"), 1e9, 1e-4)

@@ -1,0 +1,95 @@
+"""Artifacts: opened, run and verified, with replicas in every role."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError
+from dicompiler.cli import main
+from dicompiler.driver.artifact import compare_run, manifest, reopen, run, verify
+from dicompiler.driver.compiler import compile
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import dumps
+from dicompiler.plugin.registry import registry
+from dicompiler.verify.comparison import transfers
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LeNet in two groups of two."""
+    problem = load_problem(Model.load(networks.build("lenet", 0)), "rpi4x4", objective="throughput")
+    plan = registry().make("strategies", "replicate{size=2}").plan(problem)
+    directory = tmp_path_factory.mktemp("replicas")
+    (directory / "plan.json").write_text(dumps(plan), encoding="utf-8")
+    compile(networks.build("lenet", 0), "rpi4x4", plan=directory / "plan.json", output=directory / "a")
+    Model.load(networks.build("lenet", 0)).save(directory / "lenet.onnx")
+    return directory
+
+
+def test_verification_looks_at_every_role(compiled: Path) -> None:
+    checks = {check.name: check for check in verify(compiled / "a").checks}
+    assert list(checks) == ["exact", "output on pi01, replica 0", "output on pi01, replica 1", "bytes"]
+    assert all(check.passed for check in checks.values())
+    assert checks["exact"].detail.endswith("each in 2 replicas")
+    assert checks["bytes"].detail.endswith("in a frame of each of 2 replicas: as predicted")
+
+
+def test_a_wrong_output_of_one_role_is_found(compiled: Path) -> None:
+    result = run(compiled / "a", frames=2)
+    spoilt = [{device: dict(outputs) for device, outputs in frame.items()} for frame in result.delivered]
+    (name,) = spoilt[1]["pi01"]
+    spoilt[1]["pi01"][name] = spoilt[1]["pi01"][name] + np.float32(1)
+    good, bad = (compare_run(compiled / "a", given) for given in (result, replace(result, delivered=tuple(spoilt))))
+    assert good.passed and [check.passed for check in bad.checks] == [True, False]
+
+
+def test_bytes_missing_in_one_role_are_found(compiled: Path) -> None:
+    program = compile(networks.build("lenet", 0), "rpi4x4", plan=compiled / "plan.json").program
+    assert program is not None
+    sent = {t.index: t.value.nbytes for t in program.all_transfers}
+    assert transfers(program.all_transfers, sent, 1, 2).passed
+    for index in sent:
+        assert not transfers(program.all_transfers, {k: v for k, v in sent.items() if k != index}, 1, 2).passed
+
+
+def test_the_commands_take_such_a_plan(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(*words: str) -> Any:
+        assert main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    files = [str(compiled / "lenet.onnx"), "--platform", "rpi4x4", "--plan", str(compiled / "plan.json")]
+    made = printed("compile", *files, "-o", str(compiled / "b"))
+    weights = [record["weights"] for record in made["devices"]]
+    assert all(record["segments"] and record["sent"] for record in made["devices"]) and weights[0] == weights[1]
+    stream = printed("simulate", *files, "--frames", "12")
+    assert len(stream["stream"]["frames"]) == 12
+    assert len({(link["from"], link["to"]) for link in stream["links"]}) >= 4
+    ran = printed("run", str(compiled / "b"), "--frames", "5")
+    assert all(device["compute_s"] > 0 for device in ran["devices"])
+
+
+def test_an_artifact_is_reopened_as_the_compilation_that_it_was(tmp_path: Path) -> None:
+    made = compile(networks.build("lenet", 0), "rpi4x2", strategy="modnn", output=tmp_path / "a")
+    again, target, problem = reopen(tmp_path / "a")
+    assert again.plan == made.plan and again.platform == made.platform
+    for one, other in ((again.metrics, made.metrics), (again.single, made.single)):
+        assert one is not None and other is not None
+        assert (one.latency_s, one.energy_j, one.total_bytes) == (other.latency_s, other.energy_j, other.total_bytes)
+    assert again.decision == made.decision
+    assert (target.name, problem.objective) == ("sockets", "latency")
+    assert made.program is not None and again.program is not None
+    assert again.program.transfers == made.program.transfers
+
+
+def test_what_is_no_artifact_is_told(tmp_path: Path) -> None:
+    for use in (manifest, reopen, run, verify):
+        with pytest.raises(DicompilerError, match="no artifact of dicompiler: compile a model into it first"):
+            use(tmp_path)

@@ -1,0 +1,79 @@
+"""Logs of runs: what was measured reads back as it was, and a log of another artifact is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.handmade import halo
+from support.running import emit
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.artifact import manifest
+from dicompiler.driver.run_log import document, load
+from dicompiler.target.records import DeviceReport, RunResult, Timed
+
+REPORTS = tuple(
+    DeviceReport(name, 0.5 * place, 0.25, 0.125, {place: 100, 10 + place: 7}, (0.1, 0.2), 2**20 + place, timeline)
+    for place, (name, timeline) in enumerate(
+        (("a", (Timed("run", 0, 1, 0.0, 0.5), Timed("wait", -1, 1, 0.5, 0.75))), ("b", ()), ("c", ()))
+    )
+)
+RESULT = RunResult((), REPORTS, frames_s=(1.5, 2.5), total_s=3.0)
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    return emit(halo(), tmp_path / "artifact")
+
+
+def written(place: Path, **changes: Any) -> Path:
+    """The log of RESULT as a file, with changes."""
+    path = place.parent / "run.json"
+    path.write_text(json.dumps(document(place, RESULT) | changes), encoding="utf-8")
+    return path
+
+
+def test_a_log_reads_back_as_it_was_written(artifact: Path) -> None:
+    given = document(artifact, RESULT)
+    assert load(written(artifact), artifact, manifest(artifact)) == json.loads(json.dumps(given))
+
+
+def test_it_has_what_each_device_measured_and_whose_artifact_it_was(artifact: Path) -> None:
+    found = load(written(artifact), artifact, manifest(artifact))
+    assert (found["artifact"], found["target"]) == (manifest(artifact)["digest"], "sockets")
+    assert (found["frames_s"], found["total_s"]) == ([1.5, 2.5], 3.0)
+    for entry, report in zip(found["devices"], REPORTS, strict=True):
+        assert entry["device"] == report.device
+        assert {int(index): count for index, count in entry["sent"].items()} == report.sent
+        assert tuple(entry["segments"]) == report.segments
+        assert [Timed(**moment) for moment in entry["timeline"]] == list(report.timeline)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"artifact": "0" * 64}, r"it is of another artifact than .*: run this one again with --log"),
+        ({"devices": []}, "devices"),
+        ({"format": "dicompiler.run/9"}, "is not supported"),
+        ({"total_s": "long"}, "total_s: expected a number"),
+        ({"host": None}, "host: "),
+    ],
+)
+def test_a_log_that_does_not_belong_to_the_artifact_is_refused(
+    artifact: Path, changes: dict[str, Any], message: str
+) -> None:
+    path = written(artifact, **changes)
+    with pytest.raises(DicompilerError, match=message) as caught:
+        load(path, artifact, manifest(artifact))
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_log_of_other_devices_is_refused(artifact: Path) -> None:
+    given = json.loads(json.dumps(document(artifact, RESULT)))
+    given["devices"].reverse()
+    with pytest.raises(DicompilerError, match=r"devices: they are not those of .*: run it again with --log"):
+        load(written(artifact, devices=given["devices"]), artifact, manifest(artifact))

@@ -1,0 +1,78 @@
+"""Layers: who makes and who reads a tensor, in layer order, and what an operator's rule is given."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from support.layer_graphs import formed, stack
+
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.rule import whole
+
+DIAMOND = """<ir_version: 8, opset_import: ["": 17]>
+g (float[1, 4, 6, 6] x) => (float[1, 4, 6, 6] y, float[1, 8, 6, 6] z)
+{ a = MaxPool <kernel_shape = [1, 1]> (x)
+  b = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a)
+  c = MaxPool <kernel_shape = [1, 1]> (a)
+  y = Add (b, c)
+  z = Concat <axis = 1> (a, y) }"""
+
+
+@pytest.fixture(scope="module")
+def diamond() -> LayerGraph:
+    return formed(DIAMOND)
+
+
+def test_the_producer_of_a_tensor_is_the_layer_that_it_leaves(diamond: LayerGraph) -> None:
+    assert "x" not in diamond.producer
+    for layer in diamond.layers:
+        assert diamond.producer[layer.output] is layer is diamond.by_name[layer.name]
+
+
+def test_the_consumers_are_all_that_read_it_in_layer_order(diamond: LayerGraph) -> None:
+    for tensor in ("x", *diamond.producer):
+        readers = tuple(layer for layer in diamond.layers if tensor in layer.inputs)
+        assert diamond.consumers.get(tensor, ()) == readers
+    assert len(diamond.consumers["a"]) == 3
+
+
+def test_positions_are_those_of_layer_order_and_every_input_comes_from_before(diamond: LayerGraph) -> None:
+    assert [diamond.position[layer.name] for layer in diamond.layers] == list(range(len(diamond.layers)))
+    for layer in diamond.layers:
+        for tensor in set(layer.inputs) - set(diamond.inputs):
+            assert diamond.position[diamond.producer[tensor].name] < diamond.position[layer.name]
+
+
+def test_an_operator_without_a_rule_is_computed_whole(diamond: LayerGraph) -> None:
+    node = diamond.layers[0].nodes[0]
+    assert diamond.rule(node).piece is not whole
+    bare = LayerGraph(diamond.layers, diamond.tensors, diamond.inputs, diamond.outputs)
+    assert bare.rule(node).piece is whole
+    assert bare.rule(node).op == "MaxPool"
+    assert bare.cut_output(node) == "a"
+
+
+def test_an_operation_has_the_tensors_of_its_node_and_none_where_one_is_left_out() -> None:
+    layers = formed(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Clip (x, , m) }', m=()
+    )
+    (layer,) = layers.layers
+    operation = layers.operation(layer.nodes[0])
+    assert operation.inputs == (layers.tensors["x"], None, layers.tensors["m"])
+    assert operation.outputs == (layers.tensors["y"],)
+    assert operation.out_shape == operation.shape(0) == (4,)
+    assert [operation.has(index) for index in range(4)] == [True, False, True, False]
+
+
+def test_a_pickled_graph_has_all_of_it_and_what_was_asked_of_it_is_not_taken_along() -> None:
+    layers = stack((1, 3, 8, 8), [("conv", 4, 3, 1, 1, 1), ("pool", 2, 2, 0), ("flatten",), ("fc", 5)])
+    before = pickle.dumps(layers)
+    for layer in layers.layers:
+        layers.operation(layer.nodes[0])
+    assert layers.consumers and layers.producer and layers.by_name
+    assert pickle.dumps(layers) == before
+    again = pickle.loads(before)
+    assert [layer.name for layer in again.layers] == [layer.name for layer in layers.layers]
+    assert again.tensors == layers.tensors
+    assert again.rules.keys() == layers.rules.keys()

@@ -1,0 +1,41 @@
+"""Metrics: sums of a device's figures, and the number that an objective wants small."""
+
+from __future__ import annotations
+
+import pytest
+
+from dicompiler.base.errors import UsageError
+from dicompiler.base.objectives import OBJECTIVES
+from dicompiler.ir.metrics import DeviceMetrics, Metrics
+
+IDLE = DeviceMetrics("idle", 0, 0.0, 10, 5, 0, 8)
+BUSY = DeviceMetrics("busy", 100, 0.5, 200, 30, 8, 0, 0.1, {"idle": 0.25, "": 0.125}, 1000)
+BOTH = Metrics((IDLE, BUSY), latency_s=2.0, period_s=0.5, energy_j=3.0, memory=1230, total_bytes=8)
+
+
+def test_a_device_needs_its_weights_its_activations_and_what_is_added() -> None:
+    assert (BUSY.memory, BUSY.needed) == (230, 1230)
+    assert (IDLE.memory, IDLE.needed) == (15, 15)
+    assert (BUSY.wait_s, IDLE.wait_s) == (0.375, 0.0)
+
+
+def test_a_device_is_known_by_its_name_and_the_busiest_computes_longest() -> None:
+    assert BOTH.device("busy") is BUSY
+    assert BOTH.device("none") is None
+    assert BOTH.busiest is BUSY
+
+
+def test_what_is_added_replaces_what_was_and_changes_nothing_else() -> None:
+    changed = BOTH.adding({"idle": 7, "busy": 0})
+    assert [device.added for device in changed.devices] == [7, 0]
+    assert [device.memory for device in changed.devices] == [15, 230]
+    assert changed.latency_s == BOTH.latency_s
+    assert BUSY.added == 1000
+
+
+def test_each_objective_is_a_number_of_its_own_and_a_sum_their_weighted_sum() -> None:
+    assert [BOTH.value(name) for name in OBJECTIVES] == [2.0, 0.5, 3.0, 1230, 8]
+    assert BOTH.value("latency+0.5*energy") == 3.5
+    assert BOTH.value("10*throughput+2*communication") == 21.0
+    with pytest.raises(UsageError, match="unknown objective 'speed'"):
+        BOTH.value("speed")

@@ -1,0 +1,119 @@
+"""Regions: what is common to two, what holds several, and what numpy makes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dicompiler.ir.regions import (
+    Region,
+    bounding,
+    contains,
+    full,
+    intersect,
+    is_empty,
+    replace,
+    shape_of,
+    shares,
+    shift,
+    slices,
+    volume,
+)
+
+SIDE = 7
+INTERVALS = st.tuples(st.integers(0, SIDE), st.integers(0, SIDE)).map(lambda pair: (min(pair), max(pair)))
+
+
+def regions(count: int) -> st.SearchStrategy[tuple[Region, ...]]:
+    """So many regions of one rank, empty ones too."""
+    return st.integers(0, 3).flatmap(lambda rank: st.tuples(*[st.tuples(*[INTERVALS] * rank)] * count))
+
+
+def elements(region: Region) -> set[tuple[int, ...]]:
+    """The places that a region holds, as numpy sees them."""
+    marked = np.zeros((SIDE,) * len(region), bool)
+    marked[slices(region)] = True
+    return {tuple(map(int, place)) for place in np.argwhere(marked)}
+
+
+@given(regions(2))
+def test_the_common_part_holds_just_what_both_hold(pair: tuple[Region, Region]) -> None:
+    a, b = pair
+    common = intersect(a, b)
+    assert (set() if common is None else elements(common)) == elements(a) & elements(b)
+    assert common == intersect(b, a)
+    assert common is None or not is_empty(common)
+
+
+@given(regions(2))
+def test_what_is_contained_is_all_inside(pair: tuple[Region, Region]) -> None:
+    outer, inner = pair
+    assert contains(outer, inner) == (elements(inner) <= elements(outer))
+
+
+@given(regions(3))
+def test_the_bounding_region_is_the_smallest_that_contains_all(three: tuple[Region, ...]) -> None:
+    box = bounding((None, *three))
+    if box is None:
+        assert all(map(is_empty, three))
+        return
+    assert all(contains(box, region) for region in three)
+    for axis, (start, stop) in enumerate(box):
+        for less in ((start + 1, stop), (start, stop - 1)):
+            assert not all(contains(replace(box, axis, less), region) for region in three)
+
+
+@given(regions(3))
+def test_bounding_does_not_depend_on_order_or_grouping(three: tuple[Region, ...]) -> None:
+    a, b, c = three
+    assert bounding((a, b, c)) == bounding((c, a, b)) == bounding((bounding((a, b)), c))
+    assert bounding(()) is None
+
+
+@given(regions(2))
+def test_volume_and_shape_count_the_elements(pair: tuple[Region, Region]) -> None:
+    region, _ = pair
+    assert volume(region) == len(elements(region)) == np.prod(shape_of(region))
+    assert is_empty(region) == (volume(region) == 0)
+    assert elements(full(shape_of(region))) == {tuple(map(int, place)) for place in np.ndindex(shape_of(region))}
+
+
+@given(regions(2))
+def test_a_shifted_region_cuts_the_same_out_of_the_piece_as_out_of_the_whole(pair: tuple[Region, Region]) -> None:
+    origin, other = pair
+    region = intersect(origin, other)
+    if region is None:
+        return
+    whole = np.arange(SIDE ** len(origin)).reshape((SIDE,) * len(origin))
+    moved = shift(region, origin)
+    assert np.array_equal(whole[slices(origin)][slices(moved)], whole[slices(region)])
+    assert shape_of(moved) == shape_of(region)
+    assert shift(region, full(whole.shape)) == region
+
+
+def test_rank_0_has_one_element_and_is_no_none() -> None:
+    assert (volume(()), is_empty(()), full(()), shape_of(())) == (1, False, (), ())
+    assert intersect((), ()) == bounding([()]) == ()
+    assert contains((), ())
+
+
+@pytest.mark.parametrize("function", [contains, intersect, shift])
+def test_regions_of_two_ranks_have_nothing_to_do_with_each_other(function: object) -> None:
+    with pytest.raises(ValueError, match="zip"):
+        function(((0, 2),), ((0, 2), (0, 2)))  # type: ignore[operator]
+
+
+@given(st.integers(0, 200), st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
+def test_shares_tile_the_extent_and_are_off_by_less_than_one(extent: int, weights: list[float]) -> None:
+    cuts = shares(extent, weights)
+    assert [start for start, _ in cuts] == [0, *(stop for _, stop in cuts[:-1])]
+    assert cuts[-1][1] == extent
+    for (start, stop), weight in zip(cuts, weights, strict=True):
+        assert abs(stop - start - extent * weight / sum(weights)) < 1 + 1e-9
+
+
+def test_equal_shares_differ_by_one_at_most_the_earlier_ones_larger() -> None:
+    assert shares(10, (1, 1, 1)) == ((0, 4), (4, 7), (7, 10))
+    assert shares(2, (1, 1, 1)) == ((0, 1), (1, 2), (2, 2))

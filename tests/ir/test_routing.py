@@ -1,0 +1,45 @@
+"""Routings: the leaves of an assembly in order, and the bytes of all that travels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.layer_graphs import stack
+
+from dicompiler.ir.regions import volume
+from dicompiler.ir.routing import Box, Join, Routing, Take, leaves
+from dicompiler.ir.tasks import Key
+
+LAYERS = stack((1, 3, 8, 8), [("conv", 4, 3, 1, 1, 1)])
+
+
+def box(start: int, stop: int) -> Box:
+    """So many rows of the network's input."""
+    return Box(Key("input"), ((0, 1), (0, 3), (start, stop), (0, 8)), "b", 0)
+
+
+def take(start: int, stop: int) -> Take:
+    held = box(start, stop)
+    assert held.region is not None
+    return Take(held, held.region)
+
+
+def test_the_leaves_of_an_assembly_stand_in_the_order_in_which_they_are_joined() -> None:
+    first, second, third = take(0, 2), take(2, 3), take(3, 8)
+    tree = Join(2, (first, Join(3, (second,)), Join(2, (third, first))))
+    assert leaves(tree) == (first, second, third, first)
+    assert leaves(second) == (second,)
+
+
+def test_all_bytes_are_those_of_the_boxes_that_travel() -> None:
+    boxes = (box(0, 2), box(2, 3))
+    routing = Routing(LAYERS, (), {}, (), boxes, (), {})
+    assert [routing.nbytes(entry) for entry in boxes] == [4 * volume(entry.region or ()) for entry in boxes]
+    assert routing.total_bytes == 4 * 3 * 3 * 8
+    assert Routing(LAYERS, (), {}, (), (), (), {}).total_bytes == 0
+
+
+def test_the_first_role_is_the_routing_without_the_others() -> None:
+    other = Routing(LAYERS, (), {}, (), (box(0, 2),), (), {})
+    whole = Routing(LAYERS, (), {}, (), (), (), {}, (other,))
+    assert whole.roles == (replace(whole, others=()), other)

@@ -1,0 +1,112 @@
+"""The structure of a model: its digest, and who reads which tensor."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from support.onnx_models import rich_model, small
+
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.structure import bodies, captures, node_reads, reads, rename_captures
+
+
+def test_the_digest_is_of_the_structure_only() -> None:
+    def digest(text: str = "Add", **weights: np.ndarray) -> str:
+        model = small(**weights)
+        model.graph.node[1].op_type = text
+        return Model.load(model).digest()
+
+    first = digest()
+    assert len(first) == 64
+    assert first == digest()
+    assert first == digest(w=np.zeros((64, 8), np.float32))
+    assert first != digest("Mul")
+    assert first != digest(w=np.zeros((64, 9), np.float32))
+    assert first != digest(w=np.zeros((64, 8), np.float64))
+
+
+def test_the_digest_counts_attributes_shapes_and_names_and_not_documentation() -> None:
+    reference = Model.load(rich_model()).digest()
+
+    def changed(change: Any) -> str:
+        model = rich_model()
+        change(model)
+        return Model.load(model).digest()
+
+    assert reference != changed(lambda m: setattr(m.graph.node[2].attribute[1], "s", b"cubic"))
+    assert reference != changed(lambda m: setattr(m.graph.node[0], "name", "other"))
+    assert reference != changed(lambda m: setattr(m.opset_import[0], "version", 20))
+    assert reference != changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 3))
+    assert reference != changed(lambda m: setattr(m.functions[0].node[0], "op_type", "Mul"))
+    assert reference == changed(lambda m: setattr(m, "doc_string", "other"))
+    assert reference == changed(lambda m: setattr(m.graph.initializer[0], "doc_string", "other"))
+    assert reference == changed(lambda m: m.graph.node[2].attribute.sort(key=lambda a: a.name))
+
+
+def test_digest_and_bytes_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(rich_model().SerializeToString())
+    code = (
+        "import sys, hashlib; from dicompiler.ir.onnx.model import Model; m = Model.load(sys.argv[1]);"
+        "print(m.digest(), hashlib.sha256(m.with_graph(m.graph()).to_bytes()).hexdigest())"
+    )
+    results = {
+        subprocess.run(
+            [sys.executable, "-c", code, tmp_path / "m.onnx"],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(results) == 1
+
+
+NESTED = """<ir_version: 8, opset_import: ["": 17]>
+g (bool c, float[2] x) => (float[2] y)
+{ a = Relu (x)
+  y = If (c) <
+    then_branch = t () => (float[2] p) {
+      q = Neg (a)
+      p = If (c) <then_branch = i () => (float[2] u) { u = Add (q, x) },
+                  else_branch = j () => (float[2] v) { v = Neg (q) }> },
+    else_branch = e () => (float[2] a) { a = Abs (x) }> }"""
+
+
+def nested() -> onnx.ModelProto:
+    """An If within an If; one body reads the tensor a from outside, another makes one of that name."""
+    return onnx.parser.parse_model(NESTED)
+
+
+def test_bodies_are_those_of_a_node_and_not_those_within_them() -> None:
+    relu, choice = nested().graph.node
+    assert list(bodies(relu)) == []
+    assert [body.name for body in bodies(choice)] == ["t", "e"]
+
+
+def test_captures_are_what_bodies_read_and_nothing_inside_makes() -> None:
+    relu, choice = nested().graph.node
+    assert captures(relu) == set()
+    assert captures(choice) == {"a", "c", "x"}
+
+
+def test_reads_name_inputs_and_all_that_bodies_name() -> None:
+    model = nested()
+    assert list(node_reads(model.graph.node[0])) == ["x"]
+    assert set(reads(model.graph)) == {"c", "x", "a", "q", "u", "v", "p"}
+
+
+def test_a_renamed_capture_is_renamed_wherever_it_is_captured_and_nowhere_else() -> None:
+    choice = nested().graph.node[1]
+    rename_captures(choice, {"a": "b", "x": "z", "q": "no"})
+    then, other = bodies(choice)
+    assert list(then.node[0].input) == ["b"]
+    assert [list(body.node[0].input) for body in bodies(then.node[1])] == [["q", "z"], ["q"]]
+    assert list(other.node[0].input) == ["z"]
+    assert [value.name for value in other.output] == list(other.node[0].output) == ["a"]
+    assert captures(choice) == {"b", "c", "z"}

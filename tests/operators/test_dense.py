@@ -1,0 +1,49 @@
+"""Regions of matrix products: each is what the whole has there, in every opset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.operator_cases import (
+    OPSETS,
+    Case,
+    broadcastable,
+    check_cut,
+    drawn_computed,
+    integers,
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_gemm(data: st.DataObject) -> None:
+    draw = data.draw
+    rows, k, columns = (draw(st.integers(1, 6)) for _ in range(3))
+    turn_a, turn_b = draw(st.booleans()), draw(st.booleans())
+    opset = draw(st.sampled_from(OPSETS))
+    a = integers(draw, *((k, rows) if turn_a else (rows, k)))
+    b = integers(draw, *((columns, k) if turn_b else (k, columns)))
+    values = [a, b]
+    if opset < 11 or draw(st.booleans()):  # before opset 11 it has to be there
+        values.append(integers(draw, *broadcastable(draw, (rows, columns))))
+    attributes: dict[str, Any] = {"transA": int(turn_a), "transB": int(turn_b)}
+    if draw(st.booleans()):
+        attributes |= {"alpha": 2.0, "beta": -3.0}
+    check_cut(Case("Gemm", tuple(values), attributes, opset, drawn_computed(draw, len(values))), draw)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_matrix_product(data: st.DataObject) -> None:
+    draw = data.draw
+    k = draw(st.integers(1, 6))
+    batch = draw(st.lists(st.integers(1, 3), max_size=2))
+    a = integers(draw, *broadcastable(draw, batch), draw(st.integers(1, 5)), k)
+    b = integers(draw, *broadcastable(draw, batch), k, draw(st.integers(1, 5)))
+    if draw(st.integers(0, 4)) == 0:
+        a = a.reshape(-1, k)[0]
+    elif draw(st.integers(0, 4)) == 0:
+        b = b.reshape(-1, k, b.shape[-1])[0, :, 0]
+    check_cut(Case("MatMul", (a, b), {}, draw(st.sampled_from(OPSETS)), drawn_computed(draw, 2)), draw)

@@ -1,0 +1,158 @@
+"""Regions of element-wise operators: each is what the whole has there, in every opset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.operator_cases import (
+    OPSETS,
+    Array,
+    Case,
+    Draw,
+    broadcastable,
+    check_cut,
+    drawn_computed,
+    integers,
+)
+from support.operator_draws import scales
+
+from dicompiler.operators.elementwise import BROADCASTING, UNARY
+
+ELEMENTWISE_OPSETS = (9, 11, 13, 17, 21, 24)
+
+
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "BitShift": {"direction": "LEFT"},
+    "Cast": {"to": onnx.TensorProto.INT32},
+    "Mod": {"fmod": 1},
+}
+
+
+#: What gives the same bits wherever an element stands in its tensor; other functions are computed several at a time.
+BIT_EQUAL = (
+    "Abs BitwiseNot Cast Ceil Clip Dropout Floor Identity IsInf IsNaN LeakyRelu Neg Not Reciprocal Relu Round Shrink "
+    "Sign Sqrt ThresholdedRelu"
+).split()
+
+
+TYPES: dict[str, Any] = {
+    **dict.fromkeys(("And", "Not", "Or", "Xor"), np.bool_),
+    **dict.fromkeys(("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"), np.int32),
+    "BitShift": np.uint8,
+    "Equal": np.int32,  # in opset 9 onnxruntime has it for integers alone
+}
+
+
+MOST_INPUTS = {"Max": 4, "Mean": 4, "Min": 4, "Sum": 4, "Where": 3}
+
+
+def random_values(draw: Draw, op: str, shape: Sequence[int]) -> Array:
+    """Numbers that differ, where most functions are defined; truth values or small integers where it takes those."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    dtype = TYPES.get(op, np.float32)
+    if dtype != np.float32:
+        return random.integers(0, 2 if dtype == np.bool_ else 7, shape).astype(dtype)
+    return np.asarray(random.uniform(0.1, 0.9, shape) + (op == "Acosh"), np.float32)
+
+
+def elementwise_case(draw: Draw, op: str, opset: int) -> Case:
+    """Operands of any shapes that broadcast to one; some of them constants."""
+    shape = draw(st.lists(st.integers(1, 5), min_size=0, max_size=4))
+    count = MOST_INPUTS.get(op, 1 if op in UNARY else 2)
+    if op in ("Max", "Mean", "Min", "Sum"):
+        count = draw(st.integers(1, count))
+    full_size = draw(st.integers(0, count - 1)) if op != "PRelu" else 0
+    shapes = [shape if i == full_size else broadcastable(draw, shape) for i in range(count)]
+    values = [random_values(draw, op, own) for own in shapes]
+    if op == "Where":
+        values[0] = values[0] > 0.5
+    attributes = dict(ATTRIBUTES.get(op, {}))
+    if op == "Clip":
+        bounds = [np.float32(0.3), np.float32(0.6)]
+        if opset < 11:
+            attributes = {"min": 0.3, "max": 0.6}
+        else:
+            values += [np.asarray(bound) for bound in bounds]
+    computed = drawn_computed(draw, count)
+    return Case(op, tuple(values), attributes, opset, computed, close=op in UNARY and op not in BIT_EQUAL)
+
+
+def exists(op: str, opset: int) -> bool:
+    """Whether the standard has the operator in this opset."""
+    return bool(onnx.defs.has(op)) and any(
+        schema.name == op and schema.since_version <= opset
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.domain == ""
+    )
+
+
+@pytest.mark.parametrize("opset", ELEMENTWISE_OPSETS)
+@pytest.mark.parametrize("op", [*UNARY, *BROADCASTING])
+def test_a_region_of_an_elementwise_operator_in_every_opset_that_has_it(op: str, opset: int) -> None:
+    ran = 0
+
+    @settings(max_examples=5, deadline=None, derandomize=True)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        nonlocal ran
+        case = elementwise_case(data.draw, op, opset)
+        check_cut(case, data.draw)
+        ran += 1
+
+    if exists(op, opset):
+        check()
+        assert ran
+
+
+def test_every_elementwise_operator_exists() -> None:
+    assert len({*UNARY, *BROADCASTING}) == len(UNARY) + len(BROADCASTING)
+    assert all(exists(op, ELEMENTWISE_OPSETS[-1]) for op in (*UNARY, *BROADCASTING))
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_batch_normalization(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = (draw(st.integers(1, 3)), draw(st.integers(1, 5)), *draw(st.lists(st.integers(1, 4), max_size=3)))
+    vectors = [integers(draw, shape[1]) for _ in range(3)]
+    ones = np.ones(shape[1], np.float32)
+    computed = (0,) if draw(st.integers(0, 3)) else (0, 1, 3)
+    values = (integers(draw, *shape), *vectors, ones)
+    check_cut(Case("BatchNormalization", values, {"epsilon": 0.0}, draw(st.sampled_from(OPSETS)), computed), draw)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_cast_to_the_type_of_another_tensor(data: st.DataObject) -> None:
+    draw = data.draw
+    x = scales(draw, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))) * 100
+    like = np.zeros(draw(st.sampled_from(((), (3,), (2, 7)))), draw(st.sampled_from((np.int32, np.float64, np.uint8))))
+    computed = draw(st.sampled_from(((0,), (0, 1))))
+    check_cut(Case("CastLike", (x, like), {}, draw(st.sampled_from((15, 19, 21))), computed), draw)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_the_same_bits_as_another_type(data: st.DataObject) -> None:
+    x = scales(data.draw, *data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
+    check_cut(Case("BitCast", (x,), {"to": onnx.TensorProto.INT32}, 26), data.draw)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_dropout(data: st.DataObject) -> None:
+    """Its rate is an attribute before opset 12; in training mode, an input since, it draws for the whole tensor."""
+    draw = data.draw
+    x = scales(draw, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
+    opset = draw(st.sampled_from((9, 11, 12, 13, 22)))
+    if opset < 12:
+        check_cut(Case("Dropout", (x,), {"ratio": 0.5}, opset), draw)
+        return
+    mode = [np.array(draw(st.booleans()))] if draw(st.booleans()) else []
+    check_cut(Case("Dropout", (x, np.array(0.5, np.float32), *mode), {"seed": 3}, opset), draw)

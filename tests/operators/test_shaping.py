@@ -1,0 +1,97 @@
+"""Regions of what only changes the shape: each is what the whole has there, in every opset."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.operator_cases import (
+    OPSETS,
+    Case,
+    Draw,
+    check_cut,
+    drawn_computed,
+    integers,
+)
+
+
+def reshaped(draw: Draw, shape: Sequence[int]) -> list[int]:
+    """Another shape of as many elements: factors regrouped, ones put in."""
+    left, found = math.prod(shape), []
+    while left > 1:
+        found.append(draw(st.sampled_from([d for d in range(2, left + 1) if left % d == 0])))
+        left //= found[-1]
+    for _ in range(draw(st.integers(0, 2))):
+        found.insert(draw(st.integers(0, len(found))), 1)
+    return found or [1]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_reshape(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = draw(st.lists(st.sampled_from((1, 2, 3, 4, 6)), min_size=1, max_size=4))
+    target = reshaped(draw, shape)
+    if draw(st.booleans()):
+        target[draw(st.integers(0, len(target) - 1))] = -1
+    opset = draw(st.sampled_from(OPSETS))
+    attributes = {"allowzero": draw(st.sampled_from((0, 1)))} if opset >= 14 and draw(st.booleans()) else {}
+    check_cut(Case("Reshape", (integers(draw, *shape), np.array(target, np.int64)), attributes, opset), draw)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_flatten(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    opset = draw(st.sampled_from(OPSETS))
+    attributes = (
+        {"axis": draw(st.integers(-len(shape) if opset >= 11 else 0, len(shape)))} if draw(st.booleans()) else {}
+    )
+    check_cut(Case("Flatten", (integers(draw, *shape),), attributes, opset), draw)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(data=st.data(), op=st.sampled_from(("Squeeze", "Unsqueeze")))
+def test_a_region_of_a_squeeze(op: str, data: st.DataObject) -> None:
+    """The axes are an attribute before opset 13 and an input since."""
+    draw = data.draw
+    shape = draw(st.lists(st.integers(2, 4), min_size=1, max_size=3))
+    axes = sorted(draw(st.sets(st.integers(0, len(shape)), min_size=1, max_size=2)))
+    longer = list(shape)
+    for axis in axes:
+        longer.insert(axis, 1)
+    x = integers(draw, *(shape if op == "Unsqueeze" else longer))
+    opset = draw(st.sampled_from(OPSETS))
+    if op == "Squeeze" and draw(st.booleans()):
+        case = Case(op, (x,), {}, opset)
+    elif opset < 13:
+        case = Case(op, (x,), {"axes": axes}, opset)
+    else:
+        case = Case(op, (x, np.array(axes, np.int64)), {}, opset)
+    check_cut(case, draw)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_transpose(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    attributes = {"perm": draw(st.permutations(range(len(shape))))} if draw(st.booleans()) else {}
+    check_cut(Case("Transpose", (integers(draw, *shape),), attributes, draw(st.sampled_from(OPSETS))), draw)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_concat(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    axis, count = draw(st.integers(0, len(shape) - 1)), draw(st.integers(1, 4))
+    shapes = [[*shape[:axis], draw(st.integers(1, 4)), *shape[axis + 1 :]] for _ in range(count)]
+    attributes = {"axis": axis - len(shape) if draw(st.booleans()) else axis}
+    opset = draw(st.sampled_from(OPSETS))
+    values = tuple(integers(draw, *own) for own in shapes)
+    check_cut(Case("Concat", values, attributes, opset if opset >= 11 else 11, drawn_computed(draw, count)), draw)

@@ -1,0 +1,144 @@
+"""Tiling: cuts that tile an axis, tiles that hold what their readers need, sets of layers with one exit."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.layer_graphs import formed, stack
+from support.random_layers import cut_layers, random_layers, random_region
+from support.splits import exits
+
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.prepare import prepare
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Share
+from dicompiler.ir.regions import bounding, contains, full, replace, volume
+from dicompiler.partition.bounds_inference import align, cuttable, output_shape, share_task
+from dicompiler.partition.tiling import (
+    axes,
+    axis_of,
+    cut_axis,
+    exit_of,
+    fused,
+    grid,
+    largest_set,
+    tile,
+    whole_plan,
+)  # fmt: skip
+
+SEEDS = st.integers(0, 30)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> LayerGraph:
+    """A residual, a pool and two branches that meet again."""
+    layers = prepare(Model.load(networks.build("tiny", 1))).layers
+    assert layers is not None
+    return layers
+
+
+def test_the_largest_set_of_an_exit_is_all_that_only_it_reads(tiny: LayerGraph) -> None:
+    largest = {name: {layer.name for layer in chosen} for name, chosen in exits(tiny, "fused-height").items()}
+    assert largest["concat"] == {"stem", "res1", "res2", "pool", "left", "right", "concat"}
+    assert largest["res2"] == {"stem", "res1", "res2"}  # with the addition, which reads both ends of the residual
+    assert "res1" not in largest  # the stem is read by the addition too
+
+
+def test_a_set_with_a_hole_has_two_exits(tiny: LayerGraph) -> None:
+    with pytest.raises(DicompilerError, match="one exit: of this one stem, res2 leave"):
+        exit_of(tiny, [tiny.by_name["stem"], tiny.by_name["res2"]])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(SEEDS, st.lists(st.floats(0.1, 10), min_size=1, max_size=5))
+def test_shares_of_an_axis_tile_it_exactly_and_start_where_what_is_made_starts(seed: int, weights: list[float]) -> None:
+    layers = random_layers(seed)
+    for layer in cut_layers(layers):
+        whole = full(output_shape(layers, layer))
+        for axis in cuttable(layers, layer):
+            cuts = cut_axis(layers, layer, axis, weights)
+            assert len(cuts) == len(weights)
+            assert [start for start, _ in cuts] == [0, *(stop for _, stop in cuts[:-1])]
+            assert cuts[-1][1] == whole[axis][1]
+            for start, stop in cuts:
+                if start < stop:
+                    assert align(layers, layer, replace(whole, axis, (start, start + 1)))[axis][0] == start
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(SEEDS, st.integers(1, 5))
+def test_tiles_go_to_the_devices_in_order_and_together_are_the_output(seed: int, count: int) -> None:
+    layers = random_layers(seed)
+    names = [f"d{index}" for index in range(count)]
+    for layer in cut_layers(layers):
+        for label in ("height", "width", "channel"):
+            if axes(layers)[layer.output].get(label) not in cuttable(layers, layer):
+                with pytest.raises(DicompilerError, match=f"cannot be cut by {label}: "):
+                    axis_of(layers, layer, label)  # type: ignore[arg-type]
+                continue
+            parts = tile(layers, layer, label, [1.0] * count, names)  # type: ignore[arg-type]
+            assert [part.device for part in parts] == [name for name in names if name in {p.device for p in parts}]
+            regions = [part.region for part in parts if part.region]
+            whole = full(output_shape(layers, layer))
+            assert bounding(regions) == whole
+            assert sum(map(volume, regions)) == volume(whole)
+
+
+def test_the_axes_are_followed_through_a_channel_shuffle() -> None:
+    layers = formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 6, 8, 4] x) => (float[1, 6, 8, 4] y)
+        <int64[5] five = {1, 2, 3, 8, 4}, int64[4] four = {1, 6, 8, 4}>
+        { a = Reshape (x, five)  b = Transpose <perm = [0, 2, 1, 3, 4]> (a)  y = Reshape (b, four) }"""
+    )
+    assert [dict(axes(layers)[name])["height"] for name in "xaby"] == [2, 3, 3, 2]
+    assert [dict(axes(layers)[name])["width"] for name in "xaby"] == [3, 4, 4, 3]
+
+
+def test_a_grid_tiles_the_output_row_by_row() -> None:
+    layers = stack((1, 3, 9, 8), [("conv", 4, 3, 1, 1, 1)])
+    (layer,) = layers.layers
+    assert [region[2:] for region in grid(layers, layer, 2, 2)] == [
+        ((0, 5), (0, 4)),
+        ((0, 5), (4, 8)),
+        ((5, 9), (0, 4)),
+        ((5, 9), (4, 8)),
+    ]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(SEEDS, st.randoms(use_true_random=False))
+def test_a_fused_tile_holds_all_that_its_own_layers_need_in_between(seed: int, rng: Random) -> None:
+    layers = random_layers(seed)
+    allowed = {layer.name for layer in cut_layers(layers)}
+    for last in cut_layers(layers):
+        chosen = largest_set(layers, last, lambda layer: layer.name in allowed)
+        assert exit_of(layers, chosen) is last
+        wanted = [random_region(rng, layers, last) for _ in range(2)]
+        for region, held in zip(wanted, fused(layers, chosen, wanted), strict=True):
+            assert contains(held[last.name], region)
+            for layer in chosen:
+                for key, need in share_task(layers, layer, Share(held[layer.name])).needs.items():
+                    maker = layers.producer.get(key.tensor)
+                    if maker is not None and maker.name in held:
+                        assert contains(held[maker.name], need)
+
+
+def test_a_layer_that_stays_whole_cannot_be_in_a_fused_tile() -> None:
+    layers = formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[2, 4] x) => (float[2, 4] y) <int64[2] n = {4, 4}>
+        { y = ReverseSequence <batch_axis = 0, time_axis = 1> (x, n) }"""
+    )
+    with pytest.raises(DicompilerError, match=r"'reversesequence0' cannot be in a fused tile: .* has no rule"):
+        fused(layers, layers.layers, [((0, 1), (0, 4))])
+
+
+def test_a_whole_plan_names_one_device_for_everything() -> None:
+    layers = stack((1, 3, 8, 8), [("conv", 4, 3, 1, 1, 1), ("flatten",), ("fc", 5)])
+    plan = whole_plan(layers, "pi")
+    assert list(plan.layers) == [layer.name for layer in layers.layers]
+    assert plan.devices == plan.source == plan.sink == ("pi",)

@@ -1,0 +1,65 @@
+"""What the core provides comes in by the hooks, as a plugin's would."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from pathlib import Path
+
+import pluggy
+import pytest
+from support.distributions import distribution, listed
+
+from dicompiler.plugin import builtins, hookspecs
+from dicompiler.plugin.registry import BUILTINS, registry
+
+
+@pytest.fixture
+def hooks() -> pluggy.HookRelay:
+    """The hooks with nothing but the core's own plugin behind them."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    manager.register(builtins)
+    manager.check_pending()
+    return manager.hook
+
+
+def test_the_core_provides_rules_cost_models_and_platforms_and_nothing_else(hooks: pluggy.HookRelay) -> None:
+    given = {name for name, hook in vars(hooks).items() if not name.startswith("_") and hook.get_hookimpls()}
+    assert given == {"dicompiler_operators", "dicompiler_cost_models", "dicompiler_platforms"}
+
+
+def test_the_registry_hands_out_just_what_the_hooks_give(hooks: pluggy.HookRelay) -> None:
+    (rules,), (costs,), (platforms,) = (
+        hooks.dicompiler_operators(), hooks.dicompiler_cost_models(), hooks.dicompiler_platforms()
+    )  # fmt: skip
+    known = registry()
+    assert {model.name for model in costs} <= set(known.cost_models)
+    assert {family.name for family in platforms} <= set(known.platforms)
+    names = [(rule.domain, rule.op) for rule in rules]
+    assert len(names) == len(set(names)) > 100
+
+
+def test_it_says_which_version_of_the_hooks_it_was_written_for() -> None:
+    assert builtins.dicompiler_api == hookspecs.API_VERSION
+
+
+class TestBuiltins:
+    """What comes with dicompiler is loaded exactly once, installed or not."""
+
+    def test_the_tuple_for_checkouts_is_what_pyproject_states(self) -> None:
+        document = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+        assert dict(BUILTINS) == document["project"]["entry-points"]["dicompiler"]
+
+    def test_installed_and_on_the_path_is_once(self, site: Path) -> None:
+        for version in ("7.1", "7.0"):
+            distribution(site / version, "dicompiler", version, dict(BUILTINS))
+        path = os.pathsep.join([str(site / "7.1"), str(site / "7.0"), *sys.path])
+        plugins = listed(site, "plugins", PYTHONPATH=path)
+        assert {name: record["module"] for name, record in plugins.items()} == dict(BUILTINS)
+        assert {record["version"] for record in plugins.values()} == {"7.1"}
+
+    def test_an_older_installed_distribution_does_not_hide_a_new_built_in(self, site: Path) -> None:
+        distribution(site, "dicompiler", "0.0.1", dict(BUILTINS[:2]))
+        assert listed(site, "plugins").keys() == dict(BUILTINS).keys()

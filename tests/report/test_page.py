@@ -1,0 +1,233 @@
+"""The page: every layer, part and byte of the artifact, escaped, the same bytes each time; errors in one line."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from support.refusing import Refused
+from support.reports import made
+
+import dicompiler
+from dicompiler.cli import main
+from dicompiler.networks import build
+from dicompiler.report.facts import gather
+from dicompiler.report.page import report
+from dicompiler.report.timeline import measured, predicted
+
+ODD = "a<b>&\"c'</script>"
+
+
+def odd_names() -> onnx.ModelProto:
+    """A convolution and its sum with the input, with names that are markup."""
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[1, 4, 12, 12] x) => (float[1, 4, 12, 12] y) {
+          h = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
+          s = Softmax (h)
+          y = Add (s, x)
+        }""")
+    weights = np.random.default_rng(3).standard_normal((4, 4, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    proto.graph.name = ODD
+    proto.graph.node[0].name, proto.graph.node[1].name = ODD, "line\nbreak\x07"
+    return proto
+
+
+@pytest.fixture(scope="module")
+def lenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("lenet"), "lenet")
+
+
+@pytest.fixture(scope="module")
+def log(lenet: Path) -> Path:
+    """Of two frames, one after another."""
+    path = lenet.with_name("run.json")
+    assert main(["run", str(lenet), "--frames", "2", "--in-flight", "1", "--log", str(path)]) == 0
+    return path
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    return Refused(tmp_path, capsys)
+
+
+def details(page: str) -> list[str]:
+    """What is shown on demand."""
+    return [html.unescape(text) for text in re.findall(r'data-d="([^"]*)"', page)]
+
+
+class TestPage:
+    def test_every_layer_and_part_of_the_plan_is_drawn(self, lenet: Path) -> None:
+        facts = gather(lenet)
+        page = report(facts)
+        layers = [layer.name for layer in facts.routing.layers.layers]
+        drawn = re.findall(r'class="node layer"', page)
+        assert len(drawn) == len(layers) == 8
+        shown = [text for text in details(page) if "output " in text and "part" in text]
+        assert [text.partition("\n")[0] for text in shown] == layers
+        for text, name in zip(shown, layers, strict=True):
+            assert [line.partition(":")[0] for line in text.splitlines()[3:]] == [t.device for t in facts.tasks[name]]
+
+    def test_the_bytes_it_shows_are_those_that_are_sent(self, lenet: Path) -> None:
+        facts = gather(lenet)
+        assert sum(facts.received.values()) == facts.metrics.total_bytes > 0
+        cells = re.findall(r'title="(\w+) to (\w+): (\d+) bytes a frame"', report(facts))
+        assert sum(int(count) for _, _, count in cells) == facts.metrics.total_bytes
+        assert {(a, b) for a, b, _ in cells} == {(t.sender, t.receiver) for t in facts.program.transfers}
+
+    def test_the_predicted_timeline_is_the_simulation(self, lenet: Path) -> None:
+        facts = gather(lenet)
+        bars = predicted(facts)
+        assert len(bars) == len(facts.simulation.spans)
+        for device in facts.devices:
+            computes = sum(bar.end - bar.start for bar in bars if (bar.device, bar.kind) == (device, "run"))
+            assert computes == pytest.approx(facts.device(device).compute_s)
+        assert max(bar.end for bar in bars) <= facts.metrics.latency_s * (1 + 1e-9)
+
+    def test_a_log_adds_every_segment_of_the_last_frame(self, lenet: Path, log: Path) -> None:
+        facts = gather(lenet, log=log)
+        bars = measured(facts)
+        for device in facts.program.devices:
+            own = [bar for bar in bars if bar.device == device.device and bar.own]
+            assert sum(bar.kind == "run" for bar in own) == len(device.segments)
+            assert sum(bar.kind == "send" for bar in own) == sum(s.kind == "send" for s in device.steps)
+            assert all(0 <= bar.start <= bar.end for bar in own)
+        assert "measured, the last frame" in report(facts) and "measured, the last frame" not in report(gather(lenet))
+
+    def test_running_with_a_log_changes_no_byte_of_the_artifact(self, tmp_path: Path) -> None:
+        artifact = made(tmp_path, "tiny")
+        before = {path: path.read_bytes() for path in artifact.rglob("*") if path.is_file()}
+        assert main(["run", str(artifact), "--log", str(tmp_path / "run.json")]) == 0
+        assert {path: path.read_bytes() for path in artifact.rglob("*") if path.is_file()} == before
+
+    def test_names_are_escaped(self, tmp_path: Path) -> None:
+        artifact = made(tmp_path, odd_names())
+        page = report(gather(artifact))
+        assert "<b>&" not in page and page.count("</script>") == 1
+        assert any(text.startswith(ODD) for text in details(page))
+        assert "\x07" not in page
+
+    def test_nothing_is_asked_of_a_network(self, lenet: Path, log: Path) -> None:
+        page = report(gather(lenet, log=log))
+        assert not re.findall(r"(?:https?:|//\w|url\(|@import|\bsrc=)", page)
+        assert "default-src 'none'" in html.unescape(page)
+
+    def test_the_same_artifact_gives_the_same_bytes(self, lenet: Path, log: Path, tmp_path: Path) -> None:
+        pages = []
+        for seed in ("1", "2"):
+            place = tmp_path / seed
+            place.mkdir()
+            subprocess.run(
+                [sys.executable, "-m", "dicompiler.cli", "report", str(lenet), "--log", str(log), "-o", "r.html"],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": seed},
+                cwd=place,
+                check=True,
+                timeout=120,
+            )
+            pages.append((place / "r.html").read_bytes())
+        assert pages[0] == pages[1]
+
+    def test_the_plan_is_named_with_who_decided(self, lenet: Path, tmp_path: Path) -> None:
+        assert "of strategy modnn, for latency" in report(gather(lenet))
+        dicompiler.compile(build("lenet"), platform="rpi4x3", plan=lenet / "plan.json", output=tmp_path / "given")
+        assert "given as a file, for latency" in report(gather(tmp_path / "given"))
+        (tmp_path / "given" / "reference" / "made.json").unlink()  # as earlier versions wrote it
+        assert "who decided is not recorded" in report(gather(tmp_path / "given"))
+
+    def test_more_devices_than_colours(self, tmp_path: Path) -> None:
+        page = report(gather(made(tmp_path, "lenet", platform="rpi4x12")))
+        assert 'class="chip d3 again">12<' in page
+
+    def test_replicas(self, tmp_path: Path) -> None:
+        artifact = made(tmp_path, "lenet", platform="rpi4x4", strategy="replicate", objective="throughput")
+        page = report(gather(artifact))
+        assert "replicas" in page and "time between frames is below" in page
+
+    @pytest.mark.parametrize("target", ["mpi", "tflm"])
+    def test_other_targets(self, tmp_path: Path, target: str) -> None:
+        artifact = made(tmp_path, "lenet", target=target)
+        facts = gather(artifact)
+        assert f"target {target}" in report(facts) and facts.courses.keys() == set(facts.devices)
+
+    def test_a_target_that_measures_sums_only(self, tmp_path: Path) -> None:
+        artifact = made(tmp_path, "lenet", target="tflm")
+        assert main(["run", str(artifact), "--log", str(tmp_path / "run.json")]) == 0
+        assert "measures sums only" in report(gather(artifact, log=tmp_path / "run.json"))
+
+
+class TestOther:
+    def test_strategies_and_front(self, lenet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        model = tmp_path / "lenet.onnx"
+        onnx.save(build("lenet"), model)
+        network = [str(model), "--platform", "rpi4x3"]
+        assert main(["compare", *network, "--strategies", "single,modnn", "--json"]) == 0
+        (tmp_path / "c.json").write_text(capsys.readouterr().out)
+        search = ["--generations", "4", "--population", "12"]
+        assert main(["explore", *network, *search, "-o", str(tmp_path / "front")]) == 0
+        page = tmp_path / "r.html"
+        more = ["--compare", str(tmp_path / "c.json"), "--front", str(tmp_path / "front")]
+        assert main(["report", str(lenet), *more, "-o", str(page)]) == 0
+        text = page.read_text()
+        assert "single ★ best" in text and "this plan" in text
+        points = json.loads((tmp_path / "front" / "front.json").read_text())["points"]
+        assert text.count('class="point"') == 2 * len(points)
+
+        assert main(["report", str(lenet), "--strategies", "single,modnn", "-o", str(page)]) == 0
+        assert "single ★ best" in page.read_text()
+        assert main(["report", str(tmp_path / "front"), "-o", str(page)]) == 0
+        assert page.read_text().count('class="point"') == 2 * len(points)
+
+
+class TestBadInput:
+    """One line with the remedy, and no page."""
+
+    def test_no_artifact(self, tmp_path: Path, refused: Refused) -> None:
+        (tmp_path / "empty").mkdir()
+        for directory in (tmp_path / "empty", tmp_path / "nowhere"):
+            assert "compile a model into it first" in refused(1, "report", directory, "-o", tmp_path / "r.html")
+
+    @pytest.mark.parametrize("file", ["artifact.json", "plan.json", "platform.toml", "reference/model.onnx",
+                                      "reference/made.json"])  # fmt: skip
+    def test_a_damaged_artifact(self, lenet: Path, tmp_path: Path, refused: Refused, file: str) -> None:
+        broken = tmp_path / "net"
+        shutil.copytree(lenet, broken)
+        (broken / file).write_bytes((broken / file).read_bytes()[:40])
+        assert str(broken / file) in refused(1, "report", broken, "-o", tmp_path / "r.html")
+
+    def test_a_log_of_another_artifact(self, log: Path, tmp_path: Path, refused: Refused) -> None:
+        other = made(tmp_path, "lenet", strategy="single")
+        line = refused(1, "report", other, "--log", log, "-o", tmp_path / "r.html")
+        assert "of another artifact" in line and "--log" in line
+
+    def test_a_damaged_log(self, lenet: Path, log: Path, tmp_path: Path, refused: Refused) -> None:
+        document = json.loads(log.read_text())
+        for key, value in (("format", "dicompiler.run/9"), ("devices", [{}]), ("frames_s", ["soon"])):
+            (tmp_path / "run.json").write_text(json.dumps({**document, key: value}))
+            line = refused(1, "report", lenet, "--log", tmp_path / "run.json", "-o", tmp_path / "r.html")
+            assert str(tmp_path / "run.json") in line and key in line
+
+    def test_a_comparison_of_another_network(self, lenet: Path, tmp_path: Path, refused: Refused) -> None:
+        model = tmp_path / "tiny.onnx"
+        onnx.save(build("tiny"), model)
+        done = subprocess.run(
+            [sys.executable, "-m", "dicompiler.cli", "compare", str(model), "--platform", "rpi4x2", "--strategies",
+             "single", "--json"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, check=True, timeout=120,
+        )  # fmt: skip
+        (tmp_path / "c.json").write_bytes(done.stdout)
+        line = refused(1, "report", lenet, "--compare", tmp_path / "c.json", "-o", tmp_path / "r.html")
+        assert "another network" in line
+
+    def test_options_that_exclude_each_other(self, lenet: Path, tmp_path: Path, refused: Refused) -> None:
+        both = ("--compare", "c.json", "--strategies", "single")
+        assert "exclude each other" in refused(2, "report", lenet, *both, "-o", tmp_path / "r.html")

@@ -1,0 +1,161 @@
+"""What a plan must keep: each way to break it is an error of one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.alone import posed
+from support.dealing import cluster, lenet
+from support.layer_graphs import stack
+from support.planning import cluster as rated
+
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.metrics import Occupied
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.platform import Platform
+from dicompiler.search.constraints import (
+    check,
+    check_compute,
+    check_occupied,
+    check_program,
+    fits,
+    lacking,
+    needs,
+    room,
+    used,
+)
+from dicompiler.search.problem import Problem
+from dicompiler.target.interface import Target
+from dicompiler_targets.sockets import SocketsTarget
+
+
+@pytest.mark.parametrize(
+    ("replicas", "message"),
+    [
+        (({}, {"bb": "c"}), "replicas[1]: the plan uses no device 'bb'"),
+        (({"b": "c", "a": "c"},), "replicas[0]: 'a' and 'b' both become 'c'"),
+        (({"b": "a"},), "replicas[0]: 'a' and 'b' both become 'a'"),
+        (({}, {}, {"a": "cc"}), "replicas[2]: test has no device 'cc'"),
+        (({"a": "cam"},), "replicas[0]: device 'cam', which does the work of 'a', has no compute"),
+        (({"cam": "cc"},), "replicas[0]: test has no device 'cc'"),
+    ],
+)
+def test_a_renaming_that_cannot_be_is_named(replicas: tuple[dict[str, str], ...], message: str) -> None:
+    problem = replace(load_problem(networks.build("lenet", 0), "rpi4x4"), platform=cluster("cam", *"abc", idle="cam"))
+    names = [layer.name for layer in problem.layers.layers]
+    parts = {name: (Part("b" if i else "a"),) for i, name in enumerate(names)}
+    plan = Plan(parts, ("cam",), ("cam",))
+    check(problem, plan)
+    with pytest.raises(DicompilerError) as raised:
+        check(problem, replace(plan, replicas=replicas))
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_renamed_source_stays_the_source() -> None:
+    """a is source, sink and does the work: a renaming moves its work only; a compute-less source may be named, too."""
+    result = lenet(({}, {"b": "c"}), cluster("a", "b", "c"))
+    assert result.program is not None
+    for role, worker in zip(result.program.roles, "bc", strict=True):
+        assert [(t.sender, t.receiver) for t in role.transfers] == [("a", worker), (worker, "a")]
+    plan = Plan({"l": (Part("b"),)}, ("cam",), ("cam",), replicas=({"cam": "c"},))
+    check_compute(cluster("cam", "b", "c", idle="cam"), plan)
+
+
+def test_a_target_that_cannot_deal_refuses_before_it_writes() -> None:
+    result = lenet(({}, {"b": "c"}), cluster("a", "b", "c"))
+
+    class Other(SocketsTarget):
+        name = "other"
+        replicas = False
+
+    with pytest.raises(DicompilerError, match=r"plan: replicas: target 'other' cannot deal out frames in turn"):
+        check_program(result, Other())
+    check_program(result, SocketsTarget())
+    assert not Target.replicas
+
+
+def test_memory_counts_the_weights_of_all_roles() -> None:
+    """d0 and d1 each hold the half that the other computes in the next frame."""
+    problem = posed(rated("switch", 1, 1))
+    names = [layer.name for layer in problem.layers.layers]
+    plan = problem.plan({name: (Part("d0" if i < len(names) - 2 else "d1"),) for i, name in enumerate(names)})
+    crossed = replace(plan, replicas=({}, {"d0": "d1", "d1": "d0"}))
+    halves, both = problem.evaluate(plan), problem.evaluate(crossed)
+    total = sum(entry.weights for entry in halves.devices)
+    assert [entry.weights for entry in both.devices] == [total, total]
+    limit = both.memory - 1
+    assert halves.memory < limit
+    tight = replace(problem.platform, hosts=tuple(Host(host.name, limit) for host in problem.platform.hosts))
+    check(replace(problem, platform=tight), plan)
+    with pytest.raises(DicompilerError, match=r"host d0 needs .* for weights and activations and has"):
+        check(replace(problem, platform=tight), crossed)
+
+
+def two(memory: int = 2**30) -> Problem:
+    """A convolution and a classifier on cam (without compute), a and b, that have so much memory each."""
+    layers = stack((1, 3, 8, 8), [("conv", 4, 3, 1, 1, 1), ("flatten",), ("fc", 100)])
+    return Problem(layers, cluster("cam", "a", "b", memory=memory, idle="cam"))
+
+
+def on(problem: Problem, *devices: str) -> Plan:
+    """One device for each layer."""
+    layers = problem.layers.layers
+    return problem.plan({layer.name: [Part(name)] for layer, name in zip(layers, devices, strict=True)})
+
+
+def test_a_device_without_compute_may_be_source_and_sink_and_no_more() -> None:
+    problem = two()
+    assert on(problem, "a", "a", "b").source == ("cam",)
+    check(problem, on(problem, "a", "a", "b"))
+    with pytest.raises(DicompilerError, match=r"plan: layers\.conv1\[0\]: device 'cam' has no compute: give the part"):
+        check(problem, on(problem, "cam", "a", "b"))
+
+
+def test_a_plan_fits_just_as_long_as_each_host_has_what_it_needs() -> None:
+    plan = on(two(), "a", "a", "b")
+    needed = needs(two(), plan)
+    assert set(needed) == {"cam", "a", "b"}
+    most = max(needed, key=lambda host: needed[host])
+    assert most == "b"  # 256 × 100 weights
+    enough, tight = two(needed[most]), two(needed[most] - 1)
+    assert fits(enough, plan, enough.estimate(plan))
+    assert lacking(enough, plan) == {}
+    assert not fits(tight, plan, tight.estimate(plan))
+    assert lacking(tight, plan) == {"b": 1}
+    with pytest.raises(
+        DicompilerError, match=r"plan: host b needs .*: give it less .* above all of layer 'fc3'"
+    ) as raised:
+        check(tight, plan)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_devices_of_one_host_need_adds_up() -> None:
+    problem = two()
+    devices = tuple(replace(device, host="cam") for device in problem.platform.devices)
+    together = replace(problem, platform=replace(problem.platform, hosts=problem.platform.hosts[:1], devices=devices))
+    plan = on(together, "a", "a", "b")
+    metrics = together.estimate(plan)
+    assert used(together.platform, metrics) == {"cam": sum(entry.needed for entry in metrics.devices)}
+    assert room(together) == {"cam": 2**30}
+
+
+@pytest.mark.parametrize(
+    ("ram", "flash", "message"),
+    [
+        (100, 100, ""),
+        (101, 100, "host a needs 101 B of RAM, 1 B more than the 100 B that it has: cut layer x into smaller"),
+        (100, 101, "host a needs 101 B of flash, 1 B more than the 100 B that it has: cut weights of y into"),
+    ],
+)
+def test_ram_and_flash_that_were_measured_are_limits_each_by_itself(ram: int, flash: int, message: str) -> None:
+    platform = Platform("p", (Host("a", 200, flash=100),), (Device("a", "a", 1e6),), Network("switch", 1e6))
+    occupied = [Occupied("a", ram, flash, ("layer x", "weights of y"))]
+    if not message:
+        check_occupied(platform, occupied)
+        return
+    with pytest.raises(DicompilerError, match=message):
+        check_occupied(platform, occupied)

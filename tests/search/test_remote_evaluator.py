@@ -1,0 +1,55 @@
+"""Evaluating elsewhere: what is sent gives the same metrics bit for bit, and takes no weights along."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.random_problems import any_plan, random_problem
+
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.plan import Part
+from dicompiler.search.remote_evaluator import RemoteEvaluator
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.integers(0, 30), st.integers(0, 2**32))
+def test_a_pickled_evaluator_gives_the_same_metrics_bit_for_bit(network: int, seed: int) -> None:
+    problem = random_problem(network)
+    plan = any_plan(seed, problem)
+    here, there = RemoteEvaluator(problem), pickle.loads(pickle.dumps(RemoteEvaluator(problem)))
+    assert repr(there(plan)) == repr(here(plan)) == repr(problem.evaluate(plan))
+    assert repr(pickle.loads(pickle.dumps(there))(plan)) == repr(here(plan))
+
+
+def test_without_a_model_it_estimates() -> None:
+    problem = replace(random_problem(5), model=None)
+    plan = any_plan(2, problem)
+    there = pickle.loads(pickle.dumps(RemoteEvaluator(problem)))
+    assert repr(there(plan)) == repr(problem.estimate(plan))
+
+
+def test_weights_stay_at_home() -> None:
+    problem = load_problem(networks.build("lenet", 0), "rpi4x2")
+    assert problem.model is not None
+    held = sum(weight.nbytes for weight in problem.model.weights.values())
+    assert held > 100_000
+    assert len(pickle.dumps(RemoteEvaluator(problem))) < held / 4
+
+
+def test_what_cannot_be_evaluated_gives_its_error_there_too() -> None:
+    problem = random_problem(4)
+    plan = any_plan(0, problem)
+    name = Random(0).choice(list(plan.layers))
+    wrong = replace(plan, layers={**plan.layers, name: (Part("nobody"),)})
+    there = pickle.loads(pickle.dumps(RemoteEvaluator(problem)))
+    for referee in (RemoteEvaluator(problem), there):
+        found = referee.attempt(wrong)
+        assert isinstance(found, DicompilerError) and "nobody" in str(found)
+        assert repr(referee.attempt(plan)) == repr(problem.evaluate(plan))
+    assert [str(found) for found in problem.evaluate_all([wrong])] == [str(there.attempt(wrong))]

@@ -1,0 +1,20 @@
+"""Command lines of every kind, for tests of what they print."""
+
+from __future__ import annotations
+
+SEARCH = "--generations 3 --population 10"
+LINES = {
+    "compile": "compile tiny.onnx --platform rpi4x2 --strategy modnn -o net",
+    "run": "run net --frames 2",
+    "keys": "keys net",
+    "verify": "verify net",
+    "plan": "plan tiny.onnx --platform rpi4x2 --strategy modnn -o plan.json",
+    "compare": "compare tiny.onnx --platform rpi4x2 --strategies single,stahl,modnn",
+    "explore": f"explore tiny.onnx --platform rpi4x2 {SEARCH} -o front",
+    "simulate": "simulate tiny.onnx --platform rpi4x2 --plan plan.json --frames 3",
+    "report": "report net -o report.html",
+    "profile": "profile tiny.onnx --repeat 1 --tiles 1,2 -o profile.json",
+    "opt": "opt tiny.onnx -p infer-shapes,form-layers,tile-height{layers=stem} --timing --statistics"
+    " --save-plan own.json -o split.onnx",
+    "demo": "demo --network tiny --platform rpi4x2 --strategy modnn",
+}

@@ -1,0 +1,63 @@
+"""Passes for tests of who runs them: one annotates, one rewrites, one breaks as it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import onnx
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.plugin.passes import Pass
+
+TEXT = """<ir_version: 8, opset_import: ["": 17]>
+          g (float[2, 3] x) => (float[2, 3] y) { h = Relu (x)  y = Neg (h) }"""
+
+
+def compilation() -> Compilation:
+    return Compilation(Model.load(onnx.parser.parse_model(TEXT)))
+
+
+@dataclass(frozen=True)
+class Annotate(Pass):
+    """Gives the compilation a plan and leaves the model alone."""
+
+    name: ClassVar[str] = "annotate"
+    provides: ClassVar[tuple[str, ...]] = ("plan",)
+    device: str = "d0"
+
+    def run(self, compilation: Compilation) -> Compilation:
+        return replace(compilation, plan=Plan({"h": (Part(self.device),)}, ("d0",), ("d0",)))
+
+
+@dataclass(frozen=True)
+class Rename(Pass):
+    """Gives every node of the model another operator type."""
+
+    name: ClassVar[str] = "rename"
+    op: str = "Abs"
+
+    def run(self, compilation: Compilation) -> Compilation:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(compilation.model.proto)
+        for node in proto.graph.node:
+            node.op_type = self.op
+        return replace(compilation, model=replace(compilation.model, proto=proto))
+
+
+@dataclass(frozen=True)
+class Breaks(Pass):
+    """Fails in the way that it is told."""
+
+    name: ClassVar[str] = "breaks"
+    how: str = "inside"
+
+    def run(self, compilation: Compilation) -> Compilation:
+        if self.how == "inside":
+            raise KeyError("lost")
+        if self.how == "input":
+            raise DicompilerError("breaks: layer 'h' cannot be cut")
+        return compilation.model  # type: ignore[return-value]

@@ -1,0 +1,66 @@
+"""A network, devices, and profiles of it as documents and files: for tests of cost models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support.layer_graphs import stack
+
+from dicompiler.cost.model import count
+from dicompiler.cost.profile import kind_of, network_digest, signature
+from dicompiler.ir.devices import Device
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.regions import full
+from dicompiler.ir.regions import replace as cut
+
+FAST = Device("fast", "fast", 4e9, memory_bandwidth=8e9)
+SLOW = Device("slow", "slow", 1e9, memory_bandwidth=1e9)
+NONE = Device("none", "none", 0.0)
+
+
+def network() -> LayerGraph:
+    """Three convolutions, a pool and a classifier."""
+    return stack((1, 4, 16, 16), [("conv", 8, 3, 1, 1, 1), ("conv", 8, 3, 1, 1, 1), ("conv", 8, 3, 1, 1, 1),
+                                  ("pool", 2, 2, 0), ("flatten",), ("fc", 10)])  # fmt: skip
+
+
+def entry(cut: str, size: int, seconds: float, work: tuple[int, int] = (1000, 1000)) -> dict[str, Any]:
+    """One measurement of a profile; `work`: FLOP and bytes."""
+    return {"cut": cut, "size": size, "flops": work[0], "moved": work[1], "seconds": seconds, "low": 0.0, "high": 1.0}
+
+
+def document(graph: LayerGraph, device: str = "*", **changes: Any) -> dict[str, Any]:
+    """A profile in which each layer takes 1 µs a FLOP and 1 ms more, measured at halves and quarters of axis 2."""
+    found: dict[str, Any] = {}
+    for layer in graph.layers:
+        own = found.setdefault(
+            signature(graph, layer),
+            {
+                "signature": signature(graph, layer),
+                "kind": kind_of(layer),
+                "names": [],
+                "measurements": [],
+            },
+        )
+        own["names"].append(layer.name)
+        shape = graph.tensors[layer.output].shape or ()
+        if not own["measurements"]:
+            counted = count(graph, layer)
+            own["measurements"] = [entry("whole", 1, 1e-3 + 1e-6 * counted.flops, (counted.flops, counted.moved))]
+            for part in (2, 4) if len(shape) == 4 else ():
+                rows = shape[2] // part
+                less = count(graph, layer, cut(full(shape), 2, (0, rows)))
+                own["measurements"].append(entry("axis 2", rows, 1e-3 + 1e-6 * less.flops, (less.flops, less.moved)))
+    return {
+        "format": "dicompiler.profile/1", "network": network_digest(graph), "device": device, "host": {}, "threads": 1,
+        "repeat": 3, "optimization": "extended", "call_s": 0.0, "layers": list(found.values()), "unmeasured": [],
+        "links": [{"hosts": ["a", "b"], "bandwidth": 1e9, "latency": 1e-4}],
+    } | changes  # fmt: skip
+
+
+def written(directory: Path, profile: dict[str, Any], name: str = "p.json") -> str:
+    """The path of the profile as a file."""
+    (directory / name).write_text(json.dumps(profile))
+    return str(directory / name)

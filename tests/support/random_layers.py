@@ -1,0 +1,36 @@
+"""Layers of random networks and regions of them, for property tests of what is cut."""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+
+import onnx
+from support.generators import random_model
+from support.layer_graphs import formed
+
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.regions import Region, full
+from dicompiler.partition.bounds_inference import cuttable, output_shape
+
+
+@cache
+def random_layers(seed: int) -> LayerGraph:
+    """The layers of a random network."""
+    return formed(onnx.shape_inference.infer_shapes(random_model(Random(seed))))
+
+
+def cut_layers(layers: LayerGraph) -> list[Layer]:
+    """Those that can be cut along some axis."""
+    return [layer for layer in layers.layers if cuttable(layers, layer)]
+
+
+def random_region(rng: Random, layers: LayerGraph, layer: Layer, within: Region | None = None) -> Region:
+    """A region of the layer's output that is not empty, cut along axes that can be; inside `within`, where given."""
+    allowed = cuttable(layers, layer)
+    region = list(within or full(output_shape(layers, layer)))
+    for axis in allowed:
+        start, stop = region[axis]
+        first, last = sorted((rng.randrange(start, stop), rng.randrange(start, stop)))
+        region[axis] = (first, last + 1)
+    return tuple(region)

@@ -1,0 +1,65 @@
+"""Manifests: JSON that reads back as it was, an entry a line, with everything that a program sends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto
+from support.handmade import halo, unknown_shape
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.schema import validate
+from dicompiler.ir.program import Transfer, Value
+from dicompiler.target.manifest import artifact_document, json_text, transfer_document, value_document
+
+KEYS = st.text(max_size=4)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | KEYS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(KEYS, VALUES, max_size=4))
+def test_any_document_reads_back_as_it_was_whatever_the_order_of_its_keys(document: dict[str, object]) -> None:
+    text = json_text(document)
+    assert json.loads(text) == document
+    assert json_text(dict(reversed(list(document.items())))) == text
+
+
+def test_each_entry_of_a_list_has_a_line() -> None:
+    assert json_text({"b": [1, {"d": 2, "c": 3}], "a": []}) == ('{\n "a": [],\n "b": [\n  1,\n  {"c": 3, "d": 2}]\n}\n')
+
+
+def test_the_manifest_names_devices_and_all_transfers_of_all_roles_numbered_through() -> None:
+    program, _, _ = halo()
+    whole = replace(program, others=(program,))
+    document = artifact_document(whole, "sockets", "0" * 64)
+    validate(json.loads(json_text(document)), "artifact", "artifact.json")
+    assert document["devices"] == ["a", "b", "c"]
+    count = len(program.transfers)
+    assert [entry["index"] for entry in document["transfers"]] == list(range(2 * count))
+    for entry, transfer in zip(document["transfers"], [*program.transfers] * 2, strict=True):
+        assert (entry["sender"], entry["receiver"]) == (transfer.sender, transfer.receiver)
+        assert entry["bytes"] == transfer.value.nbytes
+    assert [entry["name"] for entry in document["inputs"]] == ["x"]
+
+
+def test_a_tensor_of_unknown_shape_may_come_in_and_out_but_not_travel() -> None:
+    program, _, _ = unknown_shape()
+    document = value_document(program.inputs[0])
+    assert (document["shape"], document["bytes"]) == (None, None)
+    with pytest.raises(DicompilerError, match="tensor 'x': its shape is not static, so it cannot be sent"):
+        transfer_document(Transfer(0, "a", "b", program.inputs[0]))
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.INT4])
+def test_a_type_that_cannot_be_sent_is_named(dtype: int) -> None:
+    kind = TensorProto.DataType.Name(dtype)
+    with pytest.raises(DicompilerError, match=f"tensor 'x': values of type {kind} cannot be sent between devices"):
+        value_document(Value("x", dtype, (2,)))

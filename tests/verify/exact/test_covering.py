@@ -1,0 +1,66 @@
+"""Coverage: so many seeds read every tap and every input channel, and what is left out shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from support.exact_models import SMALL, network
+
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.weights import Weight
+from dicompiler.verify.exact import check_model, coverage, seeds_needed
+from dicompiler.verify.exact.patterns import WEIGHTED, Extent, sparse, unified
+from dicompiler.verify.executor import run_model
+
+
+@pytest.mark.parametrize(("name", "first"), [(name, first) for name in SMALL for first in (0, 5)])
+def test_the_seeds_that_are_needed_read_everything(name: str, first: int) -> None:
+    model = network(name)
+    needed = seeds_needed(model)
+    assert 1 <= needed <= 4
+    read = coverage(check_model(model, seed)[0] for seed in range(first, first + needed))
+    assert read.complete
+    assert str(read) == f"{read.taps} of {read.taps} taps and {read.channels} of {read.channels} input channels read"
+
+
+def test_a_seed_too_few_is_seen_in_the_coverage() -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "wide")
+    size = Extent(1, 16, 832, 1)
+    assert (size.covering(), size.seeds) == (13, 4)
+    weights = [sparse(node, 1, (16, 832, 1, 1), np.dtype(np.float32), seed, 1, np.ones(16)) for seed in range(4)]
+    read = [(np.stack(weights[:count]) != 0).any((0, 1)).mean() for count in (3, 4)]
+    assert read[0] < 1
+    assert read[1] == 1
+
+
+@pytest.mark.parametrize("name", ["tiny", "quirks"])
+def test_a_tap_or_an_input_channel_that_is_left_out_shows_in_the_output(name: str) -> None:
+    model = network(name)
+    runs = [check_model(model, seed) for seed in range(seeds_needed(model))]
+    for node in model.proto.graph.node:
+        if node.op_type in WEIGHTED:
+            size = Extent(*unified(node, 1, model.array(node.input[1])).shape)
+            for place in [(slice(None), slice(None), slice(None), tap) for tap in range(size.taps)]:
+                assert any(_without(*run, node, place) for run in runs)
+            for group, channel in np.ndindex(size.groups, size.channels):
+                assert any(_without(*run, node, (group, slice(None), channel)) for run in runs)
+
+
+def _without(checked: Model, inputs: dict[str, Any], node: onnx.NodeProto, place: tuple[Any, ...]) -> bool:
+    """Whether the output changes when that place of the node's weight is made zero."""
+    name, array = node.input[1], checked.array(node.input[1]).copy()
+    unified(node, 1, array)[place] = 0
+    proto = onnx.ModelProto()
+    proto.CopyFrom(checked.proto)
+    weights = dict(checked.weights)
+    if name in weights:
+        weights[name] = Weight.of(array)
+    for tensor in proto.graph.initializer:
+        if tensor.name == name and name not in weights:
+            tensor.CopyFrom(numpy_helper.from_array(array, name))
+    changed = run_model(Model(proto, weights), inputs, optimization="none")["output"]
+    return not np.array_equal(changed, run_model(checked, inputs, optimization="none")["output"])

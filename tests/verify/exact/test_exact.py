@@ -1,0 +1,117 @@
+"""The check model keeps the graph, is exact in any order of sums, and refuses what cannot be exact."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from onnx.reference import ReferenceEvaluator
+from support.exact_models import SMALL, from_text, network
+
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.verify.exact import DOMAIN, check_model
+from dicompiler.verify.executor import run_model
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_graph_stays_and_only_domains_change(name: str) -> None:
+    model = network(name)
+    checked, inputs = check_model(model, 0)
+    checked.check("the check model")
+    for old, new in zip(model.proto.graph.node, checked.proto.graph.node, strict=True):
+        assert (old.name, old.op_type, list(old.input), list(old.output)) == (
+            new.name,
+            new.op_type,
+            list(new.input),
+            list(new.output),
+        )
+        assert {a.name for a in old.attribute} <= {a.name for a in new.attribute}
+        assert new.domain in (old.domain, DOMAIN)
+    assert model.initializers() == checked.initializers()
+    assert list(inputs) == [v.name for v in model.proto.graph.input if v.name not in model.initializers()]
+
+
+@pytest.mark.parametrize("name", ["tiny", "lenet", "resnet18"])
+def test_another_engine_that_sums_in_another_order_gives_the_same_bits(name: str) -> None:
+    checked, inputs = check_model(network(name), 2)
+    output = next(iter(run_model(checked, inputs).values()))
+    (other,) = ReferenceEvaluator(checked.to_proto()).run(None, inputs)
+    assert np.array_equal(output, other)
+
+
+@pytest.mark.parametrize("name", ["quirks", "squeezenet", "mobilenet_v2"])
+def test_all_optimisation_levels_give_the_same_bits(name: str) -> None:
+    checked, inputs = check_model(network(name), 0)
+    plain = run_model(checked, inputs, optimization="none")["output"]
+    for level in ("basic", "extended", "all"):
+        assert np.array_equal(run_model(checked, inputs, optimization=level)["output"], plain)
+
+
+def test_a_constant_that_two_layers_share_becomes_two() -> None:
+    weight = np.random.default_rng(0).standard_normal((4, 4, 3, 3)).astype(np.float32)
+    model = from_text(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 9, 9] x) => (float[1, 4, 5, 5] y) {
+            ["a"] h = Conv (x, w)
+            ["b"] y = Conv (h, w) }""",
+        {"w": weight},
+    )
+    checked, inputs = check_model(model, 0)
+    names = [node.input[1] for node in checked.proto.graph.node]
+    assert names == ["w", "w@1.1"]
+    assert not np.array_equal(checked.array(names[0]), checked.array(names[1]))
+    assert run_model(checked, inputs)["y"].shape == (1, 4, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("y = Shrink <bias = 0.3> (x)", "tensor 'y', made by Shrink 'y', is no whole number"),
+        (
+            "a = Mul (x, x) b = Mul (a, a) c = Mul (b, b) d = Mul (c, c) e = Mul (d, d) y = Mul (e, e)",
+            "tensor 'y', made by Mul 'y', grows to",
+        ),
+    ],
+)
+def test_what_cannot_be_exact_is_an_error_that_names_the_operator(body: str, message: str) -> None:
+    model = from_text(
+        f'<ir_version: 8, opset_import: ["": 17]> g (float[1, 3, 5, 5] x) => (float[1, 3, 5, 5] y) {{ {body} }}',
+        {"s": np.ones(3, np.float32)},
+    )
+    with pytest.raises(DicompilerError) as caught:
+        check_model(model, 0)
+    assert str(caught.value).startswith(f"exact check: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_input_of_unknown_shape_is_an_error_that_names_it() -> None:
+    model = from_text("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 3] x) => (float[n, 3] y) { y = Relu (x) }""")
+    with pytest.raises(DicompilerError, match="input 'x' has no static shape: give one"):
+        check_model(model, 0)
+
+
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(UsageError, match="seed is -1"):
+        check_model(network("tiny"), -1)
+
+
+def test_the_check_model_does_not_depend_on_the_process() -> None:
+    program = (
+        "import hashlib; from dicompiler import networks; from dicompiler.verify.exact import check_model\n"
+        "from dicompiler.ir.onnx.model import Model\n"
+        "checked, inputs = check_model(Model.load(networks.build('quirks', 1)), 2)\n"
+        "print(hashlib.sha256(checked.to_bytes() + inputs['input'].tobytes()).hexdigest())"
+    )
+    checked, inputs = check_model(network("quirks"), 2)
+    here = hashlib.sha256(checked.to_bytes() + inputs["input"].tobytes()).hexdigest()
+    for seed in ("1", "2"):
+        path = os.pathsep.join(p for p in sys.path if p)
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert done.stdout.strip() == here
