@@ -78,7 +78,7 @@ def dicompiler_operators() -> Iterable[OperatorRule]:  # type: ignore[empty-body
     @hookimpl
     def dicompiler_operators():
         from my_module.operators import elementwise
-        from dicompiler.ir.rule import OperatorRule
+        from dicompiler.plugin_api import OperatorRule
 
         yield OperatorRule("FusedGelu", elementwise, domain="com.example", elementwise=True)
     """
@@ -103,7 +103,7 @@ def dicompiler_platforms() -> Iterable[PlatformFamily]:  # type: ignore[empty-bo
     @hookimpl
     def dicompiler_platforms():
         from my_module.boards import make_odroids
-        from dicompiler.ir.platform import PlatformFamily
+        from dicompiler.plugin_api import PlatformFamily
 
         yield PlatformFamily("odroidxN", "N Odroid boards on a switch", make_odroids)
     """

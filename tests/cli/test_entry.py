@@ -124,8 +124,8 @@ class TestEnds:
     SOURCE = """
         import os, signal
         from dataclasses import dataclass
-        from dicompiler.plugin.hookspecs import hookimpl
-        from dicompiler.plugin.pass_manager import Pass
+        from dicompiler.plugin_api import hookimpl
+        from dicompiler.plugin_api import Pass
 
         @dataclass(frozen=True)
         class Break(Pass):

@@ -155,9 +155,9 @@ class TestPrerequisites:
 PLUGIN = """
     from dataclasses import dataclass, field
     import acme.dealing, acme_tables
-    from dicompiler.plugin.hookspecs import hookimpl
-    from dicompiler.ir.plan import Part
-    from dicompiler.search.problem import Strategy
+    from dicompiler.plugin_api import hookimpl
+    from dicompiler.plugin_api import Part
+    from dicompiler.plugin_api import Strategy
 
     @dataclass(frozen=True)
     class Acme(Strategy):

@@ -51,7 +51,7 @@ def test_the_digest_counts_attributes_shapes_and_names_and_not_documentation() -
 def test_digest_and_bytes_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(rich_model().SerializeToString())
     code = (
-        "import sys, hashlib; from dicompiler.ir.onnx.model import Model; m = Model.load(sys.argv[1]);"
+        "import sys, hashlib; from dicompiler.plugin_api import Model; m = Model.load(sys.argv[1]);"
         "print(m.digest(), hashlib.sha256(m.with_graph(m.graph()).to_bytes()).hexdigest())"
     )
     results = {

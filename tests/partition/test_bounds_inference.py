@@ -13,7 +13,7 @@ from support.random_layers import cut_layers, random_layers, random_region
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.regions import Region, bounding, contains, full, replace
-from dicompiler.ir.tasks import Key
+from dicompiler.ir.tasks import Key, ShareTask
 from dicompiler.partition.bounds_inference import align, cuttable, make_tasks, output_shape, reduction, share_task
 
 SEEDS = st.integers(0, 30)

@@ -23,7 +23,7 @@ def test_every_node_says_its_device_its_region_and_where_it_comes_from() -> None
 
 def test_the_same_bytes_whatever_the_hash_seed() -> None:
     script = (
-        "import hashlib; from support import placing as t; from dicompiler.ir.plan import Part, Plan;"
+        "import hashlib; from support import placing as t; from dicompiler.plugin_api import Part, Plan;"
         "halves = (t.rows('a', 0, 4), t.rows('b', 4, 8));"
         "sums = (Part('a', None, (0, 2)), Part('b', None, (2, 4)), Part('b'));"
         "placed = t.place(t.network(), Plan({'conv1': halves, 'conv2': sums}, ('b', 'c'), ('a', 'c')));"

@@ -18,15 +18,15 @@ from dicompiler.plugin.registry import loaded
 SOURCE = """
 import math
 from dataclasses import dataclass, replace
-from dicompiler.cost.model import CostModel
-from dicompiler.base.errors import DicompilerError
-from dicompiler.plugin.hookspecs import hookimpl
-from dicompiler.ir.rule import OperatorRule, Piece
-from dicompiler.plugin.pass_manager import Pass
-from dicompiler.ir.plan import Part
-from dicompiler.ir.platform import PlatformFamily
-from dicompiler.search.problem import Strategy
-from dicompiler.target.interface import Target
+from dicompiler.plugin_api import CostModel
+from dicompiler.plugin_api import DicompilerError
+from dicompiler.plugin_api import hookimpl
+from dicompiler.plugin_api import OperatorRule, Piece
+from dicompiler.plugin_api import Pass
+from dicompiler.plugin_api import Part
+from dicompiler.plugin_api import PlatformFamily
+from dicompiler.plugin_api import Strategy
+from dicompiler.plugin_api import Target
 
 def helper(known):
     return known["pi99"]
@@ -64,10 +64,10 @@ class Emits(Target):
         if self.how == "raise":
             helper({})
         if self.how == "foreign":
-            from dicompiler.plugin.registry import registry
+            from dicompiler.plugin_api import registry
             registry().make("targets", "sockets").emit(compilation, directory)
         if self.how == "runs":
-            from dicompiler.plugin.registry import registry
+            from dicompiler.plugin_api import registry
             registry().make("targets", "sockets").emit(compilation, directory)
             text = (directory / "artifact.json").read_text()
             (directory / "artifact.json").write_text(text.replace('"sockets"', '"bad-target"'))

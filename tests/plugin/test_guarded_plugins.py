@@ -80,9 +80,11 @@ def test_an_instance_is_adopted_as_if_it_had_been_made_by_its_name() -> None:
 def test_of_a_class_that_no_plugin_provides_exceptions_stay_and_wrong_results_name_the_module() -> None:
     with pytest.raises(KeyError):
         compile(network("branches"), "rpi4x2", "single", cost=bad.Careful())
-    with pytest.raises(PluginError, match=r"^strategy 'bad-strategy' of module bad_plugins: plan\(\) returned dict "):
+    wrong = r"^strategy 'bad-strategy' of module support.bad_plugins: plan\(\) returned dict "
+    with pytest.raises(PluginError, match=wrong):
         compile(network("branches"), "rpi4x2", bad.BadStrategy("type"))
-    with pytest.raises(PluginError, match=r"^cost model 'bad-cost' of module bad_plugins: layer 'c0' on pi01 takes -"):
+    wrong = r"^cost model 'bad-cost' of module support.bad_plugins: layer 'c0' on pi01 takes -"
+    with pytest.raises(PluginError, match=wrong):
         compile(network("branches"), "rpi4x2", "single", cost=bad.BadCost("negative"))
 
 

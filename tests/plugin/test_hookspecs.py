@@ -21,10 +21,10 @@ class TestHooks:
 
     SOURCE: ClassVar = """
         from dataclasses import dataclass
-        from dicompiler.cost.model import CostModel
-        from dicompiler.plugin.pass_manager import Pass
-        from dicompiler.search.problem import Strategy
-        from dicompiler.target.interface import Target
+        from dicompiler.plugin_api import CostModel
+        from dicompiler.plugin_api import Pass
+        from dicompiler.plugin_api import Strategy
+        from dicompiler.plugin_api import Target
 
         @dataclass(frozen=True)
         class DropDropout(Pass):
@@ -77,7 +77,7 @@ class TestHooks:
         (site / package / "__init__.py").touch()
         for module in re.findall(r"from my_module\.(\w+) import", example):
             (site / package / f"{module}.py").write_text(textwrap.dedent(self.SOURCE))
-        source = "from dicompiler.plugin.hookspecs import hookimpl\n" + example.replace("my_module", package)
+        source = "from dicompiler.plugin_api import hookimpl\n" + example.replace("my_module", package)
         (site / package / "plugin.py").write_text(source)
         monkeypatch.syspath_prepend(site)
         registry = load({}, [Plugin("documented", f"{package}.plugin", "acme", "1.0")])

@@ -11,6 +11,7 @@ from support.example_passes import Annotate, Breaks, Rename, compilation
 from dicompiler.base.errors import DicompilerError, PluginError, UsageError
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin import pass_manager
 from dicompiler.plugin import registry as plugins
 from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.plugin.passes import Pass, PassFailure
@@ -47,7 +48,7 @@ def provide(monkeypatch: pytest.MonkeyPatch, *classes: type[Pass], **of: str) ->
     """Makes the registry hold these passes and no others."""
     plugin = plugins.Plugin("acme", "acme_passes", of.get("name", "acme"), of.get("version", "1.2"))
     passes = {cls.name: plugins.checked(plugin, "passes", cls) for cls in classes}
-    monkeypatch.setattr(plugins, "registry", lambda: plugins.Registry(passes=passes))
+    monkeypatch.setattr(pass_manager, "registry", lambda: plugins.Registry(passes=passes))
 
 
 def test_passes_run_in_order_and_the_last_result_comes_out() -> None:

@@ -21,12 +21,12 @@ def install(site: Path, name: str, source: str, version: str = "1.0", point: str
     """Installs a distribution with one plugin, a module that bears the distribution's name."""
     module = name.replace("-", "_")
     distribution(site, name, version, {point or name: module})
-    (site / f"{module}.py").write_text("from dicompiler.plugin.hookspecs import hookimpl\n" + textwrap.dedent(source))
+    (site / f"{module}.py").write_text("from dicompiler.plugin_api import hookimpl\n" + textwrap.dedent(source))
 
 
 PASS = """
     from dataclasses import dataclass
-    from dicompiler.plugin.pass_manager import Pass
+    from dicompiler.plugin_api import Pass
 
     @dataclass(frozen=True)
     class Same(Pass):
@@ -188,7 +188,7 @@ class TestRegistry:
 
 def test_looking_for_plugins_imports_no_solver_engine_or_plots() -> None:
     heavy = ("matplotlib", "onnxruntime", "ortools", "pandas", "pymoo", "scipy")
-    code = "import sys; from dicompiler.plugin.registry import registry; registry();"
+    code = "import sys; from dicompiler.plugin_api import registry; registry();"
     code += f"print({{*{heavy!r}}} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code],

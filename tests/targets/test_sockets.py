@@ -124,7 +124,7 @@ def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
     script = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
         "from pathlib import Path; from support.handmade import halo\n"
-        "from dicompiler.ir.compilation import Compilation\n"
+        "from dicompiler.plugin_api import Compilation\n"
         "from dicompiler_targets.sockets import SocketsTarget; program, model, _ = halo()\n"
         "SocketsTarget().emit(Compilation(model=model, program=program), Path(sys.argv[1]))\n"
     )

@@ -180,7 +180,7 @@ SCRIPT = """
 import sys; sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from support.handmade import endless
-from dicompiler.target.interface import RunOptions
+from dicompiler.plugin_api import RunOptions
 from dicompiler_targets.sockets import SocketsTarget
 SocketsTarget().run(Path(sys.argv[1]), [endless()[2]], RunOptions(timeout_s=60))
 """

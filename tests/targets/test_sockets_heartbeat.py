@@ -50,7 +50,7 @@ def test_a_session_may_be_idle_for_long(tmp_path: Path) -> None:
 SCRIPT = """
 import sys; sys.path[:0] = sys.argv[2:]
 import time, dicompiler
-from dicompiler.target.interface import RunOptions
+from dicompiler.plugin_api import RunOptions
 session = dicompiler.connect(sys.argv[1], RunOptions(heartbeat_s=0.4))
 print("ready", flush=True)
 time.sleep(60)

@@ -102,7 +102,7 @@ def test_a_negative_seed_is_refused() -> None:
 def test_the_check_model_does_not_depend_on_the_process() -> None:
     program = (
         "import hashlib; from dicompiler import networks; from dicompiler.verify.exact import check_model\n"
-        "from dicompiler.ir.onnx.model import Model\n"
+        "from dicompiler.plugin_api import Model\n"
         "checked, inputs = check_model(Model.load(networks.build('quirks', 1)), 2)\n"
         "print(hashlib.sha256(checked.to_bytes() + inputs['input'].tobytes()).hexdigest())"
     )
