@@ -18,7 +18,7 @@ from support.fitting import boards, fitted, quantised, same_bits
 from dicompiler import networks
 from dicompiler.base.units import format_bytes
 from dicompiler.cli.tables import show
-from dicompiler.cost.model import macs, task_macs
+from dicompiler.cost.counting import macs, task_macs
 from dicompiler.ir.compilation import Compilation
 
 RAM = 256 * 1024

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from dicompiler.base.units import format_bytes
 
     # What a plan comes to
+    from dicompiler.cost.counting import Count, count, flops, macs, task_macs, weight_regions
     from dicompiler.cost.memory import constant_sizes, peak, program_memory, segment_values
-    from dicompiler.cost.model import Analytic, CostModel, Count, count, flops, macs, task_macs, weight_regions
+    from dicompiler.cost.model import Analytic, CostModel
 
     # Layers, plans, platforms
     from dicompiler.ir.compilation import Compilation
@@ -89,23 +90,24 @@ if TYPE_CHECKING:
     from dicompiler.partition.lowering import partition, split
     from dicompiler.partition.routing import route_on
     from dicompiler.partition.tiling import Label, axis_of, cut_axis, exit_of, read_within, tile, whole_plan
+    from dicompiler.partition.tiling import aligned as aligned_cuts
     from dicompiler.partition.tiling import axes as named_axes
     from dicompiler.partition.tiling import fused as fused_regions
     from dicompiler.partition.tiling import grid as grid_tiles
-    from dicompiler.partition.tiling import settled as aligned_cuts
     from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
     from dicompiler.plugin.pass_manager import PassManager, pipeline
     from dicompiler.plugin.passes import Instrument, Pass, PassFailure
     from dicompiler.plugin.registry import registry
-    from dicompiler.search.constraints import check as check_constraints
-    from dicompiler.search.constraints import check_occupied
-    from dicompiler.search.constraints import fits as fits_constraints
-    from dicompiler.search.constraints import lacking as memory_lacking
-    from dicompiler.search.constraints import needs as memory_needed
-    from dicompiler.search.constraints import room as free_memory
-    from dicompiler.search.constraints import used as memory_used
-    from dicompiler.search.fronts import AUTODICE, Front, Measurement, Point, Tell, check_objectives
-    from dicompiler.search.fronts import values as objective_values
+    from dicompiler.search.constraints import (
+        check_constraints,
+        check_occupied,
+        fits_constraints,
+        free_memory,
+        memory_lacking,
+        memory_needed,
+        memory_used,
+    )
+    from dicompiler.search.fronts import AUTODICE, Front, Measurement, Point, Tell, check_objectives, objective_values
     from dicompiler.search.problem import Problem
     from dicompiler.search.remote_evaluator import RemoteEvaluator
     from dicompiler.search.strategy import INTERRUPTED, Strategy

@@ -23,16 +23,16 @@ def terms(text: str) -> Mapping[str, float]:
     The sum is over seconds, joules and bytes: what a joule is worth in seconds is the weight's to say. UsageError for
     an unknown objective, one that stands twice, and a weight that is not more than zero.
     """
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for term in text.replace("e+", "e").replace("E+", "E").split("+"):
         weight, star, name = term.rpartition("*")
         name = name.strip()
         if name not in OBJECTIVES:
             raise UsageError(f"unknown objective {name!r}{nearest(name, OBJECTIVES)}")
-        if name in found:
+        if name in weights:
             raise UsageError(f"objective {text!r}: {name} stands twice: give it one weight")
-        found[name] = _weight(weight, text) if star else 1.0
-    return MappingProxyType(found)
+        weights[name] = _weight(weight, text) if star else 1.0
+    return MappingProxyType(weights)
 
 
 def _weight(text: str, objective: str) -> float:

@@ -57,12 +57,12 @@ def load_json(path: str | Path) -> Any:
 
 def _unique(pairs: list[tuple[str, Any]], path: str | Path) -> dict[str, Any]:
     # JSON keeps the last of two equal keys and says nothing: in a hand-written plan that hides a layer.
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in entries:
             raise DicompilerError(f"{path}: key {key!r} stands twice in one object: remove one")
-        found[key] = value
-    return found
+        entries[key] = value
+    return entries
 
 
 def _no_constant(text: str) -> None:

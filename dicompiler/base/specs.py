@@ -73,11 +73,11 @@ class _Reader:
         return UsageError(f"{self.what} {shown}: expected {expected} at column {self.at + 1}, found {found}{note}")
 
     def match(self, pattern: re.Pattern[str], expected: str) -> str:
-        found = pattern.match(self.text, self.at)
-        if not found:
+        match = pattern.match(self.text, self.at)
+        if not match:
             raise self.fail(expected)
-        self.at = found.end()
-        return found.group()
+        self.at = match.end()
+        return match.group()
 
     def blank(self) -> None:
         self.match(_BLANK, "a blank")
@@ -234,14 +234,14 @@ def _types(cls: type) -> dict[str, tuple[dataclasses.Field[Any], _Type]]:
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a dataclass")
     hints = typing.get_type_hints(cls)
-    found = {}
+    types = {}
     for field in dataclasses.fields(cls):
         if field.init:
             try:
-                found[field.name] = (field, _type(hints[field.name]))
+                types[field.name] = (field, _type(hints[field.name]))
             except TypeError as error:
                 raise TypeError(f"{cls.__name__}.{field.name}: {error}") from None
-    return found
+    return types
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

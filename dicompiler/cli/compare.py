@@ -1,4 +1,4 @@
-"""`dicompiler compare`: all strategies in one table, under one cost model, weighed by the simulator."""
+"""`dicompiler compare`: all strategies in one table, under one cost model, evaluated by the simulator."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _occupied(result: Compilation) -> dict[str, Any]:
 
 def _multiplications(result: Compilation) -> float:
     """Those of all parts of a frame, halos included, as a multiple of the uncut network's."""
-    from dicompiler.cost.model import macs, task_macs
+    from dicompiler.cost.counting import macs, task_macs
 
     assert result.layers is not None and result.routing is not None
     whole = sum(macs(result.layers, layer) for layer in result.layers.layers)

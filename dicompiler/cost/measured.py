@@ -14,10 +14,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.model import CostModel, Share, count, flops
+from dicompiler.cost.counting import count, flops
+from dicompiler.cost.model import CostModel
 from dicompiler.cost.profile import Profile, Profiles, axis_cut, signature
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import Region, full
 from dicompiler.partition.bounds_inference import align, output_shape, reduction
 
@@ -56,15 +58,15 @@ class Measured(CostModel):
     ) -> NDArray[np.float64]:
         """As `CostModel.fill`: devices with one profile share a column."""
         columns: dict[tuple[str, float], list[float]] = {}
-        found = np.full((len(shares), len(devices)), np.inf)
+        times = np.full((len(shares), len(devices)), np.inf)
         for i, device in enumerate(devices):
             if device.computes:
                 profile = self._profiles.of(layers, device)
                 key = profile.place, device.rate  # the rate decides where nothing was measured
                 if key not in columns:
                     columns[key] = [_seconds(profile, layers, layer, share, device) for share in shares]
-                found[:, i] = columns[key]
-        return found
+                times[:, i] = columns[key]
+        return times
 
 
 def _seconds(profile: Profile, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:

@@ -5,14 +5,19 @@ Program + frames in flight → bytes by device. Exact for what the program says;
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import onnx
 
 from dicompiler.ir.onnx.structure import node_reads
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.program import DeviceProgram, Program, Segment, Value
+
+Span = tuple[int, int, int]
+"""(First step, last step, bytes) of what is held."""
 
 
 @dataclass(frozen=True)
@@ -21,62 +26,64 @@ class MemoryUse:
 
     weights: the constants of its segments, each once. buffers: the graph inputs that it is given and the transfers that
     it receives, all of them there from the start of a frame, for every frame in flight. activations: the most that
-    live tensors take beside the buffers.
+    live tensors take beside the buffers. added: what the target that runs it adds.
     """
 
     weights: int
     activations: int
     buffers: int
+    added: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.activations + self.buffers
+        return self.weights + self.activations + self.buffers + self.added
 
 
-def program_memory(program: Program, frames: int = 1) -> dict[str, MemoryUse]:
-    """Device → what it holds with `frames` frames in flight (at least 1).
+@dataclass(frozen=True)
+class MemoryCourse:
+    """Bytes of one device over a frame. constants: by name, there all the time and for all frames. buffers,
+    activations: by step, where step 2k + 1 is inside segment k, and step 2k between the segments k - 1 and k."""
+
+    constants: Mapping[str, int]
+    buffers: tuple[int, ...]
+    activations: tuple[int, ...]
+
+    @property
+    def weights(self) -> int:
+        """The constants together."""
+        return sum(self.constants.values())
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """Buffers and activations by step."""
+        return tuple(map(sum, zip(self.buffers, self.activations, strict=True)))
+
+    @property
+    def peak(self) -> int:
+        """The most at once: MemoryUse.total of a single frame."""
+        return self.weights + max(self.live)
+
+
+def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] | None = None) -> dict[str, MemoryUse]:
+    """Device → what it holds with `frames` frames in flight (at least 1), and what a target adds: `added`, by device.
 
     A buffer is held up to its last reader on the device, what a segment makes from its node to its last reader or send;
     what is delivered, to the end. One frame is inside a segment, the others are between two. Tensors without static
     shape count nothing. Views (Reshape, Identity) count as copies. With several roles, the weights of all of them are
     there, and the frames in flight are dealt out over the roles that take most.
     """
-    roles = [(role, _border_sizes(role)) for role in program.roles]
+    roles = [memory_course(role) for role in program.roles]
     return {
-        device.device: _together([_device(role, role.devices[i], sizes) for role, sizes in roles], frames)
-        for i, device in enumerate(program.devices)
+        name: _together([role[name] for role in roles], frames, 0 if added is None else added[name])
+        for name in roles[0]
     }
-
-
-@dataclass(frozen=True)
-class MemoryCourse:
-    """Bytes of one device over a frame. weights: those of all its frames, there all the time. buffers, activations: by
-    step, where step 2k + 1 is inside segment k, and step 2k between the segments k - 1 and k."""
-
-    weights: int
-    buffers: tuple[int, ...]
-    activations: tuple[int, ...]
-
-    @property
-    def peak(self) -> int:
-        """The most at once: MemoryUse.total of a single frame."""
-        return self.weights + max(map(sum, zip(self.buffers, self.activations, strict=True)))
 
 
 def memory_course(program: Program) -> dict[str, MemoryCourse]:
     """Device → what it holds step by step for one frame, of the first role where there are several."""
-    border = _border_sizes(program)
-    found = {}
-    for device in program.devices:
-        spans = _spans(program, device, border)
-        steps = range(2 * len(device.segments) + 1)
-        live = [*spans.between, *spans.inside]
-        found[device.device] = MemoryCourse(
-            sum(spans.weights.values()),
-            tuple(_held(spans.given, step) for step in steps),
-            tuple(_held(live, step) for step in steps),
-        )
-    return found
+    values: Sequence[Value] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers))
+    border = {value.name: 0 if value.shape is None else value.nbytes for value in values}
+    return {device.device: _course(program, device, border) for device in program.devices}
 
 
 def segment_values(segment: Segment) -> dict[str, int]:
@@ -99,22 +106,25 @@ def value_nbytes(value: onnx.ValueInfoProto) -> int:
 def constant_sizes(segment: Segment) -> dict[str, int]:
     """Bytes of the segment's constants by name, sparse ones as dense."""
     graph = segment.model.graph
-    found = {tensor.name: raw_nbytes(tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}
+    sizes = {tensor.name: raw_nbytes(tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}
     for sparse in graph.sparse_initializer:
-        found[sparse.values.name] = raw_nbytes(sparse.values.data_type, tuple(sparse.dims))
-    return found
+        sizes[sparse.values.name] = raw_nbytes(sparse.values.data_type, tuple(sparse.dims))
+    return sizes
 
 
-def peak(spans: Iterable[tuple[int, int, int]]) -> int:
-    """The most that is held at once. `spans`: (first step, last step, bytes)."""
-    changes: list[tuple[int, int]] = []
-    for start, stop, size in spans:
-        changes += ((start, size), (stop + 1, -size))
-    held = most = 0
-    for _, change in sorted(changes):  # at one step what ends goes before what begins
-        held += change
-        most = max(most, held)
-    return most
+def peak(spans: Iterable[Span]) -> int:
+    """The most that is held at once."""
+    changes = _changes(spans)
+    return max(accumulate(changes[step] for step in sorted(changes)), default=0)
+
+
+def _changes(spans: Iterable[Span]) -> Counter[int]:
+    """Step → by how many bytes more are held than at the step before."""
+    changes = Counter[int]()
+    for first, last, size in spans:
+        changes[first] += size
+        changes[last + 1] -= size
+    return changes
 
 
 def segment_peak(segment: Segment, sizes: Mapping[str, int]) -> int:
@@ -130,87 +140,49 @@ def segment_peak(segment: Segment, sizes: Mapping[str, int]) -> int:
     )
 
 
-def _border_sizes(program: Program) -> dict[str, int]:
-    """Bytes of the graph's inputs and outputs and of what travels."""
-    values: Sequence[Value] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers))
-    return {value.name: 0 if value.shape is None else value.nbytes for value in values}
-
-
-@dataclass(frozen=True)
-class _Role:
-    """What a device holds for one frame of a role: weights by name, buffers, and what is held beside those at most
-    (busy) and between two segments at most (resting)."""
-
-    weights: Mapping[str, int]
-    buffers: int
-    busy: int
-    resting: int
-
-
-def _together(roles: Sequence[_Role], frames: int) -> MemoryUse:
+def _together(roles: Sequence[MemoryCourse], frames: int, added: int) -> MemoryUse:
     """Frames follow each other through the roles: of n roles each has frames / n at once, some one more. One frame is
-    inside a segment, the others rest."""
-    weights: dict[str, int] = {}
+    inside a segment, the others rest between two."""
+    constants: dict[str, int] = {}
     for role in roles:
-        weights |= role.weights
-    largest = sorted(roles, key=lambda role: -role.buffers - role.busy)
+        constants |= role.constants
+    largest = sorted(roles, key=lambda role: -max(role.live))
     counts = [(frames + len(roles) - 1 - i) // len(roles) for i in range(len(roles))]
-    there = [(role, count) for role, count in zip(largest, counts, strict=True) if count]
-    busy = max(role.busy - role.resting for role, _ in there)
-    resting = sum(count * role.resting for role, count in there)
-    return MemoryUse(sum(weights.values()), busy + resting, sum(count * role.buffers for role, count in there))
+    flying = [(role, count) for role, count in zip(largest, counts, strict=True) if count]
+    buffers = sum(count * role.buffers[0] for role, count in flying)
+    resting = sum(count * max(role.live[::2]) for role, count in flying)
+    inside = max(max(role.live) - max(role.live[::2]) for role, _ in flying)
+    return MemoryUse(sum(constants.values()), resting + inside - buffers, buffers, added)
 
 
-@dataclass(frozen=True)
-class _Spans:
-    """What a device holds for a frame, as (first step, last step, bytes): what it is `given` (buffers), what it keeps
-    `between` segments, what it holds `inside` them. weights: bytes by name."""
-
-    weights: Mapping[str, int]
-    given: Sequence[tuple[int, int, int]]
-    between: Sequence[tuple[int, int, int]]
-    inside: Sequence[tuple[int, int, int]]
-
-
-def _spans(program: Program, device: DeviceProgram, border: Mapping[str, int]) -> _Spans:
-    """Time is counted in steps: step 2k + 1 is inside segment k, step 2k between the segments k - 1 and k."""
-    weights: dict[str, int] = {}
+def _course(program: Program, device: DeviceProgram, border: Mapping[str, int]) -> MemoryCourse:
+    """border: bytes of the graph's inputs and outputs and of what travels."""
+    constants: dict[str, int] = {}
     sizes = dict(border)
-    inside: list[int] = []
-    for segment in device.segments:
-        weights |= constant_sizes(segment)
+    last = _last_steps(program, device)
+    live: list[Span] = []
+    for k, segment in enumerate(device.segments):
+        constants |= constant_sizes(segment)
         values = segment_values(segment)
         sizes |= {name: size for name, size in values.items() if size}
-        inside.append(segment_peak(segment, values))
-    last = _last_steps(program, device)
-    spans = tuple((0, last.get(name, 0), sizes[name]) for name in _given(program, device))
-    between = tuple(
-        (2 * k + 2, last[name], sizes.get(name, 0))
-        for k, segment in enumerate(device.segments)
-        for name in segment.outputs
-        if last.get(name, -1) >= 2 * k + 2
+        live.append((2 * k + 1, 2 * k + 1, segment_peak(segment, values)))
+    for k, segment in enumerate(device.segments):
+        kept = [name for name in segment.outputs if last.get(name, -1) >= 2 * k + 2]
+        live += ((2 * k + 2, last[name], sizes.get(name, 0)) for name in kept)
+    given = [(0, last.get(name, 0), sizes[name]) for name in _given(program, device)]
+    steps = range(2 * len(device.segments) + 1)
+    buffers, activations = (
+        tuple(accumulate(changes[step] for step in steps)) for changes in (_changes(given), _changes(live))
     )
-    return _Spans(weights, spans, between, tuple((2 * k + 1, 2 * k + 1, size) for k, size in enumerate(inside)))
-
-
-def _device(program: Program, device: DeviceProgram, border: Mapping[str, int]) -> _Role:
-    found, end = _spans(program, device, border), 2 * len(device.segments)
-    buffers = sum(size for _, _, size in found.given)
-    busy = peak([*found.given, *found.between, *found.inside])
-    resting = max((_held(found.given, step) + _held(found.between, step) for step in range(0, end + 1, 2)), default=0)
-    return _Role(found.weights, buffers, max(0, busy - buffers), max(0, resting - buffers))
-
-
-def _held(spans: Iterable[tuple[int, int, int]], step: int) -> int:
-    return sum(size for start, stop, size in spans if start <= step <= stop)
+    return MemoryCourse(constants, buffers, activations)
 
 
 def _given(program: Program, device: DeviceProgram) -> tuple[str, ...]:
     """The tensors that are there from the start: what it receives, and the inputs that it reads or sends on."""
     received = [program.transfers[step.index].value.name for step in device.steps if step.kind == "receive"]
-    used = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
-    used |= {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"}
-    return tuple(dict.fromkeys([*(name for name in device.sources if name in used), *received]))
+    wanted = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
+    wanted |= {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"}
+    return tuple(dict.fromkeys([*(name for name in device.sources if name in wanted), *received]))
 
 
 def _last_steps(program: Program, device: DeviceProgram) -> dict[str, int]:

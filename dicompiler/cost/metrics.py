@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dicompiler.cost.model import CostModel, flops, weight_regions
+from dicompiler.cost.counting import flops, weight_regions
+from dicompiler.cost.memory import Span, peak
+from dicompiler.cost.model import CostModel
 from dicompiler.cost.workload import Workload, merged, task_seconds
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.metrics import DeviceMetrics, Metrics
+from dicompiler.ir.metrics import DeviceMetrics, Method, Metrics
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import Region
@@ -49,8 +51,8 @@ class _Role:
 
 def _roles(routing: Routing, platform: Platform, cost: CostModel) -> tuple[_Role, ...]:
     return tuple(
-        _Role(own, {task_id(task): task_seconds(own, platform, cost, task) for task in own.tasks}, _sent(own))
-        for own in routing.roles
+        _Role(role, {task_id(task): task_seconds(role, platform, cost, task) for task in role.tasks}, _sent(role))
+        for role in routing.roles
     )
 
 
@@ -66,35 +68,32 @@ def measure(layers: LayerGraph, platform: Platform, cost: CostModel, plan: Plan)
     """
     roles = _roles(route_on(platform, layers, plan), platform, cost)
     latency = sum(_latency(role, platform) for role in roles) / len(roles)
-    return _metrics(roles, _devices(roles, platform, plan), platform, latency, _lines(roles, platform))
+    return _metrics(roles, _devices(roles, platform, plan), platform, latency, "estimate")
 
 
 def simulated(simulation: Simulation, work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
     """What `plan` comes to, given its routing, its workload and the simulation of one frame of each role, one after
     another. The time between frames is the load of the busiest device or line, in the mean over the roles: what a
     stream comes to with enough frames on their way at once."""
-    roles = tuple(_Role(own, played.seconds, _sent(own)) for own, played in zip(routing.roles, work.roles, strict=True))
+    roles = tuple(
+        _Role(role, played.seconds, _sent(role)) for role, played in zip(routing.roles, work.roles, strict=True)
+    )
     frames = len(simulation.frames)
     devices = tuple(
         replace(
             entry,
-            line_s=(
-                simulation.seconds("message", entry.device) + simulation.seconds("message", entry.device, peer=True)
-            )
-            / frames,
+            line_s=sum(simulation.seconds("message", entry.device, peer) for peer in (False, True)) / frames,
             waits={peer: seconds / frames for peer, seconds in simulation.waits.get(entry.device, {}).items()},
         )
         for entry in _devices(roles, platform, plan)
     )
     latency = sum(end - start for start, end in simulation.frames) / frames
-    found = _metrics(roles, devices, platform, latency, _lines(roles, platform, latency=False))
-    return replace(found, method="simulation")
+    return _metrics(roles, devices, platform, latency, "simulation")
 
 
 def _metrics(
-    roles: Sequence[_Role], devices: tuple[DeviceMetrics, ...], platform: Platform, latency: float, lines: float
+    roles: Sequence[_Role], devices: tuple[DeviceMetrics, ...], platform: Platform, latency: float, method: Method
 ) -> Metrics:
-    """lines: seconds of the busiest line in a frame."""
     on_host: dict[str, int] = {}
     energy = 0.0
     for entry in devices:
@@ -102,9 +101,11 @@ def _metrics(
         on_host[device.host] = on_host.get(device.host, 0) + entry.memory
         idle = max(0.0, latency - entry.compute_s)
         energy += device.power_active * entry.compute_s + device.power_idle * idle + device.power_network * entry.line_s
-    busiest = max((entry.compute_s for entry in devices), default=0.0)
-    total = _mean(sum(box.count for role in roles for box in role.sent), roles)
-    return Metrics(devices, latency, max(busiest, lines), energy, max(on_host.values(), default=0), total)
+    sent = [box for role in roles for box in role.sent]
+    lines = _busy(platform, sent, latency=method == "estimate", frames=len(roles))
+    period = max((lines, *(entry.compute_s for entry in devices)))
+    total = _mean(sum(box.count for box in sent), roles)
+    return Metrics(devices, latency, period, energy, max(on_host.values(), default=0), total, method)
 
 
 def _step(task: Task) -> Step:
@@ -113,13 +114,12 @@ def _step(task: Task) -> Step:
 
 def _sent(routing: Routing) -> list[_Sent]:
     steps = {task_id(task): _step(task) for task in routing.tasks}
-    found = []
+    sent = []
     for box in routing.received:
         assert box.origin is not None
-        made = box.origin.task
-        step = ("", False) if made is None else steps[made]
-        found.append(_Sent(box.origin.device, box.device, routing.nbytes(box), step))
-    return found
+        step = ("", False) if box.origin.task is None else steps[box.origin.task]
+        sent.append(_Sent(box.origin.device, box.device, routing.nbytes(box), step))
+    return sent
 
 
 def _latency(role: _Role, platform: Platform) -> float:
@@ -129,17 +129,12 @@ def _latency(role: _Role, platform: Platform) -> float:
     for task in sorted(routing.tasks, key=lambda task: (routing.layers.position[task.layer], task.kind != "partial")):
         at = compute.setdefault(_step(task), {})
         at[task.device] = at.get(task.device, 0.0) + seconds[task_id(task)]
-    made: dict[Step, list[_Sent]] = {}
+    sent: dict[Step, list[_Sent]] = {}
     for box in role.sent:
-        made.setdefault(box.step, []).append(box)
+        sent.setdefault(box.step, []).append(box)
     return sum(
-        max(devices.values(), default=0.0) + _busy(platform, made.get(step, ())) for step, devices in compute.items()
+        max(devices.values(), default=0.0) + _busy(platform, sent.get(step, ())) for step, devices in compute.items()
     )
-
-
-def _lines(roles: Sequence[_Role], platform: Platform, latency: bool = True) -> float:
-    """Seconds of the busiest line for a frame, in the mean over the roles."""
-    return _busy(platform, [box for role in roles for box in role.sent], latency, len(roles))
 
 
 def _busy(platform: Platform, boxes: Iterable[_Sent], latency: bool = True, frames: int = 1) -> float:
@@ -169,24 +164,23 @@ def _devices(roles: Sequence[_Role], platform: Platform, plan: Plan) -> tuple[De
     for role in roles:
         for task in role.routing.tasks:
             work[task.device].append((role, task))
-    found = []
+    entries = []
     for name in (device.name for device in platform.devices if device.name in work):
-        own = work[name]
         weights: dict[tuple[str, Region], int] = {}
-        for role, task in own:
-            weights.update(weight_regions(role.routing.layers, task))
-        found.append(
+        for role, task in work[name]:
+            weights |= weight_regions(role.routing.layers, task)
+        entries.append(
             DeviceMetrics(
                 name,
-                _mean(sum(_flops(role.routing, task) for role, task in own), roles),
-                sum(role.seconds[task_id(task)] for role, task in own) / len(roles),
+                _mean(sum(_flops(role.routing, task) for role, task in work[name]), roles),
+                sum(role.seconds[task_id(task)] for role, task in work[name]) / len(roles),
                 sum(weights.values()),
                 max(held.get(name, 0) for held in activations),
                 _mean(sent[name], roles),
                 _mean(received[name], roles),
             )
         )
-    return tuple(found)
+    return tuple(entries)
 
 
 def _mean(total: int, roles: Sequence[_Role]) -> int:
@@ -206,35 +200,26 @@ def _activations(routing: Routing) -> dict[str, int]:
     A computed box is held from its step to its last reader on the device, a received one (its buffer is there from
     the start of the frame) and an input up to their last reader; what a sink wants, to the end.
     """
-    end = len(routing.tasks)
-    spans: dict[Box, list[int]] = {}  # first and last step
+    first: dict[Box, int] = {}
+    last: dict[Box, int] = {}
 
-    def hold(tree: Tree, at: int) -> None:
-        for leaf in leaves(tree):
-            span = spans.setdefault(leaf.box, [0, at])
-            span[1] = max(span[1], at)
+    def hold(tree: Tree, step: int) -> None:
+        last.update((leaf.box, step) for leaf in leaves(tree))
 
-    for i, task in enumerate(routing.tasks):
+    for step, task in enumerate(routing.tasks):
         for key, region in task.outputs.items():
-            spans[Box(key, region, task.device, task.lane, task_id(task))] = [i, i]
+            box = Box(key, region, task.device, task.lane, task_id(task))
+            first[box] = last[box] = step
         for tree in routing.reads.get(task_id(task), {}).values():
-            hold(tree, i)
+            hold(tree, step)
     for box in routing.received:
         if box.origin is not None:  # an input that its source only sends is held by it as well
-            spans.setdefault(box.origin, [0, 0])
+            last.setdefault(box.origin, 0)
     for delivery in routing.deliveries:
         if delivery.tree is not None:
-            hold(delivery.tree, end)
-    changes: dict[str, list[tuple[int, int]]] = {}
-    for box, (start, stop) in spans.items():
+            hold(delivery.tree, len(routing.tasks))
+    spans: dict[str, list[Span]] = {}
+    for box, step in last.items():
         if box.region is not None:
-            size = routing.nbytes(box)
-            changes.setdefault(box.device, []).extend(((start, size), (stop + 1, -size)))
-    peaks = {}
-    for device, events in changes.items():
-        held = peak = 0
-        for _, change in sorted(events):
-            held += change
-            peak = max(peak, held)
-        peaks[device] = peak
-    return peaks
+            spans.setdefault(box.device, []).append((first.get(box, 0), step, routing.nbytes(box)))
+    return {device: peak(held) for device, held in spans.items()}

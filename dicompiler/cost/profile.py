@@ -1,6 +1,6 @@
 """Profiles: what `dicompiler profile` measured of a network's layers on a device, and times of sizes in between.
 
-A profile file (schema: schemas/profile.schema.json) → Profile;   LayerGraph + Device → the profile that holds for them.
+A profile file (base/schemas/profile.schema.json) → Profile;   LayerGraph + Device → the profile that holds for them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def axis_cut(axis: int) -> Cut:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One piece that was timed. size: its extent along the cut; flops, moved: operations and bytes (see costs.Count);
-    seconds: the median, low and high the extremes."""
+    """One piece that was timed. size: its extent along the cut; flops, moved: operations and bytes (see
+    counting.Count); seconds: the median, low and high the extremes."""
 
     cut: Cut
     size: int
@@ -176,11 +176,11 @@ class Profiles:
     @classmethod
     def load(cls, files: Sequence[str], others: bool) -> Profiles:
         """Reads all files. DicompilerError for one that is missing, wrong, or without a measured layer."""
-        found = tuple(load(file) for file in files)
-        for profile in found:
+        profiles = tuple(load(file) for file in files)
+        for profile in profiles:
             if not profile.layers:
                 raise DicompilerError(f"{profile.place}: no layer has been measured yet: run its package on the device")
-        return cls(found, others)
+        return cls(profiles, others)
 
     def of(self, layers: LayerGraph, device: Device) -> Profile:
         """The first profile that holds for `device`. DicompilerError, naming both, where none does, and where it is of

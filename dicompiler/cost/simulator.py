@@ -64,21 +64,21 @@ class Simulation:
     @cached_property
     def waits(self) -> dict[str, dict[str, float]]:
         """Device → device that it waited for → seconds."""
-        found: dict[str, dict[str, float]] = {}
+        waits: dict[str, dict[str, float]] = {}
         for span in self.spans:
             if span.kind == "wait":
-                own = found.setdefault(span.device, {})
-                own[span.peer] = own.get(span.peer, 0.0) + span.seconds
-        return found
+                by_peer = waits.setdefault(span.device, {})
+                by_peer[span.peer] = by_peer.get(span.peer, 0.0) + span.seconds
+        return waits
 
     @cached_property
     def _sums(self) -> dict[tuple[str, bool, str], float]:
         """(kind, whether its peer is meant, device) → seconds."""
-        found: dict[tuple[str, bool, str], float] = {}
+        sums: dict[tuple[str, bool, str], float] = {}
         for span in self.spans:
             for key in ((span.kind, False, span.device), (span.kind, True, span.peer)):
-                found[key] = found.get(key, 0.0) + span.seconds
-        return found
+                sums[key] = sums.get(key, 0.0) + span.seconds
+        return sums
 
     def seconds(self, kind: str, device: str, peer: bool = False) -> float:
         """All seconds of one kind of a device (`peer`: of messages to it instead of from it)."""
@@ -242,12 +242,12 @@ class _Player:
 
 def _readers(work: Workload) -> list[list[int]]:
     """For each message the jobs of its receiver that wait for it."""
-    found: list[list[int]] = [[] for _ in work.messages]
+    readers: list[list[int]] = [[] for _ in work.messages]
     for device in work.devices:
         for i, job in enumerate(device.jobs):
             for message in dict.fromkeys(job.needs):
-                found[message].append(i)
-    return found
+                readers[message].append(i)
+    return readers
 
 
 class _Lines:

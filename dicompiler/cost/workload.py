@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from dicompiler.cost.model import CostModel, Share
+from dicompiler.cost.model import CostModel
+from dicompiler.ir.plan import Share
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler.ir.routing import Routing
@@ -79,12 +80,13 @@ def workload(program: Program, routing: Routing, platform: Platform, cost: CostM
 
 def _role(program: Program, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
     seconds = {task_id(task): task_seconds(routing, platform, cost, task) for task in routing.tasks}
-    own = _segment_seconds(program, routing, seconds)
+    by_segment = _segment_seconds(program, routing, seconds)
     place = {device.device: i for i, device in enumerate(program.devices)}
     messages = tuple(
         Message(place[t.sender], place[t.receiver], t.value.nbytes, t.value.name) for t in program.transfers
     )
-    return Workload(tuple(_device(program, device, own) for device in program.devices), messages, seconds=seconds)
+    devices = tuple(_device(program, device, by_segment) for device in program.devices)
+    return Workload(devices, messages, seconds=seconds)
 
 
 def _device(program: Program, device: DeviceProgram, seconds: Mapping[str, float]) -> DeviceWork:
@@ -99,8 +101,8 @@ def _device(program: Program, device: DeviceProgram, seconds: Mapping[str, float
             sends.setdefault(latest, []).append(step.index)
         else:
             received[program.transfers[step.index].value.name] = step.index
-    made = {name: i for i, segment in enumerate(device.segments) for name in segment.outputs}
-    delivering = [made[name] for name in device.sinks]
+    maker = {name: i for i, segment in enumerate(device.segments) for name in segment.outputs}
+    delivering = [maker[name] for name in device.sinks]
     jobs = tuple(
         Job(
             segment.name,
@@ -125,10 +127,10 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
                 # A merger has no anchor: then its last node counts.
                 if key not in home or origin == layer.nodes[layer.anchor].name or key in mergers:
                     home[key] = segment.name
-    found: dict[str, float] = {}
+    by_segment: dict[str, float] = {}
     for key, name in home.items():
-        found[name] = found.get(name, 0.0) + seconds[key]
-    return found
+        by_segment[name] = by_segment.get(name, 0.0) + seconds[key]
+    return by_segment
 
 
 def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Task) -> float:

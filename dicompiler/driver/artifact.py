@@ -19,7 +19,7 @@ from dicompiler.ir.compilation import Compilation, Decision
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.partition.lowering import sketch, split
+from dicompiler.partition.lowering import split, split_unchecked
 from dicompiler.partition.tiling import whole_plan
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem, evaluate
@@ -89,7 +89,7 @@ def reopen(directory: str | Path, cost: str = "") -> tuple[Compilation, Target, 
     compilation = prepare(model)
     compilation = replace(compilation, plan=plans.load(path / PLAN), platform=Platform.load(path / PLATFORM))
     problem = pose(compilation, decision.objective if decision else "latency", costs)
-    compilation = sketch(compilation)
+    compilation = split_unchecked(compilation)
     single = single_device(problem)
     metrics = evaluate(compilation, costs)
     return replace(compilation, metrics=metrics, single=single, decision=decision, artifacts=path), target, problem

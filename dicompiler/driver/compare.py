@@ -1,4 +1,4 @@
-"""Strategies side by side: each one's plan for the same problem, weighed by the same simulator.
+"""Strategies side by side: each one's plan for the same problem, evaluated by the same simulator.
 
 Problem + strategies → Comparison: metrics, search times, the bound, and what holds the best plan back.
 """

@@ -1,4 +1,4 @@
-"""The driver: compile() takes a model and a platform through the whole pipeline; artifact.py uses what it wrote.
+"""The driver: compile() takes a model and a platform through the whole pipeline; `driver.artifact` uses what it wrote.
 
 model ──prepare──► layers ──strategy──► plan ──partition──► placed model ──cut──► program ──target──► directory
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dicompiler.base.atomic import check_place, moved_in_whole
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.cost.memory import MemoryUse
 from dicompiler.cost.model import CostModel
 from dicompiler.driver.artifact import Compiled
 from dicompiler.driver.prepare import DEFAULT_COST, platform_of, pose, prepare, single_device, uncut
@@ -27,7 +28,7 @@ from dicompiler.partition.lowering import split
 from dicompiler.plugin.pass_manager import PassManager
 from dicompiler.plugin.passes import Instrument
 from dicompiler.plugin.registry import registry
-from dicompiler.search.constraints import check, check_program
+from dicompiler.search.constraints import check_constraints, check_dealing, check_program
 from dicompiler.search.problem import Problem, evaluate
 from dicompiler.search.strategy import Strategy
 from dicompiler.target.interface import Target
@@ -86,11 +87,13 @@ def compile(
     log.info("splitting over %d devices", len(chosen_plan.devices))
     watched = PassManager([registry().make("passes", "partition")], instruments)
     compilation = split(replace(compilation, plan=chosen_plan), watched.run)
+    memory: Mapping[str, MemoryUse] | None = None
     if output is not None:
-        compilation = occupy(compilation, problem)
-        check_program(compilation, emitter)
+        check_dealing(chosen_plan, emitter)
+        compilation, memory = occupy(compilation, problem), problem.memory(compilation)
+        check_program(compilation, memory, emitter)
     decision = Decision("" if decider is None else decider.name, objective, costs.name)
-    compilation = replace(predicted(compilation, problem), decision=decision)
+    compilation = replace(predicted(compilation, problem, memory), decision=decision)
     return Compiled.of(compilation if output is None else emit(compilation, emitter, Path(output)))
 
 
@@ -114,7 +117,7 @@ def decide(problem: Problem, strategy: Strategy | None, plan: str | Path | Plan 
         raise DicompilerError(
             "plan: it was made for another network (its structure differs): make it anew with 'dicompiler plan'"
         )
-    check(problem, chosen)
+    check_constraints(problem, chosen)
     return chosen
 
 
@@ -136,10 +139,10 @@ def occupy(compilation: Compilation, problem: Problem) -> Compilation:
     return replace(compilation, occupied=occupied, occupied_single=alone)
 
 
-def predicted(compilation: Compilation, problem: Problem) -> Compilation:
-    """Adds the metrics of the program, by simulation, and those of the best single device beside them; warns where that
-    one would be better."""
-    metrics, single = evaluate(compilation, problem.cost, problem.target), single_device(problem)
+def predicted(compilation: Compilation, problem: Problem, memory: Mapping[str, MemoryUse] | None) -> Compilation:
+    """Adds the metrics of the program, by simulation (memory: see `evaluate`), and those of the best single device
+    beside them; warns where that one would be better."""
+    metrics, single = evaluate(compilation, problem.cost, memory), single_device(problem)
     objective = problem.objective
     if metrics.value(objective) > NOTABLY * single.value(objective):
         log.warning(
@@ -162,6 +165,6 @@ def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
         (stage / REFERENCE).parent.mkdir()
         compilation.reference.save(stage / REFERENCE, external=True)
         if compilation.decision is not None:
-            made = {"format": MADE_FORMAT, **asdict(compilation.decision)}
-            (stage / MADE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+            decision = {"format": MADE_FORMAT, **asdict(compilation.decision)}
+            (stage / MADE).write_text(json.dumps(decision, indent=1) + "\n", encoding="utf-8")
     return replace(compilation, artifacts=output)

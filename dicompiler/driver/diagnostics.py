@@ -80,7 +80,7 @@ class Statistics(Watch):
     def after(self, index: int, step: Pass, compilation: Compilation) -> None:  # noqa: ARG002
         if compilation.routing is None or self.rows:
             return
-        from dicompiler.cost.model import macs, task_macs
+        from dicompiler.cost.counting import macs, task_macs
         from dicompiler.ir.regions import volume
         from dicompiler.ir.routing import leaves
         from dicompiler.ir.tasks import task_id

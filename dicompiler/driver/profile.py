@@ -20,14 +20,14 @@ from typing import Any
 import onnx
 
 from dicompiler.base.errors import DicompilerError, RunError
-from dicompiler.cost.model import Share, count
+from dicompiler.cost.counting import count
 from dicompiler.cost.profile import Cut, axis_cut, kind_of, network_digest, signature
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.structure import node_reads
 from dicompiler.ir.onnx.weights import dtype_name, is_hollow
-from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.plan import Part, Plan, Share
 from dicompiler.ir.program import Segment
 from dicompiler.ir.regions import Interval, shares
 from dicompiler.partition.bounds_inference import align, cuttable, reduction

@@ -61,11 +61,11 @@ class LayerGraph(Remembers):
     @cached_property
     def consumers(self) -> Mapping[str, tuple[Layer, ...]]:
         """Tensor name → the layers that read it, in layer order."""
-        found: dict[str, list[Layer]] = {}
+        readers: dict[str, list[Layer]] = {}
         for layer in self.layers:
             for tensor in layer.inputs:
-                found.setdefault(tensor, []).append(layer)
-        return {tensor: tuple(layers) for tensor, layers in found.items()}
+                readers.setdefault(tensor, []).append(layer)
+        return {tensor: tuple(layers) for tensor, layers in readers.items()}
 
     def rule(self, node: Node) -> OperatorRule:
         """The node's rule; one that computes it whole where none is registered."""

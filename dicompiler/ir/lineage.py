@@ -53,19 +53,19 @@ class Lineage:
         made its output there (Split → Slice, Slice). What passes added has none."""
         operators = {node.name: node.op for node in self._file}
         maker = {output: node.name for node in self._file for output in node.outputs}
-        found: dict[str, str] = {}
+        origins: dict[str, str] = {}
         for node in self._nodes():
             if operators.get(node.name) == node.op:
-                found[node.name] = node.name
-            elif made := next((maker[output] for output in node.outputs if output in maker), ""):
-                found[node.name] = made
-        return found
+                origins[node.name] = node.name
+            elif maker_name := next((maker[output] for output in node.outputs if output in maker), ""):
+                origins[node.name] = maker_name
+        return origins
 
     def names_of(self, node: Node) -> tuple[str, ...]:
         """What a user may call a layer's node, the nearest first: by its own name, unless that is another node's in the
         file, and by its origin's."""
-        own = (node.name,) if node.name in self.added else ()
-        return (*own, *(self.origin[name] for name in (node.name,) if name in self.origin))
+        by_name = (node.name,) if node.name in self.added else ()
+        return (*by_name, *(self.origin[name] for name in (node.name,) if name in self.origin))
 
     def layers_of(self, name: str) -> tuple[Layer, ...]:
         """The layers, in layer order, of a node by its name: those that it is in; where it is gone (folded, say) those
@@ -76,12 +76,12 @@ class Lineage:
     @cached_property
     def _homes(self) -> Mapping[str, tuple[Layer, ...]]:
         """Every name of a node that is in a layer → its layers."""
-        found: dict[str, dict[Layer, None]] = {}
+        layers_of: dict[str, dict[Layer, None]] = {}
         for layer in self.layers.layers:
             for node in layer.nodes:
                 for name in self.names_of(node):
-                    found.setdefault(name, {})[layer] = None
-        return {name: tuple(homes) for name, homes in found.items()}
+                    layers_of.setdefault(name, {})[layer] = None
+        return {name: tuple(layers) for name, layers in layers_of.items()}
 
     @cached_property
     def _heir(self) -> Mapping[str, str]:
@@ -89,16 +89,16 @@ class Lineage:
         because what a node made is read behind it."""
         kept, nodes = set(self.origin.values()), self._file
         reader: dict[str, int] = {}  # tensor → the first node, by way of lost ones, that is left of those that read it
-        found: dict[str, str] = {}
+        heirs_of: dict[str, str] = {}
         for index in reversed(range(len(nodes))):
             node = nodes[index]
             heirs = [index] if node.name in kept else [reader[name] for name in node.outputs if name in reader]
             if not heirs:
                 continue
             heir = min(heirs)
-            found[node.name] = nodes[heir].name
+            heirs_of[node.name] = nodes[heir].name
             reader.update((name, min(heir, reader.get(name, heir))) for name in node.reads)
-        return found
+        return heirs_of
 
     @cached_property
     def _file(self) -> tuple[_Loaded, ...]:

@@ -8,6 +8,9 @@ from typing import Literal
 
 from dicompiler.base.objectives import terms
 
+Method = Literal["estimate", "simulation"]
+"""Where times come from."""
+
 
 @dataclass(frozen=True)
 class DeviceMetrics:
@@ -66,7 +69,7 @@ class Metrics:
     energy_j: float
     memory: int
     total_bytes: int
-    method: Literal["estimate", "simulation"] = "estimate"
+    method: Method = "estimate"
 
     def device(self, name: str) -> DeviceMetrics | None:
         """What a device does, None where the plan does not name it."""

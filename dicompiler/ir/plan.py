@@ -1,6 +1,6 @@
 """A Plan: which device computes which region of which layer's output. What every strategy returns; JSON on disk.
 
-The file's schema is `schemas/plan.schema.json`; what a plan means for a network is checked where it is routed.
+The file's schema is `base/schemas/plan.schema.json`; what a plan means for a network is checked where it is routed.
 """
 
 from __future__ import annotations

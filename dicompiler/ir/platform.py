@@ -1,6 +1,6 @@
 """A Platform: hosts, devices and the network. TOML text or the name of a built-in one goes in, frozen records come out.
 
-The file's schema is `schemas/platform.schema.json`; the built-in platforms are in boards.py.
+The file's schema is `base/schemas/platform.schema.json`; the built-in platforms are in `ir.boards`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Transfer:
 class Segment:
     """An ONNX sub-model that one device runs once its inputs are there.
 
-    `model` carries no large weights: such an initializer is a hollow (see model.py) whose data is in the program's
+    `model` carries no large weights: such an initializer is a hollow (see `weights`) whose data is in the program's
     `weights` under the same name. `inputs` and `outputs` are tensor names on this device. `marks`: of those of its
     nodes that belong to a part, in order.
     """

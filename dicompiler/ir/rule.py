@@ -18,8 +18,8 @@ from dicompiler.base.remembering import Remembers
 from dicompiler.ir.regions import Interval, Region, Shape, contains, full
 
 STAND_IN_DOMAIN = "dicompiler.check"
-"""Where the exact check (see dicompiler.exact) puts a node whose operator rounds: there a function computes something
-exact from the same inputs, and the operator's own rule holds."""
+"""Where the exact check (see dicompiler.verify.exact) puts a node whose operator rounds: there a function computes
+something exact from the same inputs, and the operator's own rule holds."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ class OperatorRule:
         some of it. None: all of it.
     rounds: whether it rounds its sums to few bits, so that partial sums would add up to something else.
     stand_in: what the exact check computes in its place where it rounds even small integers: an operator with the same
-        inputs, or a body of dicompiler.exact.standins. '': it is exact.
+        inputs, or a body of dicompiler.verify.exact.standins. '': it is exact.
     constants: what its constant inputs become in the exact check, one word for each (the last one for all that follow),
-        of those of dicompiler.exact.values; '-': it stays. The exact check asks the built-in rules alone.
+        of those of dicompiler.verify.exact.values; '-': it stays. The exact check asks the built-in rules alone.
     """
 
     op: str

@@ -1,4 +1,7 @@
-"""Gemm and MatMul: rows from the left operand, columns from the right, and the axis that they sum over."""
+"""Gemm and MatMul: rows from the left operand, columns from the right, and the axis that they sum over.
+
+RNN, GRU and LSTM, whose steps follow one on another, are computed whole: what that costs.
+"""
 
 from __future__ import annotations
 
@@ -64,10 +67,20 @@ def activated(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effor
     return product(operation, out, needs)._replace(other=math.prod(out))
 
 
+def stepped(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+    """Each step of x (steps, batch, features) meets all of w (directions, gates, features) and of r; one FLOP for each
+    element of each gate."""
+    x, w, r = needs[:3]
+    steps = x[0] * x[1]
+    return Effort(steps * (math.prod(w) + math.prod(r)), other=steps * math.prod(w) // x[2])
+
+
 RULES = (
     OperatorRule("Gemm", gemm, reduction=gemm_reduction, cost=product),
     OperatorRule("MatMul", matmul, reduction=matmul_reduction, cost=product),
     *counted(product, "FusedMatMul TransposeMatMul QGemm DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16"),
     *counted(product, "MatMulNBits MatMulBnb4 MatMulFpQ4 GemmFloat8 CDist"),
     *counted(activated, "FusedGemm FusedMatMulActivation GemmFastGelu"),
+    *counted(stepped, "RNN GRU LSTM", ""),
+    *counted(stepped, "DynamicQuantizeLSTM"),
 )

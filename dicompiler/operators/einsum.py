@@ -42,23 +42,19 @@ def einsum(operation: Operation, region: Region, reduce: Interval | None) -> Pie
     equation = parse(operation.attribute("equation"))
     batch = len(region) - len(equation.output.replace(BATCH, ""))
     at = equation.output.find(BATCH)
-    found = (
-        dict(zip(equation.output.replace(BATCH, ""), (*region[:at], *region[at + batch :]), strict=True))
-        if (at >= 0)
-        else dict(zip(equation.output, region, strict=True))
-    )
+    named = region if at < 0 else (*region[:at], *region[at + batch :])
+    intervals = dict(zip(equation.output.replace(BATCH, ""), named, strict=True))
     if reduce is not None:
-        found[equation.summed[0]] = reduce
+        intervals[equation.summed[0]] = reduce
     needs = []
     for index, term in enumerate(equation.inputs):
         shape = operation.shape(index)
-        own = len(shape) - len(term.replace(BATCH, ""))
-        dims: list[Interval | None] = []
+        hidden = len(shape) - len(term.replace(BATCH, ""))
+        cuts: list[Interval | None] = []
         for letter in term:
-            dims += region[at + batch - own : at + batch] if letter == BATCH else [found.get(letter)]
-        needs.append(
-            tuple((0, n) if n == 1 or interval is None else interval for n, interval in zip(shape, dims, strict=True))
-        )
+            cuts += region[at + batch - hidden : at + batch] if letter == BATCH else [intervals.get(letter)]
+        axes = zip(shape, cuts, strict=True)
+        needs.append(tuple((0, extent) if extent == 1 or cut is None else cut for extent, cut in axes))
     return Piece(region, tuple(needs))
 
 

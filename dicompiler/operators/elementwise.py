@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dicompiler.ir.regions import Interval, Region, full
-from dicompiler.ir.rule import Operation, OperatorRule, Piece, each, free
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, each, free, whole
 
 UNARY = (
     "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu "
@@ -21,24 +21,21 @@ BROADCASTING = (
 def broadcast_need(shape: Sequence[int], region: Region) -> Region:
     """What a broadcast input of `shape` gives to `region` of the output: axes count from the right, an extent of 1
     is read whole. shape (8, 1), region of a (2, 8, 5) output → ((c0, c1), (0, 1))."""
-    own = region[len(region) - len(shape) :]
-    return tuple((0, 1) if extent == 1 else interval for extent, interval in zip(shape, own, strict=True))
+    axes = zip(shape, region[len(region) - len(shape) :], strict=True)
+    return tuple((0, 1) if extent == 1 else interval for extent, interval in axes)
 
 
 def elementwise(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """out region → the same region of every input, as far as the input has those axes."""
-    needs = tuple(
-        None if tensor is None or tensor.shape is None else broadcast_need(tensor.shape, region)
-        for tensor in operation.inputs
-    )
-    return Piece(region, needs)
+    shapes = (None if tensor is None else tensor.shape for tensor in operation.inputs)
+    return Piece(region, tuple(None if shape is None else broadcast_need(shape, region) for shape in shapes))
 
 
-def batch_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+def batch_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """out region → the same region of x, and its channels of scale, shift, mean and variance (before opset 9 those can
     be of the shape of x without its first axis). Training: whole."""
     if operation.attribute("training_mode", 0):
-        return Piece(full(operation.out_shape), operation.full_needs())
+        return whole(operation, region, reduce)
     channels = region[1:] if len(operation.shape(1)) > 1 else region[1:2] or ((0, 1),)
     return Piece(region, (region, *(channels for _ in operation.inputs[1:])))
 
@@ -55,7 +52,7 @@ def dropout(operation: Operation, region: Region, reduce: Interval | None) -> Pi
     """Dropout as inference runs it, which changes nothing. In training mode it draws for the tensor as a whole."""
     mode = operation.value(2)
     if operation.has(2) and (mode is None or mode.any()):
-        return Piece(full(operation.out_shape), operation.full_needs())
+        return whole(operation, region, reduce)
     return elementwise(operation, region, reduce)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from dicompiler.ir.regions import Interval, Region, full, replace, shape_of
-from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, free
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, free, whole
 from dicompiler.operators.elementwise import broadcast_need
 
 FEW = 64
@@ -22,22 +22,21 @@ def expand(operation: Operation, region: Region, reduce: Interval | None) -> Pie
     return Piece(region, (broadcast_need(operation.shape(0), region), None), {}, {1: shape})
 
 
-def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Tile: an interval inside one repetition is that interval of x; another one grows to whole repetitions."""
     if operation.node.opset < 6:  # where it repeats one axis, which an input names
-        return Piece(full(operation.out_shape), operation.full_needs())
-    out: list[Interval] = []
-    need: list[Interval] = []
-    repeats = []
+        return whole(operation, region, reduce)
+    tiles: list[tuple[Interval, Interval, int]] = []
     for extent, (start, stop) in zip(operation.shape(0), region, strict=True):
         first, last = start // extent, -(-stop // extent)
-        inside = last - first == 1
-        out.append((start, stop) if inside else (first * extent, last * extent))
-        need.append((start - first * extent, stop - first * extent) if inside else (0, extent))
-        repeats.append(last - first)
-    if tuple(out) == full(operation.out_shape):
-        return Piece(tuple(out), operation.full_needs())
-    return Piece(tuple(out), (tuple(need), None), {}, {1: np.array(repeats, np.int64)})
+        if last - first == 1:
+            tiles.append(((start, stop), (start - first * extent, stop - first * extent), 1))
+        else:
+            tiles.append(((first * extent, last * extent), (0, extent), last - first))
+    out, need, repeats = zip(*tiles, strict=True) if tiles else ((), (), ())
+    if out == full(operation.out_shape):
+        return whole(operation, region, reduce)
+    return Piece(out, (need, None), {}, {1: np.array(repeats, np.int64)})
 
 
 def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
@@ -67,12 +66,11 @@ def gather_elements(operation: Operation, region: Region, reduce: Interval | Non
 def depth_to_space(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """DepthToSpace: rows and columns in whole blocks; channels pass where those of a block lie together (mode CRD)."""
     size, (batch, channels, *tile) = operation.attribute("blocksize"), region
-    cells = tuple((start // size, -(-stop // size)) for start, stop in tile)
-    together = operation.attribute("mode", "DCR") == "CRD"
-    channels = channels if together else (0, operation.out_shape[1])
-    depth = (channels[0] * size * size, channels[1] * size * size)
+    cells = [(start // size, -(-stop // size)) for start, stop in tile]
+    if operation.attribute("mode", "DCR") != "CRD":
+        channels = (0, operation.out_shape[1])
     out = (batch, channels, *((start * size, stop * size) for start, stop in cells))
-    return Piece(out, ((batch, depth, *cells),))
+    return Piece(out, ((batch, (channels[0] * size * size, channels[1] * size * size), *cells),))
 
 
 def space_to_depth(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001

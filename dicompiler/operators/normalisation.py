@@ -35,11 +35,6 @@ def softmax(operation: Operation, region: Region, reduce: Interval | None) -> Pi
     return elementwise(operation, _in_full(operation, region, range(axis, axis + 1 if modern else rank)), reduce)
 
 
-def lp_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """LpNormalization: the axis in full."""
-    return elementwise(operation, _in_full(operation, region, (_axis(operation),)), reduce)
-
-
 def mean_variance(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """MeanVarianceNormalization: its axes in full."""
     axes = {axis % len(region) for axis in operation.attribute("axes") or (0, 2, 3)}
@@ -56,18 +51,18 @@ def group_normalization(operation: Operation, region: Region, reduce: Interval |
     """GroupNormalization: whole groups of channels, with all of their maps; scale and shift are per group before opset
     21, per channel since."""
     count, channels = operation.attribute("num_groups"), operation.out_shape[1]
-    per_group = channels // count
-    groups = (region[1][0] // per_group, -(-region[1][1] // per_group))
-    own = (groups[0] * per_group, groups[1] * per_group)
-    out = (region[0], own, *full(operation.out_shape[2:]))
-    vector = (groups,) if operation.node.opset < 21 else (own,)
-    attributes = {} if groups == (0, count) else {"num_groups": groups[1] - groups[0]}
+    size = channels // count
+    first, last = region[1][0] // size, -(-region[1][1] // size)
+    out = (region[0], (first * size, last * size), *full(operation.out_shape[2:]))
+    vector = ((first, last),) if operation.node.opset < 21 else (out[1],)
+    attributes = {} if last - first == count else {"num_groups": last - first}
     return Piece(out, (out, *(vector for _ in operation.inputs[1:])), attributes)
 
 
-def layer_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """LayerNormalization, RMSNormalization: every axis from `axis` on in full; scale and shift broadcast."""
-    return elementwise(operation, _in_full(operation, region, range(_axis(operation), len(region))), reduce)
+def from_axis(operation: Operation, region: Region, reduce: Interval | None, count: int | None = None) -> Piece:
+    """LayerNormalization, RMSNormalization: every axis from `axis` on in full; scale and shift broadcast.
+    LpNormalization: that axis alone, `count` of them."""
+    return elementwise(operation, _in_full(operation, region, range(len(region))[_axis(operation) :][:count]), reduce)
 
 
 def _axis(operation: Operation) -> int:
@@ -104,12 +99,12 @@ RULES = (
     OperatorRule("LRN", lrn, cost=across, stand_in="lrn"),
     *(OperatorRule(op, softmax, stand_in="softmax") for op in ("Softmax", "LogSoftmax")),
     OperatorRule("Hardmax", softmax),
-    OperatorRule("LpNormalization", lp_normalization, stand_in="lp"),
+    OperatorRule("LpNormalization", partial(from_axis, count=1), stand_in="lp"),
     OperatorRule("MeanVarianceNormalization", mean_variance, stand_in="mean variance"),
     OperatorRule("InstanceNormalization", instance_normalization, stand_in="instance", constants=SCALED),
     OperatorRule("GroupNormalization", group_normalization, stand_in="group", constants=SCALED),
-    OperatorRule("LayerNormalization", layer_normalization, stand_in="layer", constants=SCALED),
-    OperatorRule("RMSNormalization", layer_normalization, stand_in="layer", constants=SCALED),
+    OperatorRule("LayerNormalization", from_axis, stand_in="layer", constants=SCALED),
+    OperatorRule("RMSNormalization", from_axis, stand_in="layer", constants=SCALED),
     *counted(partial(skipped, last=4), "SkipLayerNormalization EmbedLayerNormalization"),
     *counted(partial(skipped, last=3), "SkipSimplifiedLayerNormalization"),
     *(OperatorRule(op, cumulative) for op in ("CumSum", "CumProd")),

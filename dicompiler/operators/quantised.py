@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from dicompiler.ir.regions import Interval, Region, full
-from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, whole
 from dicompiler.operators.dense import matmul, matmul_reduction, product
 from dicompiler.operators.elementwise import broadcast_need
 from dicompiler.operators.windows import conv_core, convolved, strided, ungrouped
@@ -20,11 +20,11 @@ def _along(operation: Operation, index: int, interval: Interval) -> Region | Non
     return full(shape) if shape in ((), (1,)) else (interval,)
 
 
-def quantize_linear(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+def quantize_linear(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """QuantizeLinear, DequantizeLinear: out region → the same region of x, and its indices along `axis` of scale and
     zero point. In blocks: whole."""
     if operation.attribute("block_size", 0):
-        return Piece(full(operation.out_shape), operation.full_needs())
+        return whole(operation, region, reduce)
     axis = operation.attribute("axis", 1)
     interval = region[axis] if -len(region) <= axis < len(region) else (0, 1)
     return Piece(region, (region, *(_along(operation, i, interval) for i in range(1, len(operation.inputs)))))

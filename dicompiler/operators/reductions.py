@@ -5,11 +5,11 @@ Where parts of a reduced axis can be put together (sums, maxima, minima), the fi
 
 from __future__ import annotations
 
-from dicompiler.ir.regions import Interval, Region, full, replace
-from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, taken
+from dicompiler.ir.regions import Interval, Region, replace
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, taken, whole
 
 MERGED = {"ReduceSum": "Add", "ReduceL1": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
-"""How partial results become the result. A mean is none: its parts weigh as much as they have elements."""
+"""How partial results become the result. A mean is none: its parts would count by their numbers of elements."""
 OTHERS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSumSquare".split()
 
 
@@ -38,7 +38,7 @@ def reduce_axes(operation: Operation, region: Region, reduce: Interval | None) -
     """ReduceSum and its kin: y[kept axes] ← x[kept axes, all of the reduced ones, or a range of the first of them]."""
     axes = reduced_axes(operation)
     if axes is None:
-        return Piece(full(operation.out_shape), operation.full_needs())
+        return whole(operation, region, reduce)
     need = _need(operation, axes, region)
     if reduce is not None:
         need = replace(need, _cut_axis(operation, axes), reduce)
@@ -56,8 +56,7 @@ def reduction(operation: Operation) -> int | None:
     this type."""
     from onnx import TensorProto
 
-    tensor = operation.inputs[0]
-    axes = reduced_axes(operation)
+    tensor, axes = operation.inputs[0], reduced_axes(operation)
     if not axes or tensor is None:
         return None
     floats = (TensorProto.FLOAT, TensorProto.DOUBLE)

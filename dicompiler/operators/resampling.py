@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.ir.regions import Interval, full
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, whole
 
 HALF = Fraction(1, 2)
 SHIFTS = {"half_pixel": HALF, "half_pixel_symmetric": HALF, "pytorch_half_pixel": HALF, "asymmetric": Fraction(0)}
@@ -69,23 +69,21 @@ def tile(axis: Axis, interval: Interval) -> Tile:
     return Tile(raw if low <= first and last <= high else interval, (low, high), raw)
 
 
+def _old(operation: Operation) -> bool:
+    """Whether it is of before Resize had modes of coordinates."""
+    return operation.node.op == "Upsample" or operation.node.opset < 11
+
+
 def factors(operation: Operation) -> list[float] | None:
     """The factor of every axis, as `scales` gives them or as sizes do; None where they are not known."""
-    shape = operation.shape(0)
-    by_size = [out / extent for out, extent in zip(operation.out_shape, shape, strict=True)]
-    index = 1 if operation.node.op == "Upsample" or operation.node.opset < 11 else 2
+    shape, index = operation.shape(0), 1 if _old(operation) else 2
     scales: Any = operation.attribute("scales")
-    if scales is None and operation.has(index) and operation.shape(index) != (0,):
-        scales = operation.value(index)
-        if scales is None:
-            return None
-    if scales is None:
-        return by_size
-    axes = operation.attribute("axes") or range(len(shape))
-    found = [1.0] * len(shape)
-    for axis, scale in zip(axes, scales, strict=True):
-        found[axis] = float(scale)
-    return found
+    if scales is None and (not operation.has(index) or operation.shape(index) == (0,)):
+        return [out / extent for out, extent in zip(operation.out_shape, shape, strict=True)]
+    if scales is None and (scales := operation.value(index)) is None:
+        return None
+    named = dict(zip(operation.attribute("axes") or range(len(shape)), map(float, scales), strict=True))
+    return [named.get(axis, 1.0) for axis in range(len(shape))]
 
 
 def exact(factor: float, nearest: bool) -> Fraction | None:
@@ -99,10 +97,9 @@ def _taps(operation: Operation, factor: Fraction) -> tuple[Callable[[Fraction], 
     """The first and the last input element that a coordinate reads."""
     mode = operation.attribute("mode", "nearest")
     if mode == "nearest":
-        old = operation.node.op == "Upsample" or operation.node.opset < 11
-        rounding = math.ceil if factor < 1 else math.floor
-        own = rounding if old else NEAREST[operation.attribute("nearest_mode", "round_prefer_floor")]
-        return own, own
+        named = NEAREST[operation.attribute("nearest_mode", "round_prefer_floor")]
+        nearest = named if not _old(operation) else math.ceil if factor < 1 else math.floor
+        return nearest, nearest
     if mode == "cubic":
         return lambda at: math.floor(at) - 1, lambda at: math.floor(at) + 2
     return math.floor, lambda at: math.floor(at) + 1
@@ -131,8 +128,9 @@ def _axis(operation: Operation, extent: int, out: int, scale: float, coordinates
 def resampled(operation: Operation) -> list[Axis | None] | None:
     """The axes that can be cut (None: one that cannot); None where none can. Those before the first that is resampled
     (batch and channels) pass whatever the mode."""
-    old = operation.node.op == "Upsample" or operation.node.opset < 11
-    coordinates = "asymmetric" if old else operation.attribute("coordinate_transformation_mode", "half_pixel")
+    coordinates = (
+        "asymmetric" if _old(operation) else operation.attribute("coordinate_transformation_mode", "half_pixel")
+    )
     scales = factors(operation)
     if scales is None or coordinates == "tf_crop_and_resize":
         return None
@@ -149,19 +147,19 @@ def resampled(operation: Operation) -> list[Axis | None] | None:
     return axes
 
 
-def resize(operation: Operation, region: tuple[Interval, ...], reduce: Interval | None) -> Piece:  # noqa: ARG001
+def resize(operation: Operation, region: tuple[Interval, ...], reduce: Interval | None) -> Piece:
     """Resize, Upsample: y[tile] ← x[the blocks that it is made of, and what it blends with]. `scales` stay, sizes are
     those of the piece."""
     axes = resampled(operation)
     if axes is None or region == full(operation.out_shape):
-        return Piece(full(operation.out_shape), operation.full_needs())
+        return whole(operation, region, reduce)
     tiles = [
         Tile((0, out), (0, extent), (0, out)) if axis is None else tile(axis, interval)
         for axis, interval, extent, out in zip(axes, region, operation.shape(0), operation.out_shape, strict=True)
     ]
-    out, need, raw = (tuple(getattr(t, name) for t in tiles) for name in ("out", "need", "raw"))
+    out, need, raw = zip(*((t.out, t.need, t.raw) for t in tiles), strict=True)
     if out == full(operation.out_shape):
-        return Piece(out, operation.full_needs())
+        return whole(operation, region, reduce)
     constants: dict[int, NDArray[Any]] = {}
     needs = [need, *operation.full_needs()[1:]]
     if operation.has(3):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dicompiler.ir.regions import Interval, Region, full, shape_of
-from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, free
+from dicompiler.ir.regions import Interval, Region, full, replace, shape_of
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, free, whole
 
 
 def blocks(a: Sequence[int], b: Sequence[int]) -> list[tuple[range, range]]:
@@ -20,9 +20,7 @@ def blocks(a: Sequence[int], b: Sequence[int]) -> list[tuple[range, range]]:
     i = j = 0
     while i < len(a) or j < len(b):
         i0, j0, left, right = i, j, 1, 1
-        while True:
-            if left == right and (i > i0 or j > j0):
-                break
+        while left != right or (i == i0 and j == j0):
             if (left <= right and i < len(a)) or j == len(b):
                 left, i = left * a[i], i + 1
             else:
@@ -62,27 +60,23 @@ def through(region: Region, out: Sequence[int], into: Sequence[int]) -> tuple[Re
     """
     grown: list[Interval] = []
     need: list[Interval] = []
-    for theirs, own in blocks(into, out):
-        out_dims, in_dims = [out[i] for i in own], [into[i] for i in theirs]
-        interval = span(tuple(region[i] for i in own), out_dims)
-        while True:
-            box, other = box_of(interval, out_dims), box_of(interval, in_dims)
-            wider = (
-                min(span(box, out_dims)[0], span(other, in_dims)[0]),
-                max(span(box, out_dims)[1], span(other, in_dims)[1]),
-            )
-            if wider == interval:
-                break
+    for in_axes, out_axes in blocks(into, out):
+        out_dims, in_dims = [out[i] for i in out_axes], [into[i] for i in in_axes]
+        interval, wider = None, span(tuple(region[i] for i in out_axes), out_dims)
+        while interval != wider:
             interval = wider
+            box, other = box_of(interval, out_dims), box_of(interval, in_dims)
+            ends = span(box, out_dims), span(other, in_dims)
+            wider = min(first for first, _ in ends), max(last for _, last in ends)
         grown.extend(box)
         need.extend(other)
     return tuple(grown), tuple(need)
 
 
-def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Reshape, Flatten, Squeeze, Unsqueeze: an interval passes where it stays one interval of elements."""
     if operation.inputs[0] is None or 0 in operation.shape(0):
-        return Piece(full(operation.out_shape), operation.full_needs())
+        return whole(operation, region, reduce)
     out, need = through(region, operation.out_shape, operation.shape(0))
     rest = operation.full_needs()[1:]
     if out == full(operation.out_shape):
@@ -111,7 +105,7 @@ def concat(operation: Operation, region: Region, reduce: Interval | None) -> Pie
     for index in range(len(operation.inputs)):
         extent = operation.shape(index)[axis]
         low, high = max(region[axis][0], offset) - offset, min(region[axis][1], offset + extent) - offset
-        needs.append((*region[:axis], (low, high), *region[axis + 1 :]) if low < high else None)
+        needs.append(replace(region, axis, (low, high)) if low < high else None)
         offset += extent
     return Piece(region, tuple(needs))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dicompiler.ir.regions import Interval, Region, full, shape_of
-from dicompiler.ir.rule import Operation, OperatorRule, Piece, free
+from dicompiler.ir.rule import Operation, OperatorRule, Piece, free, whole
 
 
 def _numbers(operation: Operation, name: str, index: int) -> list[int] | None:
@@ -23,27 +23,24 @@ def _numbers(operation: Operation, name: str, index: int) -> list[int] | None:
 def _steps(operation: Operation) -> list[tuple[int, int]] | None:
     """Per axis of a Slice (first index, step); None where starts, axes or steps are not known."""
     shape = operation.shape(0)
-    found = [(0, 1)] * len(shape)
-    starts = _numbers(operation, "starts", 1)
-    if starts is None:
-        return None
-    axes, steps = _numbers(operation, "axes", 3), _numbers(operation, "steps", 4)
-    if (axes is None and operation.has(3)) or (steps is None and operation.has(4)):
+    known = [(0, 1)] * len(shape)
+    starts, axes, steps = (_numbers(operation, *which) for which in (("starts", 1), ("axes", 3), ("steps", 4)))
+    if starts is None or (axes is None and operation.has(3)) or (steps is None and operation.has(4)):
         return None
     for i, axis in enumerate(axes if axes is not None else range(len(starts))):
         extent, step = shape[axis], 1 if steps is None else steps[i]
         start = starts[i] + extent if starts[i] < 0 else starts[i]
         low, high = (0, extent) if step > 0 else (0, extent - 1)
-        found[axis % len(shape)] = (min(max(start, low), high), step)
-    return found
+        known[axis % len(shape)] = (min(max(start, low), high), step)
+    return known
 
 
-def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Slice: y[i] ← x[start + i·step], from the first to the last of them. A piece with steps of 1 copies what it is
     given, one with others takes every step-th of it."""
     known = _steps(operation)
     if known is None or region == full(operation.out_shape):
-        return Piece(full(operation.out_shape), operation.full_needs())
+        return whole(operation, region, reduce)
     need: list[Interval] = []
     for (start, step), (low, high) in zip(known, region, strict=True):
         first, last = start + low * step, start + (high - 1) * step
@@ -79,19 +76,17 @@ def border(extent: int, pad: Interval, interval: Interval, mode: str) -> Border:
     begin, (start, stop) = pad[0], interval
     low, high = start - begin, stop - begin
     if min(pad) <= -extent or (mode in ("reflect", "wrap") and (min(pad) < 0 or max(pad) >= extent)):
-        whole = (0, extent + sum(pad))
-        return Border(whole, (0, extent), *pad, whole)
+        out = (0, extent + sum(pad))
+        return Border(out, (0, extent), *pad, out)
     if mode in ("constant", "edge"):
         # A tile in the pads alone has no input to give it a type and a size: it grows to the first element.
         low, high = min(low, extent - 1), max(high, 1)
-        need = (max(0, low), min(extent, high))
-        written = (low, high)
+        need, written = (max(0, low), min(extent, high)), (low, high)
         start, stop = low + begin, high + begin
     elif low >= 0 and high <= extent:
         need = written = (low, high)
     elif mode == "wrap" or (low < 0 and high > extent):
-        need = (0, extent)
-        written = (min(low, 0), max(high, extent))
+        need, written = (0, extent), (min(low, 0), max(high, extent))
     elif low < 0:
         need = (0, max(high, 1 - low))
         written = (low, need[1])
@@ -102,32 +97,30 @@ def border(extent: int, pad: Interval, interval: Interval, mode: str) -> Border:
     return Border((start, stop), need, need[0] - written[0], written[1] - need[1], raw)
 
 
-def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Pad: y[i] ← x[i - begin]; pads exist only where a tile reaches over the tensor's true border. Pads are an
     attribute before opset 11, for some of the axes alone since 18."""
-    shape, whole = operation.shape(0), full(operation.out_shape)
-    pads = _numbers(operation, "pads", 1)
+    shape, pads = operation.shape(0), _numbers(operation, "pads", 1)
     axes = _numbers(operation, "axes", 3) if operation.has(3) else list(range(len(shape)))
-    if pads is None or axes is None or region == whole or operation.node.opset < 2:
-        return Piece(whole, operation.full_needs())
+    if pads is None or axes is None or region == full(operation.out_shape) or operation.node.opset < 2:
+        return whole(operation, region, reduce)
     both = {axis % len(shape): (pads[i], pads[len(axes) + i]) for i, axis in enumerate(axes)}
     mode = operation.attribute("mode", "constant")
     borders = [border(extent, both.get(axis, (0, 0)), region[axis], mode) for axis, extent in enumerate(shape)]
     numbers = [b.begin for b in borders] + [b.end for b in borders]
-    out, raw = tuple(b.out for b in borders), tuple(b.raw for b in borders)
-    need = tuple(b.need for b in borders)
-    raw_or_none = None if raw == out else raw
+    out, need, raw = (tuple(axis) for axis in zip(*((b.out, b.need, b.raw) for b in borders), strict=True))
+    beside = None if raw == out else raw
     if operation.node.opset < 11:
-        return Piece(out, (need,), {"pads": numbers}, raw=raw_or_none)
+        return Piece(out, (need,), {"pads": numbers}, raw=beside)
     rest = (None, *operation.full_needs()[2:3], *(None for _ in operation.inputs[3:]))
-    return Piece(out, (need, *rest[: len(operation.inputs) - 1]), {}, {1: np.array(numbers, np.int64)}, raw_or_none)
+    return Piece(out, (need, *rest[: len(operation.inputs) - 1]), {}, {1: np.array(numbers, np.int64)}, beside)
 
 
-def trilu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+def trilu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Trilu: a tile of a matrix keeps its triangle when the diagonal is counted from the tile's own corner."""
     diagonal = _numbers(operation, "", 1)
     if region == full(operation.out_shape) or (diagonal is None and operation.has(1)):
-        return Piece(full(operation.out_shape), operation.full_needs())
+        return whole(operation, region, reduce)
     moved = (diagonal or [0])[0] + region[-2][0] - region[-1][0]
     constants: dict[int, Any] = {1: np.array(moved, np.int64)}
     return Piece(region, (region, *(None for _ in operation.inputs[1:])), {}, constants)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dicompiler.ir.regions import Interval, Region, Shape, full
 from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted
-from dicompiler.operators.windows import Tile, group_range
+from dicompiler.operators.windows import Tile, group_range, ungrouped
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,19 @@ def tile(spread: Spread, interval: Interval) -> Tile:
 def spreads(operation: Operation) -> tuple[Spread, ...]:
     """The spatial axes. `auto_pad` and `output_shape` say what is cut away in all, which the output's extent tells."""
     kernel, rank = operation.shape(1)[2:], len(operation.out_shape) - 2
-    strides = list(operation.attribute("strides") or [1] * rank)
-    dilations = list(operation.attribute("dilations") or [1] * rank)
-    added = list(operation.attribute("output_padding") or [0] * rank)
-    pads = list(operation.attribute("pads") or [0] * rank)
+    strides, dilations = (operation.attribute(name) or [1] * rank for name in ("strides", "dilations"))
+    added, pads = (operation.attribute(name) or [0] * rank for name in ("output_padding", "pads"))
     mode = operation.attribute("auto_pad", "NOTSET")
-    found = []
+    axes = []
     for i, (extent, out) in enumerate(zip(operation.shape(0)[2:], operation.out_shape[2:], strict=True)):
-        span = (kernel[i] - 1) * dilations[i] + 1
-        begin = pads[i]
+        span, begin = (kernel[i] - 1) * dilations[i] + 1, pads[i]
         if operation.attribute("output_shape") or mode.startswith("SAME"):
             total = max(0, (extent - 1) * strides[i] + added[i] + span - out)
             begin = total // 2 if mode == "SAME_UPPER" else total - total // 2
         elif mode == "VALID":
             begin = 0
-        found.append(Spread(extent, out, strides[i], span, begin))
-    return tuple(found)
+        axes.append(Spread(extent, out, strides[i], span, begin))
+    return tuple(axes)
 
 
 def spatial(operation: Operation, region: Region) -> tuple[Region, Mapping[str, Any]]:
@@ -77,26 +74,19 @@ def spatial(operation: Operation, region: Region) -> tuple[Region, Mapping[str, 
 def conv_transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """ConvTranspose: y[n, m-range, tile] ← x[n, channels of those groups, what reaches the tile], w[those channels,
     m-range of a group], b[m-range]; groups, partial sums and the bias as in Conv."""
-    weight = operation.shape(1)
+    weight, groups = operation.shape(1), operation.attribute("group", 1)
     need, attributes = spatial(operation, region[2:])
-    groups, channels = group_range(operation.attribute("group", 1), operation.out_shape[1], region[1])
-    per_group = weight[0] // operation.attribute("group", 1)
-    inputs = (groups[0] * per_group, groups[1] * per_group)
-    if groups != (0, operation.attribute("group", 1)):
-        attributes = {**attributes, "group": groups[1] - groups[0]}
+    (first, last), channels = group_range(groups, operation.out_shape[1], region[1])
+    inputs = reduce or (first * weight[0] // groups, last * weight[0] // groups)
+    if last - first != groups:
+        attributes = {**attributes, "group": last - first}
     # Within one group the filters count from its first one on.
-    filters = (channels[0] % weight[1], channels[0] % weight[1] + channels[1] - channels[0])
-    filters = filters if groups[1] - groups[0] == 1 else (0, weight[1])
-    inputs = reduce or inputs
+    start = channels[0] % weight[1]
+    filters = (start, start + channels[1] - channels[0]) if last - first == 1 else (0, weight[1])
     needs: list[Region | None] = [(region[0], inputs, *need), (inputs, filters, *full(weight[2:]))]
     if operation.has(2):
         needs.append((channels,) if reduce is None or reduce[0] == 0 else None)
     return Piece((region[0], channels, *region[2:]), tuple(needs), attributes)
-
-
-def reduction(operation: Operation) -> int | None:
-    """The input channels; a grouped one has none to cut."""
-    return operation.shape(1)[0] if operation.attribute("group", 1) == 1 else None
 
 
 def sown(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
@@ -105,6 +95,6 @@ def sown(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  #
 
 
 RULES = (
-    OperatorRule("ConvTranspose", conv_transpose, reduction=reduction, cost=sown),
+    OperatorRule("ConvTranspose", conv_transpose, reduction=ungrouped, cost=sown),
     *counted(sown, "ConvTransposeWithDynamicPads"),
 )

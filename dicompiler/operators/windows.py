@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.remembering import remembered
 from dicompiler.ir.regions import Interval, Region, Shape, full
-from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, taken
+from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, taken, whole
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class Window:
     def span(self) -> int:
         """Input elements from a window's first to its last tap."""
         return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def reach(self) -> int:
+        """Elements that all windows span, side by side."""
+        return (self.out - 1) * self.stride + self.span
 
 
 @dataclass(frozen=True)
@@ -60,64 +65,30 @@ def tile(window: Window, interval: Interval) -> Tile:
         start, stop = (start - 1, stop) if low >= window.extent else (start, stop + 1)
 
 
-def resolve_pads(operation: Operation, kernel: Sequence[int], strides: list[int], dilations: list[int]) -> list[int]:
-    """The pads that `auto_pad` stands for, as ONNX writes them: all begins, then all ends."""
-    rank = len(kernel)
-    mode = operation.attribute("auto_pad", "NOTSET")
-    if mode in ("NOTSET", ""):
-        return list(operation.attribute("pads") or [0] * (2 * rank))
-    if mode == "VALID":
-        return [0] * (2 * rank)
-    begins, ends = [], []
-    for i, (extent, out) in enumerate(zip(operation.shape(0)[2:], operation.out_shape[2:], strict=True)):
-        total = max(0, _spanned(out, kernel[i], strides[i], dilations[i]) - extent)
-        small, large = total // 2, total - total // 2
-        begins.append(small if mode == "SAME_UPPER" else large)
-        ends.append(large if mode == "SAME_UPPER" else small)
-    return begins + ends
-
-
-def _spanned(out: int, kernel: int, stride: int, dilation: int) -> int:
-    """How far `out` windows reach, side by side."""
-    return (out - 1) * stride + (kernel - 1) * dilation + 1
-
-
-def _falls_short(operation: Operation, kernel: tuple[int, ...]) -> bool:
-    """Whether auto_pad "SAME" leaves some of the input to no window: onnxruntime's LpPool then begins further in (its
-    other pools refuse that)."""
-    if not str(operation.attribute("auto_pad", "")).startswith("SAME"):
-        return False
-    strides = operation.attribute("strides") or [1] * len(kernel)
-    dilations = operation.attribute("dilations") or [1] * len(kernel)
-    sizes = zip(operation.shape(0)[2:], operation.out_shape[2:], kernel, strides, dilations, strict=True)
-    return any(_spanned(out, size, stride, dilation) < extent for extent, out, size, stride, dilation in sizes)
-
-
 @remembered
 def windows(operation: Operation, kernel: tuple[int, ...]) -> tuple[Window, ...]:
-    """The spatial axes of a convolution or pool with this kernel, which is the operation's own."""
-    rank = len(kernel)
-    strides = list(operation.attribute("strides") or [1] * rank)
-    dilations = list(operation.attribute("dilations") or [1] * rank)
-    pads = resolve_pads(operation, kernel, strides, dilations)
-    extents = zip(operation.shape(0)[2:], operation.out_shape[2:], strict=True)
-    return tuple(
-        Window(extent, out, kernel[i], strides[i], dilations[i], pads[i], pads[rank + i])
-        for i, (extent, out) in enumerate(extents)
-    )
+    """The spatial axes of a convolution or pool with this kernel, which is the operation's own; `auto_pad` as pads."""
+    rank, mode = len(kernel), operation.attribute("auto_pad", "NOTSET")
+    strides, dilations = (operation.attribute(name) or [1] * rank for name in ("strides", "dilations"))
+    pads = (mode != "VALID" and operation.attribute("pads")) or [0] * (2 * rank)
+    axes = []
+    for i, (extent, out) in enumerate(zip(operation.shape(0)[2:], operation.out_shape[2:], strict=True)):
+        axis = Window(extent, out, kernel[i], strides[i], dilations[i], pads[i], pads[rank + i])
+        if mode.startswith("SAME"):
+            total = max(0, axis.reach - extent)
+            begin = total // 2 if mode == "SAME_UPPER" else total - total // 2
+            axis = replace(axis, begin=begin, end=total - begin)
+        axes.append(axis)
+    return tuple(axes)
 
 
 def spatial(operation: Operation, kernel: tuple[int, ...], region: Region) -> tuple[Region, Region, Mapping[str, Any]]:
     """Spatial part of a tile: (outputs, inputs, attributes to replace; none where the tile is all of it)."""
-    own = windows(operation, kernel)
-    tiles = [tile(window, interval) for window, interval in zip(own, region, strict=True)]
-    out = tuple(t.out for t in tiles)
-    need = tuple(t.need for t in tiles)
-    if out == full(operation.out_shape[2:]):
-        return out, need, {}
-    pads = [t.begin for t in tiles] + [t.end for t in tiles]
+    tiles = [tile(window, interval) for window, interval in zip(windows(operation, kernel), region, strict=True)]
+    out, need = tuple(t.out for t in tiles), tuple(t.need for t in tiles)
     # ceil_mode stays: windows fit a tile exactly, but where it ends at the true border and rounds up as the whole does.
-    return out, need, {"auto_pad": None, "pads": pads}
+    attributes = {"auto_pad": None, "pads": [t.begin for t in tiles] + [t.end for t in tiles]}
+    return out, need, {} if out == full(operation.out_shape[2:]) else attributes
 
 
 def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interval, Interval]:
@@ -158,15 +129,18 @@ def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def ungrouped(operation: Operation) -> int | None:
-    """The input channels of w; a grouped convolution has none to cut."""
-    return operation.shape(1)[1] if operation.attribute("group", 1) == 1 else None
+    """The input channels; a grouped convolution has none to cut."""
+    return operation.shape(0)[1] if operation.attribute("group", 1) == 1 else None
 
 
-def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """MaxPool, AveragePool, LpPool: y[n, c, tile] ← x[n, c, tile + halo]. With indices asked for: whole."""
-    kernel = tuple(operation.attribute("kernel_shape"))
-    if (len(operation.outputs) > 1 and operation.outputs[1] is not None) or _falls_short(operation, kernel):
-        return Piece(full(operation.out_shape), operation.full_needs())
+def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """MaxPool, AveragePool, LpPool: y[n, c, tile] ← x[n, c, tile + halo]. With indices asked for: whole; and where
+    auto_pad "SAME" leaves some of the input to no window: onnxruntime's LpPool then begins further in (its other pools
+    refuse that)."""
+    kernel, same = tuple(operation.attribute("kernel_shape")), operation.attribute("auto_pad", "").startswith("SAME")
+    falls_short = same and any(window.reach < window.extent for window in windows(operation, kernel))
+    if falls_short or (len(operation.outputs) > 1 and operation.outputs[1] is not None):
+        return whole(operation, region, reduce)
     out, need, attributes = spatial(operation, kernel, region[2:])
     return Piece((*region[:2], *out), ((*region[:2], *need),), attributes)
 

@@ -18,12 +18,13 @@ from dicompiler.ir.tasks import Key, Kind, ShareTask, Task, Work
 
 def make_tasks(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> list[Task]:
     """One task per part. Where some parts have `reduce`, those without it merge. The plan must have been checked (see
-    routing.check)."""
+    plan_rules.check)."""
     ranges = len({part.reduce for part in parts} - {None})
     tasks = []
     for i, part in enumerate(parts):
-        own = share_task(layers, layer, Share(part.region, part.reduce, ranges if part.reduce is None else 0))
-        tasks.append(Task(own.layer, own.kind, own.works, own.outputs, own.needs, i, part.device, part.lane))
+        share = Share(part.region, part.reduce, ranges if part.reduce is None else 0)
+        task = share_task(layers, layer, share)
+        tasks.append(Task(task.layer, task.kind, task.works, task.outputs, task.needs, i, part.device, part.lane))
     return tasks
 
 

@@ -68,12 +68,12 @@ def split(compilation: Compilation, rewrite: Rewrite = checked) -> Compilation:
     return replace(roles[0][0], plan=plan, routing=routing, program=program, reference=compilation.model)
 
 
-sketch = partial(split, rewrite=partial(partition, quiet=True))
+split_unchecked = partial(split, rewrite=partial(partition, quiet=True))
 """`split` where nobody runs the program: the placed model is not checked, and nothing is said of dropped parts."""
 
 
 def unwritten(given: Given, layers: LayerGraph, platform: Platform, plan: Plan) -> tuple[Routing, Program]:
-    """What `sketch` makes, without writing it as ONNX: for a plan that is only evaluated.
+    """What `split_unchecked` makes, without writing it as ONNX: for a plan that is only evaluated.
 
     given: of the model that the layers were formed of.
     """
@@ -95,11 +95,11 @@ def _devices(platform: Platform, plan: Plan) -> list[str]:
 def _by_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
     """What `make` gives for each role's plan; equal ones are made once."""
     roles = plan.roles
-    made: list[T] = []
+    results: list[T] = []
     for i, role in enumerate(roles):
         before = roles.index(role)
-        made.append(made[before] if before < i else make(role))
-    return made
+        results.append(results[before] if before < i else make(role))
+    return results
 
 
 def _joined(roles: list[tuple[Routing, Program]]) -> tuple[Routing, Program]:

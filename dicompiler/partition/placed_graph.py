@@ -1,7 +1,7 @@
 """The placed graph before it is written: which node stands on which device when, what it reads and makes.
 
 Names are given here, and how each opset wants a slice or a sum is known here; nothing is known of plans and layers.
-Partition writes the graph as ONNX; a plan that is only weighed is cut as it stands here.
+Partition writes the graph as ONNX; of a plan that is only evaluated it is cut unwritten.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dicompiler.ir.rule import Piece
 from dicompiler.ir.tasks import TaskId
 from dicompiler.partition.routing import show
 
-Step = tuple[int, int, int, int]  # run, lane (-1: before all lanes), place in layer order, phase
+Turn = tuple[int, int, int, int]  # when a node runs: run, lane (-1: before all lanes), place in layer order, phase
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -55,7 +55,7 @@ class Place(NamedTuple):
 
     device: str
     lane: int
-    step: Step
+    turn: Turn
     part: TaskId | None = None
 
 
@@ -137,8 +137,8 @@ class PlacedGraph:
 
 
 @dataclass
-class Draft:
-    """Collects the placed graph. Names are unique and follow from the order of calls alone."""
+class PlacedGraphBuilder:
+    """Collects the nodes of a placed graph. Names are unique and follow from the order of calls alone."""
 
     given: Given
     nodes: list[PlacedNode] = field(default_factory=list)
@@ -185,48 +185,44 @@ class Draft:
         self, node: str, name: str, tensors: tuple[Sequence[str], Sequence[str]], place: Place, how: Piece
     ) -> None:
         """The model's node, called `name`, with these inputs and outputs, as the piece says."""
-        own, (inputs, outputs), copied = unique(name, self.called), tensors, self.given.nodes[node]
+        name, (inputs, outputs), copied = unique(name, self.called), tensors, self.given.nodes[node]
         reads = inputs
         if "" in inputs or node in self.given.inner:
             reads = [*filter(None, inputs), *self.given.inner.get(node, ())]
         self.nodes.append(
-            PlacedNode(how.op or "", own, inputs, outputs, place, node, how.out, how.attributes, copied, reads)
+            PlacedNode(how.op or "", name, inputs, outputs, place, node, how.out, how.attributes, copied, reads)
         )
 
     def keep(self, node: str, names: Mapping[str, str], place: Place) -> None:
         """The model's node as it stands, its tensors called as `names` says."""
         copied = self.given.nodes[node]
-        inputs, outputs = ([names.get(name, name) for name in own] for own in (copied.input, copied.output))
+        inputs, outputs = ([names.get(name, name) for name in ends] for ends in (copied.input, copied.output))
         reads = [*filter(None, inputs)]
         if node in self.given.inner:
             original, copied = copied, onnx.NodeProto()
             copied.CopyFrom(original)
             rename_captures(copied, names)
             reads += body_reads(copied)
-        own = unique(node, self.called)
-        self.nodes.append(PlacedNode("", own, inputs, outputs, place, node, None, NOTHING, copied, reads))
+        name = unique(node, self.called)
+        self.nodes.append(PlacedNode("", name, inputs, outputs, place, node, None, NOTHING, copied, reads))
 
     def slice(self, held: Held, region: Region, place: Place, name: str = "") -> Held:
         """held → Slice → region, under this name. Itself where nothing is cut."""
         if held.region == region:
             return held
         axes, starts, ends = _cuts(held.region, region)
-        out = name or self.name(held.name + show(region))
-        made = self.declare(out, held.dtype, region)
+        output = Held(name or self.name(held.name + show(region)), region, held.dtype)
         if 0 < self.given.opset < 10:
-            self._own("Slice", [held.name], made, place, held.name, {"axes": axes, "ends": ends, "starts": starts})
-        else:
-            inputs = [held.name, self.integers(starts), self.integers(ends), self.integers(axes)]
-            self._own("Slice", inputs, made, place, held.name)
-        return made
+            return self._add("Slice", [held.name], output, place, held.name, axes=axes, ends=ends, starts=starts)
+        inputs = [held.name, self.integers(starts), self.integers(ends), self.integers(axes)]
+        return self._add("Slice", inputs, output, place, held.name)
 
     def concat(self, pieces: Sequence[Held], axis: int, place: Place, name: str) -> Held:
         """pieces side by side along `axis` → Concat → the region of them all."""
         first = pieces[0].region
         region = replace(first, axis, (first[axis][0], pieces[-1].region[axis][1]))
-        made = self.declare(name, pieces[0].dtype, region)
-        self._own("Concat", [p.name for p in pieces], made, place, name, {"axis": axis})
-        return made
+        output = Held(name, region, pieces[0].dtype)
+        return self._add("Concat", [piece.name for piece in pieces], output, place, name, axis=axis)
 
     def merge(self, terms: Sequence[Held], op: str, place: Place, name: str) -> Held:
         """terms[0] + terms[1] + …, in this order, as a chain of Adds (or of another `op`); one term: Identity."""
@@ -235,49 +231,39 @@ class Draft:
         if len(terms) == 1:
             return self.identity(total, place, name, name)
         for i, term in enumerate(terms[1:], 1):
-            out = name if i == len(terms) - 1 else self.name(f"{name}+{i}")
-            made = self.declare(out, total.dtype, total.region)
-            self._own(op, [total.name, term.name], made, place, name)
-            total = made
+            output = total._replace(name=name if i == len(terms) - 1 else self.name(f"{name}+{i}"))
+            total = self._add(op, [total.name, term.name], output, place, name)
         return total
 
     def identity(self, held: Held, place: Place, name: str, origin: str) -> Held:
         """held under another name."""
-        made = self.declare(name, held.dtype, held.region)
-        self._own("Identity", [held.name], made, place, origin)
-        return made
+        return self._add("Identity", [held.name], held._replace(name=name), place, origin)
 
-    def _own(
-        self,
-        op: str,
-        inputs: Sequence[str],
-        made: Held,
-        place: Place,
-        origin: str,
-        attributes: Mapping[str, Any] = NOTHING,
-    ) -> None:
+    def _add(self, op: str, inputs: Sequence[str], output: Held, place: Place, origin: str, **attributes: Any) -> Held:
         """A node that the model has not, called like what it makes."""
-        own, outputs = unique(made.name, self.called), (made.name,)
-        self.nodes.append(PlacedNode(op, own, inputs, outputs, place, origin, made.region, attributes, None, inputs))
+        name = unique(output.name, self.called)
+        self.values[output.name] = output
+        self.nodes.append(
+            PlacedNode(op, name, inputs, (output.name,), place, origin, output.region, attributes, None, inputs)
+        )
+        return output
 
     def finish(self, kept: Iterable[str], extra: Mapping[str, str], source: tuple[str, ...]) -> PlacedGraph:
         """The placed graph. kept: initializers that stay though no node's inputs name them; extra: further outputs →
         the outputs that they are."""
         sinks = {**{name: name for name in self.given.outputs}, **extra}
         kept = frozenset(kept)
-        nodes = _live(sorted(self.nodes, key=lambda node: node.place.step), {*sinks, *kept})
+        nodes = _live(sorted(self.nodes, key=lambda node: node.place.turn), {*sinks, *kept})
         used = kept.union(*(node.inputs for node in nodes))
         return PlacedGraph(self.given, nodes, self.values, self.constants, used, sinks, source)
 
 
 def _cuts(whole: Region, region: Region) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """(axes, starts, ends) of the Slice that makes `region` of a tensor that holds `whole`."""
-    cuts = [(i, cut, held[0]) for i, (cut, held) in enumerate(zip(region, whole, strict=True)) if cut != held]
-    return (
-        tuple([axis for axis, _, _ in cuts]),
-        tuple([start - origin for _, (start, _), origin in cuts]),
-        tuple([stop - origin for _, (_, stop), origin in cuts]),
-    )
+    pairs = enumerate(zip(region, whole, strict=True))
+    cuts = [(axis, cut[0] - held[0], cut[1] - held[0]) for axis, (cut, held) in pairs if cut != held]
+    axes, starts, ends = zip(*cuts, strict=True)
+    return axes, starts, ends
 
 
 def _live(nodes: Sequence[PlacedNode], wanted: set[str]) -> list[PlacedNode]:

@@ -1,6 +1,6 @@
 """Placing: every part of every layer becomes nodes on its device, with slices and joins between them.
 
-Model + Routing + Plan → PlacedGraph: partition writes it as ONNX; of a plan that is only weighed it is cut unwritten
+Model + Routing + Plan → PlacedGraph: partition writes it as ONNX; of a plan that is only evaluated it is cut unwritten
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dicompiler.ir.regions import Region, full
 from dicompiler.ir.routing import Box, Routing, Take, Tree
 from dicompiler.ir.rule import Node, Piece
 from dicompiler.ir.tasks import Key, Task, TaskId, task_id
-from dicompiler.partition.placed_graph import Draft, Given, Held, Place, PlacedGraph, Step
+from dicompiler.partition.placed_graph import Given, Held, Place, PlacedGraph, PlacedGraphBuilder, Turn
 from dicompiler.partition.routing import show
 
 
@@ -31,7 +31,7 @@ class _Placer:
     def __init__(self, given: Given, routing: Routing, plan: Plan) -> None:
         self.given, self.routing, self.plan = given, routing, plan
         self.layers = routing.layers
-        self.draft = Draft(given)
+        self.builder = PlacedGraphBuilder(given)
         self.computed: dict[tuple[Key, TaskId], Held] = {}
         self.sent: dict[tuple[Box, Region], Held] = {}
         self.cut: dict[tuple[str, Region, str, int], Held] = {}
@@ -42,11 +42,11 @@ class _Placer:
 
     def run(self) -> PlacedGraph:
         for task in self.routing.tasks:
-            place = Place(task.device, task.lane, self._step(task), task_id(task))
+            place = Place(task.device, task.lane, self._turn(task), task_id(task))
             (self._whole if self.layers.by_name[task.layer].reason else self._task)(task, place)
-        return self.draft.finish(self.kept, self._deliver(), self.plan.source)
+        return self.builder.finish(self.kept, self._deliver(), self.plan.source)
 
-    def _step(self, task: Task) -> Step:
+    def _turn(self, task: Task) -> Turn:
         position = self.layers.position[task.layer]
         return (self.routing.runs[task_id(task)], task.lane, 2 * position + (task.kind != "partial"), 1)
 
@@ -55,19 +55,17 @@ class _Placer:
 
     def _delivered_as_computed(self) -> dict[tuple[Key, TaskId], str]:
         """Outputs that the first sink computes itself in one piece: that piece bears the output's name."""
-        found: dict[tuple[Key, TaskId], str] = {}
-        seen: set[str] = set()
-        for delivery in self.routing.deliveries:
-            if delivery.output not in seen:
-                seen.add(delivery.output)
-                tree = delivery.tree
-                if tree is None:
-                    layer = self.layers.producer[delivery.output].name
-                    own = (t for t in self.routing.tasks if t.layer == layer and t.device == delivery.device)
-                    found[Key(delivery.output), task_id(next(own))] = delivery.output
-                elif isinstance(tree, Take) and tree.box.task is not None and tree.region == tree.box.region:
-                    found[tree.box.key, tree.box.task] = delivery.output
-        return found
+        names: dict[tuple[Key, TaskId], str] = {}
+        firsts = {delivery.output: delivery for delivery in reversed(self.routing.deliveries)}
+        for output, delivery in firsts.items():
+            tree = delivery.tree
+            if tree is None:
+                layer = self.layers.producer[output].name
+                makers = (t for t in self.routing.tasks if t.layer == layer and t.device == delivery.device)
+                names[Key(output), task_id(next(makers))] = output
+            elif isinstance(tree, Take) and tree.box.task is not None and tree.region == tree.box.region:
+                names[tree.box.key, tree.box.task] = output
+        return names
 
     def _name(self, tensor: str, key: Key, task: Task) -> str:
         """The tensor's own name where one task computes it and it is no output, else with the device's behind it."""
@@ -77,29 +75,27 @@ class _Placer:
             return tensor
         lane = f"#{task.lane}" if task.lane else ""
         reduce = f"+{key.reduce[0]}:{key.reduce[1]}" if key.reduce else ""
-        return self.draft.name(f"{tensor}@{task.device}{lane}{reduce}")
+        return self.builder.name(f"{tensor}@{task.device}{lane}{reduce}")
 
     def _hold(self, tree: Tree, key: Key, place: Place, name: str = "") -> Held:
         """The nodes of an assembly on the reader's device, shared by all its readers in that lane."""
         if isinstance(tree, Take):
             return self._local(self._box(tree.box, place), tree.region, place)
         at = (tree, place.device, place.lane)
-        held = self.joined.get(at)
-        if held is None:
+        if at not in self.joined:
             pieces = [self._hold(child, key, place) for child in tree.children]
-            name = name or self.draft.name(f"{key.tensor}@{place.device}&")
-            held = self.joined[at] = self.draft.concat(pieces, tree.axis, place, name)
-        return held
+            name = name or self.builder.name(f"{key.tensor}@{place.device}&")
+            self.joined[at] = self.builder.concat(pieces, tree.axis, place, name)
+        return self.joined[at]
 
     def _local(self, held: Held, region: Region, place: Place) -> Held:
         """A slice on the reader's device, shared by all its readers in that lane."""
         if held.region == region:
             return held
         at = (held.name, region, place.device, place.lane)
-        cut = self.cut.get(at)
-        if cut is None:
-            cut = self.cut[at] = self.draft.slice(held, region, place)
-        return cut
+        if at not in self.cut:
+            self.cut[at] = self.builder.slice(held, region, place)
+        return self.cut[at]
 
     def _box(self, box: Box, place: Place) -> Held:
         """The tensor that a box is; for a received one the slice of it that its sender makes, once for all."""
@@ -109,12 +105,11 @@ class _Placer:
                 return Held(box.key.tensor, box.region, self._dtype(box.key.tensor))
             return self.computed[box.key, box.task]
         at = (box.origin, box.region)
-        sent = self.sent.get(at)
-        if sent is None:
-            run, _, position, _ = place.step
+        if at not in self.sent:
+            run, _, position, _ = place.turn
             early = Place(box.origin.device, box.origin.lane, (run, -1, position, 0))
-            sent = self.sent[at] = self.draft.slice(self._box(box.origin, place), box.region, early)
-        return sent
+            self.sent[at] = self.builder.slice(self._box(box.origin, place), box.region, early)
+        return self.sent[at]
 
     def _task(self, task: Task, place: Place) -> None:
         """Nodes of a layer that can be cut: inputs assembled, then node by node as the pieces say."""
@@ -129,7 +124,7 @@ class _Placer:
             partials = sorted((key for key in reads if key.reduce is not None), key=lambda key: key.reduce or (0, 0))
             terms = [self._hold(reads[key], key, place) for key in partials]
             name = self._name(tensor, Key(tensor), task)
-            held[tensor] = self.draft.merge(terms, operator, place, name)
+            held[tensor] = self.builder.merge(terms, operator, place, name)
         for work in task.works:
             assert work.piece is not None
             output = self.layers.cut_output(work.node)
@@ -140,13 +135,13 @@ class _Placer:
     def _node(self, node: Node, piece: Piece, held: dict[str, Held], output: str, name: str, place: Place) -> Held:
         """One node on regions of its inputs, with inputs, output, attributes and operator changed; it makes `name`."""
         inputs = self._inputs(node, piece, held, place)
-        raw = name if piece.raw in (None, piece.out) else self.draft.name(f"{name}{show(piece.raw)}")
+        raw = name if piece.raw in (None, piece.out) else self.builder.name(f"{name}{show(piece.raw)}")
         # Outputs that nobody reads but that the operator insists on keep a name.
-        others = [o and self.draft.name(f"{o}@{place.device}") if o != output else raw for o in node.outputs]
+        others = [o and self.builder.name(f"{o}@{place.device}") if o != output else raw for o in node.outputs]
         called = node.name if name in node.outputs else f"{node.name}@{place.device}"
-        self.draft.copy(node.name, called, (inputs, others), place, piece)
-        written = self.draft.declare(raw, self._dtype(output), piece.raw or piece.out)
-        return self.draft.slice(written, piece.out, place, name)
+        self.builder.copy(node.name, called, (inputs, others), place, piece)
+        written = self.builder.declare(raw, self._dtype(output), piece.raw or piece.out)
+        return self.builder.slice(written, piece.out, place, name)
 
     def _inputs(self, node: Node, piece: Piece, held: dict[str, Held], place: Place) -> list[str]:
         """What the node reads there; '' for what it leaves out."""
@@ -158,7 +153,7 @@ class _Placer:
             elif not tensor:
                 inputs.append("")
             elif need is not None and self.layers.tensors[tensor].constant:
-                inputs.append(self.draft.weight(tensor, need))
+                inputs.append(self.builder.weight(tensor, need))
             elif need is not None:
                 inputs.append(self._local(held[tensor], need, place).name)
         while inputs and not inputs[-1]:
@@ -167,8 +162,8 @@ class _Placer:
 
     def _constant(self, node: Node, index: int, array: NDArray[Any]) -> str:
         if array.dtype == np.int64 and array.ndim == 1:
-            return self.draft.integers(tuple(array.tolist()))
-        return self.draft.constant(f"{node.name}.{index}{array.tolist()}", array)
+            return self.builder.integers(tuple(array.tolist()))
+        return self.builder.constant(f"{node.name}.{index}{array.tolist()}", array)
 
     def _whole(self, task: Task, place: Place) -> None:
         """Nodes of a layer that stays whole, as they stand, with the names that its inputs have here."""
@@ -179,11 +174,11 @@ class _Placer:
                 names[tensor] = self._name(tensor, Key(tensor), task)
                 shape = self.layers.tensors[tensor].shape
                 if shape is not None:
-                    self.draft.declare(names[tensor], self._dtype(tensor), full(shape))
+                    self.builder.declare(names[tensor], self._dtype(tensor), full(shape))
                 elif tensor in self.given.values:
-                    self.draft.values[names[tensor]] = self.given.values[tensor]
+                    self.builder.values[names[tensor]] = self.given.values[tensor]
             self.kept.update(work.node.inputs)  # among them initializers that only sub-graphs name
-            self.draft.keep(work.node.name, names, place)
+            self.builder.keep(work.node.name, names, place)
         for key, region in task.outputs.items():
             if region is not None:  # a tensor without static shape is read where it is made alone
                 self.computed[key, task_id(task)] = Held(names[key.tensor], region, self._dtype(key.tensor))
@@ -200,10 +195,10 @@ class _Placer:
             if delivery.tree is None or (first and output in self.delivered.values()):
                 continue
             place = Place(delivery.device, 0, (last, 0, 2 * len(self.layers.layers), 1))
-            name = output if first else self.draft.name(f"{output}@{delivery.device}")
+            name = output if first else self.builder.name(f"{output}@{delivery.device}")
             held = self._hold(delivery.tree, Key(output), place, name)
             if held.name != name:
-                self.draft.identity(held, place, name, held.name)
+                self.builder.identity(held, place, name, held.name)
             if not first:
                 extra[name] = output
         return extra

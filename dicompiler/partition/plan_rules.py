@@ -34,8 +34,8 @@ def check(layers: LayerGraph, plan: Plan) -> None:
 
 def _check_replicas(plan: Plan) -> None:
     """A renaming must speak of the plan's devices, and give no two of those that have parts the same place."""
-    parts = {part.device: None for own in plan.layers.values() for part in own}
-    known = [*plan.source, *parts, *plan.sink]
+    devices = dict.fromkeys(part.device for parts in plan.layers.values() for part in parts)
+    known = [*plan.source, *devices, *plan.sink]
     for i, renaming in enumerate(plan.replicas):
         for name in renaming:
             if name not in known:
@@ -43,7 +43,7 @@ def _check_replicas(plan: Plan) -> None:
                     f"plan: replicas[{i}]: the plan uses no device {name!r}{nearest(name, known)}: rename those it uses"
                 )
         taken: dict[str, str] = {}
-        for name in dict.fromkeys([*parts, *renaming]):
+        for name in dict.fromkeys([*devices, *renaming]):
             place = renaming.get(name, name)
             if place in taken:
                 raise DicompilerError(

@@ -57,24 +57,24 @@ class _Router:
 
     def run(self) -> Routing:
         deliveries: list[Delivery] = []
-        made: list[list[Task]] = []
+        backwards: list[list[Task]] = []
         for layer in reversed(self.layers.layers):
-            own = make_tasks(self.layers, layer, self.plan.layers[layer.name])
-            finals = [task for task in own if task.kind != "partial"]
+            tasks = make_tasks(self.layers, layer, self.plan.layers[layer.name])
+            finals = [task for task in tasks if task.kind != "partial"]
             for output in layer.outputs:
                 deliveries.extend(self._serve(Key(output), _boxes(finals, Key(output))))
-            self._merge(
-                [task for task in finals if task_id(task) in self.live], [t for t in own if t.kind == "partial"]
-            )
-            for task in own:
-                if task_id(task) in self.live:
-                    self._read(task, task.needs.items())
-            made.append(own)
+            self._merge(self._live(finals), [task for task in tasks if task.kind == "partial"])
+            for task in self._live(tasks):
+                self._read(task, task.needs.items())
+            backwards.append(tasks)
         for name in self.layers.inputs:
             region = full(self.layers.tensors[name].shape or ())
             boxes = [Box(Key(name), region, device, 0) for device in self.plan.source]
             deliveries.extend(self._serve(Key(name), boxes))
-        return self._finish([task for own in reversed(made) for task in own], deliveries)
+        return self._finish([task for tasks in reversed(backwards) for task in tasks], deliveries)
+
+    def _live(self, tasks: Iterable[Task]) -> list[Task]:
+        return [task for task in tasks if task_id(task) in self.live]
 
     def _read(self, task: Task, needs: Iterable[tuple[Key, Region]]) -> None:
         """Notes what the task reads, which is assembled once all its other readers are known."""
@@ -117,29 +117,27 @@ class _Router:
         Best: own lane, own device (what was received is local), own host; then largest overlap; then device order.
         """
         device, lane = at
-        found: list[tuple[int, Box, Region]] = []
+        overlaps: list[tuple[int, Box, Region]] = []
         for i, box in enumerate((*boxes, *held.get(device, ()))):
             assert box.region is not None
             overlap = need if need == box.region else intersect(need, box.region)  # an empty tensor is its own part
             if overlap is not None:
-                found.append((i, box, overlap))
+                overlaps.append((i, box, overlap))
                 if box.device == device and box.lane == lane and overlap == need:  # nothing is better
-                    found = found[-1:]
+                    overlaps = overlaps[-1:]
                     break
-        if not found:
+        if not overlaps:
             raise DicompilerError(
                 f"plan: nobody computes {show(need)} of {boxes[0].key.tensor!r}, which {reader} reads: "
                 "let the region of one of its parts cover it"
             )
-        _, box, overlap = found[0] if len(found) == 1 else min(found, key=lambda one: self._rank(at, *one))
+        _, box, overlap = overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda one: self._rank(at, *one))
         # What has nothing in common with the need has nothing in common with a part of it.
-        near = [one for _, one, _ in found if one.origin is None] or boxes[:1]
+        near = [one for _, one, _ in overlaps if one.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
             if (low, high) != (start, stop):
-                cuts = [cut for cut in ((start, low), (low, high), (high, stop)) if cut[0] < cut[1]]
-                return Join(
-                    axis, tuple(self._assemble(replace(need, axis, cut), at, near, held, reader) for cut in cuts)
-                )
+                cuts = [replace(need, axis, c) for c in ((start, low), (low, high), (high, stop)) if c[0] < c[1]]
+                return Join(axis, tuple(self._assemble(cut, at, near, held, reader) for cut in cuts))
         if box.origin is None:
             self._use(box)
         if box.device != device:
@@ -166,7 +164,7 @@ class _Router:
         return self.layers.position[task.layer], 0 if task.kind == "partial" else 1, task.index
 
     def _finish(self, tasks: Sequence[Task], deliveries: Sequence[Delivery]) -> Routing:
-        live = sorted((task for task in tasks if task_id(task) in self.live), key=self._order)
+        live = sorted(self._live(tasks), key=self._order)
         runs = lane_runs(live, self.reads)
         live.sort(key=lambda task: (runs[task_id(task)], task.lane))
         return Routing(
@@ -186,13 +184,9 @@ def _boxes(tasks: Sequence[Task], key: Key) -> list[Box]:
 
 def touching(region: Region | None, partials: Sequence[Task]) -> tuple[Key, ...]:
     """The partial sums that touch `region`, in range order."""
-    found = {
-        key
-        for task in partials
-        for key, own in task.outputs.items()
-        if region is not None and own is not None and intersect(own, region) is not None
-    }
-    return tuple(sorted(found, key=lambda key: key.reduce or (0, 0)))
+    sums = ((key, summed) for task in partials for key, summed in task.outputs.items() if summed is not None)
+    keys = {key for key, summed in sums if region is not None and intersect(summed, region) is not None}
+    return tuple(sorted(keys, key=lambda key: key.reduce or (0, 0)))
 
 
 def lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[Key, Tree]]) -> dict[TaskId, int]:
@@ -205,9 +199,9 @@ def lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[Key, Tree]])
         for task in step:
             for tree in reads.get(task_id(task), {}).values():
                 for leaf in leaves(tree):
-                    made = leaf.box.origin or leaf.box
+                    maker = (leaf.box.origin or leaf.box).task
                     crossing = leaf.box.origin is not None or leaf.box.lane != task.lane
-                    if crossing and made.task is not None and runs[made.task] == current:
+                    if crossing and maker is not None and runs[maker] == current:
                         current += 1
         runs.update((task_id(task), current) for task in step)
     return runs

@@ -52,24 +52,24 @@ class _Placed:
     sinks: Mapping[str, str]
 
     @cached_property
-    def made(self) -> Mapping[str, int]:
+    def maker(self) -> Mapping[str, int]:
         """Tensor → index of the node that makes it."""
         return {name: i for i, names in enumerate(self.makes) for name in names if name}
 
     @cached_property
     def uses(self) -> Sequence[Sequence[str]]:
         """Of each node the tensors that it reads, constants left out."""
-        there = self.made.keys() | set(self.inputs)
+        there = self.maker.keys() | set(self.inputs)
         return [[name for name in names if name in there] for names in self.reads]
 
     @cached_property
     def users(self) -> Mapping[str, Sequence[int]]:
         """Tensor → indices of the nodes that read it, in order."""
-        found: dict[str, list[int]] = {}
+        users: dict[str, list[int]] = {}
         for i, names in enumerate(self.uses):
             for name in names:
-                found.setdefault(name, []).append(i)
-        return found
+                users.setdefault(name, []).append(i)
+        return users
 
     def value(self, tensor: str) -> Value:
         """Its type and shape (no shape where it is not static, or where it is no tensor)."""
@@ -84,20 +84,20 @@ class _Placed:
     def wanted(self) -> Sequence[tuple[int, str, int, str]]:
         """What must travel: (step that makes it, tensor, how many devices read it before this one does, the device), in
         order."""
-        found: list[tuple[int, str, int, str]] = []
+        travels: list[tuple[int, str, int, str]] = []
         for name, indices in self.users.items():
-            at = self.made.get(name, GIVEN)
+            at = self.maker.get(name, GIVEN)
             there = self.source if at == GIVEN else (self.devices[at],)
             if len(indices) == 1 and self.devices[indices[0]] in there:  # as it is most often
                 continue
             readers = dict.fromkeys([self.devices[i] for i in indices])
-            found += [(at, name, place, reader) for place, reader in enumerate(readers) if reader not in there]
-        return sorted(found)
+            travels += [(at, name, place, reader) for place, reader in enumerate(readers) if reader not in there]
+        return sorted(travels)
 
     def sender(self, tensor: str, receiver: str) -> str:
         """Who sends `tensor` to `receiver`: its maker; of an input's sources one of the same host, else the first."""
-        if tensor in self.made:
-            return self.devices[self.made[tensor]]
+        if tensor in self.maker:
+            return self.devices[self.maker[tensor]]
         host = self.hosts.get(receiver, receiver)
         return next((s for s in self.source if self.hosts.get(s, s) == host), self.source[0])
 
@@ -119,7 +119,7 @@ def cut(placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str,
             segment = replace(segment, model=_written(segment, group, graph, placed, constants))
         there.append(segment)
     return Program(
-        tuple(_device(device, tuple(own), graph, transfers) for device, own in segments.items()),
+        tuple(_device(device, tuple(parts), graph, transfers) for device, parts in segments.items()),
         transfers,
         tuple(graph.value(name) for name in graph.inputs),
         tuple(graph.value(name) for name, output in graph.sinks.items() if name == output),
@@ -169,7 +169,7 @@ def _gather(placed: _Placed) -> list[_Group]:
     """Greedy and eager: a device's segment closes after a tensor that another device needs (unless its next node
     makes one too), before a node that needs something newer than the segment's start, and where the lane changes.
     In order of their first nodes; each depends only on earlier ones."""
-    devices, made = placed.devices, placed.made
+    devices, maker = placed.devices, placed.maker
     sends = {at for at, *_ in placed.wanted}
     groups: list[_Group] = []
     current: dict[str, _Group] = {}
@@ -179,8 +179,8 @@ def _gather(placed: _Placed) -> list[_Group]:
         sent = not sends.isdisjoint(unit)
         if group is not None:
             start = group.nodes[0]
-            read = [at for i in unit for name in placed.uses[i] if (at := made.get(name, GIVEN)) > start]
-            newer = any(devices[at] != device for at in read) if read else False
+            read = [at for i in unit for name in placed.uses[i] if (at := maker.get(name, GIVEN)) > start]
+            newer = any(devices[at] != device for at in read)
             turned = placed.lanes[group.nodes[-1]] != placed.lanes[unit[0]]
             if newer or (group.sends and not sent) or turned:
                 group = None
@@ -195,12 +195,12 @@ def _gather(placed: _Placed) -> list[_Group]:
 def _units(placed: _Placed) -> Iterable[list[int]]:
     """The nodes in order, those together that must share a segment: a tensor whose type nobody knows cannot be the
     input of one. Only layers that stay whole have such tensors, and the nodes of a layer stand side by side."""
-    unknown = placed.made.keys() - placed.infos.keys()
+    unknown = placed.maker.keys() - placed.infos.keys()
     if not unknown:
         return ([i] for i in range(len(placed.uses)))
     units: list[list[int]] = []
     for i, names in enumerate(placed.uses):
-        first = min((placed.made[n] for n in names if n in unknown), default=i)
+        first = min((placed.maker[n] for n in names if n in unknown), default=i)
         unit = [i]
         while unit[0] > first:
             unit = units.pop() + unit
@@ -229,16 +229,16 @@ def _device(
         steps.append(Step("run", k))
         steps += [Step("send", i) for name in segment.outputs for i in outgoing.get(name, ())]
     sources = placed.inputs if device in placed.source else ()
-    sinks = {name: output for name, output in placed.sinks.items() if placed.devices[placed.made[name]] == device}
+    sinks = {name: output for name, output in placed.sinks.items() if placed.devices[placed.maker[name]] == device}
     return DeviceProgram(device, placed.hosts.get(device, device), segments, tuple(steps), sources, sinks)
 
 
 def _segment(name: str, group: _Group, placed: _Placed) -> Segment:
     """The segment without its model."""
     inside = set(group.nodes)
-    made = dict.fromkeys(n for i in group.nodes for n in placed.makes[i] if n)
-    needed = dict.fromkeys(n for i in group.nodes for n in placed.uses[i] if n not in made)
-    outputs = tuple(n for n in made if n in placed.sinks or not inside.issuperset(placed.users.get(n, ())))
+    makes = dict.fromkeys(n for i in group.nodes for n in placed.makes[i] if n)
+    needed = dict.fromkeys(n for i in group.nodes for n in placed.uses[i] if n not in makes)
+    outputs = tuple(n for n in makes if n in placed.sinks or not inside.issuperset(placed.users.get(n, ())))
     marks = tuple(mark for i in group.nodes if (mark := placed.marks[i]) is not None)
     return Segment(name, group.device, UNWRITTEN, tuple(needed), outputs, marks)
 
@@ -250,9 +250,7 @@ def _written(
     nodes = [source.proto.graph.node[i] for i in group.nodes]
     read = dict.fromkeys(n for i in group.nodes for n in placed.reads[i])
     proto = onnx.ModelProto(
-        ir_version=source.proto.ir_version,
-        opset_import=source.proto.opset_import,
-        functions=source.proto.functions,
+        ir_version=source.proto.ir_version, opset_import=source.proto.opset_import, functions=source.proto.functions
     )
     proto.graph.name = segment.name
     proto.graph.node.extend(nodes)

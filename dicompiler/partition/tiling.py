@@ -6,7 +6,7 @@ taken from a tensor's rank. Annotating passes and strategies build their parts h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from dicompiler.base.errors import DicompilerError
@@ -29,17 +29,17 @@ def whole_plan(layers: LayerGraph, device: str) -> Plan:
 @remembered
 def axes(layers: LayerGraph) -> Axes:
     """Tensor → label → axis. A graph input of rank ≥ 3 is read as N, C, H, W; of rank 2 as N, C."""
-    found: dict[str, Mapping[str, int]] = {}
+    labelled: dict[str, Mapping[str, int]] = {}
     for name in layers.inputs:
         rank = len(layers.tensors[name].shape or ())
-        found[name] = {label: axis for axis, label in enumerate(("channel", "height", "width"), 1) if axis < rank}
+        labelled[name] = {label: axis for axis, label in enumerate(("channel", "height", "width"), 1) if axis < rank}
     for layer in layers.layers:
         if not layer.reason:
-            found[layer.output] = _follow(layers, layer, found)
-    return found
+            labelled[layer.output] = _follow(layers, layer, labelled)
+    return labelled
 
 
-def _follow(layers: LayerGraph, layer: Layer, found: Axes) -> dict[str, int]:
+def _follow(layers: LayerGraph, layer: Layer, labelled: Axes) -> dict[str, int]:
     """The labels of a layer's output axes: those of the input axes that a cut reaches; for an operator with weights
     the axis that cuts them is the channel axis."""
     shape = output_shape(layers, layer)
@@ -52,32 +52,31 @@ def _follow(layers: LayerGraph, layer: Layer, found: Axes) -> dict[str, int]:
         cut = {
             label
             for key, need in task.needs.items()
-            for label, a in found.get(key.tensor, {}).items()
+            for label, a in labelled.get(key.tensor, {}).items()
             if need[a] != (0, (layers.tensors[key.tensor].shape or ())[a])
         }
-        weighs = any(
-            name
-            and layers.tensors[name].constant
-            and need is not None
-            and need != full(layers.tensors[name].shape or ())
+        weights = [
+            (layers.tensors[name], need)
             for work in task.works
             if work.piece is not None and work.node in readers
             for name, need in zip(work.node.inputs, work.piece.needs, strict=True)
-        )
-        if weighs and (reduction(layers, layer) is not None or not cut):
+            if name and layers.tensors[name].constant and need is not None
+        ]
+        cuts_weights = any(need != full(tensor.shape or ()) for tensor, need in weights)
+        if cuts_weights and (reduction(layers, layer) is not None or not cut):
             cut = {"channel"}
         for label in sorted(cut):
             labels.setdefault(label, axis)
-    _keep_small(layers, layer, found, labels)
+    _keep_small(layers, layer, labelled, labels)
     return labels
 
 
-def _keep_small(layers: LayerGraph, layer: Layer, found: Axes, labels: dict[str, int]) -> None:
+def _keep_small(layers: LayerGraph, layer: Layer, labelled: Axes, labels: dict[str, int]) -> None:
     """A map so small that every tile's halo covers it shows no cut: a layer that keeps the rank keeps the axis."""
     rank = len(output_shape(layers, layer))
     for name in layer.inputs:
         if len(layers.tensors[name].shape or ()) == rank:
-            for label, axis in found.get(name, {}).items():
+            for label, axis in labelled.get(name, {}).items():
                 if label != "channel" and label not in labels and axis not in labels.values():
                     labels[label] = axis
 
@@ -99,17 +98,17 @@ def cut_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[floa
     """The axis in shares proportional to `weights`; boundaries move to where the rule needs no more than is asked for
     (whole groups, whole channels behind a Flatten). A share can come out empty."""
     extent = output_shape(layers, layer)[axis]
-    return settled(layers, layer, axis, [end for _, end in shares(extent, weights)])
+    return aligned(layers, layer, axis, [end for _, end in shares(extent, weights)])
 
 
-def settled(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) -> tuple[Interval, ...]:
+def aligned(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) -> tuple[Interval, ...]:
     """The axis cut at `ends`, each moved to the nearest place where the rule needs no more than is asked for."""
-    moved = [_settled(layers, layer, axis, end) for end in ends]
+    moved = [_aligned(layers, layer, axis, end) for end in ends]
     return tuple(zip((0, *moved), moved, strict=False))
 
 
 @remembered
-def _settled(layers: LayerGraph, layer: Layer, axis: int, end: int) -> int:
+def _aligned(layers: LayerGraph, layer: Layer, axis: int, end: int) -> int:
     whole = full(output_shape(layers, layer))
     if not 0 < end < whole[axis][1]:
         return end
@@ -118,11 +117,7 @@ def _settled(layers: LayerGraph, layer: Layer, axis: int, end: int) -> int:
 
 
 def tile(
-    layers: LayerGraph,
-    layer: Layer,
-    label: Label,
-    weights: Sequence[float],
-    devices: Sequence[str],
+    layers: LayerGraph, layer: Layer, label: Label, weights: Sequence[float], devices: Sequence[str]
 ) -> tuple[Part, ...]:
     """Parts of `layer` along an axis, one per device, in proportion to `weights`; empty shares get no part.
 
@@ -164,18 +159,9 @@ def exit_of(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
     names = {layer.name for layer in chosen}
     exits = [layer for layer in chosen if not read_within(layers, layer, names)]
     if len(exits) != 1:
-        found = ", ".join(layer.name for layer in exits) or "none"
-        raise DicompilerError(f"fused tiles need a set of layers with one exit: of this one {found} leave")
+        names_out = ", ".join(layer.name for layer in exits) or "none"
+        raise DicompilerError(f"fused tiles need a set of layers with one exit: of this one {names_out} leave")
     return exits[0]
-
-
-def largest_set(layers: LayerGraph, last: Layer, allowed: Callable[[Layer], bool]) -> tuple[Layer, ...]:
-    """The largest set, in layer order, whose one exit is `last` and whose other layers are `allowed`."""
-    names = {last.name}
-    for layer in reversed(layers.layers):
-        if allowed(layer) and read_within(layers, layer, names):
-            names.add(layer.name)
-    return tuple(layer for layer in layers.layers if layer.name in names)
 
 
 def fused(layers: LayerGraph, chosen: Sequence[Layer], tiles: Iterable[Region]) -> list[dict[str, Region]]:

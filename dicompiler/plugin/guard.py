@@ -23,11 +23,11 @@ import numpy as np
 
 from dicompiler.base.errors import DicompilerError, PluginError, cause
 from dicompiler.base.schema import load_json, validate
-from dicompiler.cost.model import CostModel, Share, fault_of_seconds
+from dicompiler.cost.model import CostModel, fault_of_seconds
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Plan
+from dicompiler.ir.plan import Plan, Share
 from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Region, Shape
@@ -138,15 +138,15 @@ class GuardedCall:
 def guarded_class(cls: Any, guard: Guard) -> Any:
     """The class, its methods watched: a subclass that differs in nothing else, also as text, compared or pickled."""
     same = {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__", "__hash__")}
-    made = type(cls)(cls.__name__, (cls,), {**same, "__slots__": (), "__wrapped__": cls, "__guard__": guard})
-    made.__eq__, made.__reduce_ex__ = _equal(cls), _reduce(made)
+    subclass = type(cls)(cls.__name__, (cls,), {**same, "__slots__": (), "__wrapped__": cls, "__guard__": guard})
+    subclass.__eq__, subclass.__reduce_ex__ = _equal(cls), _reduce(subclass)
     for name, check in _CHECKS[guard.kind].items():
-        setattr(made, name, _watched(made, guard, name, check))
+        setattr(subclass, name, _watched(subclass, guard, name, check))
     if guard.kind == "pass":
-        made.provenance = guard.origin
+        subclass.provenance = guard.origin
     if guard.kind == "strategy" and guard.plugin:
-        made.check_feasible = _judged(made, guard)
-    return made
+        subclass.check_feasible = _judged(subclass, guard)
+    return subclass
 
 
 def instance(cls: Any, make: Callable[..., T], *arguments: Any) -> T:
@@ -174,13 +174,13 @@ def _equal(cls: Any) -> Callable[[Any, Any], Any]:
     return equal
 
 
-def _reduce(made: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
+def _reduce(subclass: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
     """For pickle and copy: the class by its name is the one without guard."""
 
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
-        function, arguments, *state = super(made, self).__reduce_ex__(protocol)
-        plain = tuple(made.__wrapped__ if one is made else one for one in arguments)
-        return _restored, (made.__guard__, function, plain), *state
+        function, arguments, *state = super(subclass, self).__reduce_ex__(protocol)
+        plain = tuple(subclass.__wrapped__ if one is subclass else one for one in arguments)
+        return _restored, (subclass.__guard__, function, plain), *state
 
     return reduce
 
@@ -191,13 +191,13 @@ def _restored(guard: Guard, function: Callable[..., Any], arguments: tuple[Any, 
     return _become(thing, guarded_class(cls, guard))
 
 
-def _watched(made: Any, guard: Guard, name: str, check: Callable[..., Any]) -> Callable[..., Any]:
+def _watched(subclass: Any, guard: Guard, name: str, check: Callable[..., Any]) -> Callable[..., Any]:
     """The method of that name, what it gives looked at by `check`, which raises _Wrong."""
-    signature = inspect.signature(getattr(made, name))
+    signature = inspect.signature(getattr(subclass, name))
 
-    @functools.wraps(getattr(made, name))
+    @functools.wraps(getattr(subclass, name))
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
-        call = getattr(super(made, self), name)
+        call = getattr(super(subclass, self), name)
 
         def checked() -> Any:
             given = call(*arguments, **options)
@@ -210,12 +210,12 @@ def _watched(made: Any, guard: Guard, name: str, check: Callable[..., Any]) -> C
     return method
 
 
-def _judged(made: Any, guard: Guard) -> Callable[..., None]:
+def _judged(subclass: Any, guard: Guard) -> Callable[..., None]:
     """`Strategy.check_feasible`, which says whose plan it is that cannot be carried out."""
 
     def check_feasible(self: Any, problem: Any, plan: Any) -> None:
         try:
-            super(made, self).check_feasible(problem, plan)
+            super(subclass, self).check_feasible(problem, plan)
         except PluginError:
             raise
         except DicompilerError as error:

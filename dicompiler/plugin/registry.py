@@ -116,8 +116,8 @@ class Registry:
 
     def of(self, kind: str) -> Mapping[str, Provided]:
         """What is provided of a kind, one of KINDS."""
-        found: Mapping[str, Provided] = getattr(self, kind)
-        return found
+        provided: Mapping[str, Provided] = getattr(self, kind)
+        return provided
 
     def find(self, kind: str, name: str) -> Provided:
         """The one of that name. UsageError names the nearest; PluginError names plugins that were left out."""
@@ -172,12 +172,12 @@ def also(*things: Any) -> Iterator[Registry]:
     "uninstalled" did; they take the place of what has their names. TypeError for what is of no kind."""
     plugin = Plugin(UNINSTALLED, UNINSTALLED, UNINSTALLED, "0")
     known = registry()
-    found = {kind: dict(known.of(kind)) for kind in KINDS}
+    provided = {kind: dict(known.of(kind)) for kind in KINDS}
     for value in things:
         kind = kind_of(value)
         one = checked(plugin, kind, value)
-        found[kind][one.name] = one
-    kept: dict[str, Any] = {kind: MappingProxyType(dict(sorted(named.items()))) for kind, named in found.items()}
+        provided[kind][one.name] = one
+    kept: dict[str, Any] = {kind: MappingProxyType(dict(sorted(named.items()))) for kind, named in provided.items()}
     token = _ALSO.set(replace(known, **kept, plugins=(*known.plugins, plugin)))
     try:
         yield registry()
@@ -199,8 +199,8 @@ def kind_of(value: Any) -> str:
 @functools.cache
 def loaded() -> Registry:
     """What `registry` gives where nothing else was put beside it."""
-    found, broken = installed()
-    everything = load(os.environ, found)
+    plugins, broken = installed()
+    everything = load(os.environ, plugins)
     for warning in (*broken, *everything.warnings):
         log.warning(warning)
     return everything
@@ -208,17 +208,17 @@ def loaded() -> Registry:
 
 def installed() -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
     """The entry points of our group, built-in ones included, and a warning for each distribution that hides its own."""
-    found: dict[tuple[str, str], Plugin] = {}
+    plugins: dict[tuple[str, str], Plugin] = {}
     warnings = []
     for distribution in metadata.distributions():
         # One distribution with broken metadata would make `metadata.entry_points` fail for all.
         try:
             # A path that is searched twice, or an older copy further down, must not count again: the first one wins.
             for plugin in _entry_points(distribution):
-                found.setdefault((canonical(plugin.distribution), plugin.name), plugin)
+                plugins.setdefault((canonical(plugin.distribution), plugin.name), plugin)
         except Exception as error:
             warnings.append(f"the entry points of {_name_of(distribution)} cannot be read: {cause(error)}")
-    return _with_builtins(tuple(found.values())), tuple(warnings)
+    return _with_builtins(tuple(plugins.values())), tuple(warnings)
 
 
 def _name_of(distribution: metadata.Distribution) -> str:
@@ -274,7 +274,7 @@ def load(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
     chosen, warnings = _restrict(env.get(RESTRICT), tuple(plugins))
     kept: list[Plugin] = []
     left_out: list[str] = []
-    found: dict[str, dict[str, Provided]] = {kind: {} for kind in KINDS}
+    by_kind: dict[str, dict[str, Provided]] = {kind: {} for kind in KINDS}
     for plugin in chosen:
         try:
             provided = _load_one(plugin, warnings)
@@ -285,9 +285,9 @@ def load(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
             continue
         kept.append(plugin)
         for kind, one in provided:
-            _add(found, kind, one)
+            _add(by_kind, kind, one)
     return Registry(
-        **{kind: MappingProxyType(dict(sorted(named.items()))) for kind, named in found.items()},
+        **{kind: MappingProxyType(dict(sorted(named.items()))) for kind, named in by_kind.items()},
         plugins=tuple(kept),
         warnings=tuple(warnings),
         left_out=tuple(left_out),
@@ -388,10 +388,10 @@ def _check_fields(step: Any) -> None:
             raise TypeError(f"{step.__name__} names {name!r}, which is no field of a Compilation{known}")
 
 
-def _add(found: dict[str, dict[str, Provided]], kind: str, one: Provided) -> None:
-    other = found[kind].setdefault(one.name, one)
+def _add(by_kind: dict[str, dict[str, Provided]], kind: str, one: Provided) -> None:
+    other = by_kind[kind].setdefault(one.name, one)
     if kind == "operators" and not other.value.cuts and one.value.cuts:  # a rule that cuts what another just counts
-        found[kind][one.name] = one
+        by_kind[kind][one.name] = one
     elif other is not one:
         both = " and ".join(f"{p.distribution} {p.version} (plugin {p.plugin!r})" for p in (other, one))
         raise DicompilerError(

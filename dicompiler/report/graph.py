@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dicompiler.base.units import format_bytes, format_flops, format_seconds
-from dicompiler.cost.model import flops
+from dicompiler.cost.counting import flops
 from dicompiler.cost.workload import merged, task_seconds
 from dicompiler.ir.layers import Layer
 from dicompiler.ir.regions import volume

@@ -12,7 +12,7 @@ from dicompiler.base.units import format_bytes, format_joules, format_seconds
 from dicompiler.report.facts import Facts
 from dicompiler.report.graph import colour
 from dicompiler.report.markup import Markup, clean, element, picture, table
-from dicompiler.search.fronts import values
+from dicompiler.search.fronts import objective_values
 
 SIZE, LEFT, BOTTOM = 250.0, 62.0, 38.0
 """Pixels of a front's picture, and of what stands at its axes."""
@@ -85,7 +85,7 @@ def front(document: Mapping[str, Any], facts: Facts | None = None) -> Markup:
     """The points of a front, each objective against the first; where `facts` are given, their plan beside them."""
     units: Mapping[str, str] = document["objectives"]
     first, *others = units
-    own = None if facts is None else values(facts.platform, facts.metrics, units)
+    own = None if facts is None else objective_values(facts.platform, facts.metrics, units)
     pictures = [_scatter(document, first, other, own) for other in others or [first]]
     rows = [
         (str(i), str(point["devices"]), *(_quantity(point[name], units[name]) for name in units))

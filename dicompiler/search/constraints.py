@@ -5,15 +5,16 @@ Problem + Plan → nothing, or an error that names the host, the layer and the b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from dicompiler.base.errors import DicompilerError, nearest
 from dicompiler.base.units import format_bytes
-from dicompiler.cost.memory import program_memory
-from dicompiler.cost.model import weight_regions
+from dicompiler.cost.counting import weight_regions
+from dicompiler.cost.memory import MemoryUse
 from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.devices import Host
-from dicompiler.ir.metrics import DeviceMetrics, Metrics, Occupied
+from dicompiler.ir.metrics import Metrics, Occupied
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
@@ -25,16 +26,26 @@ from dicompiler.search.problem import Problem
 from dicompiler.target.interface import Target
 
 
-def check(problem: Problem, plan: Plan, metrics: Metrics | None = None) -> None:
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes that are `needed` of a host's memory, RAM or flash, and how many it has (`limit`)."""
+
+    host: str
+    kind: Literal["memory", "RAM", "flash"]
+    needed: int
+    limit: int
+
+
+def check_constraints(problem: Problem, plan: Plan, metrics: Metrics | None = None) -> None:
     """DicompilerError where `plan` cannot be carried out. `metrics`: those of the plan, if they are known already."""
     check_compute(problem.platform, plan)
     check_memory(problem, plan, metrics if metrics is not None else problem.estimate(plan))
 
 
-def fits(problem: Problem, plan: Plan, metrics: Metrics) -> bool:
-    """Whether `check` finds nothing."""
+def fits_constraints(problem: Problem, plan: Plan, metrics: Metrics) -> bool:
+    """Whether `check_constraints` finds nothing."""
     try:
-        check(problem, plan, metrics)
+        check_constraints(problem, plan, metrics)
     except DicompilerError:
         return False
     return True
@@ -43,7 +54,7 @@ def fits(problem: Problem, plan: Plan, metrics: Metrics) -> bool:
 def check_compute(platform: Platform, plan: Plan) -> None:
     """A compute-less device may hold inputs and want outputs, and that is all."""
     if plan.replicas:
-        _check_replicas(platform, plan)
+        _check_renamed_compute(platform, plan)
         return
     for name, parts in plan.layers.items():
         for i, part in enumerate(parts):
@@ -53,16 +64,16 @@ def check_compute(platform: Platform, plan: Plan) -> None:
                 )
 
 
-def _check_replicas(platform: Platform, plan: Plan) -> None:
+def _check_renamed_compute(platform: Platform, plan: Plan) -> None:
     """The same of the devices that parts are renamed to."""
-    parts = dict.fromkeys(part.device for own in plan.layers.values() for part in own)
+    workers = dict.fromkeys(part.device for parts in plan.layers.values() for part in parts)
     for i, renaming in enumerate(plan.replicas):
-        for name in (*renaming.values(), *(name for name in parts if name not in renaming)):
+        for name in (*renaming.values(), *(name for name in workers if name not in renaming)):
             if name not in platform.host_of:
                 raise DicompilerError(
                     f"plan: replicas[{i}]: {platform.name} has no device {name!r}{nearest(name, platform.host_of)}"
                 )
-        for name in parts:
+        for name in workers:
             place = renaming.get(name, name)
             if not platform.device(place).computes:
                 raise DicompilerError(
@@ -71,130 +82,124 @@ def _check_replicas(platform: Platform, plan: Plan) -> None:
                 )
 
 
-def used(platform: Platform, metrics: Metrics) -> Mapping[str, int]:
+def check_dealing(plan: Plan, target: Target) -> None:
+    """DicompilerError where the plan deals out frames in turn (replicas) and the target cannot."""
+    if plan.replicas and not target.replicas:
+        raise DicompilerError(
+            f"plan: replicas: target {target.name!r} cannot deal out frames in turn: leave them away, or take target "
+            "'sockets'"
+        )
+
+
+def memory_used(platform: Platform, metrics: Metrics) -> Mapping[str, int]:
     """Host → bytes of weights and live activations of its devices, and what is added to them."""
-    found = dict.fromkeys((host.name for host in platform.hosts), 0)
+    used = dict.fromkeys((host.name for host in platform.hosts), 0)
     for entry in metrics.devices:
-        found[platform.host_of[entry.device]] += entry.needed
-    return found
+        used[platform.host_of[entry.device]] += entry.needed
+    return used
 
 
-def room(problem: Problem) -> dict[str, int]:
+def free_memory(problem: Problem) -> dict[str, int]:
     """Host → bytes that are left there for weights and activations if all its devices take part, at least 0."""
-    found = {host.name: host.memory for host in problem.platform.hosts}
+    free = {host.name: host.memory for host in problem.platform.hosts}
     for device in problem.platform.devices:
-        found[device.host] = max(0, found[device.host] - problem.reserve[device.name])
-    return found
+        free[device.host] = max(0, free[device.host] - problem.reserve[device.name])
+    return free
 
 
-def needs(problem: Problem, plan: Plan) -> Mapping[str, int]:
+def memory_needed(problem: Problem, plan: Plan) -> Mapping[str, int]:
     """Host → bytes that `plan` needs there, as exactly as the problem can say: what a target adds is known of a
     program alone. Raises as `Problem.estimate`."""
     exact = problem.target is not None and problem.model is not None
-    return used(problem.platform, problem.evaluate(plan) if exact else problem.estimate(plan))
+    return memory_used(problem.platform, problem.evaluate(plan) if exact else problem.estimate(plan))
 
 
-def lacking(problem: Problem, plan: Plan) -> dict[str, int]:
+def memory_lacking(problem: Problem, plan: Plan) -> dict[str, int]:
     """Host → bytes that `plan` needs beyond the host's memory, for the hosts where there are some."""
-    memory = {host.name: host.memory for host in problem.platform.hosts}
-    return {host: count - memory[host] for host, count in needs(problem, plan).items() if count > memory[host]}
+    limits = {host.name: host.memory for host in problem.platform.hosts}
+    return {name: n - limits[name] for name, n in memory_needed(problem, plan).items() if n > limits[name]}
 
 
 def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
     """Memory is a hard limit: weights and live activations of a host's devices, and what the problem's target adds;
     where there is flash, weights there and activations in RAM. The error names the layer that takes most of it."""
-    for host in problem.platform.hosts:
-        own = [entry for entry in metrics.devices if problem.platform.host_of[entry.device] == host.name]
-        for needed, limit, what in _limits(problem, host, own):
-            if needed > limit:
-                routing = route(problem.layers, plan, problem.platform.host_of)
-                text = f"{_much(needed, limit)} {what} and has {format_bytes(limit)}"
-                raise _over(routing, problem.platform, host, text, what.startswith("of RAM"))
+    platform, target = problem.platform, problem.target
+    flash = {host.name for host in platform.hosts if host.flash}  # there an estimate counts nothing that is added
+    memory = {
+        e.device: MemoryUse(e.weights, e.activations, 0, 0 if platform.host_of[e.device] in flash else e.added)
+        for e in metrics.devices
+    }
+    if need := _exceeded(memory_needs(platform, memory)):
+        added = "" if target is None else f" and what target {target.name!r} adds,"
+        together = f"for weights and activations{added}"
+        what = {"memory": together, "RAM": "of RAM for activations", "flash": "of flash for weights"}[need.kind]
+        raise _error(need, what, _remedy(need, route(problem.layers, plan, platform.host_of), platform))
 
 
-def _limits(problem: Problem, host: Host, own: Sequence[DeviceMetrics]) -> list[tuple[int, int, str]]:
-    """(bytes needed, bytes there, of and for what) of the devices of a host."""
-    if host.flash:
-        return [
-            (sum(entry.activations for entry in own), host.ram, "of RAM for activations"),
-            (sum(entry.weights for entry in own), host.flash, "of flash for weights"),
-        ]
-    added = "" if problem.target is None else f" and what target {problem.target.name!r} adds,"
-    return [(sum(entry.needed for entry in own), host.memory, f"for weights and activations{added}")]
-
-
-def check_program(compilation: Compilation, target: Target) -> None:
-    """The same of a program, for one frame: weights, activations, buffers, and what the target that runs it adds; and
-    that the target can deal out frames, if the plan does."""
-    if compilation.plan is not None and compilation.plan.replicas and not target.replicas:
-        raise DicompilerError(
-            f"plan: replicas: target {target.name!r} cannot deal out frames in turn: leave them away, or take target "
-            "'sockets'"
-        )
-    program, platform, routing = compilation.program, compilation.platform, compilation.routing
-    assert program is not None and platform is not None and routing is not None
+def check_program(compilation: Compilation, memory: Mapping[str, MemoryUse], target: Target) -> None:
+    """The same of a program, by what the target has measured, or else by `memory`: `program_memory` of one frame with
+    what the target adds."""
+    platform, routing = compilation.platform, compilation.routing
+    assert platform is not None and routing is not None
     if compilation.occupied:
         check_occupied(platform, compilation.occupied)
-        return
-    held, added = program_memory(program), target.memory(program)
-    for host in platform.hosts:
-        own = [device.device for device in program.devices if device.host == host.name]
-        needed, more = sum(held[name].total for name in own), sum(added[name] for name in own)
-        if needed + more > host.memory:
-            text = f"{_much(needed + more, host.memory)} to run, {format_bytes(more)} of it added by target "
-            text += f"{target.name!r}, and has {format_bytes(host.memory)}"
-            raise _over(routing, platform, host, text)
-        weights = sum(held[name].weights for name in own)
-        if host.flash and weights > host.flash:
-            text = f"{_much(weights, host.flash)} of flash for weights and has {format_bytes(host.flash)}"
-            raise _over(routing, platform, host, text)
-        if host.flash and needed + more - weights > host.ram:
-            text = f"{_much(needed + more - weights, host.ram)} of RAM to run and has {format_bytes(host.ram)}"
-            raise _over(routing, platform, host, text, True)
+    elif need := _exceeded(memory_needs(platform, memory, together=True)):
+        added = sum(use.added for name, use in memory.items() if platform.host_of[name] == need.host)
+        together = f"to run, {format_bytes(added)} of it added by target {target.name!r},"
+        what = {"memory": together, "RAM": "of RAM to run", "flash": "of flash for weights"}[need.kind]
+        raise _error(need, what, _remedy(need, routing, platform))
 
 
 def check_occupied(platform: Platform, occupied: Sequence[Occupied]) -> None:
     """The same of what a target has measured: RAM and flash, each by itself where a host has flash."""
+    memory = {entry.device: MemoryUse(entry.flash, entry.ram, 0) for entry in occupied}
+    if need := _exceeded(memory_needs(platform, memory)):
+        of_host = [entry for entry in occupied if platform.host_of[entry.device] == need.host]
+        i = 1 if need.kind == "flash" else 0
+        largest = max(of_host, key=lambda entry: (entry.ram, entry.flash)[i]).where[i]
+        raise _error(need, "", f"cut {largest} into smaller parts, or give it to another device (--fit searches)")
+
+
+def memory_needs(platform: Platform, memory: Mapping[str, MemoryUse], together: bool = False) -> Iterator[MemoryNeed]:
+    """What devices need of their hosts. memory: by device; its weights lie in flash where a host has some. There RAM
+    and flash are needed each by itself (and, with `together`, before that their sum); elsewhere all is one."""
     for host in platform.hosts:
-        own = [one for one in occupied if platform.host_of[one.device] == host.name]
-        ram, flash = sum(one.ram for one in own), sum(one.flash for one in own)
-        limits = [("RAM", ram, host.ram), ("flash", flash, host.flash)]
-        for i, (kind, needed, limit) in enumerate(limits if host.flash else [("memory", ram + flash, host.memory)]):
-            if needed > limit:
-                worst = max(own, key=lambda one: (one.ram, one.flash)[i])
-                raise DicompilerError(
-                    f"plan: host {host.name} needs {format_bytes(needed)} of {kind}, {format_bytes(needed - limit)} "
-                    f"more than the {format_bytes(limit)} that it has: cut {worst.where[i]} into smaller parts, or "
-                    "give it to another device (--fit searches)"
-                )
+        uses = [use for name, use in memory.items() if platform.host_of[name] == host.name]
+        total, weights = sum(use.total for use in uses), sum(use.weights for use in uses)
+        if together or not host.flash:
+            yield MemoryNeed(host.name, "memory", total, host.memory)
+        if host.flash:
+            yield MemoryNeed(host.name, "RAM", total - weights, host.ram)
+            yield MemoryNeed(host.name, "flash", weights, host.flash)
 
 
-def _much(needed: int, limit: int) -> str:
-    return f"{format_bytes(needed)} ({format_bytes(needed - limit)} too much)"
+def _exceeded(needs: Iterable[MemoryNeed]) -> MemoryNeed | None:
+    return next((need for need in needs if need.needed > need.limit), None)
 
 
-def _over(routing: Routing, platform: Platform, host: Host, needed: str, live: bool = False) -> DicompilerError:
-    """The error for a host that has too little memory. needed: how much of what, and how much it has; live: of what
-    changes, not of weights."""
-    sizes: dict[str, int] = {}
-    for task in (task for role in routing.roles for task in role.tasks):
-        if platform.host_of[task.device] == host.name:
-            if live:
-                sizes[task.layer] = max(sizes.get(task.layer, 0), _live(routing, task))
-            else:
-                own = sum(weight_regions(routing.layers, task).values())
-                sizes[task.layer] = sizes.get(task.layer, 0) + own
-    largest = max(sizes, key=lambda name: sizes[name], default=None)
-    if largest is None:
-        remedy = "it only holds inputs or outputs: make another device the source or the sink"
-    elif live:
-        remedy = f"cut it into smaller tiles, above all layer {largest!r}, which reads and makes "
-        remedy += f"{format_bytes(sizes[largest])} (--fit searches)"
+def _error(need: MemoryNeed, what: str, remedy: str) -> DicompilerError:
+    """what: of which memory and for what; "" where it was measured."""
+    needed, excess, limit = map(format_bytes, (need.needed, need.needed - need.limit, need.limit))
+    if what:
+        text = f"{needed} ({excess} too much) {what} and has {limit}"
     else:
-        remedy = (
-            f"give it less of the network, above all of layer {largest!r} ({format_bytes(sizes[largest])} of weights)"
-        )
-    return DicompilerError(f"plan: host {host.name} needs {needed}: {remedy}")
+        text = f"{needed} of {need.kind}, {excess} more than the {limit} that it has"
+    return DicompilerError(f"plan: host {need.host} needs {text}: {remedy}")
+
+
+def _remedy(need: MemoryNeed, routing: Routing, platform: Platform) -> str:
+    """It names the layer with the largest task, where RAM is short, or with most weights."""
+    sizes: dict[str, int] = {}
+    for task in (task for role in routing.roles for task in role.tasks if platform.host_of[task.device] == need.host):
+        known, weights = sizes.get(task.layer, 0), sum(weight_regions(routing.layers, task).values())
+        sizes[task.layer] = max(known, _live(routing, task)) if need.kind == "RAM" else known + weights
+    if not sizes:
+        return "it only holds inputs or outputs: make another device the source or the sink"
+    layer = max(sizes, key=lambda name: sizes[name])
+    size = format_bytes(sizes[layer])
+    if need.kind == "RAM":
+        return f"cut it into smaller tiles, above all layer {layer!r}, which reads and makes {size} (--fit searches)"
+    return f"give it less of the network, above all of layer {layer!r} ({size} of weights)"
 
 
 def _live(routing: Routing, task: Task) -> int:

@@ -1,6 +1,6 @@
 """A Front: plans of which none is better than another in every objective. What an exploration returns.
 
-Problem + plans + their metrics → Front.   How it becomes files is in exploring.py.
+Problem + plans + their metrics → Front.   How it becomes files is in `driver.explore`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def check_objectives(names: Sequence[str]) -> None:
             raise UsageError(f"objective {name!r} stands twice: name it once")
 
 
-def values(platform: Platform, metrics: Metrics, names: Iterable[str]) -> dict[str, float]:
+def objective_values(platform: Platform, metrics: Metrics, names: Iterable[str]) -> dict[str, float]:
     """Objective → what `metrics` say of it, in the units of FRONT_OBJECTIVES."""
 
     def value(name: str) -> float:
@@ -116,4 +116,4 @@ def _stream_energy(platform: Platform, metrics: Metrics, index: int) -> float:
 def single_point(problem: Problem, plan: Plan) -> Front:
     """The front of one plan, with the numbers of all objectives."""
     names = tuple(FRONT_OBJECTIVES)
-    return Front(names, (Point(plan, values(problem.platform, problem.evaluate(plan), names)),))
+    return Front(names, (Point(plan, objective_values(problem.platform, problem.evaluate(plan), names)),))

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dicompiler.base.objectives import terms
-from dicompiler.cost.model import Share
 from dicompiler.ir.layers import Layer
+from dicompiler.ir.plan import Share
 from dicompiler.partition.bounds_inference import cuttable, reduction
 from dicompiler.search.problem import Problem
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import terms
-from dicompiler.cost.memory import program_memory
+from dicompiler.cost.memory import MemoryUse, program_memory
 from dicompiler.cost.metrics import measure, simulated
 from dicompiler.cost.model import Analytic, CostModel
 from dicompiler.cost.simulator import Simulation, simulate
@@ -27,7 +27,7 @@ from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
-from dicompiler.partition.lowering import sketch, unwritten
+from dicompiler.partition.lowering import split_unchecked, unwritten
 from dicompiler.partition.placed_graph import Given
 from dicompiler.search.remote_evaluator import RemoteEvaluator
 
@@ -76,8 +76,8 @@ class Problem:
         """What `plan` comes to by an estimate of milliseconds, see `metrics.measure`: exact bytes and operations, but
         times that suppose barriers between layers. Raises DicompilerError where the plan does not fit the layers or
         names an unknown device."""
-        found = measure(self.layers, self.platform, self.cost, plan)
-        return found if self.target is None else found.adding(self.reserve)
+        metrics = measure(self.layers, self.platform, self.cost, plan)
+        return metrics if self.target is None else metrics.adding(self.reserve)
 
     @cached_property
     def lineage(self) -> Lineage:
@@ -97,7 +97,8 @@ class Problem:
         2 to 150 ms: it is not written as ONNX, unless there is a target to ask. Raises as `estimate`."""
         with _no_collection():
             if self.target is not None:
-                return evaluate(self.sketch(plan), self.cost, self.target)
+                compilation = self.sketch(plan)
+                return evaluate(compilation, self.cost, self.memory(compilation))
             routing, work = self.workload(plan)
             return _metrics(work, routing, self.platform, plan)
 
@@ -119,7 +120,14 @@ class Problem:
 
     def sketch(self, plan: Plan) -> Compilation:
         """The plan's routing and program. DicompilerError where the problem has no model."""
-        return sketch(Compilation(model=self._known, layers=self.layers, platform=self.platform, plan=plan))
+        return split_unchecked(Compilation(model=self._known, layers=self.layers, platform=self.platform, plan=plan))
+
+    def memory(self, compilation: Compilation) -> dict[str, MemoryUse]:
+        """Device → what it holds when the compilation's program runs, one frame at a time, with what the target adds
+        (nothing where the problem has none)."""
+        assert compilation.program is not None
+        added = None if self.target is None else self.target.memory(compilation.program)
+        return program_memory(compilation.program, added=added)
 
     @cached_property
     def _given(self) -> Given:
@@ -163,19 +171,12 @@ def _metrics(work: Workload, routing: Routing, platform: Platform, plan: Plan) -
     return simulated(simulate(work, platform, frames=len(work.roles)), work, routing, platform, plan)
 
 
-def evaluate(compilation: Compilation, cost: CostModel, target: Target | None = None) -> Metrics:
-    """The metrics of a compilation that has a program, by simulation of one frame of each role; with the memory that
-    the target adds, if it is known."""
+def evaluate(compilation: Compilation, cost: CostModel, memory: Mapping[str, MemoryUse] | None = None) -> Metrics:
+    """The metrics of a compilation that has a program, by simulation of one frame of each role; memory: what its
+    devices hold (`Problem.memory`), if what the target adds is to count."""
     routing, platform, plan = compilation.routing, compilation.platform, compilation.plan
     assert routing is not None and platform is not None and plan is not None
-    found = _metrics(_work(compilation, cost), routing, platform, plan)
-    if target is None or compilation.program is None:
-        return found
-    needed = to_run(compilation.program, target)
-    return found.adding({entry.device: needed[entry.device] - entry.memory for entry in found.devices})
-
-
-def to_run(program: Program, target: Target) -> dict[str, int]:
-    """Device → bytes that `target` needs to run the program, one frame at a time."""
-    held, added = program_memory(program), target.memory(program)
-    return {name: use.total + added[name] for name, use in held.items()}
+    metrics = _metrics(_work(compilation, cost), routing, platform, plan)
+    if memory is None:
+        return metrics
+    return metrics.adding({entry.device: memory[entry.device].total - entry.memory for entry in metrics.devices})

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.search.constraints import check
+from dicompiler.search.constraints import check_constraints
 from dicompiler.search.fronts import Front, Tell, single_point
 from dicompiler.search.problem import Problem
 
@@ -37,9 +37,9 @@ class Strategy(ABC):
         return single_point(problem, self.plan(problem))
 
     def check_feasible(self, problem: Problem, plan: Plan) -> None:
-        """DicompilerError where `plan`, one of this strategy, cannot be carried out (see `constraints.check`); the
+        """DicompilerError where `plan`, one of this strategy, cannot be carried out (see `check_constraints`); the
         errors of a third party's strategy name it."""
-        check(problem, plan)
+        check_constraints(problem, plan)
 
     def own_platform(self) -> Platform | None:
         """The platform that the strategy's own input describes, where it does; used if none is given."""

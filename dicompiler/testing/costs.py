@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.model import CostModel, Share, fault_of_seconds
+from dicompiler.cost.model import CostModel, fault_of_seconds
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import full, replace
 from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction
 from dicompiler.testing.elsewhere import elsewhere

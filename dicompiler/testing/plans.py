@@ -13,7 +13,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.program import Program
 from dicompiler.partition.lowering import split
-from dicompiler.search import constraints as limits
+from dicompiler.search.constraints import check_constraints
 from dicompiler.search.problem import Problem
 from dicompiler.testing.faults import expect
 from dicompiler.verify.comparison import Check, compare, exact, graph_inputs, random_inputs, transfers
@@ -28,7 +28,7 @@ def check_legal(problem: Problem, plan: Plan) -> None:
         found, wanted = getattr(plan, end), getattr(expected, end)
         expect(found == wanted, f"the plan's {end} is {found}, the problem's {wanted}: make it by problem.plan()")
     try:
-        limits.check(problem, plan)
+        check_constraints(problem, plan)
     except Exception as error:
         raise AssertionError(f"an illegal plan: {cause(error)}") from error
 

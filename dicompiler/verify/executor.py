@@ -223,13 +223,13 @@ class Executor:
 
 def _sends(device: DeviceProgram) -> list[list[int]]:
     """The transfers that the device sends before its first segment, after its first, after its second, …"""
-    found: list[list[int]] = [[]]
+    sends: list[list[int]] = [[]]
     for step in device.steps:
         if step.kind == "run":
-            found.append([])
+            sends.append([])
         elif step.kind == "send":
-            found[-1].append(step.index)
-    return found
+            sends[-1].append(step.index)
+    return sends
 
 
 def _place(transfer: Transfer) -> str:

@@ -13,7 +13,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import terms
 from dicompiler.ir.plan import Plan
 from dicompiler.plugin.registry import registry
-from dicompiler.search.constraints import check
+from dicompiler.search.constraints import check_constraints
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import INTERRUPTED, Strategy
 from dicompiler_strategies.candidates import Search, Weighed
@@ -120,7 +120,7 @@ class _Run:
         try:
             plan = self._plan(name, strategy, aim)
             if self.search.best is None:
-                check(self.problem, plan)
+                check_constraints(self.problem, plan)
         except DicompilerError as error:
             self.errors[name] = error
             log.info("auto: %s has no plan: %s", name, error)

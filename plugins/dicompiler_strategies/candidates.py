@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.plan import Plan
-from dicompiler.search.constraints import fits
+from dicompiler.search.constraints import fits_constraints
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
 from dicompiler_strategies.tables.cost_tables import Edge, Tables
@@ -71,7 +71,7 @@ def weigh(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[Weighed]:
     found = []
     for plan, origin in given:
         metrics = next(simulated) if _size(plan) <= PARTS else problem.estimate(plan)
-        if isinstance(metrics, Metrics) and fits(problem, plan, metrics):
+        if isinstance(metrics, Metrics) and fits_constraints(problem, plan, metrics):
             found.append(Weighed(plan, metrics, origin))
     return found
 

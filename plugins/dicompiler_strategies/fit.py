@@ -120,12 +120,12 @@ def _missing(problem: Problem, plan: Plan, refused: list[DicompilerError]) -> di
         return {}
     program = problem.sketch(plan).program
     assert program is not None
-    found = target.occupied(program)
+    occupied = target.occupied(program)
     try:
-        check_occupied(problem.platform, found)
+        check_occupied(problem.platform, occupied)
     except DicompilerError as error:
         refused.append(error)
-        return {one.device: max(STEP, _short(problem.platform, one) + STEP) for one in found}
+        return {one.device: max(STEP, _short(problem.platform, one) + STEP) for one in occupied}
     return {}
 
 

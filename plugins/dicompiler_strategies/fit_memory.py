@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dicompiler.cost.counting import task_macs, weight_regions
 from dicompiler.cost.memory import peak
-from dicompiler.cost.model import task_macs, weight_regions
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.regions import Region, shape_of

@@ -15,7 +15,7 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.regions import Region, full, replace
 from dicompiler.partition.bounds_inference import cuttable, output_shape, share_task
-from dicompiler.partition.tiling import axes, cut_axis, fused, settled
+from dicompiler.partition.tiling import aligned, axes, cut_axis, fused
 from dicompiler_strategies.fit_memory import Need, need
 
 Kind = Literal["whole", "rows", "channels"]
@@ -110,7 +110,7 @@ class Stages:
         axis, whole = named[chosen[-1].output]["height"], full(output_shape(self.layers, chosen[-1]))
         extent = whole[axis][1]
         height = -(-extent // tiles)
-        ends = settled(self.layers, chosen[-1], axis, [min(i * height, extent) for i in range(1, tiles + 1)])
+        ends = aligned(self.layers, chosen[-1], axis, [min(i * height, extent) for i in range(1, tiles + 1)])
         if any(start >= stop for start, stop in ends):
             return []
         return [replace(whole, axis, interval) for interval in ends]

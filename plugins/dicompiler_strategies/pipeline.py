@@ -10,8 +10,7 @@ from itertools import accumulate
 from typing import ClassVar
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.model import Share
-from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.plan import Part, Plan, Share
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cost.model import Share
 from dicompiler.ir.devices import Device
 from dicompiler.ir.metrics import Metrics
-from dicompiler.ir.plan import Part, Plan
-from dicompiler.search.constraints import fits
+from dicompiler.ir.plan import Part, Plan, Share
+from dicompiler.search.constraints import fits_constraints
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
 from dicompiler_strategies.pipeline import balance
@@ -49,7 +48,7 @@ class Replicate(Strategy):
             raise UsageError(f"replicate: groups of {self.size}, but only {count} devices compute: make them smaller")
         sizes = (self.size,) if self.size else dict.fromkeys(count // groups for groups in range(count, 0, -1))
         found = [(plan, problem.estimate(plan)) for size in sizes for plan in candidates(problem, size)]
-        fitting = [entry for entry in found if fits(problem, *entry)]
+        fitting = [entry for entry in found if fits_constraints(problem, *entry)]
         plan, _ = min(fitting or found, key=_period)
         return plan
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.model import Share
 from dicompiler.ir.devices import Device
-from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.plan import Part, Plan, Share
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
 

@@ -13,7 +13,7 @@ import pytest
 from support.layer_graphs import vgg16
 
 from dicompiler.base.remembering import Remembers, remembered
-from dicompiler.cost.model import count, macs, weight_regions
+from dicompiler.cost.counting import count, macs, weight_regions
 from dicompiler.cost.profile import network_digest, signature
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Part, Share

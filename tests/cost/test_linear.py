@@ -10,9 +10,11 @@ from support.layer_graphs import stack
 from support.profiles import FAST, SLOW, document, network, written
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.linear import Coefficients, Linear, Roofline, fit
-from dicompiler.cost.model import Share, count, flops
+from dicompiler.cost.counting import count, flops
+from dicompiler.cost.linear import Coefficients, Linear, fit
 from dicompiler.cost.profile import kind_of
+from dicompiler.cost.roofline import Roofline
+from dicompiler.ir.plan import Share
 from dicompiler.plugin.registry import registry
 
 

@@ -11,10 +11,12 @@ from support.layer_graphs import stack
 from support.profiles import FAST, NONE, SLOW, document, entry, network, written
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.cost.counting import flops
 from dicompiler.cost.linear import Linear
 from dicompiler.cost.measured import Measured
-from dicompiler.cost.model import Analytic, Share, flops
+from dicompiler.cost.model import Analytic
 from dicompiler.cost.profile import network_digest
+from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import full
 from dicompiler.ir.regions import replace as cut
 

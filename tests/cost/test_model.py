@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from support.layer_graphs import alexnet, formed, stack, vgg16
 from support.profiles import FAST, NONE, SLOW, network
 
-from dicompiler.cost.linear import Linear, Roofline
-from dicompiler.cost.model import Analytic, CostModel, Share, count, flops, macs
+from dicompiler.cost.counting import count, flops, macs
+from dicompiler.cost.linear import Linear
+from dicompiler.cost.model import Analytic, CostModel
+from dicompiler.cost.roofline import Roofline
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import full, replace, shares
 from dicompiler.ir.regions import replace as cut
 from dicompiler.networks import build

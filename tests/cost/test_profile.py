@@ -14,9 +14,9 @@ from support.profiles import FAST, document, network, written
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.measured import Measured
-from dicompiler.cost.model import Share
 from dicompiler.cost.profile import Curve, from_json, network_digest, signature
 from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.plan import Share
 
 
 @given(st.dictionaries(st.integers(1, 300), st.floats(-1e-3, 10), min_size=1, max_size=8))

@@ -21,7 +21,7 @@ from onnx import numpy_helper
 from dicompiler import networks
 from dicompiler.base.errors import RunError
 from dicompiler.cli import main
-from dicompiler.cost.model import count
+from dicompiler.cost.counting import count
 from dicompiler.cost.profile import Profile, load, network_digest, signature
 from dicompiler.driver import profile as profiling
 from dicompiler.driver.compiler import compile

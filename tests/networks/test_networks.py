@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.model import macs
+from dicompiler.cost.counting import macs
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from support.layer_graphs import rules
 
 from dicompiler.base.errors import PluginError
-from dicompiler.cost.model import count, flops, macs
+from dicompiler.cost.counting import count, flops, macs
 from dicompiler.cost.profile import kind_of
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model

@@ -8,7 +8,7 @@ from support.placing import network, place, rows
 
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import full
-from dicompiler.partition.placed_graph import Cut, Draft, Given, Place
+from dicompiler.partition.placed_graph import Cut, Given, Place, PlacedGraphBuilder
 from dicompiler.partition.segmentation import cut
 from dicompiler.verify.executor import Executor, run_model
 
@@ -18,16 +18,16 @@ TOP = ((0, 1), (0, 4), (0, 3), (0, 6))
 
 
 @pytest.fixture
-def draft() -> Draft:
+def draft() -> PlacedGraphBuilder:
     """Nothing placed yet of a model that has the tensors x, t, u, y, w and v."""
-    return Draft(Given.of(network()))
+    return PlacedGraphBuilder(Given.of(network()))
 
 
-def test_a_name_that_the_model_or_the_draft_has_gets_a_number(draft: Draft) -> None:
+def test_a_name_that_the_model_or_the_draft_has_gets_a_number(draft: PlacedGraphBuilder) -> None:
     assert [draft.name(name) for name in ("new", "new", "t", "w", "new_1")] == ["new", "new_1", "t_1", "w_1", "new_1_1"]
 
 
-def test_equal_constants_are_one_and_different_ones_have_names_of_their_own(draft: Draft) -> None:
+def test_equal_constants_are_one_and_different_ones_have_names_of_their_own(draft: PlacedGraphBuilder) -> None:
     ones, twos = np.ones(2, np.float32), np.full(2, 2, np.float32)
     assert draft.integers((0, 3)) == draft.integers((0, 3)) != draft.integers((3, 0))
     assert draft.constant("c", ones) == draft.constant("c", ones.copy()) != draft.constant("c", twos)
@@ -35,7 +35,7 @@ def test_equal_constants_are_one_and_different_ones_have_names_of_their_own(draf
     assert len(draft.constants) == 5
 
 
-def test_all_of_a_weight_is_the_weight_and_a_cut_of_it_is_made_once(draft: Draft) -> None:
+def test_all_of_a_weight_is_the_weight_and_a_cut_of_it_is_made_once(draft: PlacedGraphBuilder) -> None:
     assert draft.weight("w", full((4, 4, 3, 3))) == "w"
     region = ((1, 3), (0, 4), (0, 3), (0, 3))
     name = draft.weight("w", region)
@@ -43,7 +43,7 @@ def test_all_of_a_weight_is_the_weight_and_a_cut_of_it_is_made_once(draft: Draft
     assert draft.constants == {name: Cut("w", region)}
 
 
-def test_a_slice_of_all_that_is_held_is_no_node(draft: Draft) -> None:
+def test_a_slice_of_all_that_is_held_is_no_node(draft: PlacedGraphBuilder) -> None:
     held = draft.declare("t", 1, WHOLE)
     assert draft.slice(held, WHOLE, AT) is held
     assert draft.nodes == []
@@ -51,14 +51,14 @@ def test_a_slice_of_all_that_is_held_is_no_node(draft: Draft) -> None:
     assert [node.op for node in draft.nodes] == ["Slice"]
 
 
-def test_pieces_side_by_side_become_the_region_of_them_all(draft: Draft) -> None:
+def test_pieces_side_by_side_become_the_region_of_them_all(draft: PlacedGraphBuilder) -> None:
     bottom = ((0, 1), (0, 4), (3, 8), (0, 6))
     pieces = [draft.declare("top", 1, TOP), draft.declare("bottom", 1, bottom)]
     assert draft.concat(pieces, 2, AT, "both").region == WHOLE
 
 
 @pytest.mark.parametrize(("terms", "ops"), [(1, ["Identity"]), (2, ["Add"]), (4, ["Add"] * 3)])
-def test_partial_sums_are_added_in_their_order(draft: Draft, terms: int, ops: list[str]) -> None:
+def test_partial_sums_are_added_in_their_order(draft: PlacedGraphBuilder, terms: int, ops: list[str]) -> None:
     held = [draft.declare(f"p{index}", 1, WHOLE) for index in range(terms)]
     assert draft.merge(held, "Add", AT, "sum").name == "sum"
     assert [node.op for node in draft.nodes] == ops
@@ -66,7 +66,7 @@ def test_partial_sums_are_added_in_their_order(draft: Draft, terms: int, ops: li
     assert read == [entry.name for entry in held]
 
 
-def test_what_leads_to_no_output_is_left_out_and_the_rest_stands_in_step_order(draft: Draft) -> None:
+def test_what_leads_to_no_output_is_left_out_and_the_rest_stands_in_step_order(draft: PlacedGraphBuilder) -> None:
     x = draft.declare("x", 1, WHOLE)
     late = Place("a", 0, (1, 0, 0, 1))
     middle = draft.name("middle")

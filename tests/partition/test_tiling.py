@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.layer_graphs import formed, stack
 from support.random_layers import cut_layers, random_layers, random_region
-from support.splits import exits
+from support.splits import exits, largest_set
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
@@ -26,7 +26,6 @@ from dicompiler.partition.tiling import (
     exit_of,
     fused,
     grid,
-    largest_set,
     tile,
     whole_plan,
 )  # fmt: skip

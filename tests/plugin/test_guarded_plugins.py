@@ -17,10 +17,10 @@ import dicompiler
 from dicompiler.base.errors import PluginError
 from dicompiler.base.specs import options_of, spec_of
 from dicompiler.cli import entry
-from dicompiler.cost.model import Analytic, Share
+from dicompiler.cost.model import Analytic
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.plan import Plan
+from dicompiler.ir.plan import Plan, Share
 from dicompiler.ir.rule import OperatorRule
 from dicompiler.plugin import registry as plugins
 from dicompiler.plugin.registry import KINDS, Plugin, Registry, registry

@@ -18,8 +18,8 @@ from dicompiler.ir.metrics import Occupied
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.search.constraints import (
-    check,
     check_compute,
+    check_constraints,
     check_occupied,
     check_program,
     fits,
@@ -49,9 +49,9 @@ def test_a_renaming_that_cannot_be_is_named(replicas: tuple[dict[str, str], ...]
     names = [layer.name for layer in problem.layers.layers]
     parts = {name: (Part("b" if i else "a"),) for i, name in enumerate(names)}
     plan = Plan(parts, ("cam",), ("cam",))
-    check(problem, plan)
+    check_constraints(problem, plan)
     with pytest.raises(DicompilerError) as raised:
-        check(problem, replace(plan, replicas=replicas))
+        check_constraints(problem, replace(plan, replicas=replicas))
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -90,9 +90,9 @@ def test_memory_counts_the_weights_of_all_roles() -> None:
     limit = both.memory - 1
     assert halves.memory < limit
     tight = replace(problem.platform, hosts=tuple(Host(host.name, limit) for host in problem.platform.hosts))
-    check(replace(problem, platform=tight), plan)
+    check_constraints(replace(problem, platform=tight), plan)
     with pytest.raises(DicompilerError, match=r"host d0 needs .* for weights and activations and has"):
-        check(replace(problem, platform=tight), crossed)
+        check_constraints(replace(problem, platform=tight), crossed)
 
 
 def two(memory: int = 2**30) -> Problem:
@@ -110,9 +110,9 @@ def on(problem: Problem, *devices: str) -> Plan:
 def test_a_device_without_compute_may_be_source_and_sink_and_no_more() -> None:
     problem = two()
     assert on(problem, "a", "a", "b").source == ("cam",)
-    check(problem, on(problem, "a", "a", "b"))
+    check_constraints(problem, on(problem, "a", "a", "b"))
     with pytest.raises(DicompilerError, match=r"plan: layers\.conv1\[0\]: device 'cam' has no compute: give the part"):
-        check(problem, on(problem, "cam", "a", "b"))
+        check_constraints(problem, on(problem, "cam", "a", "b"))
 
 
 def test_a_plan_fits_just_as_long_as_each_host_has_what_it_needs() -> None:
@@ -129,7 +129,7 @@ def test_a_plan_fits_just_as_long_as_each_host_has_what_it_needs() -> None:
     with pytest.raises(
         DicompilerError, match=r"plan: host b needs .*: give it less .* above all of layer 'fc3'"
     ) as raised:
-        check(tight, plan)
+        check_constraints(tight, plan)
     assert "\n" not in str(raised.value)
 
 

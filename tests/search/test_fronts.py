@@ -12,7 +12,7 @@ from support.random_problems import BOARDS, any_plan, random_problem
 from dicompiler.base.errors import UsageError
 from dicompiler.ir.metrics import DeviceMetrics, Metrics
 from dicompiler.ir.plan import Plan
-from dicompiler.search.fronts import FRONT_OBJECTIVES, Front, Measurement, Point, check_objectives, single_point, values
+from dicompiler.search.fronts import FRONT_OBJECTIVES, Front, Measurement, Point, check_objectives, single_point
 
 NUMBERS = st.fixed_dictionaries({"latency": st.floats(0, 9), "energy": st.floats(0, 9)})
 METRICS = Metrics(
@@ -40,20 +40,20 @@ def test_points_are_ranked_by_an_objective_or_a_sum_of_them(rows: list[dict[str,
 
 
 def test_each_objective_has_a_number_in_its_unit() -> None:
-    assert values(BOARDS, METRICS, FRONT_OBJECTIVES) == {
+    assert objective_values(BOARDS, METRICS, FRONT_OBJECTIVES) == {
         "latency": 3.0, "throughput": 2.0, "energy": 4.0, "memory": 130, "communication": 8, "device-memory": 130,
         "device-energy": 5.0 * 2.0,
     }  # fmt: skip
-    assert values(BOARDS, METRICS, ["energy"]) == {"energy": 4.0}
+    assert objective_values(BOARDS, METRICS, ["energy"]) == {"energy": 4.0}
 
 
 def test_the_energy_of_a_stream_is_what_was_measured_where_it_was() -> None:
     known = {entry.name: getattr(METRICS, entry.name) for entry in fields(METRICS)}
     measured = Measurement(**known, device_energy_j={"a": 99.0})
-    assert values(BOARDS, measured, ["device-energy"]) == {"device-energy": 99.0}
+    assert objective_values(BOARDS, measured, ["device-energy"]) == {"device-energy": 99.0}
     # a waits 1.5 s of the 2 s at 2 W and computes 0.5 s at 5 W: less than b's 10 J
     less = Measurement(**known, device_energy_j={"b": 1.0})
-    assert values(BOARDS, less, ["device-energy"]) == {"device-energy": 0.5 * 5.0 + 1.5 * 2.0}
+    assert objective_values(BOARDS, less, ["device-energy"]) == {"device-energy": 0.5 * 5.0 + 1.5 * 2.0}
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_the_front_of_one_plan_has_its_numbers_of_every_objective() -> None:
     front = single_point(problem, plan)
     assert front.objectives == tuple(FRONT_OBJECTIVES)
     assert [point.plan for point in front.points] == [plan]
-    assert front.points[0].objectives == values(BOARDS, problem.evaluate(plan), FRONT_OBJECTIVES)
+    assert front.points[0].objectives == objective_values(BOARDS, problem.evaluate(plan), FRONT_OBJECTIVES)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from support.random_problems import any_plan, random_problem
 
 from dicompiler import networks
-from dicompiler.cost.model import Analytic, Share
+from dicompiler.cost.model import Analytic
 from dicompiler.driver.prepare import pose, prepare
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Part
+from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.platform import Platform, nameless
 from dicompiler.plugin.registry import registry
 from dicompiler.search.lower_bounds import bound, latency_bound

@@ -21,7 +21,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform, nameless
 from dicompiler.networks import build
-from dicompiler.search.fronts import AUTODICE, FRONT_OBJECTIVES, Front, Measurement, values
+from dicompiler.search.fronts import AUTODICE, FRONT_OBJECTIVES, Front, Measurement, objective_values
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.genetic.analytic import model
 from dicompiler_strategies.genetic.exploring import Options, explore, stages
@@ -93,7 +93,7 @@ def check_agreement(problem: Problem, rows: np.ndarray) -> None:
             assert own == [entry.weights, entry.activations, entry.sent, entry.received]
             assert found.compute_s[at] == pytest.approx(entry.compute_s)
         assert sorted(np.flatnonzero(found.used[p])) == sorted(names.index(entry.device) for entry in metrics.devices)
-        for name, value in values(problem.platform, metrics, FRONT_OBJECTIVES).items():
+        for name, value in objective_values(problem.platform, metrics, FRONT_OBJECTIVES).items():
             assert found.objective(name)[p] == pytest.approx(value), name
 
 
@@ -169,7 +169,7 @@ def test_no_plan_of_a_front_dominates_another_and_the_numbers_are_the_plans_own(
     assert not any(dominates(front, i, j) for i in count for j in count)
     for point in front.points:
         metrics = problem.estimate(point.plan)
-        assert point.objectives == values(problem.platform, metrics, front.objectives)
+        assert point.objectives == objective_values(problem.platform, metrics, front.objectives)
     assert front.level == "measured"
 
 

@@ -20,7 +20,7 @@ from dicompiler.ir.plan import Plan
 from dicompiler.ir.program import Program
 from dicompiler.partition.lowering import split
 from dicompiler.plugin.registry import registry
-from dicompiler.search.constraints import check
+from dicompiler.search.constraints import check_constraints
 from dicompiler.search.problem import Problem
 from dicompiler.verify.comparison import exact
 from dicompiler_strategies.pipeline import Pipeline
@@ -118,7 +118,7 @@ def test_the_strategy_takes_what_gives_most_frames() -> None:
     tight = replace(fast, platform=replace(fast.platform, hosts=tuple(Host(f"d{i}", half) for i in range(4))))
     pairs = registry().make("strategies", "replicate").plan(tight)
     assert len(pairs.replicas) == 2
-    check(tight, pairs)
+    check_constraints(tight, pairs)
 
 
 def test_its_options_are_checked() -> None:

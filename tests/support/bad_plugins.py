@@ -14,11 +14,11 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.model import Analytic, CostModel, Share
+from dicompiler.cost.model import Analytic, CostModel
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.plan import Part, Plan, Share
 from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Interval, Region, full

@@ -8,7 +8,7 @@ from typing import Any
 
 from support.layer_graphs import stack
 
-from dicompiler.cost.model import count
+from dicompiler.cost.counting import count
 from dicompiler.cost.profile import kind_of, network_digest, signature
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import LayerGraph

@@ -25,7 +25,7 @@ from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Value
 from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
-from dicompiler.partition.tiling import Label, axes, cut_axis, largest_set, read_within
+from dicompiler.partition.tiling import Label, axes, cut_axis, read_within
 from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.plugin.registry import registry
 from dicompiler.testing.plans import verified
@@ -264,6 +264,15 @@ def exits(layers: LayerGraph, kind: str, devices: int = DEVICES) -> dict[str, tu
         if len(chosen) > 1:
             found[layer.name] = chosen
     return found
+
+
+def largest_set(layers: LayerGraph, last: Layer, allowed: Callable[[Layer], bool]) -> tuple[Layer, ...]:
+    """The largest set, in layer order, whose one exit is `last` and whose other layers are `allowed`."""
+    names = {last.name}
+    for layer in reversed(layers.layers):
+        if allowed(layer) and read_within(layers, layer, names):
+            names.add(layer.name)
+    return tuple(layer for layer in layers.layers if layer.name in names)
 
 
 def branches(layers: LayerGraph, chosen: Sequence[Layer]) -> bool:

@@ -136,12 +136,12 @@ def external_files(path: Path) -> tuple[Path, ...]:
     DicompilerError as `load` for a model that cannot be read, and for a file that is missing or elsewhere.
     """
     skeleton, _ = read(map_file(path, "the model"), str(path))
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for tensor in (*skeleton.graph.initializer, *_inner_tensors(skeleton)):
         if tensor.data_location == onnx.TensorProto.EXTERNAL and not is_hollow(tensor):
             location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-            found[_inside(path.parent, location, f"{path}: external data of {tensor.name!r}")] = None
-    return tuple(found)
+            files[_inside(path.parent, location, f"{path}: external data of {tensor.name!r}")] = None
+    return tuple(files)
 
 
 def _inside(base: Path, location: str, where: str) -> Path:

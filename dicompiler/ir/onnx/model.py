@@ -42,7 +42,7 @@ _VALUE_FLOATS = 8
 @dataclass(frozen=True)
 class Model:
     """`proto`: the model as onnx.ModelProto, never to be changed, in which each initializer with much raw data is a
-    hollow (see weights.py); `weights`: the data of the hollows, by name.
+    hollow (see `weights.is_hollow`); `weights`: the data of the hollows, by name.
     """
 
     proto: onnx.ModelProto = field(repr=False)
@@ -73,9 +73,9 @@ class Model:
             return (path,)
         data = path.with_name(path.name + ".data")
         head, buffers = modelfile.write_external(self.proto, self.weights, data.name)
-        with whole(path, _CANNOT) as own, whole(data, _CANNOT) as beside:
-            own.write_bytes(head)
-            with beside.open("wb") as file:
+        with whole(path, _CANNOT) as skeleton, whole(data, _CANNOT) as weights:
+            skeleton.write_bytes(head)
+            with weights.open("wb") as file:
                 file.writelines(buffers)
         return (path, data)
 
@@ -141,16 +141,16 @@ class Model:
         initializer is constant even where it is also an input: its default is what is compiled in. int32, int64 and
         bool initializers of at most 1024 elements have their value, and float ones of at most 8.
         """
-        graph, found = self.proto.graph, dict[str, Tensor]()
+        graph, tensors = self.proto.graph, dict[str, Tensor]()
         for value in (*graph.output, *graph.value_info, *graph.input):
             known = Tensor(value.name, value.type.tensor_type.elem_type, _static_shape(value.type))
-            if known.shape is not None or value.name not in found:
-                found[value.name] = known
+            if known.shape is not None or value.name not in tensors:
+                tensors[value.name] = known
         for name, (dtype, shape) in self.initializers().items():
             most = _VALUE_ELEMENTS if dtype in _VALUES else _VALUE_FLOATS if dtype == onnx.TensorProto.FLOAT else 0
             small = math.prod(shape) <= most and most > 0
-            found[name] = Tensor(name, dtype, shape, constant=True, value=self.array(name) if small else None)
-        return found
+            tensors[name] = Tensor(name, dtype, shape, constant=True, value=self.array(name) if small else None)
+        return tensors
 
     def light(self) -> onnx.ModelProto:
         """A copy for the checker and for shape inference: hollows are graph inputs, small initializers are kept."""

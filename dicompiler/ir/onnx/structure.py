@@ -55,9 +55,9 @@ def body_reads(node: onnx.NodeProto) -> Iterator[str]:
 def rename_captures(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
     """In place: names that the node's bodies take from outside become what `renamed` says."""
     for body in bodies(node):
-        own = {v.name for v in body.input} | {t.name for t in body.initializer}
-        own |= {name for inner in body.node for name in inner.output}
-        outer = {old: new for old, new in renamed.items() if old not in own}
+        inside = {v.name for v in body.input} | {t.name for t in body.initializer}
+        inside |= {name for inner in body.node for name in inner.output}
+        outer = {old: new for old, new in renamed.items() if old not in inside}
         for inner in body.node:
             inner.input[:] = [outer.get(name, name) for name in inner.input]
             rename_captures(inner, outer)
@@ -72,12 +72,12 @@ def captures(node: onnx.NodeProto) -> set[str]:
 
 def _free(body: onnx.GraphProto) -> Iterator[str]:
     """The names that a body reads and does not make itself."""
-    own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
-    own |= {tensor.values.name for tensor in body.sparse_initializer}
+    inside = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+    inside |= {tensor.values.name for tensor in body.sparse_initializer}
     for node in body.node:
-        yield from (name for name in (*node.input, *captures(node)) if name and name not in own)
-        own.update(node.output)
-    yield from (value.name for value in body.output if value.name not in own)
+        yield from (name for name in (*node.input, *captures(node)) if name and name not in inside)
+        inside.update(node.output)
+    yield from (value.name for value in body.output if value.name not in inside)
 
 
 def _graph(graph: onnx.GraphProto) -> Structure:

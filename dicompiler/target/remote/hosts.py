@@ -1,6 +1,6 @@
 """Where devices are reached by ssh: a hosts.toml goes in; for each device its host, directory, Python and address out.
 
-The file's schema is `schemas/hosts.schema.json`; dicompiler/ssh.py connects to what is found here.
+The file's schema is `base/schemas/hosts.schema.json`; `remote.ssh` connects to what is read here.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def check_model(model: Model, seed: int) -> tuple[Model, dict[str, NDArray[Any]]
     """The check model of `model` for `seed` (at least 0), and inputs for it.
 
     It has the nodes, tensor names, attributes and shapes of `model`; only numbers differ, and operators that round
-    move to the domain DOMAIN (see standins.py). Filters have one to three elements of ±1, or as many as it takes to
+    move to the domain DOMAIN (see `standins`). Filters have one to three elements of ±1, or as many as it takes to
     read everything within few seeds. It is run once: every sum in it is below what its type holds exactly (2^24 in
     float32), if need be with a sparser schedule. NotExact where none is exact, DicompilerError for an input without a
     static shape.
@@ -43,11 +43,11 @@ def check_model(model: Model, seed: int) -> tuple[Model, dict[str, NDArray[Any]]
         raise UsageError(f"exact check: seed is {seed}: take a number of at least 0")
     known = gather(model)
     for schedule in SCHEDULES:
-        made = _with_constants(known, constants(known, seed, schedule))
+        check = _with_constants(known, constants(known, seed, schedule))
         feed = inputs(_open_inputs(model), seed, schedule)
-        worst = peak(of_model(known, made), feed)
+        worst = peak(of_model(known, check), feed)
         if worst.share < 1:
-            return made, feed
+            return check, feed
     raise NotExact(_inexact(known, worst))
 
 
@@ -67,7 +67,7 @@ def _inexact(known: Facts, worst: Peak) -> str:
 def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
     """(dtype, shape) of the graph's inputs that have no default."""
     tensors, constants_of_model = model.tensors(), model.initializers()
-    found = {}
+    open_inputs = {}
     for value in model.proto.graph.input:
         tensor = tensors[value.name]
         if value.name in constants_of_model:
@@ -76,8 +76,8 @@ def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
             raise DicompilerError(
                 f"exact check: input {value.name!r} has no static shape: give one (--shape {value.name}=1x3x224x224)"
             )
-        found[value.name] = (tensor.dtype, tensor.shape)
-    return found
+        open_inputs[value.name] = (tensor.dtype, tensor.shape)
+    return open_inputs
 
 
 def _with_constants(known: Facts, arrays: Mapping[Use, NDArray[Any]]) -> Model:

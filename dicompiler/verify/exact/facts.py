@@ -97,12 +97,12 @@ def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
 
 def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
     """Gives `node`, which is changed, the attribute; one of that name is replaced in its place."""
-    made = onnx.helper.make_attribute(name, value)
+    attribute = onnx.helper.make_attribute(name, value)
     for entry in node.attribute:
         if entry.name == name:
-            entry.CopyFrom(made)
+            entry.CopyFrom(attribute)
             return
-    node.attribute.append(made)
+    node.attribute.append(attribute)
 
 
 def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

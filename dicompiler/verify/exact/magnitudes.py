@@ -71,7 +71,7 @@ def peak(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
         name = node.output[0]
         if name in limits:
             units = max(run.spreads[name].units, run.summed(node))
-            worst = max(worst, Peak(name, units, units / limits[name]), key=lambda found: found.share)
+            worst = max(worst, Peak(name, units, units / limits[name]), key=lambda peak: peak.share)
     return worst
 
 

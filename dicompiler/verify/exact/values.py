@@ -68,16 +68,16 @@ def constants(known: Facts, seed: int, schedule: Schedule) -> dict[Use, Array]:
     The sign of a filter and those of a BatchNormalization or factor behind it cancel out, so that no ReLU makes a
     channel constant zero; only before an addition are they free, so that a sum of many branches stays small.
     """
-    found: dict[Use, Array] = {}
+    arrays: dict[Use, Array] = {}
     paired: dict[int, Array] = {}
     depths = _depths(known)
     for index, depth in depths.items():
         taps = schedule.taps[min(depth, len(schedule.taps) - 1)]
-        found |= _weighted(known, index, seed, taps, schedule, paired)
+        arrays |= _weighted(known, index, seed, taps, schedule, paired)
     for index, node in enumerate(known.nodes):
         if node.domain in ("", "ai.onnx") and index not in depths:
-            found |= _other(known, index, seed, schedule.shifts, paired)
-    return found
+            arrays |= _other(known, index, seed, schedule.shifts, paired)
+    return arrays
 
 
 def inputs(model_inputs: Mapping[str, tuple[int, tuple[int, ...]]], seed: int, schedule: Schedule) -> dict[str, Array]:
@@ -101,14 +101,14 @@ def weight_index(known: Facts, node: onnx.NodeProto) -> int | None:
 def _depths(known: Facts) -> dict[int, int]:
     """Index of each weighted node → the greatest number of weighted nodes before it on a path."""
     reached: dict[str, int] = {}
-    found = {}
+    depths = {}
     for index, node in enumerate(known.nodes):
         depth = max((reached.get(name, 0) for name in node.input), default=0)
         weighted = weight_index(known, node) is not None
         if weighted:
-            found[index] = depth
+            depths[index] = depth
         reached |= dict.fromkeys(node.output, depth + weighted)
-    return found
+    return depths
 
 
 def _chain(known: Facts, index: int) -> _Chain:
@@ -145,10 +145,10 @@ def _weighted(
             signs = signs * paired[link]
     kind, taps = onnx.helper.tensor_dtype_to_np_dtype(dtype), max(taps, size.covering(schedule.seeds))
     signs = np.resize(signs, size.groups * size.filters)
-    found = {(index, place): sparse(node, place, shape, kind, seed, taps, signs)}
+    arrays = {(index, place): sparse(node, place, shape, kind, seed, taps, signs)}
     if known.constant(node, 2):
-        found[index, 2] = _shift(known, (index, 2), seed, schedule.shifts)
-    return found
+        arrays[index, 2] = _shift(known, (index, 2), seed, schedule.shifts)
+    return arrays
 
 
 def _per_channel(known: Facts, link: int) -> int:

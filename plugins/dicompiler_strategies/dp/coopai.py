@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.model import macs
+from dicompiler.cost.counting import macs
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.regions import shares
 from dicompiler.partition.bounds_inference import output_shape, reduction

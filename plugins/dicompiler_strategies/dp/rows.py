@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.base.remembering import remembered
-from dicompiler.cost.model import CostModel, Share
+from dicompiler.cost.model import CostModel
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import Interval, full, replace, shares
 from dicompiler.ir.tasks import Key
 from dicompiler.partition.bounds_inference import cuttable, output_shape, share_task

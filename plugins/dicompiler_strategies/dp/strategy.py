@@ -13,7 +13,7 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.units import format_bytes
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.regions import full, volume
-from dicompiler.search.constraints import needs
+from dicompiler.search.constraints import memory_needed
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import INTERRUPTED, Strategy
 from dicompiler_strategies.dp.boxes import Floats
@@ -203,7 +203,7 @@ def _limited(problem: Problem, found: Found) -> tuple[Plan, Floats]:
     plan = problem.plan({name: own for move in found.moves for name, own in parts(found.team, move).items()})
     tensors = _activations(problem) * max(1, len(problem.platform.devices) // len(hosts))
     if not (used > limits).any() and (problem.target is not None or (used + tensors > limits).any()):
-        exact = needs(problem, plan)
+        exact = memory_needed(problem, plan)
         used = np.array([exact[host] for host in hosts], np.float64)
     return plan, np.maximum(used - limits, 0.0)
 

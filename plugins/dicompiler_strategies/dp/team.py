@@ -13,10 +13,11 @@ from typing import Literal
 
 import numpy as np
 
-from dicompiler.cost.model import Share, macs
+from dicompiler.cost.counting import macs
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
+from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import Interval, Region, full, shape_of, shares
 from dicompiler.ir.regions import replace as with_interval
 from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction, share_task

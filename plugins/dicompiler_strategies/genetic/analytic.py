@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.model import Share
-from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.plan import Part, Plan, Share
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.genetic.flows import INPUT, SINK, Flow, Flows, Held, flows
 

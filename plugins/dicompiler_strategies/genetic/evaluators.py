@@ -19,8 +19,8 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.search.constraints import room, used
-from dicompiler.search.fronts import values
+from dicompiler.search.constraints import free_memory, memory_used
+from dicompiler.search.fronts import objective_values
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.genetic.analytic import Model, model
 from dicompiler_strategies.genetic.encoding import ChoicePerLayer, Encoding, Genes, Naive, SplitPoints
@@ -245,11 +245,11 @@ def _numbers(platform: Platform, names: Sequence[str], measure: Measure, plan: P
     except DicompilerError as error:
         log.warning("a plan is left out: %s", error)
         return [UNMEASURED] * len(names), UNMEASURED
-    found = values(platform, metrics, names)
-    taken = used(platform, metrics)
-    return [found[name] for name in names], max(taken[host.name] / host.memory - 1 for host in platform.hosts)
+    values = objective_values(platform, metrics, names)
+    used = memory_used(platform, metrics)
+    return [values[name] for name in names], max(used[host.name] / host.memory - 1 for host in platform.hosts)
 
 
 def _limits(problem: Problem) -> Array:
     """Bytes (hosts,), at least 1, that a host has for weights and activations."""
-    return np.maximum(np.array(list(room(problem).values()), np.float64), 1.0)
+    return np.maximum(np.array(list(free_memory(problem).values()), np.float64), 1.0)

@@ -17,7 +17,7 @@ import numpy as np
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.units import format_bytes
 from dicompiler.ir.plan import Plan
-from dicompiler.search.constraints import needs
+from dicompiler.search.constraints import memory_needed
 from dicompiler.search.fronts import AUTODICE, Front, Point, Tell, check_objectives
 from dicompiler.search.problem import Problem
 from dicompiler.search.remote_evaluator import RemoteEvaluator
@@ -218,7 +218,7 @@ def _front(problem: Problem, options: Options, level: Level, found: Found, depth
 
 def _misfit(problem: Problem, plan: Plan) -> str:
     """Why there is no front: the host that the best plan fills most."""
-    needed = needs(problem, plan)
+    needed = memory_needed(problem, plan)
     host = max(problem.platform.hosts, key=lambda host: needed[host.name] / host.memory)
     return (
         f"genetic: no plan was found that fits the hosts' memory: the nearest needs {format_bytes(needed[host.name])} "

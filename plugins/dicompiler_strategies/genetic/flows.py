@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dicompiler.cost.model import weight_regions
+from dicompiler.cost.counting import weight_regions
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Share

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from dicompiler.base.objectives import terms
 from dicompiler.ir.plan import Plan
-from dicompiler.search.constraints import lacking
+from dicompiler.search.constraints import memory_lacking
 from dicompiler.search.fronts import Front, Tell
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
@@ -40,4 +40,4 @@ class Genetic(Options, Strategy):
         names = (*wanted, *(name for name in self.objectives if name not in wanted))
         found = explore(problem, replace(self, objectives=names), tell=log.info)
         plans = [point.plan for point in found.ranked(problem.objective)]
-        return next((plan for plan in plans if not lacking(problem, plan)), plans[0])
+        return next((plan for plan in plans if not memory_lacking(problem, plan)), plans[0])

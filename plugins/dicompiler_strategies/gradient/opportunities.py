@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.model import Share
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer
 from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.plan import Part
+from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.regions import Interval, Region, bounding, full, is_empty, replace
 from dicompiler.partition.bounds_inference import align, cuttable, output_shape, share_task
 from dicompiler.partition.tiling import axes, cut_axis

@@ -11,7 +11,7 @@ import numpy as np
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.ir.plan import Plan
-from dicompiler.search.constraints import lacking
+from dicompiler.search.constraints import memory_lacking
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import INTERRUPTED, Strategy
 from dicompiler_strategies.gradient import paper
@@ -115,7 +115,7 @@ class Gradient(Strategy):
         reserve: dict[str, int] = {}
         for _ in range(_REPAIRS):
             plan = found.plan(best.selection)
-            short = lacking(problem, plan)
+            short = memory_lacking(problem, plan)
             if not short:
                 return replace(plan, note=INTERRUPTED) if best.interrupted else plan
             if best.interrupted:
@@ -185,9 +185,9 @@ class Gradient(Strategy):
             for picks in decoded
         ]
         rated = [(plan, problem.estimate(plan)) for plan in plans]
-        fitting = [entry for entry in rated if not lacking(problem, entry[0])]
+        fitting = [entry for entry in rated if not memory_lacking(problem, entry[0])]
         if not fitting:
-            raise _no_room(problem, lacking(problem, rated[0][0]), "; the paper's method knows no limits")
+            raise _no_room(problem, memory_lacking(problem, rated[0][0]), "; the paper's method knows no limits")
         return min(fitting, key=lambda entry: entry[1].value(problem.objective))[0]
 
 

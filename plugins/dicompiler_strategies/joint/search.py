@@ -16,7 +16,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.units import format_bytes
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Plan
-from dicompiler.search.constraints import needs, room
+from dicompiler.search.constraints import free_memory, memory_lacking, memory_needed
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import INTERRUPTED
 from dicompiler_strategies.joint.elimination import LIMIT
@@ -121,7 +121,7 @@ class _Joint:
         """The best plan that fits. Of a plan that does not, the layer with the most tensors beside the weights is kept
         within the limits as well from then on, which holds for every plan; where that is not enough, less room is left
         for weights, which costs the bound its meaning: then it stays as it was."""
-        limits, full, valid = room(self.problem), list[int](), True
+        limits, full, valid = free_memory(self.problem), list[int](), True
         for _ in range(ROUNDS):
             start = self.start if best is None else [*self.start, best]
             best, own_bound = self._best(model(self.tables, limits, full=full).kept(keep), start)
@@ -136,8 +136,8 @@ class _Joint:
                 full.append(fullest)
                 continue
             valid = False
-            for host, needed in over.items():  # leave as much room as this plan's activations were too large
-                limits[host] = max(0, limits[host] - max(needed - self.memory[host], 1))
+            for host, lacking in over.items():  # leave as much room as this plan's activations were too large
+                limits[host] = max(0, limits[host] - lacking)
         return self._smallest(bound)
 
     def _fullest(self, selection: Sequence[int], hosts: Collection[str]) -> int:
@@ -214,11 +214,8 @@ class _Joint:
         return np.array([[name in own for name in names] for own in parts])
 
     def _over(self, selection: Sequence[int]) -> Mapping[str, int]:
-        """Host → bytes used, for the hosts that do not hold their share of the plan."""
-        if self._plenty():
-            return {}
-        needed = needs(self.problem, self.tables.plan(selection))
-        return {host: bytes_ for host, bytes_ in needed.items() if bytes_ > self.memory[host]}
+        """Host → bytes that it lacks, for the hosts that do not hold their share of the plan."""
+        return {} if self._plenty() else memory_lacking(self.problem, self.tables.plan(selection))
 
     def _plenty(self) -> bool:
         """Whether every host could hold all weights and AMPLE times all tensors: no plan needs a closer look. With a
@@ -239,7 +236,7 @@ class _Joint:
         best, _ = self._best(model(least), self.start)
         assert best is not None
         plan = self.tables.plan(best)
-        needed = needs(self.problem, plan)
+        needed = memory_needed(self.problem, plan)
         if all(needed[host] <= self.memory[host] for host in needed):
             return self._solution(best, bound)
         need = max(needed.values())

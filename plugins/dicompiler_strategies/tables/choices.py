@@ -17,7 +17,7 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Interval, Region, full, replace, shares
 from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
-from dicompiler.partition.tiling import axes, cut_axis, settled
+from dicompiler.partition.tiling import aligned, axes, cut_axis
 from dicompiler.search.problem import Problem
 
 KINDS = ("whole", "height", "grid", "lop", "lip")
@@ -218,7 +218,7 @@ def _cuts(split: _Split) -> Iterator[tuple[_Cut, str, int]]:
         assert axis is not None
         rows = coarser(layers, layer, label) if coarse else extent
         ends = [math.floor(rows * part / sum(weights) + 0.5) for part in accumulate(weights)]
-        return settled(layers, layer, axis, [round(end * extent / rows) for end in ends])
+        return aligned(layers, layer, axis, [round(end * extent / rows) for end in ends])
 
     for base in split.options.bases:
         if base == "balanced":

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.model import Analytic, Share, weight_regions
+from dicompiler.cost.counting import weight_regions
+from dicompiler.cost.model import Analytic
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.plan import Part
+from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.regions import Region, full, volume
 from dicompiler.ir.tasks import Key, ShareTask
 from dicompiler.partition.bounds_inference import share_task

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.cost.model import Analytic, CostModel, Share
+from dicompiler.cost.model import Analytic, CostModel
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Share
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,125 @@
+"""Counting: the operations and bytes that a part of a layer comes to, which the cost models rest on.
+
+LayerGraph + Layer + region → multiplications, FLOPs, bytes.   No model, no weights, no clock.
+What an operator costs is said by its rule (see `OperatorRule.cost`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dicompiler.base.remembering import remembered
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.onnx.weights import raw_nbytes
+from dicompiler.ir.plan import Share
+from dicompiler.ir.regions import Interval, Region, full, shape_of, volume
+from dicompiler.ir.rule import Effort
+from dicompiler.ir.tasks import ShareTask, Work
+from dicompiler.partition.bounds_inference import share_task
+
+
+def macs(layers: LayerGraph, layer: Layer, region: Region | None = None, reduce: Interval | None = None) -> int:
+    """Multiplications (each with its addition) of a part of `layer`: convolutions, matrix products and the like.
+
+    What the operator rules compute beyond `region` (a whole group of channels, say) is counted. Nodes whose shapes are
+    not static count 0.
+    """
+    return task_macs(layers, share_task(layers, layer, Share(region, reduce)))
+
+
+def flops(
+    layers: LayerGraph,
+    layer: Layer,
+    region: Region | None = None,
+    reduce: Interval | None = None,
+    merge: int = 0,
+    *,
+    pools: bool = True,
+    elementwise: bool = True,
+) -> int:
+    """Floating-point operations of a part of `layer`, counted as `Analytic` says; the arguments are those of
+    `CostModel.seconds`."""
+    counted = count(layers, layer, region, reduce, merge)
+    return counted.multiply + counted.add + pools * counted.pool + elementwise * counted.other
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a part of a layer comes to. In FLOP: `multiply` of multiplications, `pool` of pools and reductions, `other`
+    of all else, `add` of adding up partial sums. moved: bytes that it reads (weights too) and writes, where what its
+    nodes hand to each other stays in caches."""
+
+    multiply: int
+    pool: int
+    other: int
+    add: int
+    moved: int
+
+    @property
+    def flops(self) -> int:
+        return self.multiply + self.pool + self.other + self.add
+
+
+@remembered
+def count(
+    layers: LayerGraph,
+    layer: Layer,
+    region: Region | None = None,
+    reduce: Interval | None = None,
+    merge: int = 0,
+) -> Count:
+    """The operations and bytes of a part of `layer`; the arguments are those of `CostModel.seconds`."""
+    task = share_task(layers, layer, Share(region, reduce, merge))
+    efforts = [_effort(layers, work) for work in task.works]
+    multiply, pool, other = (sum(kind) for kind in zip(Effort(), *efforts, strict=True))
+    ((key, region_made), *_) = task.outputs.items()
+    size = 0 if region_made is None else volume(region_made)
+    moved = sum(weight_regions(layers, task).values())
+    moved += sum(_nbytes(layers, key.tensor, need) for key, need in (*task.needs.items(), *task.outputs.items()))
+    moved += merge * _nbytes(layers, key.tensor, region_made)
+    return Count(2 * multiply, pool, other, add=(merge - 1) * size if merge else 0, moved=moved)
+
+
+def _nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> int:
+    return 0 if region is None else raw_nbytes(layers.tensors[tensor].dtype, shape_of(region))
+
+
+def task_macs(layers: LayerGraph, task: ShareTask) -> int:
+    """Multiplications of a task, see `macs`."""
+    return sum(_effort(layers, work).multiply for work in task.works)
+
+
+def weight_regions(layers: LayerGraph, task: ShareTask) -> Mapping[tuple[str, Region], int]:
+    """The pieces of constants that a task holds: (tensor, region) → bytes."""
+    return _weight_regions(layers, task.works)
+
+
+@remembered
+def _weight_regions(layers: LayerGraph, works: tuple[Work, ...]) -> Mapping[tuple[str, Region], int]:
+    nbytes = {}
+    for work in works:
+        _, needs = _regions(layers, work)
+        for name, need in zip(work.node.inputs, needs, strict=True):
+            if name and need is not None and layers.tensors[name].constant:
+                nbytes[name, need] = raw_nbytes(layers.tensors[name].dtype, shape_of(need))
+    return nbytes
+
+
+def _regions(layers: LayerGraph, work: Work) -> tuple[Region | None, tuple[Region | None, ...]]:
+    """(the region of its output that a node computes, the regions of its inputs that it reads); None: unknown."""
+    if work.piece is not None:
+        return work.piece.out, work.piece.needs
+    operation = layers.operation(work.node)
+    tensor = next((tensor for tensor in operation.outputs[operation.output :] if tensor is not None), None)
+    return None if tensor is None or tensor.shape is None else full(tensor.shape), operation.full_needs()
+
+
+def _effort(layers: LayerGraph, work: Work) -> Effort:
+    """What one node costs, as its rule says; nothing where shapes are not static."""
+    operation = layers.operation(work.node)
+    out, needs = _regions(layers, work)
+    if out is None or any(tensor is not None and tensor.shape is None for tensor in operation.inputs):
+        return Effort()
+    shapes = [() if need is None else shape_of(need) for need in needs]
+    return layers.rule(work.node).cost(operation, shape_of(out), shapes)
