@@ -18,7 +18,7 @@ from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
 from dicompiler.search.fronts import AUTODICE
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.genetic.analytic import Model, model
+from dicompiler_strategies.genetic.analytic import AnalyticModel, analytic_model
 from dicompiler_strategies.genetic.exploring import Options, explore
 
 PLANS = 40_000
@@ -30,7 +30,7 @@ VARIANTS = {
 }
 
 
-def speed(tables: Model) -> float:
+def speed(tables: AnalyticModel) -> float:
     """Random pipelines of whole layers that the model evaluates in a second."""
     layers, devices = tables.seconds.shape
     rows = np.sort(np.random.default_rng(0).integers(0, devices, (PLANS, layers)), axis=1)
@@ -39,7 +39,7 @@ def speed(tables: Model) -> float:
     return PLANS / (time.perf_counter() - start)
 
 
-def reference(tables: Model) -> list[float]:
+def reference(tables: AnalyticModel) -> list[float]:
     """The fixed reference point: in each objective the worst of the plans on one device alone."""
     layers, devices = tables.seconds.shape
     alone = tables.evaluate(np.repeat(np.arange(devices)[:, None], layers, axis=1))
@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10)
     given = parser.parse_args()
     problem = Problem(formed(build(given.network)), Platform.load(given.platform))
-    tables = model(problem)
+    tables = analytic_model(problem)
     rate = speed(tables)
     print(
         f"{given.network} on {given.platform}: {len(problem.layers.layers)} layers, {rate:.0f} pipeline plans a second"

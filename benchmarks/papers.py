@@ -18,7 +18,7 @@ from dicompiler_strategies.stahl import (
     communication,
     memory,
     network_sizes,
-    solve,
+    solve_ilp,
     table_2,
     variant,
 )
@@ -77,17 +77,17 @@ def stahl(yolo: LayerGraph) -> None:
         ("LOP", 34, ("o", "o", "o", "o")),
         ("LIP", 48, ("i", "i", "i", "i")),
         ("two pairs fused", 40, ("f", "s", "f", "s")),
-        ("optimum, as printed", 22, solve(example, 2).schemes),
+        ("optimum, as printed", 22, solve_ilp(example, 2).schemes),
     )
     for name, published, schemes in rows:
         print(line(f"example: {name}", (published,), (f"{communication(example, schemes, 2):.0f}",)))
-    print(line("example: optimum, reuse in FUSE", (22,), (f"{solve(example, 2, reuse=True).communication:.0f}",)))
+    print(line("example: optimum, reuse in FUSE", (22,), (f"{solve_ilp(example, 2, reuse=True).communication:.0f}",)))
     print(line("example: memory, N = 1, 2", (240, 120), (f"{memory(example, count):.0f}" for count in (1, 2))))
     for name, published_mb in TABLE_2.items():
         found = communication(table_2(), variant(name), 6) / MB
         print(line(f"table 2: {name}, MB", (published_mb,), (f"{found:.3f}",)))
     for name, lip in (("optimum without LIP", False), ("optimum of the ILP", True)):
-        print(line(f"table 2: {name}, MB", (68.1,), (f"{solve(table_2(), 6, lip=lip).communication / MB:.3f}",)))
+        print(line(f"table 2: {name}, MB", (68.1,), (f"{solve_ilp(table_2(), 6, lip=lip).communication / MB:.3f}",)))
     weights = network_sizes(yolo)
     print(
         line("table 1: MB of weights, each of N", MEMORY.values(), (f"{memory(weights, n) / MB:.1f}" for n in MEMORY))

@@ -43,7 +43,7 @@ TILES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Piece:
-    """Something to time: an ONNX model without large weights, and what of the layer it is, see profiles.Measurement."""
+    """Something to time: an ONNX model without large weights, and what of the layer it is (see cost.profile)."""
 
     cut: Cut
     size: int

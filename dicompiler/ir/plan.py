@@ -70,7 +70,7 @@ class Plan:
         """The plan of each renaming, itself without replicas: frame i goes by entry i mod n."""
         if not self.replicas:
             return (self,)
-        return tuple(replace(self, layers=_renamed(self.layers, own), replicas=()) for own in self.replicas)
+        return tuple(replace(self, layers=_renamed(self.layers, renaming), replicas=()) for renaming in self.replicas)
 
 
 def _renamed(layers: Mapping[str, tuple[Part, ...]], renaming: Mapping[str, str]) -> dict[str, tuple[Part, ...]]:
@@ -81,33 +81,22 @@ def _renamed(layers: Mapping[str, tuple[Part, ...]], renaming: Mapping[str, str]
 
 
 def _part_to_json(part: Part) -> dict[str, Any]:
-    record: dict[str, Any] = {"device": part.device}
-    record["region"] = "all" if part.region is None else [list(interval) for interval in part.region]
-    if part.reduce is not None:
-        record["reduce"] = list(part.reduce)
-    if part.lane:
-        record["lane"] = part.lane
-    return record
+    region = "all" if part.region is None else [list(interval) for interval in part.region]
+    reduce = {} if part.reduce is None else {"reduce": list(part.reduce)}
+    return {"device": part.device, "region": region, **reduce, **({"lane": part.lane} if part.lane else {})}
 
 
 def _part_from_json(record: Mapping[str, Any]) -> Part:
-    region, reduce = record["region"], record.get("reduce")
-    return Part(
-        record["device"],
-        None if region == "all" else tuple((start, stop) for start, stop in region),
-        None if reduce is None else (reduce[0], reduce[1]),
-        record.get("lane", 0),
-    )
+    region = None if record["region"] == "all" else tuple((start, stop) for start, stop in record["region"])
+    start, stop = record.get("reduce", (0, 0))
+    return Part(record["device"], region, (start, stop) if "reduce" in record else None, record.get("lane", 0))
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
     """The plan as the JSON document that `from_json` reads: exact round trip."""
     document: dict[str, Any] = {"format": FORMAT, "source": list(plan.source), "sink": list(plan.sink)}
-    for key in ("network", "note"):
-        if getattr(plan, key):
-            document[key] = getattr(plan, key)
-    if plan.replicas:
-        document["replicas"] = [dict(renaming) for renaming in plan.replicas]
+    optional = {"network": plan.network, "note": plan.note, "replicas": [dict(names) for names in plan.replicas]}
+    document |= {key: value for key, value in optional.items() if value}
     document["layers"] = {name: [_part_to_json(p) for p in parts] for name, parts in plan.layers.items()}
     return document
 
@@ -153,8 +142,6 @@ def dumps(plan: Plan) -> str:
     document = to_json(plan)
     layers = document.pop("layers")
     head = json.dumps(document, indent=1)[:-2]
-    rows = []
-    for name, parts in layers.items():
-        lines = ",\n   ".join(json.dumps(part) for part in parts)
-        rows.append(f"  {json.dumps(name)}: [\n   {lines}]")
+    lines = {name: ",\n   ".join(json.dumps(part) for part in parts) for name, parts in layers.items()}
+    rows = [f"  {json.dumps(name)}: [\n   {parts}]" for name, parts in lines.items()]
     return head + ',\n "layers": {\n' + ",\n".join(rows) + "}}\n"

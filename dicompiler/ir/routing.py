@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from functools import cached_property
@@ -86,8 +86,7 @@ class Routing:
     def nbytes(self, box: Box) -> int:
         """Raw bytes of a box."""
         assert box.region is not None
-        dtype = self.layers.tensors[box.key.tensor].dtype
-        return raw_nbytes(dtype, shape_of(box.region))
+        return raw_nbytes(self.layers.tensors[box.key.tensor].dtype, shape_of(box.region))
 
     @cached_property
     def total_bytes(self) -> int:
@@ -95,14 +94,6 @@ class Routing:
         return sum(self.nbytes(box) for box in self.received)
 
 
-def _leaves(tree: Tree) -> Iterator[Take]:
-    if isinstance(tree, Take):
-        yield tree
-    else:
-        for child in tree.children:
-            yield from _leaves(child)
-
-
 def leaves(tree: Tree) -> tuple[Take, ...]:
     """The leaves of an assembly, in order."""
-    return (tree,) if isinstance(tree, Take) else tuple(_leaves(tree))
+    return (tree,) if isinstance(tree, Take) else tuple([leaf for child in tree.children for leaf in leaves(child)])

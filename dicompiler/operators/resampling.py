@@ -48,25 +48,16 @@ class Axis:
         return min(max(self.low(first), 0), clip), min(max(self.high(last), 0), clip) + 1
 
 
-@dataclass(frozen=True)
-class Tile:
-    """One axis of a piece: what is right, what it reads, what it writes."""
-
-    out: Interval
-    need: Interval
-    raw: Interval
-
-
-def tile(axis: Axis, interval: Interval) -> Tile:
-    """Output interval → input interval, widened to whole blocks of `factor`. Where all that it then writes is right,
-    all of that is the piece's."""
+def tile(axis: Axis, interval: Interval) -> tuple[Interval, Interval, Interval]:
+    """(what of the output is right, what is read, what is written) for an interval of the output: the input is widened
+    to whole blocks of `factor`, and where all that it then writes is right, all of that is the piece's."""
     up, down = axis.factor.numerator, axis.factor.denominator
     low, high = axis.reads(interval)
     low = min(low // down, interval[0] // up) * down
     high = min(axis.extent, -(-max(high, -(-interval[1] * down // up)) // down) * down)
     raw = (low * up // down, axis.out if high == axis.extent else high * up // down)
     first, last = axis.reads(raw)
-    return Tile(raw if low <= first and last <= high else interval, (low, high), raw)
+    return raw if low <= first and last <= high else interval, (low, high), raw
 
 
 def _old(operation: Operation) -> bool:
@@ -117,9 +108,8 @@ def _special(operation: Operation, coordinates: str) -> bool:
 def _axis(operation: Operation, extent: int, out: int, scale: float, coordinates: str) -> Axis | None:
     """A resampled axis, where tiles of it are resampled as the whole is."""
     factor = exact(scale, operation.attribute("mode", "nearest") == "nearest")
-    if factor is None or out != math.floor(extent * factor):
-        return None
-    if coordinates == "half_pixel_symmetric" and out != extent * factor:
+    symmetric = coordinates == "half_pixel_symmetric"
+    if factor is None or out != (extent * factor if symmetric else math.floor(extent * factor)):
         return None
     taps = _taps(operation, factor) if factor != 1 else (math.floor, math.floor)
     return Axis(extent, out, factor, SHIFTS[coordinates], *taps)
@@ -154,14 +144,13 @@ def resize(operation: Operation, region: tuple[Interval, ...], reduce: Interval 
     if axes is None or region == full(operation.out_shape):
         return whole(operation, region, reduce)
     tiles = [
-        Tile((0, out), (0, extent), (0, out)) if axis is None else tile(axis, interval)
+        ((0, out), (0, extent), (0, out)) if axis is None else tile(axis, interval)
         for axis, interval, extent, out in zip(axes, region, operation.shape(0), operation.out_shape, strict=True)
     ]
-    out, need, raw = zip(*((t.out, t.need, t.raw) for t in tiles), strict=True)
+    out, need, raw = zip(*tiles, strict=True)
     if out == full(operation.out_shape):
         return whole(operation, region, reduce)
-    constants: dict[int, NDArray[Any]] = {}
-    needs = [need, *operation.full_needs()[1:]]
+    needs, constants = [need, *operation.full_needs()[1:]], dict[int, NDArray[Any]]()
     if operation.has(3):
         over = operation.attribute("axes") or range(len(raw))
         sizes = [raw[axis][1] - raw[axis][0] for axis in over]

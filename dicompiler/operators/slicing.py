@@ -50,13 +50,10 @@ def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Pie
     if all(step == 1 for _, step in known):
         return Piece(region, needs, removed, op="Identity")
     lengths, steps = shape_of(tuple(need)), [step for _, step in known]
-    numbers = [
-        [0 if step > 0 else length - 1 for length, step in zip(lengths, steps, strict=True)],
-        [length if step > 0 else -1 - length for length, step in zip(lengths, steps, strict=True)],
-        list(range(len(need))),
-        steps,
-    ]
-    return Piece(region, needs, removed, {i: np.array(values, np.int64) for i, values in enumerate(numbers, 1)})
+    starts = [0 if step > 0 else length - 1 for length, step in zip(lengths, steps, strict=True)]
+    ends = [length if step > 0 else -1 - length for length, step in zip(lengths, steps, strict=True)]
+    numbers = enumerate((starts, ends, range(len(need)), steps), 1)
+    return Piece(region, needs, removed, {i: np.array(values, np.int64) for i, values in numbers})
 
 
 @dataclass(frozen=True)

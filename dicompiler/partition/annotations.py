@@ -32,14 +32,8 @@ class Annotation(NamedTuple):
 def annotate(node: onnx.NodeProto, annotation: Annotation) -> None:
     """Adds the annotation to the node's metadata."""
     device, origin, region, part, lane = annotation
-    texts = {DEVICE: device, ORIGIN: origin}
-    if region:
-        texts[REGION] = region
-    if part is not None:
-        texts[PART] = "{}/{}".format(*part)
-    if lane:
-        texts[LANE] = str(lane)
-    for key, value in texts.items():
+    optional = {REGION: region, PART: part and "{}/{}".format(*part), LANE: lane and str(lane)}
+    for key, value in {DEVICE: device, ORIGIN: origin, **{k: v for k, v in optional.items() if v}}.items():
         node.metadata_props.add(key=key, value=value)
 
 

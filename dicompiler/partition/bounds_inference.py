@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dicompiler.base.remembering import remembered
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Share
-from dicompiler.ir.regions import Interval, Region, Shape, bounding, full
+from dicompiler.ir.regions import Interval, Region, Shape, bounding, full, replace
 from dicompiler.ir.rule import Node, Piece
 from dicompiler.ir.tasks import Key, Kind, ShareTask, Task, Work
 
@@ -63,12 +63,8 @@ def cuttable(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
     if layer.reason:
         return ()
     whole = full(output_shape(layers, layer))
-    axes = []
-    for axis, (_, extent) in enumerate(whole):
-        probe = (*whole[:axis], (0, 1), *whole[axis + 1 :])
-        if extent > 1 and align(layers, layer, probe)[axis] != (0, extent):
-            axes.append(axis)
-    return tuple(axes)
+    longer = (axis for axis, (_, extent) in enumerate(whole) if extent > 1)
+    return tuple([a for a in longer if align(layers, layer, replace(whole, a, (0, 1)))[a] != whole[a]])
 
 
 @remembered

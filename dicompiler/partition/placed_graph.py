@@ -145,10 +145,10 @@ class PlacedGraphBuilder:
     values: dict[str, Known] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
     named: dict[object, str] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.taken = set(self.given.taken)
-        self.called: set[str] = set()
 
     def name(self, wanted: str) -> str:
         """`wanted`, or with a number behind it where the graph has that name already."""

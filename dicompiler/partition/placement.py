@@ -123,8 +123,7 @@ class _Placer:
             tensor, operator = self.layers.cut_output(anchor), self.layers.rule(anchor).merge
             partials = sorted((key for key in reads if key.reduce is not None), key=lambda key: key.reduce or (0, 0))
             terms = [self._hold(reads[key], key, place) for key in partials]
-            name = self._name(tensor, Key(tensor), task)
-            held[tensor] = self.builder.merge(terms, operator, place, name)
+            held[tensor] = self.builder.merge(terms, operator, place, self._name(tensor, Key(tensor), task))
         for work in task.works:
             assert work.piece is not None
             output = self.layers.cut_output(work.node)
@@ -148,10 +147,8 @@ class _Placer:
         inputs: list[str] = []
         beyond = [("", None)] * (max(piece.constants, default=-1) + 1 - len(node.inputs))
         for i, (tensor, need) in enumerate((*zip(node.inputs, piece.needs, strict=True), *beyond)):
-            if i in piece.constants:
-                inputs.append(self._constant(node, i, piece.constants[i]))
-            elif not tensor:
-                inputs.append("")
+            if i in piece.constants or not tensor:
+                inputs.append(self._constant(node, i, piece.constants[i]) if i in piece.constants else "")
             elif need is not None and self.layers.tensors[tensor].constant:
                 inputs.append(self.builder.weight(tensor, need))
             elif need is not None:

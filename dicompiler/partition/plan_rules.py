@@ -97,22 +97,15 @@ def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> Non
         )
     extent = reduction(layers, layer)
     for region in mergers:
-        at = 0
-        touching = {
-            p.reduce for p in partials if intersect(align(layers, layer, p.region or whole), region) is not None
-        }
-        for reduce in sorted(r for r in touching if r is not None):
-            if reduce[0] != at:
-                fault = "overlap" if reduce[0] < at else "leave a gap"
-                raise DicompilerError(
-                    f"plan: layers.{layer.name}: reduce ranges {fault} at {min(at, reduce[0])}: "
-                    f"over {_text(region)} they must tile 0..{extent} exactly once"
-                )
-            at = reduce[1]
+        at, must = 0, f"over {_text(region)} they must tile 0..{extent}"
+        aligned = ((part.reduce, align(layers, layer, part.region or whole)) for part in partials)
+        for start, stop in sorted({reduce for reduce, of in aligned if reduce and intersect(of, region) is not None}):
+            if start != at:
+                fault = f"{'overlap' if start < at else 'leave a gap'} at {min(at, start)}"
+                raise DicompilerError(f"plan: layers.{layer.name}: reduce ranges {fault}: {must} exactly once")
+            at = stop
         if at != extent:
-            raise DicompilerError(
-                f"plan: layers.{layer.name}: reduce ranges end at {at}: over {_text(region)} they must tile 0..{extent}"
-            )
+            raise DicompilerError(f"plan: layers.{layer.name}: reduce ranges end at {at}: {must}")
 
 
 def _text(region: Region) -> str:

@@ -200,8 +200,7 @@ def _units(placed: _Placed) -> Iterable[list[int]]:
         return ([i] for i in range(len(placed.uses)))
     units: list[list[int]] = []
     for i, names in enumerate(placed.uses):
-        first = min((placed.maker[n] for n in names if n in unknown), default=i)
-        unit = [i]
+        first, unit = min((placed.maker[n] for n in names if n in unknown), default=i), [i]
         while unit[0] > first:
             unit = units.pop() + unit
         units.append(unit)

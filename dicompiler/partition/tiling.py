@@ -74,11 +74,10 @@ def _follow(layers: LayerGraph, layer: Layer, labelled: Axes) -> dict[str, int]:
 def _keep_small(layers: LayerGraph, layer: Layer, labelled: Axes, labels: dict[str, int]) -> None:
     """A map so small that every tile's halo covers it shows no cut: a layer that keeps the rank keeps the axis."""
     rank = len(output_shape(layers, layer))
-    for name in layer.inputs:
-        if len(layers.tensors[name].shape or ()) == rank:
-            for label, axis in labelled.get(name, {}).items():
-                if label != "channel" and label not in labels and axis not in labels.values():
-                    labels[label] = axis
+    same = (labelled.get(name, {}) for name in layer.inputs if len(layers.tensors[name].shape or ()) == rank)
+    for label, axis in (entry for axes_of in same for entry in axes_of.items()):
+        if label != "channel" and label not in labels and axis not in labels.values():
+            labels[label] = axis
 
 
 def axis_of(layers: LayerGraph, layer: Layer, label: Label) -> int:
@@ -123,26 +122,18 @@ def tile(
 
     layer ⇒ [d0: rows 0:3], [d1: rows 3:7]. Raises where the layer cannot be cut so.
     """
-    axis = axis_of(layers, layer, label)
-    whole = full(output_shape(layers, layer))
-    return tuple(
-        Part(device, replace(whole, axis, interval))
-        for device, interval in zip(devices, cut_axis(layers, layer, axis, weights), strict=True)
-        if interval[0] < interval[1]
-    )
+    axis, whole = axis_of(layers, layer, label), full(output_shape(layers, layer))
+    intervals = zip(devices, cut_axis(layers, layer, axis, weights), strict=True)
+    return tuple(Part(device, replace(whole, axis, (low, high))) for device, (low, high) in intervals if low < high)
 
 
 def grid(layers: LayerGraph, layer: Layer, rows: int, columns: int) -> tuple[Region, ...]:
     """The tiles of a rows × columns grid over height and width, row by row; equal shares, empty ones left out."""
-    heights = cut_axis(layers, layer, h := axis_of(layers, layer, "height"), [1.0] * rows)
-    widths = cut_axis(layers, layer, w := axis_of(layers, layer, "width"), [1.0] * columns)
+    h, w = axis_of(layers, layer, "height"), axis_of(layers, layer, "width")
+    both = (cut_axis(layers, layer, axis, [1.0] * count) for axis, count in ((h, rows), (w, columns)))
+    heights, widths = ([cut for cut in cuts if cut[0] < cut[1]] for cuts in both)
     whole = full(output_shape(layers, layer))
-    return tuple(
-        replace(replace(whole, h, height), w, width)
-        for height in heights
-        for width in widths
-        if height[0] < height[1] and width[0] < width[1]
-    )
+    return tuple(replace(replace(whole, h, height), w, width) for height in heights for width in widths)
 
 
 def read_within(layers: LayerGraph, layer: Layer, names: Collection[str]) -> bool:

@@ -55,7 +55,7 @@ class Target(ABC):
     def tolerances(self, model: Model) -> Mapping[str, Tolerance]:  # noqa: ARG002
         """What outputs of its artifacts may differ by from what onnxruntime makes of `model`, by the output's name.
 
-        An output that is not in it may differ by the tolerance of its type (`verify.TOLERANCE`), as all do by default.
+        An output that is not in it may differ by its type's tolerance (`comparison.TOLERANCE`), as all do by default.
         """
         return {}
 

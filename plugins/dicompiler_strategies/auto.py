@@ -16,7 +16,7 @@ from dicompiler.plugin.registry import registry
 from dicompiler.search.constraints import check_constraints
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import INTERRUPTED, Strategy
-from dicompiler_strategies.candidates import Search, Weighed
+from dicompiler_strategies.candidates import CandidateSearch, Evaluated
 from dicompiler_strategies.cpsat import MOST, TRIES, CpSat
 from dicompiler_strategies.tables.cost_tables import Tables
 
@@ -78,8 +78,8 @@ class _Run:
 
     def __init__(self, problem: Problem, options: Auto) -> None:
         self.problem, self.options = problem, options
-        self.search = Search(problem, "auto", time.monotonic() + options.budget)
-        self.refined: Weighed | None = None  # the best plan around which plans were tried
+        self.search = CandidateSearch(problem, "auto", time.monotonic() + options.budget)
+        self.refined: Evaluated | None = None  # the best plan around which plans were tried
         self.errors: dict[str, DicompilerError] = {}
 
     def run(self) -> None:
@@ -88,26 +88,26 @@ class _Run:
         for name, strategy in strategies.items():
             if self.search.is_late() and self.search.best is not None:
                 return
-            # Where cpsat tries plans it has weighed what gradient finds.
+            # Where cpsat tries plans it has evaluated what gradient finds.
             known = name == "gradient" and self.refined is not None and self.options.tries > 0
             if size <= SLOW.get(name, math.inf) and not known:
-                for aim in self.aims:
-                    self._strategy(name, strategy, aim)
+                for problem in self.problems:
+                    self._strategy(name, strategy, problem)
         if self.refined is None and not self.search.is_late():
-            self.search.family(self.made)
+            self.search.evaluate_optima(self.tables)
         best = self.search.best
         if best is None or self.refined is None or best.value(self.problem) < self.refined.value(self.problem):
-            self.search.polish(self.made, self.options.tries, self.options.seed)
+            self.search.polish(self.tables, self.options.tries, self.options.seed)
             self.search.trim()
 
     @cached_property
-    def aims(self) -> tuple[Problem, ...]:
+    def problems(self) -> tuple[Problem, ...]:
         """What strategies are asked for: of a weighted sum, which few know, each of its terms."""
         wanted = terms(self.problem.objective)
         return (self.problem,) if len(wanted) == 1 else tuple(replace(self.problem, objective=name) for name in wanted)
 
     @cached_property
-    def made(self) -> Tables:
+    def tables(self) -> Tables:
         """The tables of cpsat, of fewer choices where the budget would go into filling them."""
         return CpSat().tables(self.problem, self.options.budget)
 
@@ -115,10 +115,10 @@ class _Run:
         """Why there is no plan: cpsat tells most, else the first who told."""
         return self.errors.get("cpsat", next(iter(self.errors.values()), None))
 
-    def _strategy(self, name: str, strategy: Strategy, aim: Problem) -> None:
+    def _strategy(self, name: str, strategy: Strategy, problem: Problem) -> None:
         log.info("auto: asks %s", name)
         try:
-            plan = self._plan(name, strategy, aim)
+            plan = self._plan(name, strategy, problem)
             if self.search.best is None:
                 check_constraints(self.problem, plan)
         except DicompilerError as error:
@@ -128,14 +128,14 @@ class _Run:
         if plan.note == INTERRUPTED:
             raise KeyboardInterrupt
 
-    def _plan(self, name: str, strategy: Strategy, aim: Problem) -> Plan:
-        """The strategy's plan, weighed."""
-        if isinstance(strategy, CpSat) and aim is self.problem:
+    def _plan(self, name: str, strategy: Strategy, problem: Problem) -> Plan:
+        """The strategy's plan, evaluated."""
+        if isinstance(strategy, CpSat) and problem is self.problem:
             tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
-            found = tried.weighed(self.made, self.search.deadline)
-            self.search.take([found])
-            self.refined = found if self.problem.objective == "latency" else None
-            return found.plan
-        plan = strategy.plan(aim)
-        self.search.weigh([(plan, name)])
+            refined = tried.evaluated(self.tables, self.search.deadline)
+            self.search.take([refined])
+            self.refined = refined if self.problem.objective == "latency" else None
+            return refined.plan
+        plan = strategy.plan(problem)
+        self.search.evaluate([(plan, name)])
         return plan

@@ -16,7 +16,7 @@ from dicompiler.base.schema import load_json
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.platform import Platform
 
-# AutoDiCE's files name no rates and no sizes. These are those of its own boards, see dicompiler/boards.py.
+# AutoDiCE's files name no rates and no sizes. These are those of its own boards, see dicompiler/ir/boards.py.
 CORE_RATE = 91e9 / 6
 GPU_RATE = 342e9
 MEMORY = 8 * 2**30
@@ -190,11 +190,11 @@ def device_of(key: Key, platform: Platform, place: str) -> Device:
     if key.host not in hosts:
         known = nearest(key.host, hosts)
         raise DicompilerError(f"{place}: key {key.text!r}: platform {platform.name!r} has no host {key.host!r}{known}")
-    own = [device for device in platform.devices if device.host == key.host and device.computes]
-    fitting = [device for device in own if device.gpu == key.gpu]
+    computing = [device for device in platform.devices if device.host == key.host and device.computes]
+    fitting = [device for device in computing if device.gpu == key.gpu]
     if len(fitting) != 1:
         what = "GPU" if key.gpu else "device of CPU cores"
-        names = ", ".join(device.name for device in own) or "none that computes"
+        names = ", ".join(device.name for device in computing) or "none that computes"
         count = "several" if fitting else "no"
         raise DicompilerError(
             f"{place}: key {key.text!r}: host {key.host!r} has {count} {what}{'s' if fitting else ''} on platform "

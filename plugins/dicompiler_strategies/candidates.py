@@ -24,7 +24,7 @@ from dicompiler.ir.plan import Plan
 from dicompiler.search.constraints import fits_constraints
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
-from dicompiler_strategies.tables.cost_tables import Edge, Tables
+from dicompiler_strategies.tables.cost_tables import Edge, Tables, original, restricted
 from dicompiler_strategies.tables.footprints import Floats
 from dicompiler_strategies.trimming import trimmed
 
@@ -38,7 +38,7 @@ HOPELESS = 2.2
 """Without barriers times are up to 54 % lower (VGG16): what the barrier model gives more than this many times the best
 simulated time is not simulated."""
 AT_ONCE = 4
-"""Plans around the best one that are weighed before going on."""
+"""Plans around the best one that are evaluated before going on."""
 MOST_LAYERS = 256
 """In a run of layers that is decided anew."""
 FEW = 48
@@ -50,7 +50,7 @@ EFFORT = 20_000
 
 
 @dataclass(frozen=True)
-class Weighed:
+class Evaluated:
     """A plan and what it comes to."""
 
     plan: Plan
@@ -62,18 +62,18 @@ class Weighed:
         return self.metrics.value(problem.objective)
 
 
-def weigh(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[Weighed]:
+def evaluate(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[Evaluated]:
     """The plans (each with its origin) with their simulated metrics, at once where the problem has an executor; without
     those that fit no memory or do not fit the layers."""
     given = list(plans)
     small = [plan for plan, _ in given if _size(plan) <= PARTS]
     simulated = iter(problem.evaluate_all(small))
-    found = []
+    evaluated = []
     for plan, origin in given:
         metrics = next(simulated) if _size(plan) <= PARTS else problem.estimate(plan)
         if isinstance(metrics, Metrics) and fits_constraints(problem, plan, metrics):
-            found.append(Weighed(plan, metrics, origin))
-    return found
+            evaluated.append(Evaluated(plan, metrics, origin))
+    return evaluated
 
 
 def _size(plan: Plan) -> int:
@@ -81,9 +81,9 @@ def _size(plan: Plan) -> int:
     return sum(map(len, plan.layers.values()))
 
 
-def family(tables: Tables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:
+def optima(tables: Tables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:
     """The optimum for each λ, without repetitions; nothing where the layer graph is too entangled to eliminate."""
-    order = graph([len(own) for own in tables.choices], list(tables.edge))
+    order = graph(tables.counts, list(tables.edge))
     if order.widest > LIMIT:
         return
     seen = set()
@@ -94,20 +94,20 @@ def family(tables: Tables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple
             yield selection
 
 
-class Search:
-    """The best plan so far, by simulation. Plans are weighed a few at a time, the same ones whether there is somebody
-    to weigh them at once or not.
+class CandidateSearch:
+    """The best plan so far, by simulation. Plans are evaluated a few at a time, the same ones whether there is
+    somebody to evaluate them at once or not.
 
     name: who searches, for the log. deadline: of `time.monotonic`, from which on `late` is true. seen: how many plans
-    were weighed.
+    were evaluated.
     """
 
     def __init__(self, problem: Problem, name: str, deadline: float = math.inf) -> None:
         self.problem, self.name, self.deadline = problem, name, deadline
         # A target has no part in any objective, and to ask it what it adds to memory takes a program: only what would
-        # be the best is weighed with it.
+        # be the best is evaluated with it.
         self.untargeted = replace(problem, target=None)
-        self.best: Weighed | None = None
+        self.best: Evaluated | None = None
         self.late = False
         self._seen: set[object] = set()
 
@@ -120,7 +120,7 @@ class Search:
         self.late = self.late or time.monotonic() > self.deadline
         return self.late
 
-    def weigh(self, plans: Iterable[tuple[Plan, str]]) -> bool:
+    def evaluate(self, plans: Iterable[tuple[Plan, str]]) -> bool:
         """Whether one of the plans is better than the best so far, which it then is."""
         new = []
         for plan, origin in plans:
@@ -128,69 +128,69 @@ class Search:
             if key not in self._seen:
                 self._seen.add(key)
                 new.append((plan, origin))
-        return self.take(weigh(self.untargeted, new))
+        return self.take(evaluate(self.untargeted, new))
 
-    def take(self, found: Iterable[Weighed]) -> bool:
-        """The same of what is weighed already; of equals the first."""
+    def take(self, evaluated: Iterable[Evaluated]) -> bool:
+        """The same of what is evaluated already; of equals the first."""
         least = math.inf if self.best is None else self.best.value(self.problem)
-        for one in sorted(found, key=lambda one: one.value(self.problem)):
+        for one in sorted(evaluated, key=lambda one: one.value(self.problem)):
             value = one.value(self.problem)
             if value >= least:
                 return False
-            if self.problem.target is None or weigh(self.problem, [(one.plan, one.origin)]):
+            if self.problem.target is None or evaluate(self.problem, [(one.plan, one.origin)]):
                 self.best = one
                 log.info("%s: %s: %s %.4g", self.name, one.origin, self.problem.objective, value)
                 return True
         return False
 
-    def family(self, made: Tables) -> None:
-        """Weighs the optima of the tables with cheaper sending."""
-        for selection in family(made):
+    def evaluate_optima(self, tables: Tables) -> None:
+        """Evaluates the optima of the tables with cheaper sending."""
+        for selection in optima(tables):
             if self.is_late():
                 return
-            if not self._is_hopeless(made, selection):
-                self.weigh([(made.plan(selection), "the tables' optimum")])
+            if not self._is_hopeless(tables, selection):
+                self.evaluate([(tables.plan(selection), "the tables' optimum")])
 
-    def polish(self, made: Tables, tries: int, seed: int) -> None:
+    def polish(self, tables: Tables, tries: int, seed: int) -> None:
         """Tries plans around the best one, if it is one of the tables', and goes on from any that is better: so many in
         all, or PATIENCE of them in vain, or EFFORT parts, whatever is less."""
-        selection = None if self.best is None else made.selection(self.best.plan)
+        selection = None if self.best is None else tables.selection(self.best.plan)
         effort, last = EFFORT, 0
         for step in range(0, tries, AT_ONCE):
             if self.best is None or selection is None or effort < 0 or step - last > PATIENCE or self.is_late():
                 return
-            moves = itertools.islice(neighbours(made, selection, seed + step), min(AT_ONCE, tries - step))
-            plans = [made.plan(move) for move in moves if not self._is_hopeless(made, move)]
+            moves = itertools.islice(neighbours(tables, selection, seed + step), min(AT_ONCE, tries - step))
+            plans = [tables.plan(move) for move in moves if not self._is_hopeless(tables, move)]
             effort -= sum(map(_size, plans))
-            if self.weigh((plan, "local search") for plan in plans):
-                selection, last = made.selection(self.best.plan), step
+            if self.evaluate((plan, "local search") for plan in plans):
+                selection, last = tables.selection(self.best.plan), step
 
     def trim(self) -> None:
-        """Weighs the best plan without what nobody reads."""
+        """Evaluates the best plan without what nobody reads."""
         if self.best is not None and self.problem.model is not None and _size(self.best.plan) <= PARTS:
-            self.weigh([(trimmed(self.problem, self.best.plan), self.best.origin)])
+            self.evaluate([(trimmed(self.problem, self.best.plan), self.best.origin)])
 
-    def _is_hopeless(self, made: Tables, selection: Sequence[int]) -> bool:
+    def _is_hopeless(self, tables: Tables, selection: Sequence[int]) -> bool:
         """Whether the tables' seconds are so many that simulating them is in vain."""
         if self.best is None or self.problem.objective != "latency":
             return False
-        return made.value(selection) > HOPELESS * self.best.value(self.problem)
+        return tables.value(selection) > HOPELESS * self.best.value(self.problem)
 
 
 def neighbours(tables: Tables, selection: Sequence[int], seed: int, scale: float = 0.5) -> Iterator[tuple[int, ...]]:
     """Endless: selections near `selection`, in turn one with another choice for one layer (among the four that the
     barrier model likes best there) and one with a run of layers decided anew, see `_decided`."""
     random = np.random.default_rng(seed)
-    free = [i for i, own in enumerate(tables.choices) if len(own) > 1]
+    free = [i for i, count in enumerate(tables.counts) if count > 1]
     while free:
         i = free[int(random.integers(len(free)))]
         around, _ = _within(tables, selection, [i], scale)
         others = [int(k) for k in np.argsort(around[0], kind="stable") if k != selection[i]][:4]
         chosen = others[int(random.integers(len(others)))]
         yield (*selection[:i], chosen, *selection[i + 1 :])
-        found = _decided(tables, selection, random)
-        if found is not None:
-            yield found
+        anew = _decided(tables, selection, random)
+        if anew is not None:
+            yield anew
 
 
 def _decided(tables: Tables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
@@ -200,25 +200,24 @@ def _decided(tables: Tables, selection: Sequence[int], random: np.random.Generat
     length = min(count, MOST_LAYERS, 2 ** int(random.integers(1, count.bit_length() + 2)))
     start = int(random.integers(count - length + 1))
     node, edge = _within(tables, selection, range(start, start + length), float(random.choice(LAMBDAS)))
-    node = [own * np.exp(random.normal(0, 0.1)) for own in node]
+    node = [seconds * np.exp(random.normal(0, 0.1)) for seconds in node]
     edge = {key: table * np.exp(random.normal(0, 0.3)) for key, table in edge.items()}
     kept = _promising(node, edge)
-    order = graph([len(own) for own in kept], list(edge))
+    order = graph([len(few) for few in kept], list(edge))
     if order.widest > LIMIT:
         return None
-    node = [own[few] for own, few in zip(node, kept, strict=True)]
-    edge = {(i, j): table[np.ix_(kept[i], kept[j])] for (i, j), table in edge.items()}
-    chosen = [int(few[c]) for few, c in zip(kept, minimise(order, node, edge)[1], strict=True)]
+    node = [seconds[few] for seconds, few in zip(node, kept, strict=True)]
+    chosen = original(kept, minimise(order, node, restricted(edge, kept))[1])
     return (*selection[:start], *chosen, *selection[start + length :])
 
 
 def _promising(node: Sequence[Floats], edge: Mapping[Edge, Floats]) -> list[NDArray[np.intp]]:
     """For each layer the choices, at most FEW, that cost least if the others suit them."""
-    least = [own.copy() for own in node]
+    least = [seconds.copy() for seconds in node]
     for (i, j), table in edge.items():
         least[i] += table.min(axis=1)
         least[j] += table.min(axis=0)
-    return [np.sort(np.argsort(own, kind="stable")[:FEW]) for own in least]
+    return [np.sort(np.argsort(seconds, kind="stable")[:FEW]) for seconds in least]
 
 
 def _within(

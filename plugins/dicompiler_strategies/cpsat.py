@@ -11,14 +11,14 @@ from dicompiler.base.errors import UsageError
 from dicompiler.ir.plan import Plan
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import INTERRUPTED, Strategy
-from dicompiler_strategies.candidates import Search, Weighed
+from dicompiler_strategies.candidates import CandidateSearch, Evaluated
 from dicompiler_strategies.tables.choices import BASES, FINISHES, KINDS, SHARES, ChoiceSet
 from dicompiler_strategies.tables.cost_tables import Tables, tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dicompiler_strategies.joint.search import Solution
+    from dicompiler_strategies.joint.search import JointSolution
 
 log = logging.getLogger("dicompiler")
 TRIES = 200
@@ -31,7 +31,7 @@ class CpSat(Strategy):
     """One choice for each layer, all at once, with a proven bound: tiles, grids, LOP, LIP and fusing on m devices.
 
     Problem → Plan, and a line on the log with its value, the bound, and what the bound holds for: the barrier model
-    (see dicompiler.tables) over this choice set. Memory of the hosts is a hard limit. Equal options give equal plans.
+    (see tables.cost_tables) over this choice set. Memory of the hosts is a hard limit. Equal options give equal plans.
     """
 
     name: ClassVar[str] = "cpsat"
@@ -69,42 +69,43 @@ class CpSat(Strategy):
         tables, and plans around the best of them, the one that the simulator, in which sending goes on beside
         computing, finds best; without what nobody reads of it.
         """
-        return self.weighed(self.tables(problem)).plan
+        return self.evaluated(self.tables(problem)).plan
 
-    def weighed(self, made: Tables, deadline: float = math.inf) -> Weighed:
+    def evaluated(self, cost_tables: Tables, deadline: float = math.inf) -> Evaluated:
         """The same with its metrics, over tables that are there already. deadline: of `time.monotonic`, from which on
         nothing more is tried. An interrupt gives the best plan so far."""
-        problem = made.problem
-        found = self.solve(problem, known=made)
-        search = Search(problem, self.name, deadline)
-        interrupted = found.interrupted
+        problem = cost_tables.problem
+        solution = self.solve(problem, known=cost_tables)
+        search = CandidateSearch(problem, self.name, deadline)
+        interrupted = solution.interrupted
         try:
-            search.weigh([(found.plan, self.name)])
+            search.evaluate([(solution.plan, self.name)])
             if self.rank and problem.objective == "latency" and problem.model is not None and not interrupted:
-                search.family(made)
+                search.evaluate_optima(cost_tables)
                 if self.tries and not search.is_late():
-                    search.weigh((made.plan(selection), "gradient") for selection in relaxed(made))
-                search.polish(made, self.tries, self.seed)
+                    selections = gradient_selections(cost_tables)
+                    search.evaluate((cost_tables.plan(selection), "gradient") for selection in selections)
+                search.polish(cost_tables, self.tries, self.seed)
                 search.trim()
         except KeyboardInterrupt:
             log.warning("cpsat: interrupted: this is the best plan so far")
             interrupted = True
-        best = search.best or Weighed(found.plan, problem.estimate(found.plan), self.name)
+        best = search.best or Evaluated(solution.plan, problem.estimate(solution.plan), self.name)
         note = INTERRUPTED if interrupted else best.plan.note
         return replace(best, plan=replace(best.plan, note=note), origin=self.name)
 
     def solve(
         self, problem: Problem, hint: Plan | Sequence[int] | None = None, known: Tables | None = None
-    ) -> Solution:
+    ) -> JointSolution:
         """The best plan found with its bound. hint: a plan, or a selection of the choice set, to begin with. known:
         the tables where they are there already."""
         from dicompiler_strategies.joint.search import solve
         from dicompiler_strategies.joint.solving import Effort
 
-        made = known or self.tables(problem)
-        found = solve(problem, made.options, hint, Effort(self.time, self.workers, self.seed), made)
-        log.info("cpsat: %s", found.text())
-        return found
+        cost_tables = known or self.tables(problem)
+        solution = solve(problem, cost_tables.options, hint, Effort(self.time, self.workers, self.seed), cost_tables)
+        log.info("cpsat: %s", solution.text())
+        return solution
 
     def tables(self, problem: Problem, seconds: float = math.inf) -> Tables:
         """The tables of the choices that are asked for, or of fewer where those are too many, or would take more than
@@ -118,13 +119,13 @@ class CpSat(Strategy):
         return tables(problem, fitting(problem, options, seconds))
 
 
-def relaxed(made: Tables) -> list[tuple[int, ...]]:
+def gradient_selections(cost_tables: Tables) -> list[tuple[int, ...]]:
     """The selections that gradient finds best in the tables; none where it would take too long."""
     from dicompiler_strategies.gradient.strategy import Gradient
 
-    if len(made.choices) * len(made.problem.platform.devices) > MOST:
+    if len(cost_tables.choices) * len(cost_tables.problem.platform.devices) > MOST:
         return []
-    found = Gradient().search(made)
-    if found.interrupted:
+    best = Gradient().search(cost_tables)
+    if best.interrupted:
         raise KeyboardInterrupt
-    return [found.selection, *found.others]
+    return [best.selection, *best.others]

@@ -1,6 +1,6 @@
 """What a run of layers, or of tiles of them, takes of a microcontroller: an estimate of TFLite-micro's arena and flash.
 
-LayerGraph + tasks in order → Need.   Near enough to search by; what a target measures decides.
+LayerGraph + tasks in order → MemoryNeed.   Near enough to search by; what a target measures decides.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ MODEL_OPERATOR, MODEL_CHANNEL = 600, 10
 
 
 @dataclass(frozen=True)
-class Need:
-    """arena: bytes with the margin that is written out. flash: bytes of the model. macs: multiplications. given, made:
-    bytes of what comes in and of what leaves."""
+class MemoryNeed:
+    """arena: bytes with the margin that is written out. flash: bytes of the model. macs: multiplications.
+    incoming, outgoing: bytes of what comes in and of what leaves."""
 
     arena: int
     flash: int
     macs: int
-    given: int
-    made: int
+    incoming: int
+    outgoing: int
 
 
-def need(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -> Need:
+def memory_need(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -> MemoryNeed:
     """What one model of these tasks takes. A tensor is there from the task that makes it to its last reader; what the
     last task makes, to the end. Pads that TFLite does not know are a copy of the tensor with pads around it."""
     first: dict[str, int] = {}
@@ -55,9 +55,9 @@ def need(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -> Need:
             last[key.tensor] = max(last.get(key.tensor, 0), time - 1 if around and i == 0 else time)
         if around:
             spans.append((time - 1, time, around))
-        for key, made in task.outputs.items():
+        for key, produced in task.outputs.items():
             first.setdefault(key.tensor, time)
-            sizes[key.tensor] = _nbytes(layers, key.tensor, made)
+            sizes[key.tensor] = _nbytes(layers, key.tensor, produced)
             last.setdefault(key.tensor, time)
         constants |= weight_regions(layers, task)
         channels += sum(_channels(layers, work) for work in task.works)
@@ -66,7 +66,7 @@ def need(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -> Need:
     last |= dict.fromkeys(out, 2 * len(tasks) + 2)
     most = peak([*spans, *((first[name], last[name], sizes[name]) for name in first)])
     arena = most + FIXED + FOR_EACH_OPERATOR * operators + FOR_EACH_CHANNEL * channels
-    return Need(
+    return MemoryNeed(
         int(arena * (1 + margin)),
         sum(constants.values()) + MODEL_OPERATOR * operators + MODEL_CHANNEL * channels,
         sum(task_macs(layers, task) for task in tasks),
@@ -102,13 +102,13 @@ def _padded(layers: LayerGraph, work: Work) -> int:
         kernel = (layers.tensors[work.node.inputs[1]].shape or ())[2:]
     source = work.piece.needs[0]
     assert source is not None
-    given, made = shape_of(source), shape_of(work.piece.out)
-    valid, same, around = True, True, list(given)
+    shape_in, shape_out = shape_of(source), shape_of(work.piece.out)
+    valid, same, around = True, True, list(shape_in)
     for i, extent in enumerate(kernel):  # type: ignore[arg-type, var-annotated]
         span = (extent - 1) * dilations[i] + 1
-        total = (made[2 + i] - 1) * strides[i] + span - given[2 + i]
+        total = (shape_out[2 + i] - 1) * strides[i] + span - shape_in[2 + i]
         begin, end = pads[i], max(total - pads[i], 0)
         valid = valid and begin == 0 and end == 0
-        same = same and -(-given[2 + i] // strides[i]) == made[2 + i] and begin == max(total, 0) // 2
+        same = same and -(-shape_in[2 + i] // strides[i]) == shape_out[2 + i] and begin == max(total, 0) // 2
         around[2 + i] += begin + end
     return 0 if valid or same else math.prod(around)

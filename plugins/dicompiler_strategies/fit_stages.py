@@ -14,9 +14,10 @@ from typing import Literal
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.regions import Region, full, replace
-from dicompiler.partition.bounds_inference import cuttable, output_shape, share_task
-from dicompiler.partition.tiling import aligned, axes, cut_axis, fused
-from dicompiler_strategies.fit_memory import Need, need
+from dicompiler.partition.bounds_inference import output_shape, share_task
+from dicompiler.partition.tiling import aligned, cut_axis, fused
+from dicompiler_strategies.fit_memory import MemoryNeed, memory_need
+from dicompiler_strategies.named_axis import named_axis
 
 Kind = Literal["whole", "rows", "channels"]
 MODELS = 3
@@ -63,7 +64,7 @@ class Stages:
 
     layers: LayerGraph
     margin: float
-    needs: dict[tuple[int, int, Kind, int], tuple[Need, ...]] = field(default_factory=dict)
+    needs: dict[tuple[int, int, Kind, int], tuple[MemoryNeed, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.cuts = _cuts(self.layers)
@@ -76,38 +77,36 @@ class Stages:
         layers = self.layers.layers
         return layers[max(range(len(layers)), key=lambda i: self.need(i, i + 1, "whole", 1)[0].flash)]
 
-    def need(self, first: int, last: int, kind: Kind, tiles: int) -> tuple[Need, ...]:
+    def need(self, first: int, last: int, kind: Kind, tiles: int) -> tuple[MemoryNeed, ...]:
         """What the tiles take that stand for all: the first, one in between, the last; () where it cannot be cut so."""
         key = first, last, kind, tiles
         if key not in self.needs:
             self.needs[key] = tuple(self._needs(*key))
         return self.needs[key]
 
-    def _needs(self, first: int, last: int, kind: Kind, tiles: int) -> Iterator[Need]:
+    def _needs(self, first: int, last: int, kind: Kind, tiles: int) -> Iterator[MemoryNeed]:
         chosen = self.layers.layers[first:last]
         if kind == "whole":
-            yield need(self.layers, [share_task(self.layers, x, Share()) for x in chosen], self.margin)
+            yield memory_need(self.layers, [share_task(self.layers, x, Share()) for x in chosen], self.margin)
         elif kind == "channels":
             if last == first + 1 and len(slices := self.channels(chosen[0], tiles)) == tiles:
-                yield need(self.layers, [share_task(self.layers, chosen[0], Share(slices[0]))], self.margin)
+                yield memory_need(self.layers, [share_task(self.layers, chosen[0], Share(slices[0]))], self.margin)
         else:
             bands = self.rows(first, last, tiles)
             some = dict.fromkeys((0, len(bands) // 2, len(bands) - 1) if bands else ())
             for regions in fused(self.layers, chosen, [bands[i] for i in some]):
-                own = [x for x in chosen if x.name in regions]
-                tasks = [share_task(self.layers, x, Share(regions[x.name])) for x in own]
-                yield need(self.layers, tasks, self.margin)
+                computed = [x for x in chosen if x.name in regions]
+                tasks = [share_task(self.layers, x, Share(regions[x.name])) for x in computed]
+                yield memory_need(self.layers, tasks, self.margin)
 
     def rows(self, first: int, last: int, tiles: int) -> list[Region]:
         """The output of the stage's last layer in bands of equal height, the last one of what is left; () where layers
         cannot be cut or there are too few rows."""
         chosen = self.layers.layers[first:last]
-        named = axes(self.layers)
-        for layer in chosen:
-            axis = named.get(layer.output, {}).get("height")
-            if layer.reason or axis is None or axis not in cuttable(self.layers, layer):
-                return []
-        axis, whole = named[chosen[-1].output]["height"], full(output_shape(self.layers, chosen[-1]))
+        along = [named_axis(self.layers, layer, "height") for layer in chosen]
+        axis, whole = along[-1], full(output_shape(self.layers, chosen[-1]))
+        if axis is None or None in along:
+            return []
         extent = whole[axis][1]
         height = -(-extent // tiles)
         ends = aligned(self.layers, chosen[-1], axis, [min(i * height, extent) for i in range(1, tiles + 1)])
@@ -117,15 +116,15 @@ class Stages:
 
     def channels(self, layer: Layer, tiles: int) -> list[Region]:
         """The layer's output in equal shares of its channels; fewer, or none, where it cannot be cut so."""
-        axis = axes(self.layers).get(layer.output, {}).get("channel")
-        if axis is None or axis not in cuttable(self.layers, layer):
+        axis = named_axis(self.layers, layer, "channel")
+        if axis is None:
             return []
         whole, cuts = full(output_shape(self.layers, layer)), cut_axis(self.layers, layer, axis, [1.0] * tiles)
         return [replace(whole, axis, cut) for cut in cuts if cut[0] < cut[1]]
 
     def parts(self, stages: Sequence[Stage]) -> dict[str, list[Part]]:
         """The parts of every layer. Each tile has a lane of its own, so that a model ends with its stage."""
-        found: dict[str, list[Part]] = {layer.name: [] for layer in self.layers.layers}
+        layer_parts: dict[str, list[Part]] = {layer.name: [] for layer in self.layers.layers}
         lanes = 0
         for stage in stages:
             chosen = self.layers.layers[stage.first : stage.last]
@@ -134,30 +133,30 @@ class Stages:
                 each = math.ceil(stage.tiles / len(stage.devices))
                 for i, regions in enumerate(fused(self.layers, chosen, bands)):
                     for name, region in regions.items():
-                        found[name].append(Part(stage.devices[i // each], region, lane=lanes + i))
+                        layer_parts[name].append(Part(stage.devices[i // each], region, lane=lanes + i))
             elif stage.kind == "channels":
                 slices = self.channels(chosen[0], len(stage.devices))
-                found[chosen[0].name] += [
+                layer_parts[chosen[0].name] += [
                     Part(device, region, lane=lanes) for device, region in zip(stage.devices, slices, strict=True)
                 ]
             else:
                 for layer in chosen:
-                    found[layer.name].append(Part(stage.devices[0], lane=lanes))
+                    layer_parts[layer.name].append(Part(stage.devices[0], lane=lanes))
             lanes += stage.tiles
-        return found
+        return layer_parts
 
     def row(self, boards: Sequence[Board], most: int) -> tuple[Stage, ...] | None:
         """The row of stages with the fewest multiplications that fits `boards`, all of them or some, with at most
         `most` tiles one after another on a board; None where there is none."""
-        search = _Search(self, boards, most)
+        search = _StageSearch(self, boards, most)
         label = search.uncut() or search.run()
         return None if label is None else label.stages
 
     def held(self, first: int, last: int) -> int:
         """Bytes of what comes into a stage and of what leaves it: they lie beside its arena."""
         ends = (first, _after(self.cuts, first)), (_before(self.cuts, last), last)
-        given, made = (self.need(a, b, "whole", 1)[0] for a, b in ends)
-        return given.given + made.made
+        before, behind = (self.need(a, b, "whole", 1)[0] for a, b in ends)
+        return before.incoming + behind.outgoing
 
     def least(self, most: int) -> tuple[int, Layer]:
         """The RAM that the worst layer needs in the best stage that it is in, with up to `most` tiles, and that layer;
@@ -166,16 +165,16 @@ class Stages:
         for first in self.cuts[:-1]:
             for tiles in (*(2**i for i in range(most.bit_length())), most):
                 self.need(first, _after(self.cuts, first), "whole" if tiles == 1 else "rows", tiles)
-        for (first, last, _, _), found in list(self.needs.items()):
-            if found and first in self.cuts and last in self.cuts:
-                ram = self.held(first, last) + max(one.arena for one in found)
+        for (first, last, _, _), needs in list(self.needs.items()):
+            if needs and first in self.cuts and last in self.cuts:
+                ram = self.held(first, last) + max(one.arena for one in needs)
                 best |= {i: min(best.get(i, ram), ram) for i in range(first, last)}
         worst = max(best, key=lambda i: best[i])
         return best[worst], self.layers.layers[worst]
 
 
 @dataclass
-class _Search:
+class _StageSearch:
     """Labels from cut to cut, each the cheapest that ends there with that board for whole stages."""
 
     stages: Stages
@@ -229,17 +228,17 @@ class _Search:
 
     def _alone(self, layer: int) -> bool:
         """Whether the layer fits uncut, by what it reads and makes."""
-        (found,) = self.stages.need(layer, layer + 1, "whole", 1)
-        return found.arena + found.given + found.made <= self.boards[0].ram
+        (need,) = self.stages.need(layer, layer + 1, "whole", 1)
+        return need.arena + need.incoming + need.outgoing <= self.boards[0].ram
 
     def _whole(self, label: _Label, start: int, end: int) -> _Label | None:
-        (found,) = self.stages.need(start, end, "whole", 1)
-        board, used = self.boards[label.whole], label.used + found.flash
-        ram = found.arena + self.stages.held(start, end)
+        (need,) = self.stages.need(start, end, "whole", 1)
+        board, used = self.boards[label.whole], label.used + need.flash
+        ram = need.arena + self.stages.held(start, end)
         if ram > board.ram or used + label.shared > (board.flash or board.ram - ram):
             return None
         stage = Stage(start, end, "whole", (board.device,))
-        cost = label.cost + found.macs + STAGE * self.stages.macs
+        cost = label.cost + need.macs + STAGE * self.stages.macs
         return _Label(cost, label.whole, used, label.shared, (*label.stages, stage))
 
     def _channels(self, label: _Label, start: int, end: int) -> _Label | None:
@@ -248,10 +247,10 @@ class _Search:
         board, count = self.boards[0], len(self.boards)
         if end != start + 1 or count < 2 or label.used + label.shared + whole.flash <= board.flash:
             return None
-        found = self.stages.need(start, end, "channels", count)
-        if not found or found[0].arena + self.stages.held(start, end) > board.ram:
+        needs = self.stages.need(start, end, "channels", count)
+        if not needs or needs[0].arena + self.stages.held(start, end) > board.ram:
             return None
-        shared = label.shared + found[0].flash
+        shared = label.shared + needs[0].flash
         if board.flash and label.used + shared > board.flash:
             return None
         stage = Stage(start, end, "channels", tuple(one.device for one in self.boards))
@@ -261,14 +260,14 @@ class _Search:
     def _rows(self, label: _Label, start: int, end: int) -> _Label | None:
         """The coarsest fused tiles that fit: on the first board, on all others, or on all."""
         groups = [self.boards] if len(self.boards) == 1 else [self.boards, self.boards[1:]]
-        found = []
+        labels = []
         for group in groups:
             for each in range(1, self.most + 1):
                 rows = self._tiles(label, start, end, group, each)
                 if rows is not None:
-                    found.append(rows)
+                    labels.append(rows)
                     break
-        return min(found, key=lambda one: one.cost, default=None)
+        return min(labels, key=lambda one: one.cost, default=None)
 
     def _tiles(self, label: _Label, start: int, end: int, group: Sequence[Board], each: int) -> _Label | None:
         """`each` tiles one after another on every board of the group; where the first board takes part, or not, it
@@ -277,12 +276,12 @@ class _Search:
         needs = self.stages.need(start, end, "rows", tiles) if tiles > 1 else ()
         if not needs:
             return None
-        held, own = self.stages.held(start, end), max(one.given + one.made for one in needs) * each
+        held, passing = self.stages.held(start, end), max(one.incoming + one.outgoing for one in needs) * each
         arena = max(one.arena for one in needs)
         flash = label.shared + sum(one.flash for one in needs[: min(each, MODELS)])
         for board in self.boards:
             taking = board in group
-            ram = (arena if taking else 0) + (held if board is self.boards[0] else own if taking else 0)
+            ram = (arena if taking else 0) + (held if board is self.boards[0] else passing if taking else 0)
             if ram > board.ram or (taking and label.used + flash > (board.flash or board.ram - ram)):
                 return None
         macs = needs[0].macs + needs[-1].macs + (tiles - 2) * needs[len(needs) // 2].macs
@@ -297,13 +296,13 @@ def _cuts(layers: LayerGraph) -> tuple[int, ...]:
     for i, layer in enumerate(layers.layers):
         last |= dict.fromkeys(layer.inputs, i)
     last |= {name: len(layers.layers) for name in layers.outputs}
-    found, open_until = [0], max((last.get(name, -1) for name in layers.inputs), default=-1)
+    cuts, open_until = [0], max((last.get(name, -1) for name in layers.inputs), default=-1)
     for i, layer in enumerate(layers.layers[:-1]):
         ends = [last.get(name, i) for name in layer.outputs]
         if open_until <= i and sum(end > i for end in ends) <= 1:
-            found.append(i + 1)
+            cuts.append(i + 1)
         open_until = max(open_until, *ends)
-    return (*found, len(layers.layers))
+    return (*cuts, len(layers.layers))
 
 
 def _after(cuts: Sequence[int], cut: int) -> int:

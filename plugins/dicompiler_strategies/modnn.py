@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from dicompiler.ir.layers import Layer
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.partition.bounds_inference import cuttable
-from dicompiler.partition.tiling import axes, tile
+from dicompiler.partition.tiling import tile
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
+from dicompiler_strategies.named_axis import named_axis
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,10 @@ class Modnn(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """The slices of every layer; compute-less devices get none."""
         layers, devices = problem.layers, problem.platform.computing
-        found = axes(layers)
         names, rates = [device.name for device in devices], [device.rate for device in devices]
 
         def parts(layer: Layer) -> tuple[Part, ...]:
-            height = found.get(layer.output, {}).get("height")
-            if height is None or height not in cuttable(layers, layer):
+            if named_axis(layers, layer, "height") is None:
                 return (Part(problem.platform.fastest.name),)
             return tile(layers, layer, "height", rates, names)
 

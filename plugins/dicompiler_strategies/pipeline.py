@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import ClassVar
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.devices import Device
 from dicompiler.ir.plan import Part, Plan, Share
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
@@ -21,7 +22,7 @@ class Pipeline(Strategy):
 
     conv1 conv2 conv3 | conv4 conv5 | fc6 fc7     on pi01, pi02, pi03, in this order; a device may get no layer
 
-    Optimal for the compute times of the cost model; the time of sending is not weighed.
+    Optimal for the compute times of the cost model; the time of sending does not count.
     """
 
     name: ClassVar[str] = "pipeline"
@@ -38,15 +39,20 @@ class Pipeline(Strategy):
                 raise DicompilerError(f"pipeline: device {device.name!r} has no compute: leave it out of 'devices'")
             if device.name in names[:index]:
                 raise DicompilerError(f"pipeline: device {device.name!r} stands twice in 'devices': name it once")
-        layers = problem.layers
-        costs = [
-            [problem.cost.seconds(layers, layer, Share(), device) for layer in layers.layers] for device in devices
-        ]
-        ends = balance(costs)
-        stage = [
-            names[d] for d, (start, end) in enumerate(zip((0, *ends), ends, strict=False)) for _ in range(start, end)
-        ]
-        return problem.plan({layer.name: (Part(stage[i]),) for i, layer in enumerate(layers.layers)})
+        runs = runs_of_layers(balance([whole_layer_seconds(problem, device) for device in devices]))
+        return problem.plan(
+            {layer.name: (Part(names[run]),) for layer, run in zip(problem.layers.layers, runs, strict=True)}
+        )
+
+
+def whole_layer_seconds(problem: Problem, device: Device) -> list[float]:
+    """Seconds of each layer whole on a device, in layer order."""
+    return [problem.cost.seconds(problem.layers, layer, Share(), device) for layer in problem.layers.layers]
+
+
+def runs_of_layers(ends: Sequence[int]) -> list[int]:
+    """The number of the run that each layer is in, from the ends of the runs: (2, 2, 3) → [0, 0, 2]."""
+    return [run for run, (start, end) in enumerate(zip((0, *ends), ends, strict=False)) for _ in range(start, end)]
 
 
 def balance(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:

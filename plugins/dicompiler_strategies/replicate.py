@@ -11,12 +11,11 @@ from typing import ClassVar
 
 from dicompiler.base.errors import UsageError
 from dicompiler.ir.devices import Device
-from dicompiler.ir.metrics import Metrics
-from dicompiler.ir.plan import Part, Plan, Share
+from dicompiler.ir.plan import Part, Plan
 from dicompiler.search.constraints import fits_constraints
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
-from dicompiler_strategies.pipeline import balance
+from dicompiler_strategies.pipeline import balance, runs_of_layers, whole_layer_seconds
 
 MOST = 16
 """Replicas: of more, compiling takes long and each is worth little."""
@@ -47,19 +46,14 @@ class Replicate(Strategy):
         if self.size > count:
             raise UsageError(f"replicate: groups of {self.size}, but only {count} devices compute: make them smaller")
         sizes = (self.size,) if self.size else dict.fromkeys(count // groups for groups in range(count, 0, -1))
-        found = [(plan, problem.estimate(plan)) for size in sizes for plan in candidates(problem, size)]
-        fitting = [entry for entry in found if fits_constraints(problem, *entry)]
-        plan, _ = min(fitting or found, key=_period)
-        return plan
-
-
-def _period(entry: tuple[Plan, Metrics]) -> float:
-    return entry[1].period_s
+        estimated = [(plan, problem.estimate(plan)) for size in sizes for plan in candidates(problem, size)]
+        fitting = [entry for entry in estimated if fits_constraints(problem, *entry)]
+        return min(fitting or estimated, key=lambda entry: entry[1].period_s)[0]
 
 
 def candidates(problem: Problem, size: int) -> Iterator[Plan]:
     """The plans for groups of `size` devices; for single ones also by their rates, where that deals otherwise."""
-    seconds = _seconds(problem)
+    seconds = {device.name: whole_layer_seconds(problem, device) for device in problem.platform.computing}
     devices = sorted(problem.platform.computing, key=lambda device: sum(seconds[device.name]))
     groups = min(MOST, len(devices) // size)
     # Place i of every group is taken by devices that are as fast as each other as can be.
@@ -72,24 +66,15 @@ def candidates(problem: Problem, size: int) -> Iterator[Plan]:
             yield _dealt(problem, teams, order, seconds)
 
 
-def _seconds(problem: Problem) -> dict[str, list[float]]:
-    """Device → seconds of each layer on it."""
-    layers = problem.layers
-    return {
-        device.name: [problem.cost.seconds(layers, layer, Share(), device) for layer in layers.layers]
-        for device in problem.platform.computing
-    }
-
-
 def _dealt(
     problem: Problem, teams: Sequence[Sequence[Device]], order: Sequence[int], seconds: Mapping[str, Sequence[float]]
 ) -> Plan:
     """The first team's pipeline, cut for the slowest device at each place; the others by renaming, in this order."""
     slowest = [
-        [max(own) for own in zip(*(seconds[d.name] for d in place), strict=True)] for place in zip(*teams, strict=True)
+        [max(at_place) for at_place in zip(*(seconds[d.name] for d in place), strict=True)]
+        for place in zip(*teams, strict=True)
     ]
-    ends = balance(slowest)
-    stage = [place for place, (start, end) in enumerate(zip((0, *ends), ends, strict=False)) for _ in range(start, end)]
+    stage = runs_of_layers(balance(slowest))
     first = teams[0]
     plan = problem.plan({x.name: (Part(first[stage[i]].name),) for i, x in enumerate(problem.layers.layers)})
     used = sorted(set(stage))
@@ -112,7 +97,7 @@ def deal(seconds: Sequence[float], most: int) -> tuple[int, ...]:
     for _ in range(most):
         order.append(min(range(len(seconds)), key=lambda d: (taken[d] + 1) * seconds[d]))
         taken[order[-1]] += 1
-        period = max(t * own for t, own in zip(taken, seconds, strict=True)) / len(order)
+        period = max(t * each for t, each in zip(taken, seconds, strict=True)) / len(order)
         if period < best * (1 - 1e-9):
             best, length = period, len(order)
     return tuple(order[:length])

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.devices import Device
-from dicompiler.ir.plan import Part, Plan, Share
+from dicompiler.ir.plan import Part, Plan
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
+from dicompiler_strategies.pipeline import whole_layer_seconds
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,4 @@ class Single(Strategy):
 
 def fastest(problem: Problem) -> Device:
     """The device that computes the whole network in the least time by the problem's cost model; of equals the first."""
-    layers = problem.layers
-
-    def seconds(device: Device) -> float:
-        return sum(problem.cost.seconds(layers, layer, Share(), device) for layer in layers.layers)
-
-    return min(problem.platform.computing, key=seconds)
+    return min(problem.platform.computing, key=lambda device: sum(whole_layer_seconds(problem, device)))

@@ -1,7 +1,7 @@
 """Stahl et al. (SAMOS 2019): fully connected and convolution layers in LOP, LIP and FUSE, chosen by an ILP.
 
-Sizes + N → Solution (the ILP as printed, on communication);   Problem → sizes → Solution → Plan.   The paper's letters
-and equation numbers. Where the paper contradicts itself:
+Sizes + N → IlpSolution (the ILP as printed, on communication);   Problem → sizes → schemes → Plan.   The paper's
+letters and equation numbers. Where the paper contradicts itself:
 
 - its example's optimum 22 needs the reuse of eq. (7) in eq. (9) too (`reuse`); as printed it is 26. Its table 2 is
   without it, and "14.8 % reduction" there is LOP / FUSE − 1;
@@ -19,10 +19,11 @@ from dicompiler.base.errors import DicompilerError, UsageError, nearest
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import Interval, full, shares, volume
-from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
-from dicompiler.partition.tiling import axes, cut_axis, read_within, tile
+from dicompiler.partition.bounds_inference import output_shape, reduction
+from dicompiler.partition.tiling import cut_axis, read_within, tile
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
+from dicompiler_strategies.named_axis import named_axis
 
 Scheme = Literal["o", "i", "f", "s"]
 """LOP, LIP, first and second layer of a pair that is fused: o_l, i_l, f_l, s_l of eq. (11)."""
@@ -48,7 +49,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Solution:
+class IlpSolution:
     """A scheme for each layer; `communication` in elements, times N so that it is a whole number; `proven`: no other
     solution of the ILP sends less."""
 
@@ -70,7 +71,7 @@ def chained(sizes: Sequence[int]) -> tuple[Size, ...]:
     )
 
 
-# Table 2: darknet's number of each convolution of YOLOv2 at 608 × 608 that counts: C, O (made), side of the map, U.
+# Table 2: darknet's number of each convolution of YOLOv2 at 608 × 608 that counts: C, O (out), side of the map, U.
 _YOLO = {
     **{16: (256, 512, 38, 3), 18: (512, 1024, 19, 3), 19: (1024, 512, 19, 1), 20: (512, 1024, 19, 3)},
     **{21: (1024, 512, 19, 1), 22: (512, 1024, 19, 3), 23: (1024, 1024, 19, 3), 24: (1024, 1024, 19, 3)},
@@ -93,13 +94,13 @@ def table_2() -> tuple[Size, ...]:
         Size(
             f"{number}",
             C * side * side,
-            made * side * side,
-            U * U * C * made,
+            out * side * side,
+            U * U * C * out,
             None if number == 16 else 0 if number == 26 else at - 1,
             number not in (18, 26, 29),
             number == 16,
         )
-        for at, (number, (C, made, side, U)) in enumerate(zip(numbers, _YOLO.values(), strict=True))
+        for at, (number, (C, out, side, U)) in enumerate(zip(numbers, _YOLO.values(), strict=True))
     )
 
 
@@ -140,7 +141,7 @@ def communication(layers: Sequence[Size], schemes: Sequence[Scheme], N: int, reu
     return total / N
 
 
-def solve(layers: Sequence[Size], N: int, reuse: bool = False, lip: bool = True, fuse: bool = True) -> Solution:
+def solve_ilp(layers: Sequence[Size], N: int, reuse: bool = False, lip: bool = True, fuse: bool = True) -> IlpSolution:
     """The ILP of eq. (10) to (13) by CP-SAT, in whole numbers: N · C. Repeats exactly (one worker, fixed seed).
 
     reuse: count reuse in FUSE1 too; lip, fuse: allow LIP for layers that are not fused, and pairs.
@@ -177,7 +178,7 @@ def solve(layers: Sequence[Size], N: int, reuse: bool = False, lip: bool = True,
     return _solved(model, x, N)
 
 
-def _solved(model: Any, x: Sequence[Mapping[Scheme, Any]], N: int) -> Solution:
+def _solved(model: Any, x: Sequence[Mapping[Scheme, Any]], N: int) -> IlpSolution:
     from ortools.sat.python import cp_model
 
     from dicompiler_strategies.joint.solving import run
@@ -192,7 +193,7 @@ def _solved(model: Any, x: Sequence[Mapping[Scheme, Any]], N: int) -> Solution:
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise DicompilerError("stahl: the solver found nothing within its limit of work: take the strategy 'dp'")
     schemes = tuple(next(s for s, variable in row.items() if solver.boolean_value(variable)) for row in x)
-    return Solution(schemes, round(solver.objective_value), N, status == cp_model.OPTIMAL)
+    return IlpSolution(schemes, round(solver.objective_value), N, status == cp_model.OPTIMAL)
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ class Stahl(Strategy):
         sizes = network_sizes(problem.layers)
         schemes: tuple[Scheme, ...] = tuple("o" for _ in sizes)
         if len(names) > 1 and sizes:
-            schemes = solve(sizes, len(names), self.reuse, self.lip, self.fuse).schemes
+            schemes = solve_ilp(sizes, len(names), self.reuse, self.lip, self.fuse).schemes
         chosen = {size.name: scheme for size, scheme in zip(sizes, schemes, strict=True)}
         return problem.plan(_parts(problem.layers, chosen, names, fastest[0].name))
 
@@ -244,7 +245,7 @@ def network_sizes(layers: LayerGraph) -> tuple[Size, ...]:
     sizes: list[Size] = []
     for layer in layers.layers:
         length = reduction(layers, layer)
-        if length is not None and _channel_axis(layers, layer) is not None:
+        if length is not None and named_axis(layers, layer, "channel") is not None:
             before, fusable = _before(layers, layer, length, places)
             held = layers.tensors[layer.inputs[0]].shape or ()
             kernels = [layers.tensors[name] for name in layer.nodes[layer.anchor].inputs if name]
@@ -255,18 +256,13 @@ def network_sizes(layers: LayerGraph) -> tuple[Size, ...]:
     return tuple(sizes)
 
 
-def _channel_axis(layers: LayerGraph, layer: Layer) -> int | None:
-    axis = axes(layers).get(layer.output, {}).get("channel")
-    return axis if axis is not None and axis in cuttable(layers, layer) else None
-
-
 def _before(layers: LayerGraph, layer: Layer, length: int, places: Mapping[str, int]) -> tuple[int | None, bool]:
     """(the place of layer l − 1, whether the two can be fused)."""
     at = layers.producer.get(layer.inputs[0])
     fusable = at is not None and _ranges_fit(layers, at, length)
     name = layer.name
     while at is not None:
-        fusable = fusable and read_within(layers, at, (name,)) and _channel_axis(layers, at) is not None
+        fusable = fusable and read_within(layers, at, (name,)) and named_axis(layers, at, "channel") is not None
         if at.name in places:
             return places[at.name], fusable
         fusable = fusable and len(at.inputs) == 1
@@ -277,7 +273,7 @@ def _before(layers: LayerGraph, layer: Layer, length: int, places: Mapping[str, 
 
 def _ranges_fit(layers: LayerGraph, before: Layer, length: int) -> bool:
     """Whether shares of the channels of what is read are ranges of the axis that is summed over."""
-    axis = _channel_axis(layers, before)
+    axis = named_axis(layers, before, "channel")
     return axis is not None and output_shape(layers, before)[axis] == length
 
 
@@ -306,7 +302,7 @@ def _follows(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool:
     """Whether a layer outside of the ILP is cut by channels: a grouped convolution, and what reads such pieces."""
     producers = [layers.producer[name].name for name in layer.inputs if name in layers.producer]
     heavy = layer.nodes[layer.anchor].op in ("Conv", "ConvTranspose")
-    return _channel_axis(layers, layer) is not None and (heavy or any(name in cut for name in producers))
+    return named_axis(layers, layer, "channel") is not None and (heavy or any(name in cut for name in producers))
 
 
 def _ranges(layers: LayerGraph, layer: Layer, fused: bool, equal: Sequence[float]) -> Sequence[Interval]:
@@ -316,6 +312,6 @@ def _ranges(layers: LayerGraph, layer: Layer, fused: bool, equal: Sequence[float
     if not fused:
         return shares(length, equal)
     before = layers.producer[layer.inputs[0]]
-    axis = _channel_axis(layers, before)
+    axis = named_axis(layers, before, "channel")
     assert axis is not None
     return cut_axis(layers, before, axis, equal)

@@ -46,8 +46,10 @@ def _once(plan: Plan, routing: Routing) -> Plan:
         return part if wanted == align(layers, layer, part.region) else replace(part, region=wanted)
 
     parts = {
-        name: own if any(part.reduce for part in own) else tuple(cut(name, i, part) for i, part in enumerate(own))
-        for name, own in plan.layers.items()
+        name: layer_parts
+        if any(part.reduce for part in layer_parts)
+        else tuple(cut(name, i, part) for i, part in enumerate(layer_parts))
+        for name, layer_parts in plan.layers.items()
     }
     return replace(plan, layers=parts)
 

@@ -22,11 +22,11 @@ from dicompiler.search.constraints import (
     check_constraints,
     check_occupied,
     check_program,
-    fits,
-    lacking,
-    needs,
-    room,
-    used,
+    fits_constraints,
+    free_memory,
+    memory_lacking,
+    memory_needed,
+    memory_used,
 )
 from dicompiler.search.problem import Problem
 from dicompiler.target.interface import Target
@@ -117,15 +117,15 @@ def test_a_device_without_compute_may_be_source_and_sink_and_no_more() -> None:
 
 def test_a_plan_fits_just_as_long_as_each_host_has_what_it_needs() -> None:
     plan = on(two(), "a", "a", "b")
-    needed = needs(two(), plan)
+    needed = memory_needed(two(), plan)
     assert set(needed) == {"cam", "a", "b"}
     most = max(needed, key=lambda host: needed[host])
     assert most == "b"  # 256 × 100 weights
     enough, tight = two(needed[most]), two(needed[most] - 1)
-    assert fits(enough, plan, enough.estimate(plan))
-    assert lacking(enough, plan) == {}
-    assert not fits(tight, plan, tight.estimate(plan))
-    assert lacking(tight, plan) == {"b": 1}
+    assert fits_constraints(enough, plan, enough.estimate(plan))
+    assert memory_lacking(enough, plan) == {}
+    assert not fits_constraints(tight, plan, tight.estimate(plan))
+    assert memory_lacking(tight, plan) == {"b": 1}
     with pytest.raises(
         DicompilerError, match=r"plan: host b needs .*: give it less .* above all of layer 'fc3'"
     ) as raised:
@@ -139,8 +139,8 @@ def test_what_devices_of_one_host_need_adds_up() -> None:
     together = replace(problem, platform=replace(problem.platform, hosts=problem.platform.hosts[:1], devices=devices))
     plan = on(together, "a", "a", "b")
     metrics = together.estimate(plan)
-    assert used(together.platform, metrics) == {"cam": sum(entry.needed for entry in metrics.devices)}
-    assert room(together) == {"cam": 2**30}
+    assert memory_used(together.platform, metrics) == {"cam": sum(entry.needed for entry in metrics.devices)}
+    assert free_memory(together) == {"cam": 2**30}
 
 
 @pytest.mark.parametrize(

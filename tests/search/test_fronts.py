@@ -12,7 +12,15 @@ from support.random_problems import BOARDS, any_plan, random_problem
 from dicompiler.base.errors import UsageError
 from dicompiler.ir.metrics import DeviceMetrics, Metrics
 from dicompiler.ir.plan import Plan
-from dicompiler.search.fronts import FRONT_OBJECTIVES, Front, Measurement, Point, check_objectives, single_point
+from dicompiler.search.fronts import (
+    FRONT_OBJECTIVES,
+    Front,
+    Measurement,
+    Point,
+    check_objectives,
+    objective_values,
+    single_point,
+)
 
 NUMBERS = st.fixed_dictionaries({"latency": st.floats(0, 9), "energy": st.floats(0, 9)})
 METRICS = Metrics(

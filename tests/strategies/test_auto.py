@@ -29,7 +29,7 @@ from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
 from dicompiler_strategies.auto import Auto
-from dicompiler_strategies.candidates import family, neighbours
+from dicompiler_strategies.candidates import neighbours, optima
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.tables.cost_tables import tables
 
@@ -146,7 +146,7 @@ def test_cpsat_tries_plans_as_auto_does_and_what_it_tries_pays() -> None:
 def test_neighbours_differ_and_are_legal() -> None:
     posed = problem("lenet", "rpi4x3")
     made = tables(posed)
-    start = next(family(made))
+    start = next(optima(made))
     moves = neighbours(made, start, seed=1)
     for _ in range(12):
         posed.estimate(made.plan(next(moves)))

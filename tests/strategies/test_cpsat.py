@@ -29,11 +29,10 @@ from dicompiler.search.problem import Problem
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.joint.elimination import graph, min_marginals, minimise
 from dicompiler_strategies.joint.fitting import fitting
-from dicompiler_strategies.joint.model import model
-from dicompiler_strategies.joint.relaxation import Relaxed, polish, relax
+from dicompiler_strategies.joint.model import joint_model
+from dicompiler_strategies.joint.relaxation import Relaxed, coordinate_descent, relax
 from dicompiler_strategies.joint.search import solve
-from dicompiler_strategies.joint.solving import Effort
-from dicompiler_strategies.joint.solving import solve as finish
+from dicompiler_strategies.joint.solving import Effort, finish
 from dicompiler_strategies.modnn import Modnn
 from dicompiler_strategies.single import Single
 from dicompiler_strategies.tables.choices import ChoiceSet
@@ -127,7 +126,7 @@ def test_no_objective_is_worse_than_one_device(objective: str, kind: str) -> Non
 def test_cp_sat_proves_what_elimination_finds() -> None:
     """From nothing but the tables: every choice there, no value known."""
     known = tables(Problem(small(), cluster(2e8, 1e8), PAPERS), ChoiceSet(extra=1, bases=("balanced",)))
-    whole = model(known)
+    whole = joint_model(known)
     proof = relax(whole)
     nothing = Relaxed(0.0, None, np.inf, whole, tuple(np.zeros(len(own)) for own in whole.node))
     found = finish(nothing, Effort())
@@ -169,9 +168,9 @@ def test_a_hint_is_never_lost_and_equal_options_give_equal_plans() -> None:
     first, second = (CpSat(time=0.5, seed=3).solve(problem, hint) for _ in range(2))
     assert first.plan == second.plan and first.value == second.value
     known = tables(problem, ChoiceSet(extra=1, bases=("nearest",)))
-    whole = model(known)
+    whole = joint_model(known)
     start = tuple(0 for _ in known.choices)
-    assert whole.value(polish(whole, start)) <= whole.value(start)
+    assert whole.value(coordinate_descent(whole, start)) <= whole.value(start)
 
 
 @pytest.mark.parametrize("options", [{"time": 0}, {"workers": 0}, {"seed": -1}, {"kinds": ("hight",)}, {"extra": -1}])

@@ -34,7 +34,7 @@ from dicompiler_strategies.dp.boxes import Boxes, Wire, missing
 from dicompiler_strategies.dp.coopai import CL, FL, chain
 from dicompiler_strategies.dp.moves import Rules, moves, parts
 from dicompiler_strategies.dp.rows import row_maps, union
-from dicompiler_strategies.dp.search import Aim, search
+from dicompiler_strategies.dp.search import Pricing, cheapest_path
 from dicompiler_strategies.dp.strategy import candidate_counts
 from dicompiler_strategies.dp.team import Facts, Form, Team
 from dicompiler_strategies.stahl import Stahl
@@ -106,7 +106,7 @@ def test_the_search_finds_the_best_row_of_moves_of_a_chain(kind: str) -> None:
         tensor = layers[place].inputs[0]
         return min(move.time(team, {tensor: form})[0] + least(move.stop, move.after) for move in ways)
 
-    assert search(team, known, Aim(problem)).seconds == pytest.approx(least(0, "source"))
+    assert cheapest_path(team, known, Pricing(problem)).seconds == pytest.approx(least(0, "source"))
 
 
 def branched(*ops: str) -> LayerGraph:
@@ -155,14 +155,14 @@ def test_the_search_finds_the_best_row_of_moves_of_a_branched_graph(kind: str, o
         return min(costs)
 
     assert any(len(layer.inputs) > 1 for layer in layers) and len(known[0]) > 3
-    assert search(team, known, Aim(problem)).seconds == pytest.approx(least(0, {"x": "source"}))
+    assert cheapest_path(team, known, Pricing(problem)).seconds == pytest.approx(least(0, {"x": "source"}))
 
 
 def test_what_the_search_predicts_is_what_the_plan_sends() -> None:
     for rates, kind in product(((1, 1, 1, 1), (3, 1, 0.7), (0, 2, 1)), ("shared", "switch")):
         problem = Problem(vgg16(), cluster(kind, *(10 * rate for rate in rates)), FREE)
         team = Team.of(Facts(problem), [device.name for device in problem.platform.computing])
-        found = search(team, moves(team, Rules()), Aim(problem))
+        found = cheapest_path(team, moves(team, Rules()), Pricing(problem))
         plan = problem.plan({name: own for move in found.moves for name, own in parts(team, move).items()})
         metrics = problem.estimate(plan)
         assert metrics.total_bytes == found.total_bytes > 0
@@ -194,7 +194,8 @@ def test_blocks_that_are_left_out_would_not_have_been_chosen(kind: str, monkeypa
             patch.setattr("dicompiler_strategies.dp.moves._exchange", lambda *_: float("inf"))
             every = moves(team, Rules())
         assert sum(map(len, few)) < sum(map(len, every))
-        assert search(team, few, Aim(problem)).cost == pytest.approx(search(team, every, Aim(problem)).cost)
+        least = [cheapest_path(team, some, Pricing(problem)).cost for some in (few, every)]
+        assert least[0] == pytest.approx(least[1])
 
 
 def test_mls_is_no_worse_than_sls_and_better_than_one_device() -> None:
@@ -364,7 +365,7 @@ def test_the_same_problem_gives_the_same_plan() -> None:
     assert plans[0] == plans[1]
 
 
-def test_the_referee_of_a_problem_with_a_model_is_asked_about_memory() -> None:
+def test_the_evaluator_of_a_problem_with_a_model_is_asked_about_memory() -> None:
     model = Model.load(small("lenet"))
     layers = prepare(model).layers
     assert layers is not None

@@ -24,7 +24,7 @@ from dicompiler.ir.platform import to_toml
 from dicompiler.networks.builder import Builder
 from dicompiler.partition.bounds_inference import share_task
 from dicompiler.plugin.registry import registry
-from dicompiler_strategies.fit_memory import need
+from dicompiler_strategies.fit_memory import memory_need
 from dicompiler_targets.tflm import measure
 from dicompiler_targets.tflm.target import TflmTarget
 
@@ -122,7 +122,7 @@ def test_the_estimate_is_near_what_is_measured() -> None:
         assert program is not None
         runs = [layers[start : start + size] for start in range(0, len(layers), size)]
         tasks = [[share_task(problem.layers, layer, Share()) for layer in run] for run in runs]
-        estimate = max(need(problem.layers, own, 0).arena for own in tasks)
+        estimate = max(memory_need(problem.layers, own, 0).arena for own in tasks)
         (found,) = TflmTarget(margin=0.0).occupied(program)
         assert abs(found.details["arena"] - estimate) <= 0.05 * estimate
 

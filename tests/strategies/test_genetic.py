@@ -23,7 +23,7 @@ from dicompiler.ir.platform import Platform, nameless
 from dicompiler.networks import build
 from dicompiler.search.fronts import AUTODICE, FRONT_OBJECTIVES, Front, Measurement, objective_values
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.genetic.analytic import model
+from dicompiler_strategies.genetic.analytic import analytic_model
 from dicompiler_strategies.genetic.exploring import Options, explore, stages
 from dicompiler_strategies.genetic.measuring import OnThisHost
 from dicompiler_strategies.genetic.search import spread
@@ -82,7 +82,7 @@ def chain() -> LayerGraph:
 
 def check_agreement(problem: Problem, rows: np.ndarray) -> None:
     """Every number of the batched model is that of the plan's own estimate."""
-    tables = model(problem)
+    tables = analytic_model(problem)
     found = tables.evaluate(rows)
     names = [device.name for device in problem.platform.devices]
     for p, row in enumerate(rows):
@@ -128,7 +128,7 @@ def test_of_readers_that_overlap_the_memory_is_never_too_small() -> None:
         }"""
     )
     problem = Problem(layers, equal(2))
-    tables = model(problem)
+    tables = analytic_model(problem)
     rows = np.array(list(np.ndindex(*(2,) * len(layers.layers))))
     found = tables.evaluate(rows)
     for p, row in enumerate(rows):
@@ -349,7 +349,7 @@ def test_split_points_beat_the_naive_encoding_and_stages_beat_one_in_hypervolume
 
     rows = [("conv", 8 + 2 * i, 3, 2 if i % 12 == 11 else 1, 1, 1) for i in range(48)]
     problem = Problem(stack((1, 3, 128, 128), rows), equal(8))
-    alone = model(problem).evaluate(np.zeros((1, len(rows)), int))
+    alone = analytic_model(problem).evaluate(np.zeros((1, len(rows)), int))
     worst = np.array([alone.objective(name)[0] for name in AUTODICE])
 
     def median(naive: bool, count: int) -> float:

@@ -21,14 +21,15 @@ from dicompiler.ir.platform import Platform
 from dicompiler.search.problem import Problem
 from dicompiler_strategies import dicompiler_strategies
 from dicompiler_strategies.gradient import paper
-from dicompiler_strategies.gradient.landscape import Floats, Landscape
+from dicompiler_strategies.gradient.landscape import Landscape
 from dicompiler_strategies.gradient.opportunities import Space, covering, space
 from dicompiler_strategies.gradient.polish import Polish
-from dicompiler_strategies.gradient.relax import Descent, Relaxed, descend
+from dicompiler_strategies.gradient.relax import Descent, FlatLandscape, descend
 from dicompiler_strategies.gradient.strategy import Gradient, some_counts
 from dicompiler_strategies.joint.elimination import graph, minimise
 from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import tables
+from dicompiler_strategies.tables.footprints import Floats
 
 FREE = Analytic(pools=False, elementwise=False)
 QUICK = Gradient(restarts=8, iterations=10)
@@ -105,7 +106,7 @@ def test_the_strategy_is_among_the_built_in_ones_and_its_options_can_be_written(
 @pytest.mark.parametrize("limits", [0, 2])
 def test_the_relaxed_gradient_is_that_of_finite_differences(limits: int) -> None:
     land = random_landscape(1, (3, 4, 2, 5), limits)
-    relaxed = Relaxed(dataclasses.replace(land, limits=land.limits * 0.6))
+    relaxed = FlatLandscape(dataclasses.replace(land, limits=land.limits * 0.6))
     memory = 0.7
     W = np.random.default_rng(2).normal(size=(3, 14))
     found = relaxed.gradient(W, memory)

@@ -14,15 +14,15 @@ from dicompiler.ir.plan import Part
 from dicompiler.networks import build
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.stahl import (
+    IlpSolution,
     Scheme,
     Size,
-    Solution,
     Stahl,
     chained,
     communication,
     memory,
     network_sizes,
-    solve,
+    solve_ilp,
     table_2,
     variant,
 )
@@ -49,7 +49,7 @@ def test_its_published_optimum_needs_reuse_in_fused_pairs_too() -> None:
     assert communication(EXAMPLE, published, 2) == 26
     assert communication(EXAMPLE, published, 2, reuse=True) == 22
     for reuse, optimum in ((False, 26), (True, 22)):
-        found = solve(EXAMPLE, 2, reuse=reuse)
+        found = solve_ilp(EXAMPLE, 2, reuse=reuse)
         assert found.proven
         assert found.communication == communication(EXAMPLE, found.schemes, 2, reuse) == optimum
 
@@ -64,7 +64,7 @@ def test_the_ilp_finds_what_trying_everything_finds() -> None:
             if row[-1] != "f" and row[0] != "s" and all((a == "f") == (b == "s") for a, b in itertools.pairwise(row))
         ]
         least = min(communication(layers, row, count, reuse) for row in legal)  # type: ignore[arg-type]
-        assert solve(layers, count, reuse).communication == pytest.approx(least)
+        assert solve_ilp(layers, count, reuse).communication == pytest.approx(least)
 
 
 def test_table_2_is_reached() -> None:
@@ -78,12 +78,12 @@ def test_table_2_is_reached() -> None:
 
 
 def test_the_published_optimum_of_table_2_is_not_the_optimum_of_the_ilp() -> None:
-    without = solve(table_2(), N, lip=False)
+    without = solve_ilp(table_2(), N, lip=False)
     assert without.proven and round(without.communication / MB, 3) == 68.068
-    found = solve(table_2(), N)
+    found = solve_ilp(table_2(), N)
     assert found.proven and round(found.communication / MB, 3) == 59.750
     assert [size.name for size, scheme in zip(table_2(), found.schemes, strict=True) if scheme == "i"] == ["26"]
-    assert solve(table_2(), N, lip=False, fuse=False).communication / MB == pytest.approx(78.141, abs=5e-4)
+    assert solve_ilp(table_2(), N, lip=False, fuse=False).communication / MB == pytest.approx(78.141, abs=5e-4)
 
 
 def darknet() -> list[Size]:
@@ -125,7 +125,7 @@ def test_a_pair_is_fused_without_exchange_between_its_layers() -> None:
     problem = Problem(vgg16(), cluster("shared", 1, 1, 1), FREE)
     plan = Stahl().plan(problem)
     sizes = network_sizes(problem.layers)
-    found = dict(zip((size.name for size in sizes), solve(sizes, 3).schemes, strict=True))
+    found = dict(zip((size.name for size in sizes), solve_ilp(sizes, 3).schemes, strict=True))
     pairs = [name for name, scheme in found.items() if scheme == "s"]
     assert pairs and "f" in found.values()
     for name in pairs:
@@ -182,5 +182,5 @@ def test_bad_options_are_refused() -> None:
 
 
 def test_a_solution_repeats() -> None:
-    first, second = (solve(table_2(), N) for _ in range(2))
-    assert isinstance(first, Solution) and first == second
+    first, second = (solve_ilp(table_2(), N) for _ in range(2))
+    assert isinstance(first, IlpSolution) and first == second

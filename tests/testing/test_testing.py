@@ -140,7 +140,7 @@ def fails(check: Callable[..., None], *arguments: Any, **options: Any) -> str:
     return str(caught.value)
 
 
-ON = "strategy 'bad-strategy' of module bad_plugins on branches on"
+ON = "strategy 'bad-strategy' of module support.bad_plugins on branches on"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,10 @@ ON = "strategy 'bad-strategy' of module bad_plugins on branches on"
         ("counts", f"{ON} switch3 for latency: asked again it makes another plan: "),
         ("memory", f"{ON} switch3 with less memory for latency: an illegal plan: plan: host d0 needs "),
         ("source", f"{ON} switch3 for latency: the plan's source is ('d2',), the problem's ('d0',): make it by "),
-        ("refuses", "strategy 'bad-strategy' of module bad_plugins refuses every sample: bad-strategy: no plan today"),
+        (
+            "refuses",
+            "strategy 'bad-strategy' of module support.bad_plugins refuses every sample: bad-strategy: no plan today",
+        ),
         ("type", f"{ON} switch1 for latency: plan() returned dict instead of a Plan"),
     ],
 )
@@ -201,7 +204,7 @@ def test_a_target_that_does_not_take_the_replicas_it_promises_is_caught() -> Non
 )
 def test_a_wrong_pass_is_caught(fault: Any, text: str) -> None:
     error = fails(check_pass, bad.BadPass(fault), ["branches"])
-    assert error.startswith("pass 'bad-pass' of module bad_plugins on branches: ")
+    assert error.startswith("pass 'bad-pass' of module support.bad_plugins on branches: ")
     assert text in error
 
 
@@ -219,7 +222,7 @@ def test_a_wrong_pass_is_caught(fault: Any, text: str) -> None:
 )
 def test_a_wrong_cost_model_is_caught(fault: Any, text: str) -> None:
     error = fails(check_cost_model, bad.BadCost(fault), FEW)
-    assert error.startswith("cost model 'bad-cost' of module bad_plugins")
+    assert error.startswith("cost model 'bad-cost' of module support.bad_plugins")
     assert text in error
 
 

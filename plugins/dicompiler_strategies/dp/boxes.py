@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import Region, Shape, full
+from dicompiler_strategies.tables.footprints import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 
@@ -40,9 +39,9 @@ class Boxes:
         whole = full(shape)
         cuts = {}
         for axis, interval in enumerate(whole):
-            found = [(0, 0) if region is None else region[axis] for region in regions]
+            intervals = [(0, 0) if region is None else region[axis] for region in regions]
             if any(region is not None and region[axis] != interval for region in regions):
-                cuts[axis] = np.array(found, np.int64)
+                cuts[axis] = np.array(intervals, np.int64)
         return Boxes(shape, present, cuts)
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.counting import macs
@@ -26,9 +25,9 @@ from dicompiler.ir.regions import shares
 from dicompiler.partition.bounds_inference import output_shape, reduction
 from dicompiler.partition.tiling import axes
 from dicompiler_strategies.dp.rows import RowMap, Rows, lengths, row_maps
+from dicompiler_strategies.tables.footprints import Ints
 
 BITS = 32
-Ints = NDArray[np.int64]
 Mode = Literal["grids", "grids+data", "model", "data", "hybrid", "device"]
 State = Literal["gateway", "rows", "outputs", "sums"]  # what the devices hold between two rounds, see `_Rounds`
 
@@ -93,6 +92,7 @@ class Result:
 
 
 Chain = tuple[CL | FL, ...]
+Round = tuple[Block, State, float]  # a block, the state that it leaves, and e_{i,j}^k
 
 
 def chain(layers: LayerGraph, strict: bool = True) -> Chain:
@@ -109,7 +109,7 @@ def chain(layers: LayerGraph, strict: bool = True) -> Chain:
                     f"dp: CoopAI is for a chain of layers, and layer {layer.name!r} is on a branch: "
                     "leave paper=true out"
                 )
-    maps, found = row_maps(layers), axes(layers)
+    maps, labels = row_maps(layers), axes(layers)
     result: list[CL | FL] = []
     for layer in path:
         if layer.reason or not macs(layers, layer):
@@ -117,7 +117,7 @@ def chain(layers: LayerGraph, strict: bool = True) -> Chain:
             if layer.name in maps and isinstance(last, CL) and len(layer.inputs) == 1 and _behind(layers, last, layer):
                 result[-1] = _with_pool(layers, last, layer, maps[layer.name])
         elif layer.name in maps:
-            result.append(_cl(layers, layer, maps[layer.name], found[layer.inputs[0]]["height"]))
+            result.append(_cl(layers, layer, maps[layer.name], labels[layer.inputs[0]]["height"]))
         elif (length := reduction(layers, layer)) is not None:
             result.append(FL((layer.name,), length, int(np.prod(output_shape(layers, layer)))))
         else:
@@ -138,8 +138,8 @@ def _longest_path(layers: LayerGraph) -> list[Layer]:
         producers = [layers.producer[name] for name in layer.inputs if name in layers.producer]
         best = max(producers, key=lambda producer: length[producer.name], default=None)
         before[layer.name] = best
-        own = 0 if layer.reason else int(macs(layers, layer) > 0)
-        length[layer.name] = own + (length[best.name] if best else 0)
+        multiplies = 0 if layer.reason else int(macs(layers, layer) > 0)
+        length[layer.name] = multiplies + (length[best.name] if best else 0)
     ends = [layers.producer[name] for name in layers.outputs if name in layers.producer]
     at: Layer | None = max(ends, key=lambda layer: length[layer.name], default=None)
     path = []
@@ -156,7 +156,7 @@ def _behind(layers: LayerGraph, last: CL, layer: Layer) -> bool:
 def _cl(layers: LayerGraph, layer: Layer, row_map: RowMap, height: int) -> CL:
     shape = layers.tensors[layer.inputs[0]].shape
     assert shape is not None
-    made = output_shape(layers, layer)
+    shape_out = output_shape(layers, layer)
     return CL(
         (layer.name,),
         (layer.inputs[0],),
@@ -165,12 +165,12 @@ def _cl(layers: LayerGraph, layer: Layer, row_map: RowMap, height: int) -> CL:
         shape[height],
         row_map.height,
         int(np.prod(shape)) // shape[height],
-        int(np.prod(made)) // row_map.height,
+        int(np.prod(shape_out)) // row_map.height,
     )
 
 
 def _with_pool(layers: LayerGraph, cl: CL, layer: Layer, row_map: RowMap) -> CL:
-    made = output_shape(layers, layer)
+    shape_out = output_shape(layers, layer)
     return CL(
         (*cl.names, layer.name),
         (*cl.inputs, layer.inputs[0]),
@@ -179,7 +179,7 @@ def _with_pool(layers: LayerGraph, cl: CL, layer: Layer, row_map: RowMap) -> CL:
         cl.rows_in,
         row_map.height,
         cl.row_in,
-        int(np.prod(made)) // row_map.height,
+        int(np.prod(shape_out)) // row_map.height,
     )
 
 
@@ -247,7 +247,7 @@ class _Rounds:
     k: int
     single: bool
 
-    def blocks(self, i: int, state: State) -> list[tuple[Block, State, float]]:
+    def blocks(self, i: int, state: State) -> list[Round]:
         """The blocks that can begin with layer i, the state that each leaves, and e_{i,j}^k."""
         return self._convolutional(i, state) if isinstance(self.layers[i], CL) else self._connected(i, state)
 
@@ -255,25 +255,25 @@ class _Rounds:
         """Eq. (3): e_{i,j}^k = max over d of ζ(d) / F + φ(d) / (G / k), φ in elements here."""
         return float(np.max(zeta / self.F + phi * BITS * self.k / self.G))
 
-    def _convolutional(self, i: int, state: State) -> list[tuple[Block, State, float]]:
+    def _convolutional(self, i: int, state: State) -> list[Round]:
         """CLs i to j in grids; and the same closed by one FL in data form, whose inputs each device then holds."""
-        found: list[tuple[Block, State, float]] = []
+        rounds: list[Round] = []
         for j in range(i, i + 1 if self.single else len(self.layers)):
             last = self.layers[j]
             if not isinstance(last, CL):
                 break
-            own = grids(last.rows_out, self.k)
-            zeta, needs = self._grids(i, j, own)
+            rows = grids(last.rows_out, self.k)
+            zeta, needs = self._grids(i, j, rows)
             ti, tau = self._missing(i, needs, state)
             after = self.layers[j + 1] if j + 1 < len(self.layers) else None
-            out = np.array(lengths(own), np.int64) * last.row_out
+            out = np.array(lengths(rows), np.int64) * last.row_out
             to = np.zeros_like(out) if isinstance(after, CL) else out
-            found.append((Block(i, j, "grids"), "rows", self._e(zeta, ti + tau + to)))
+            rounds.append((Block(i, j, "grids"), "rows", self._e(zeta, ti + tau + to)))
             if isinstance(after, FL) and not self.single:
                 more = 2 * _part(after.Ni, self.k) * after.No
                 e = self._e(zeta + more, ti + tau + after.No)
-                found.append((Block(i, j + 1, "grids+data"), "sums", e))
-        return found
+                rounds.append((Block(i, j + 1, "grids+data"), "sums", e))
+        return rounds
 
     def _grids(self, i: int, j: int, rows: Rows) -> tuple[Ints, Rows]:
         """Eq. (4): ζ(d) = Σ_{r ∈ [i,j]} p_r(d), and the rows of layer i's input that each device prefetches."""
@@ -295,14 +295,14 @@ class _Rounds:
             return np.array(lengths(needs), np.int64) * layer.row_in, np.zeros(self.k, np.int64)
         reads = np.zeros((self.k, layer.rows_in), np.bool_)
         owns = np.zeros_like(reads)
-        for d, (need, own) in enumerate(zip(needs, grids(layer.rows_in, self.k), strict=True)):
+        for d, (need, held) in enumerate(zip(needs, grids(layer.rows_in, self.k), strict=True)):
             reads[d, need[0] : need[1]] = True
-            owns[d, own[0] : own[1]] = True
+            owns[d, held[0] : held[1]] = True
         missing = reads & ~owns
         up = owns & missing.any(axis=0)
         return missing.sum(axis=1) * layer.row_in, up.sum(axis=1) * layer.row_in
 
-    def _connected(self, i: int, state: State) -> list[tuple[Block, State, float]]:
+    def _connected(self, i: int, state: State) -> list[Round]:
         """FL i in model form (an output share each), in data form (an input share each, sums up); or i and i + 1 in
         hybrid form: model, then data."""
         layer = self.layers[i]
@@ -310,16 +310,16 @@ class _Rounds:
         inputs, outputs = _part(layer.Ni, self.k), _part(layer.No, self.k)
         missing = np.maximum(layer.Ni - self._held(i, state), 0)
         model = 2 * layer.Ni * outputs
-        found: list[tuple[Block, State, float]] = [(Block(i, i, "model"), "outputs", self._e(model, missing + outputs))]
+        rounds: list[Round] = [(Block(i, i, "model"), "outputs", self._e(model, missing + outputs))]
         if self.single:
-            return found
+            return rounds
         ti = np.zeros_like(inputs) if state == "outputs" else inputs
-        found.append((Block(i, i, "data"), "sums", self._e(2 * inputs * layer.No, ti + layer.No)))
+        rounds.append((Block(i, i, "data"), "sums", self._e(2 * inputs * layer.No, ti + layer.No)))
         after = self.layers[i + 1] if i + 1 < len(self.layers) else None
         if isinstance(after, FL):
             e = self._e(model + 2 * outputs * after.No, missing + after.No)
-            found.append((Block(i, i + 1, "hybrid"), "sums", e))
-        return found
+            rounds.append((Block(i, i + 1, "hybrid"), "sums", e))
+        return rounds
 
     def _held(self, i: int, state: State) -> Ints:
         """Elements of FL i's input that each device made itself."""

@@ -18,9 +18,10 @@ from dicompiler.ir.regions import Region, bounding, full, replace, volume
 from dicompiler.ir.tasks import Key
 from dicompiler.partition.bounds_inference import output_shape, reduction, share_task
 from dicompiler.partition.tiling import axes
-from dicompiler_strategies.dp.boxes import Boxes, Floats, missing
+from dicompiler_strategies.dp.boxes import Boxes, missing
 from dicompiler_strategies.dp.rows import Rows, lengths, union
 from dicompiler_strategies.dp.team import Form, Team
+from dicompiler_strategies.tables.footprints import Floats
 
 Way = Literal["rows", "cut", "sums"]
 _HOPELESS = 2.0  # a block so many times slower than its layers one by one is not made longer
@@ -83,19 +84,19 @@ class Move(Run):
         """Bytes (n, n) of a tensor in this form that must travel."""
         if (name, form) not in self._lacks:
             lack = missing(self.needs[name], team.held(name, form), form in ("source", "everywhere"))
-            self._lacks[name, form] = lack * item_bytes(team.layers, name)
+            self._lacks[name, form] = lack * packed_element_bytes(team.layers, name)
         return self._lacks[name, form]
 
 
-def item_bytes(layers: LayerGraph, tensor: str) -> float:
-    """Bytes of one element."""
+def packed_element_bytes(layers: LayerGraph, tensor: str) -> float:
+    """Bytes of one element; a part of one for types below a byte."""
     return raw_nbytes(layers.tensors[tensor].dtype, (8,)) / 8
 
 
 def moves(team: Team, rules: Rules) -> list[list[Move]]:
     """For each layer the moves that begin with it; at least one, all of it on the leader."""
     held = team.facts.weights
-    found: list[list[Move]] = [[] for _ in team.layers.layers]
+    beginning: list[list[Move]] = [[] for _ in team.layers.layers]
     singles: dict[int, tuple[float, float]] = {}
     for stop, layer in enumerate(team.layers.layers, 1):
         whole = _single(team, layer, "whole", [Share() if i == team.leader else None for i in team.members], held)
@@ -105,8 +106,8 @@ def moves(team: Team, rules: Rules) -> list[list[Move]]:
             *(() if alone else _cut(team, layer, rules, held)),
             *_rows(team, stop, rules, held, singles),
         ):
-            found[move.start].append(move)
-    return found
+            beginning[move.start].append(move)
+    return beginning
 
 
 def _cut(team: Team, layer: Layer, rules: Rules, held: Mapping[str, int]) -> Iterator[Move]:
@@ -130,22 +131,22 @@ def _cut(team: Team, layer: Layer, rules: Rules, held: Mapping[str, int]) -> Ite
             yield _sums(team, layer, "channels", shares, held)
 
 
-def _single(team: Team, layer: Layer, after: Form, own: Sequence[Share | None], held: Mapping[str, int]) -> Move:
+def _single(team: Team, layer: Layer, after: Form, shares: Sequence[Share | None], held: Mapping[str, int]) -> Move:
     """One layer in shares without partial sums."""
     at = team.layers.position[layer.name]
     elements = volume(full(team.layers.tensors[layer.output].shape or ()))
-    shares = [
+    fractions = [
         0.0 if share is None else 1.0 if share.region is None else volume(share.region) / max(elements, 1)
-        for share in own
+        for share in shares
     ]
     return Move(
         at,
         at + 1,
         "cut",
         after,
-        (team.seconds(layer, own),),
-        team.needs(layer, own),
-        _on_devices(team, shares) * held[layer.name],
+        (team.seconds(layer, shares),),
+        team.needs(layer, shares),
+        _on_devices(team, fractions) * held[layer.name],
     )
 
 
@@ -161,7 +162,7 @@ def _sums(team: Team, layer: Layer, after: Form, merged: Sequence[Region | None]
         needs[name] = _both(needs[name], need) if name in needs else need
     tensor = team.layers.cut_output(layer.nodes[layer.anchor])
     sizes = np.array([0.0 if region is None else volume(region) for region in merged])
-    sums = np.outer(_on_devices(team, makes), _on_devices(team, sizes)) * item_bytes(team.layers, tensor)
+    sums = np.outer(_on_devices(team, makes), _on_devices(team, sizes)) * packed_element_bytes(team.layers, tensor)
     np.fill_diagonal(sums, 0.0)
     counts = [0 if cut is None else cut[1] - cut[0] for cut in ranges]
     steps = (team.seconds(layer, partials), team.seconds(layer, mergers))
@@ -208,11 +209,11 @@ def _rows(
         layer = team.layers.layers[block.start - 1]
         if layer.name not in team.maps or layer.reason or (multiply and not rules.blocks):
             return
-        own = team.row_seconds(layer, block.grow(layer))
-        seconds = seconds + own
+        of_layer = team.row_seconds(layer, block.grow(layer))
+        seconds = seconds + of_layer
         alone += float(team.facts.rows(layer, leader)[-1])
         if stop - block.start == 1:
-            singles[block.start] = (float(own.max()), _exchange(team, block.needs()))
+            singles[block.start] = (float(of_layer.max()), _exchange(team, block.needs()))
         parted += singles[block.start][0]  # what the block's layers come to one by one, once they have their input
         if stop - block.start > 1 and seconds.max() >= min(alone, _HOPELESS * parted):
             return
@@ -234,7 +235,7 @@ def _rows(
 def _exchange(team: Team, needs: Mapping[str, Boxes]) -> float:
     """Seconds until missing rows have travelled, of the tensors that lie in rows."""
     rows = [name for name in needs if name in team.layers.producer and team.layers.producer[name].name in team.maps]
-    wanted = [missing(needs[name], team.held(name, "rows")) * item_bytes(team.layers, name) for name in rows]
+    wanted = [missing(needs[name], team.held(name, "rows")) * packed_element_bytes(team.layers, name) for name in rows]
     return team.wire.seconds(sum(wanted[1:], wanted[0])) if wanted else 0.0
 
 
@@ -273,7 +274,7 @@ class RowBlock:
 
     def needs(self) -> dict[str, Boxes]:
         """What the members read from before the block."""
-        team, found = self.team, axes(self.team.layers)
+        team, labels = self.team, axes(self.team.layers)
         count = len(team.problem.platform.devices)
         result = {}
         for name, demand in self.demands.items():
@@ -289,7 +290,7 @@ class RowBlock:
                 if interval != (0, shape[axis])
             }
             if demand is not None:
-                cuts[found[name]["height"]] = intervals = np.zeros((count, 2), np.int64)
+                cuts[labels[name]["height"]] = intervals = np.zeros((count, 2), np.int64)
                 intervals[list(team.members)] = demand
             result[name] = Boxes(shape, present, cuts)
         return result
@@ -322,10 +323,10 @@ def _row_parts(team: Team, move: Run) -> dict[str, tuple[Part, ...]]:
         layer = team.layers.layers[block.start - 1]
         block.grow(layer)
         whole, axis = full(output_shape(team.layers, layer)), team.maps[layer.name].axis
-        own = [
+        tiles = [
             Part(name, replace(whole, axis, (first, last)))
             for name, (first, last) in zip(team.names, block.rows[layer.name], strict=True)
             if first < last
         ]
-        result[layer.name] = tuple(own) or (Part(team.names[0]),)  # what nobody reads must still have a part
+        result[layer.name] = tuple(tiles) or (Part(team.names[0]),)  # what nobody reads must still have a part
     return result

@@ -15,8 +15,8 @@ from dicompiler_strategies.dp.moves import Run, parts
 from dicompiler_strategies.dp.team import Form, Team
 
 
-def results(team: Team, counts: Sequence[int], single: bool) -> tuple[Chain, list[Result]]:
-    """T_L^k for each k of `counts`, by the rate of the team's first device and the network's bandwidth as G.
+def choose(team: Team, counts: Sequence[int], single: bool) -> tuple[Chain, Result]:
+    """The chain, and the best T_L^k for the k of `counts`, by the devices' rate and the network's bandwidth as G.
 
     Raises DicompilerError where the network is no chain or the devices are not identical.
     """
@@ -26,21 +26,15 @@ def results(team: Team, counts: Sequence[int], single: bool) -> tuple[Chain, lis
         raise DicompilerError("dp: CoopAI is for identical devices, and these have several rates: leave paper=true out")
     layers = chain(team.layers)
     (rate,) = rates
-    return layers, [mls(layers, rate, platform.network.bandwidth, k, single) for k in counts]
-
-
-def choose(team: Team, counts: Sequence[int], single: bool) -> tuple[Chain, Result]:
-    """The chain and the best of its results."""
-    layers, found = results(team, counts, single)
-    return layers, best_k(found)
+    return layers, best_k([mls(layers, rate, platform.network.bandwidth, k, single) for k in counts])
 
 
 def plan_parts(team: Team, layers: Chain, result: Result) -> dict[str, tuple[Part, ...]]:
     """Layer name → parts. `team`: the k devices of the result, with equal weights."""
-    found: dict[str, tuple[Part, ...]] = {}
+    layer_parts: dict[str, tuple[Part, ...]] = {}
     for run in _runs(team, layers, result.blocks):
-        found |= parts(team, run)
-    return found
+        layer_parts |= parts(team, run)
+    return layer_parts
 
 
 def _runs(team: Team, layers: Chain, blocks: Sequence[Block]) -> list[Run]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dicompiler.base.remembering import remembered
 from dicompiler.cost.model import CostModel
@@ -18,11 +17,12 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import Interval, full, replace, shares
 from dicompiler.ir.tasks import Key
-from dicompiler.partition.bounds_inference import cuttable, output_shape, share_task
+from dicompiler.partition.bounds_inference import output_shape, share_task
 from dicompiler.partition.tiling import axes
+from dicompiler_strategies.named_axis import named_axis
+from dicompiler_strategies.tables.footprints import Floats
 
 Rows = Sequence[Interval]  # an interval of rows for each device of a team; (0, 0): none
-Floats = NDArray[np.float64]
 _WINDOWS = ("Conv", "MaxPool", "AveragePool")
 
 
@@ -83,11 +83,8 @@ def lengths(rows: Rows) -> list[int]:
 def height_axis(layers: LayerGraph, layer: Layer) -> int | None:
     """The axis of the layer's output that height tiles cut; None where it has no rows of its own (a Flatten's output
     has rows and channels on one axis)."""
-    labels = axes(layers).get(layer.output, {})
-    axis = labels.get("height")
-    if axis is None or axis == labels.get("channel") or axis not in cuttable(layers, layer):
-        return None
-    return axis
+    axis = named_axis(layers, layer, "height")
+    return None if axis == axes(layers).get(layer.output, {}).get("channel") else axis
 
 
 @remembered
@@ -124,7 +121,7 @@ def _likeness(layers: LayerGraph, layer: Layer) -> object | None:
 def _row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
     """Asks the rules for every single row."""
     whole = full(output_shape(layers, layer))
-    found = axes(layers)
+    labels = axes(layers)
     out: list[tuple[int, int]] = []
     needs: dict[str, list[tuple[int, int]]] = {}
     for row in range(whole[axis][1]):
@@ -133,7 +130,7 @@ def _row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
         assert region is not None
         out.append(region[axis])
         for key, need in task.needs.items():
-            height = found.get(key.tensor, {}).get("height")
+            height = labels.get(key.tensor, {}).get("height")
             if height is not None:
                 needs.setdefault(key.tensor, []).append(need[height])
     tables = {name: rows for name, rows in needs.items() if len(rows) == whole[axis][1]}

@@ -1,6 +1,6 @@
 """The dynamic programme over a team's moves: eq. (2) of CoopAI, generalised to any layer graph and to several forms.
 
-Moves + Aim → the cheapest row of moves that covers all layers, in layer order.
+Moves + Pricing → the cheapest path of moves that covers all layers, in layer order.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ import numpy as np
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.regions import full
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.dp.boxes import Boxes, Floats, missing
-from dicompiler_strategies.dp.moves import Move, item_bytes
+from dicompiler_strategies.dp.boxes import Boxes, missing
+from dicompiler_strategies.dp.moves import Move, packed_element_bytes
 from dicompiler_strategies.dp.team import Form, Team
+from dicompiler_strategies.tables.footprints import Floats
 
-OBJECTIVES = ("latency", "energy", "communication")
-"""Sums over the moves; throughput and memory are maxima, which this search cannot add up."""
+SUMMED_OBJECTIVES = ("latency", "energy", "communication")
+"""Of dicompiler.base.objectives those that are sums over the moves; throughput and memory are maxima, which this search
+cannot add up."""
 
 State = tuple[tuple[str, Form], ...]  # the tensors that are still read, in the order of their making, and their forms
 
 
 @dataclass(frozen=True, eq=False)
-class Aim:
+class Pricing:
     """What a move costs: `objective`, and `price`: device → for each byte of weights there, where memory is short."""
 
     problem: Problem
@@ -51,8 +53,9 @@ class Aim:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """A row of moves. cost: what the Aim says, prices included; seconds, total_bytes: of the barrier model."""
+class MovePath:
+    """Moves one after another that cover all layers. cost: what the Pricing says, prices included; seconds,
+    total_bytes: of the barrier model."""
 
     team: Team
     cost: float
@@ -84,8 +87,8 @@ class _Node:
         return tuple(reversed(result))
 
 
-def search(team: Team, moves: Sequence[Sequence[Move]], aim: Aim, beam: int = 24) -> Found:
-    """The cheapest row of moves: T_i = min over the moves that end with layer i of T_before + e(move).
+def cheapest_path(team: Team, moves: Sequence[Sequence[Move]], pricing: Pricing, beam: int = 24) -> MovePath:
+    """The cheapest path of moves: T_i = min over the moves that end with layer i of T_before + e(move).
 
     e depends on the forms in which the tensors lie that the move reads, so that T has a value for each State. At most
     `beam` states are kept at a place, the cheapest: in a chain there are never more than five, so that the result is
@@ -103,21 +106,21 @@ def search(team: Team, moves: Sequence[Sequence[Move]], aim: Aim, beam: int = 24
             forms = dict(state)
             for move in moves[place]:
                 seconds, count = move.time(team, forms)
-                cost = node.cost + aim.cost(team, seconds, count, move)
-                made = [
+                cost = node.cost + pricing.cost(team, seconds, count, move)
+                left = [
                     (name, move.after)
                     for layer in graph.layers[move.start : move.stop]
                     for name in layer.outputs
                     if last.get(name, 0) > move.stop
                 ]
-                after = (*_still_read(state, last, move.stop), *made)
+                after = (*_still_read(state, last, move.stop), *left)
                 known = best[move.stop].get(after)
                 if known is None or cost < known.cost:
                     best[move.stop][after] = _Node(cost, node.seconds + seconds, node.total_bytes + count, move, node)
         best[place] = {}
-    ends = [_delivered(team, aim, dict(state), node) for state, node in best[-1].items()]
+    ends = [_delivered(team, pricing, dict(state), node) for state, node in best[-1].items()]
     end = min(ends, key=lambda node: (node.cost, node.total_bytes))
-    return Found(team, end.cost, end.seconds, end.total_bytes, (end.before or end).row())
+    return MovePath(team, end.cost, end.seconds, end.total_bytes, (end.before or end).row())
 
 
 def _last_readers(graph: LayerGraph) -> dict[str, int]:
@@ -130,7 +133,7 @@ def _still_read(state: State, last: Mapping[str, int], place: int) -> State:
     return tuple([entry for entry in state if last.get(entry[0], 0) > place])
 
 
-def _delivered(team: Team, aim: Aim, forms: Mapping[str, Form], node: _Node) -> _Node:
+def _delivered(team: Team, pricing: Pricing, forms: Mapping[str, Form], node: _Node) -> _Node:
     """The outputs travel to the sinks."""
     platform = team.problem.platform
     sinks = team.indices(team.problem.sink)
@@ -140,9 +143,8 @@ def _delivered(team: Team, aim: Aim, forms: Mapping[str, Form], node: _Node) -> 
         if shape is not None:
             need = Boxes.of(shape, team.alone(full(shape), sinks))
             form = forms[name]
-            total += missing(need, team.held(name, form), form in ("source", "everywhere")) * item_bytes(
-                team.layers, name
-            )
+            lack = missing(need, team.held(name, form), form in ("source", "everywhere"))
+            total += lack * packed_element_bytes(team.layers, name)
     seconds, count = team.wire.seconds(total), float(total.sum())
-    cost = node.cost + aim.cost(team, seconds, count, None)
+    cost = node.cost + pricing.cost(team, seconds, count, None)
     return _Node(cost, node.seconds + seconds, node.total_bytes + count, None, node)

@@ -16,11 +16,11 @@ from dicompiler.ir.regions import full, volume
 from dicompiler.search.constraints import memory_needed
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import INTERRUPTED, Strategy
-from dicompiler_strategies.dp.boxes import Floats
-from dicompiler_strategies.dp.moves import Rules, item_bytes, moves, parts
+from dicompiler_strategies.dp.moves import Rules, moves, packed_element_bytes, parts
 from dicompiler_strategies.dp.paper import choose, plan_parts
-from dicompiler_strategies.dp.search import OBJECTIVES, Aim, Found, search
+from dicompiler_strategies.dp.search import SUMMED_OBJECTIVES, MovePath, Pricing, cheapest_path
 from dicompiler_strategies.dp.team import Facts, Team
+from dicompiler_strategies.tables.footprints import Floats
 
 log = logging.getLogger("dicompiler")
 
@@ -74,7 +74,7 @@ class Dp(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """Raises UsageError for an objective that is no sum over layers, DicompilerError for more devices than there
         are, a memory limit that no plan found keeps, and with paper=true for what CoopAI does not speak of."""
-        known = ("latency",) if self.paper else OBJECTIVES
+        known = ("latency",) if self.paper else SUMMED_OBJECTIVES
         if problem.objective not in known:
             raise UsageError(f"dp: objective {problem.objective!r} is none that it knows (known: {', '.join(known)})")
         facts = Facts(problem)
@@ -88,17 +88,16 @@ class Dp(Strategy):
         counts = (self.devices,) if self.devices else candidate_counts(len(order), len(problem.layers.layers))
         if self.paper:
             return self._as_printed(facts, order, counts)
-        found: list[Found] = []
+        paths: list[MovePath] = []
         try:
-            found.extend(self._search(facts, order[:k]) for k in counts)
+            paths.extend(self._search(facts, order[:k]) for k in counts)
         except KeyboardInterrupt:
-            return _so_far(problem, found)
-        for entry in sorted(found, key=lambda entry: (entry.cost, len(entry.team.members))):
-            plan, over = _limited(problem, entry)
-            if not over.any():
-                log.debug("dp: %d devices, %.6g s by the barrier model", len(entry.team.members), entry.seconds)
-                return plan
-        return self._short_of_memory(facts, order, counts, min(found, key=lambda entry: entry.cost))
+            plan = _cheapest_that_fits(problem, paths)
+            if plan is None:
+                raise
+            return replace(plan, note=INTERRUPTED)
+        best = min(paths, key=lambda path: path.cost)
+        return _cheapest_that_fits(problem, paths) or self._short_of_memory(facts, order, counts, best)
 
     def _as_printed(self, facts: Facts, order: Sequence[str], counts: Sequence[int]) -> Plan:
         everyone = self._team(facts, order[: max(counts)], equal=True)
@@ -114,11 +113,12 @@ class Dp(Strategy):
         span = self.span or max(_SPAN[0], min(_SPAN[1], _WORK // max(layers, 1)))
         return Rules(self.method == "mls", span, channels)
 
-    def _search(self, facts: Facts, names: Sequence[str]) -> Found:
+    def _search(self, facts: Facts, names: Sequence[str]) -> MovePath:
         team = self._team(facts, names)
-        return search(team, moves(team, self._rules(len(team.layers.layers), self.channels)), Aim(facts.problem))
+        rules = self._rules(len(team.layers.layers), self.channels)
+        return cheapest_path(team, moves(team, rules), Pricing(facts.problem))
 
-    def _short_of_memory(self, facts: Facts, order: Sequence[str], counts: Sequence[int], best: Found) -> Plan:
+    def _short_of_memory(self, facts: Facts, order: Sequence[str], counts: Sequence[int], best: MovePath) -> Plan:
         """Layers may be cut by channels now, which cuts their weights; teams of the devices with the most memory are
         tried as well. Weights get a price on the hosts that lack most, a higher one from round to round."""
         platform = facts.problem.platform
@@ -157,11 +157,11 @@ class Dp(Strategy):
         price: dict[str, float] = {}
         least = (np.inf, 0)
         for _ in range(_ROUNDS):
-            aim = Aim(facts.problem, dict(price))
-            found = search(team, known, aim)
-            plan, over = _limited(facts.problem, found)
+            pricing = Pricing(facts.problem, dict(price))
+            path = cheapest_path(team, known, pricing)
+            plan, over = _limited(facts.problem, path)
             if not over.any():
-                return [(found.cost - aim.weights_cost(team, found.weights), plan)], least
+                return [(path.cost - pricing.weights_cost(team, path.weights), plan)], least
             least = min(least, (float(over.max()), int(over.argmax())))
             worst = {host.name for host, lack in zip(hosts, over, strict=True) if 2 * lack > over.max()}
             dear = [name for name in team.names if facts.problem.platform.host_of[name] in worst]
@@ -171,13 +171,14 @@ class Dp(Strategy):
         return [], least
 
 
-def _so_far(problem: Problem, found: Sequence[Found]) -> Plan:
-    """The cheapest that fits of what was found when Ctrl-C came; KeyboardInterrupt where there is nothing."""
-    for entry in sorted(found, key=lambda entry: entry.cost):
-        plan, over = _limited(problem, entry)
+def _cheapest_that_fits(problem: Problem, paths: Sequence[MovePath]) -> Plan | None:
+    """The plan of the cheapest path that keeps the memory limits, of equals the one with the fewest devices."""
+    for path in sorted(paths, key=lambda path: (path.cost, len(path.team.members))):
+        plan, over = _limited(problem, path)
         if not over.any():
-            return replace(plan, note=INTERRUPTED)
-    raise KeyboardInterrupt
+            log.debug("dp: %d devices, %.6g s by the barrier model", len(path.team.members), path.seconds)
+            return plan
+    return None
 
 
 def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
@@ -190,17 +191,17 @@ def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _limited(problem: Problem, found: Found) -> tuple[Plan, Floats]:
-    """The plan of a row of moves, and how many bytes each host would need beyond what it has (0: it fits).
+def _limited(problem: Problem, path: MovePath) -> tuple[Plan, Floats]:
+    """The plan of a path, and how many bytes each host would need beyond what it has (0: it fits).
 
     Where the weights alone do not fit, or all activations do as well, nothing more exact is asked for.
     """
     hosts = [host.name for host in problem.platform.hosts]
     limits = np.array([host.memory for host in problem.platform.hosts], np.float64)
     used = np.zeros(len(hosts))
-    for device, weights in zip(found.team.problem.platform.devices, found.weights, strict=True):
+    for device, weights in zip(path.team.problem.platform.devices, path.weights, strict=True):
         used[hosts.index(device.host)] += weights
-    plan = problem.plan({name: own for move in found.moves for name, own in parts(found.team, move).items()})
+    plan = problem.plan({layer: pieces for move in path.moves for layer, pieces in parts(path.team, move).items()})
     tensors = _activations(problem) * max(1, len(problem.platform.devices) // len(hosts))
     if not (used > limits).any() and (problem.target is not None or (used + tensors > limits).any()):
         exact = memory_needed(problem, plan)
@@ -211,4 +212,6 @@ def _limited(problem: Problem, found: Found) -> tuple[Plan, Floats]:
 def _activations(problem: Problem) -> float:
     """Bytes of all tensors that are not constants, twice: computed and received."""
     tensors = [tensor for tensor in problem.layers.tensors.values() if not tensor.constant and tensor.shape is not None]
-    return 2 * sum(volume(full(tensor.shape or ())) * item_bytes(problem.layers, tensor.name) for tensor in tensors)
+    return 2 * sum(
+        volume(full(tensor.shape or ())) * packed_element_bytes(problem.layers, tensor.name) for tensor in tensors
+    )

@@ -20,11 +20,13 @@ from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import Interval, Region, full, shape_of, shares
 from dicompiler.ir.regions import replace as with_interval
-from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction, share_task
-from dicompiler.partition.tiling import axes, cut_axis
+from dicompiler.partition.bounds_inference import output_shape, reduction, share_task
+from dicompiler.partition.tiling import cut_axis
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.dp.boxes import Boxes, Floats, Wire
+from dicompiler_strategies.dp.boxes import Boxes, Wire
 from dicompiler_strategies.dp.rows import RowMap, height_axis, row_maps, row_seconds
+from dicompiler_strategies.named_axis import named_axis
+from dicompiler_strategies.tables.footprints import Floats, source_and_sink
 
 Form = Literal["rows", "channels", "everywhere", "whole", "source"]
 """How a tensor lies on the devices: a share of its rows or of its channels on each of the team, all of it on each of
@@ -117,8 +119,7 @@ class Team:
     def of(facts: Facts, names: Sequence[str], equal: bool = False) -> Team:
         """The team of these devices, the first of which leads; shares in proportion to their speeds, or equal."""
         problem = facts.problem
-        first = (problem.platform.devices[0].name,)
-        source, sink = problem.source or first, problem.sink or first
+        source, sink = source_and_sink(problem)
         devices = [device for device in problem.platform.devices if device.name in {*names, *source, *sink}]
         platform = replace(problem.platform, devices=tuple(devices))
         members = tuple(i for i, device in enumerate(devices) if device.name in names)
@@ -165,12 +166,7 @@ class Team:
 
     def axis(self, layer: Layer, form: Form) -> int | None:
         """The output axis that `rows` or `channels` cut; None where this layer has none."""
-        if layer.reason:
-            return None
-        if form == "rows":
-            return height_axis(self.layers, layer)
-        axis = axes(self.layers).get(layer.output, {}).get("channel")
-        return axis if axis in cuttable(self.layers, layer) else None
+        return height_axis(self.layers, layer) if form == "rows" else named_axis(self.layers, layer, "channel")
 
     def shares(self, layer: Layer, form: Form) -> list[Region | None]:
         """Each member's region of the layer's output in `rows` or `channels`; None for an empty one."""
@@ -204,12 +200,12 @@ class Team:
     def needs(self, layer: Layer, shares: Sequence[Share | None]) -> dict[str, Boxes]:
         """Tensor → what each member must hold of it for its share (None: it has none)."""
         count = len(self.problem.platform.devices)
-        found: dict[str, list[Region | None]] = {}
+        wanted: dict[str, list[Region | None]] = {}
         for index, share in zip(self.members, shares, strict=True):
             if share is not None:
                 for key, need in share_task(self.layers, layer, share).needs.items():
-                    found.setdefault(key.tensor, [None] * count)[index] = need
-        return {name: Boxes.of(self.layers.tensors[name].shape or (), regions) for name, regions in found.items()}
+                    wanted.setdefault(key.tensor, [None] * count)[index] = need
+        return {name: Boxes.of(self.layers.tensors[name].shape or (), regions) for name, regions in wanted.items()}
 
     def seconds(self, layer: Layer, shares: Sequence[Share | None]) -> Floats:
         """(n,) seconds that each member computes on its share."""

@@ -1,11 +1,11 @@
 """The analytic model of whole-layer plans, for thousands of plans at once in numpy: the first level of the search.
 
-Problem → Model (tables);   Model + assignments (plans, layers) → Estimates: times, bytes, memory and energy.
+Problem → AnalyticModel (tables);   … + assignments (plans, layers) → Estimates: times, bytes, memory and energy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -48,8 +48,8 @@ class Estimates:
     host_memory: Array
 
     def objective(self, name: str) -> Array:
-        """(P,): the numbers that are to be small, see `dicompiler.search.fronts.OBJECTIVES`."""
-        found: dict[str, Array] = {
+        """(P,): the numbers that are to be small, see `dicompiler.search.fronts.FRONT_OBJECTIVES`."""
+        values: dict[str, Array] = {
             "latency": self.latency_s,
             "throughput": self.period_s,
             "energy": self.energy_j,
@@ -58,11 +58,11 @@ class Estimates:
             "device-memory": (self.weights + self.activations).max(axis=1),
             "device-energy": self.device_energy_j.max(axis=1),
         }
-        return found[name]
+        return values[name]
 
 
 @dataclass(frozen=True)
-class Model:
+class AnalyticModel:
     """The tables of a problem: everything that does not depend on who computes which layer.
 
     seconds (L, D); per pair of devices (sender · D + receiver): `per_byte`, `per_message` and `latency` in seconds,
@@ -117,11 +117,11 @@ class Model:
         return np.array([[getattr(device, f"power_{kind}")] for device in self.problem.platform.devices])
 
 
-def model(problem: Problem) -> Model:
+def analytic_model(problem: Problem) -> AnalyticModel:
     """The tables of `problem`, in tens of milliseconds for a big network."""
     layers, platform = problem.layers, problem.platform
     byte, message, latency = platform.times.reshape(3, -1)
-    return Model(
+    return AnalyticModel(
         problem,
         flows(layers),
         np.concatenate([problem.cost.fill(layers, layer, [Share()], platform.devices) for layer in layers.layers]),
@@ -139,12 +139,12 @@ def _named(problem: Problem, names: tuple[str, ...]) -> tuple[int, ...]:
 
 def _sources(problem: Problem) -> tuple[int, ...]:
     """For each device where it has the inputs from: itself, a source on its host, or the first."""
-    devices, own = problem.platform.devices, _named(problem, problem.source)
-    found = []
+    devices, sources = problem.platform.devices, _named(problem, problem.source)
+    senders = []
     for i, device in enumerate(devices):
-        near = [s for s in own if devices[s].host == device.host]
-        found.append(i if i in own else (near or own)[0])
-    return tuple(found)
+        near = [s for s in sources if devices[s].host == device.host]
+        senders.append(i if i in sources else (near or sources)[0])
+    return tuple(senders)
 
 
 def _chunks(assignments: Places) -> list[Places]:
@@ -154,7 +154,7 @@ def _chunks(assignments: Places) -> list[Places]:
 class _Batch:
     """One chunk of plans on its way through the model. Plans are the last axis of every array: (…, P)."""
 
-    def __init__(self, model: Model, assignments: Places) -> None:
+    def __init__(self, model: AnalyticModel, assignments: Places) -> None:
         self.model = model
         self.row = np.arange(len(assignments))
         self.at = np.ascontiguousarray(assignments.T)  # (L, P): the device of each layer
@@ -190,21 +190,21 @@ class _Batch:
 
     def _readers(self, flow: Flow, chosen: Iterable[int]) -> list[tuple[int, Places]]:
         """(layer or SINK, its device in each plan) for each of the chosen readers; a row for each of the sinks."""
-        found: list[tuple[int, Places]] = []
+        rows: list[tuple[int, Places]] = []
         for i in chosen:
             place = flow.readers[i]
             if place == SINK:
-                found += [(SINK, np.full(len(self.row), sink)) for sink in self.model.named[1]]
+                rows += [(SINK, np.full(len(self.row), sink)) for sink in self.model.named[1]]
             else:
-                found.append((place, self.at[place]))
-        return found
+                rows.append((place, self.at[place]))
+        return rows
 
-    def _let_go(self, flow: Flow, own: Places) -> NDArray[np.bool_]:
-        """Lets a tensor go on the devices `own` that have it whole, after its last reader there (never where that is a
-        sink). Returns where nobody reads it."""
+    def _let_go(self, flow: Flow, owners: Places) -> NDArray[np.bool_]:
+        """Lets a tensor go on the devices `owners` that have it whole, after its last reader there (never where that is
+        a sink). Returns where nobody reads it."""
         unread = np.ones(len(self.row), bool)
         for place, devices in reversed(self._readers(flow, range(len(flow.readers)))):
-            here = devices == own
+            here = devices == owners
             if place != SINK:
                 self.released[place] += flow.nbytes * (here & unread)
             unread &= ~here
@@ -213,34 +213,37 @@ class _Batch:
     def _hold_input(self, flow: Flow) -> None:
         """A source holds an input from the start to its last reader there; one that only sends it, for a step."""
         for source in self.model.named[0]:
-            own = np.full(len(self.row), source)
-            unread = self._let_go(flow, own)
+            owners = np.full(len(self.row), source)
+            unread = self._let_go(flow, owners)
             served = [d for d, sender in enumerate(self.model.sources) if sender == source != d]
             sends = np.zeros(len(self.row), bool)
             for _, devices in self._readers(flow, range(len(flow.readers))):
                 sends |= np.isin(devices, served)
-            self.held[self._place(own)] += flow.nbytes * ~unread
-            self.passing[self._place(own)] += flow.nbytes * (unread & sends)
+            self.held[self._place(owners)] += flow.nbytes * ~unread
+            self.passing[self._place(owners)] += flow.nbytes * (unread & sends)
 
     def _travel(self, flow: Flow, held: Held) -> None:
         """Sends each atom to every device with a reader of it, once; it stays there up to the last reader."""
         rows = {i: self._readers(flow, (i,)) for i in held.readers}
         for atom in held.atoms:
-            before: list[Places] = []
-            for _, devices in (row for i in atom.readers for row in rows[i]):
-                new = devices != self._sender(flow, devices)
-                for earlier in before:
-                    new &= devices != earlier
-                before.append(devices)
-                self._deliver(flow, devices, atom.nbytes, np.flatnonzero(new))
-        later: list[Places] = []
-        for place, devices in reversed([row for i in held.readers for row in rows[i]]):
-            last = devices != self._sender(flow, devices)
-            for other in later:
-                last &= devices != other
-            later.append(devices)
+            for _, devices, first in self._first_on_each(flow, (row for i in atom.readers for row in rows[i])):
+                self._deliver(flow, devices, atom.nbytes, np.flatnonzero(first))
+        for place, devices, last in self._first_on_each(flow, reversed([row for i in held.readers for row in rows[i]])):
             if place != SINK and last.any():
                 self.released[place] += last * self._present(held, rows, devices)
+
+    def _first_on_each(
+        self, flow: Flow, rows: Iterable[tuple[int, Places]]
+    ) -> Iterator[tuple[int, Places, NDArray[np.bool_]]]:
+        """Each row (reader, its devices) with the plans in which it is the first on its device, of those that a
+        transfer must reach."""
+        before: list[Places] = []
+        for place, devices in rows:
+            first = devices != self._sender(flow, devices)
+            for earlier in before:
+                first &= devices != earlier
+            before.append(devices)
+            yield place, devices, first
 
     def _sender(self, flow: Flow, devices: Places) -> Places:
         return np.asarray(self.model.sources)[devices] if flow.producer == INPUT else self.at[flow.producer]
@@ -289,14 +292,14 @@ class _Batch:
         """The most that each device holds. In a step only its own device's memory changes, so that no other is looked
         at; a received tensor's buffer is there from the start of the frame."""
         held = self.held + self.received + self.passing
-        made = dict.fromkeys(self.model.flows.live, 0)
+        produced = dict.fromkeys(self.model.flows.live, 0)
         for flow in self.model.flows.flows:
             if flow.producer != INPUT:
-                made[flow.producer] += flow.nbytes
+                produced[flow.producer] += flow.nbytes
         self.peak[:] = held
         for i, layer in enumerate(self.model.flows.live):
             place = self._place(self.at[layer])
-            now = held[place] + made[layer]
+            now = held[place] + produced[layer]
             self.peak[place] = np.maximum(self.peak[place], now)
             held[place] = now - self.released[layer]
             if i == 0:

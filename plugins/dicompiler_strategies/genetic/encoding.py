@@ -34,13 +34,13 @@ class Encoding(ABC):
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
         """Each chromosome with a gene or a few changed."""
 
-    @abstractmethod
     def decode(self, genes: Genes) -> Genes:
-        """(P, L): the plans of the chromosomes."""
+        """(P, L): the plans of the chromosomes; by default the genes are the plan."""
+        return genes
 
-    @abstractmethod
     def encode(self, rows: Genes) -> Genes:
         """Chromosomes of these plans (P, L); where the encoding has none, one that is near."""
+        return rows
 
     def cross(self, rng: np.random.Generator, mothers: Genes, fathers: Genes) -> Genes:
         """Children: from the father between two random places, the rest from the mother."""
@@ -78,14 +78,6 @@ class Naive(Encoding):
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
         """A layer or a few on any of the devices."""
         return np.where(_some(rng, *genes.shape), self.sample(rng, len(genes)), genes)
-
-    def decode(self, genes: Genes) -> Genes:
-        """The genes are the plan."""
-        return genes
-
-    def encode(self, rows: Genes) -> Genes:
-        """The plans are the genes."""
-        return rows
 
 
 @dataclass(frozen=True)
@@ -140,7 +132,7 @@ class SplitPoints(Encoding):
     def encode(self, rows: Genes) -> Genes:
         """The runs of each plan; of more runs than groups the shortest join the run before. Groups that are not needed
         stand empty before the first, with devices that have nothing yet: one mutation puts them to use."""
-        found = np.empty((len(rows), 2 * self.groups), np.intp)
+        genes = np.empty((len(rows), 2 * self.groups), np.intp)
         for i, row in enumerate(rows):
             starts = np.concatenate(([0], np.flatnonzero(np.diff(row)) + 1))
             while len(starts) > self.groups:
@@ -149,8 +141,8 @@ class SplitPoints(Encoding):
             idle = self.groups - len(starts)
             free = [device for device in self.devices if device not in row] or list(self.devices)
             spare = np.resize(np.asarray(free, np.intp), idle)
-            found[i] = np.concatenate((np.zeros(idle, np.intp), starts, spare, row[starts]))
-        return found
+            genes[i] = np.concatenate((np.zeros(idle, np.intp), starts, spare, row[starts]))
+        return genes
 
     def _split(self, genes: Genes) -> tuple[Genes, Genes]:
         return genes[:, : self.groups], genes[:, self.groups :]
@@ -191,22 +183,14 @@ class ChoicePerLayer(Encoding):
             self._paint(rng, row, start, min(self.layers, start + length))
         return genes
 
-    def decode(self, genes: Genes) -> Genes:
-        """The genes are the plan."""
-        return genes
-
-    def encode(self, rows: Genes) -> Genes:
-        """The plans are the genes."""
-        return rows
-
     def uniform(self) -> Genes:
         """(labels, L): for each label, in order of appearance, the plan in which every layer that has it takes it, and
         the others their first choice."""
         names = dict.fromkeys(
-            own[number] for own, allowed in zip(self.labels, self.allowed, strict=True) for number in allowed
+            labels[number] for labels, allowed in zip(self.labels, self.allowed, strict=True) for number in allowed
         )
         pairs = list(zip(self.labels, self.allowed, strict=True))
-        rows = [[_find(own, allowed, name) for own, allowed in pairs] for name in names]
+        rows = [[_find(labels, allowed, name) for labels, allowed in pairs] for name in names]
         return np.array([[self.allowed[i][0] if n is None else n for i, n in enumerate(row)] for row in rows], np.intp)
 
     def _paint(self, rng: np.random.Generator, row: Genes, start: int, stop: int) -> None:

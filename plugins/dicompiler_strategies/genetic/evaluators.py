@@ -22,7 +22,7 @@ from dicompiler.ir.platform import Platform
 from dicompiler.search.constraints import free_memory, memory_used
 from dicompiler.search.fronts import objective_values
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.genetic.analytic import Model, model
+from dicompiler_strategies.genetic.analytic import AnalyticModel, analytic_model
 from dicompiler_strategies.genetic.encoding import ChoicePerLayer, Encoding, Genes, Naive, SplitPoints
 from dicompiler_strategies.genetic.search import Array
 
@@ -72,21 +72,21 @@ class Level(Protocol):
 class WholeLayers:
     """Plans of whole layers. Rows name the place in the platform of each layer's device."""
 
-    model: Model
+    model: AnalyticModel
     naive: bool
 
     @classmethod
     def of(cls, problem: Problem, naive: bool) -> WholeLayers:
         """The level with the tables of `problem`."""
-        return cls(model(problem), naive)
+        return cls(analytic_model(problem), naive)
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
-        """All numbers from the batched model, see `analytic.Model`."""
-        found = self.model.evaluate(rows)
+        """All numbers from the batched model, see `analytic.AnalyticModel`."""
+        estimates = self.model.evaluate(rows)
         limits = _limits(self.model.problem)
         return (
-            np.stack([found.objective(name) for name in names], axis=1),
-            (found.host_memory / limits - 1).max(axis=1),
+            np.stack([estimates.objective(name) for name in names], axis=1),
+            (estimates.host_memory / limits - 1).max(axis=1),
         )
 
     def plan(self, row: Genes) -> Plan:
@@ -149,21 +149,22 @@ class TiledLayers:
         """The level with the tables of `problem`."""
         from dicompiler_strategies.tables.cost_tables import tables
 
-        made = tables(problem)
-        counts = tuple(tuple(len({p.device for p in c.parts}) for c in choices) for choices in made.choices)
-        return cls(made, counts)
+        cost_tables = tables(problem)
+        counts = tuple(tuple(len({p.device for p in c.parts}) for c in choices) for choices in cost_tables.choices)
+        return cls(cost_tables, counts)
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
         """The objectives from the sums of the tables."""
         from dicompiler_strategies.tables.cost_tables import total
+        from dicompiler_strategies.tables.footprints import on_hosts
 
-        made, platform = self.tables, self.tables.problem.platform
-        latency = made.values(rows)
+        platform = self.tables.problem.platform
+        latency = self.tables.values(rows)
         compute, weights = (
-            sum((own[column] for own, column in zip(table, rows.T, strict=True)), start=np.zeros(()))
-            for table in (made.compute, made.weights)
+            sum((per_choice[column] for per_choice, column in zip(table, rows.T, strict=True)), start=np.zeros(()))
+            for table in (self.tables.compute, self.tables.weights)
         )
-        traffic = total(made.node_traffic, made.traffic, rows)
+        traffic = total(self.tables.node_traffic, self.tables.traffic, rows)
         active, idle = (
             np.array([getattr(d, f"power_{kind}") for d in platform.devices]) for kind in ("active", "idle")
         )
@@ -171,9 +172,8 @@ class TiledLayers:
         period = np.maximum(compute.max(axis=1), platform.network.seconds(traffic))
         frame = active * compute + idle * np.maximum(0.0, latency[:, None] - compute)
         stream = active * compute + idle * np.maximum(0.0, period[:, None] - compute)
-        hosts = np.array([[d.host == host.name for d in platform.devices] for host in platform.hosts], float)
-        memory = weights @ hosts.T
-        found = {
+        memory = weights @ on_hosts(platform)
+        numbers = {
             "latency": latency,
             "throughput": period,
             "energy": (frame * taking_part).sum(axis=1),
@@ -182,8 +182,8 @@ class TiledLayers:
             "device-memory": weights.max(axis=1),
             "device-energy": (stream * taking_part).max(axis=1),
         }
-        over = (memory / _limits(made.problem) - 1).max(axis=1)
-        return np.stack([found[name] for name in names], axis=1), over
+        over = (memory / _limits(self.tables.problem) - 1).max(axis=1)
+        return np.stack([numbers[name] for name in names], axis=1), over
 
     def plan(self, row: Genes) -> Plan:
         """The parts of the chosen choices."""
@@ -245,9 +245,9 @@ def _numbers(platform: Platform, names: Sequence[str], measure: Measure, plan: P
     except DicompilerError as error:
         log.warning("a plan is left out: %s", error)
         return [UNMEASURED] * len(names), UNMEASURED
-    values = objective_values(platform, metrics, names)
-    used = memory_used(platform, metrics)
-    return [values[name] for name in names], max(used[host.name] / host.memory - 1 for host in platform.hosts)
+    reached = objective_values(platform, metrics, names)
+    taken = memory_used(platform, metrics)
+    return [reached[name] for name in names], max(taken[host.name] / host.memory - 1 for host in platform.hosts)
 
 
 def _limits(problem: Problem) -> Array:

@@ -23,7 +23,7 @@ from dicompiler.search.problem import Problem
 from dicompiler.search.remote_evaluator import RemoteEvaluator
 from dicompiler_strategies.genetic.encoding import Encoding, Genes
 from dicompiler_strategies.genetic.evaluators import UNMEASURED, Level, Measure, TiledLayers, WholeLayers, measured
-from dicompiler_strategies.genetic.search import Array, Budget, Evaluate, Found, evolve, spread
+from dicompiler_strategies.genetic.search import Array, Budget, Evaluate, ParetoRows, evolve, spread
 
 PAPER_GENERATIONS = 400
 GENERATIONS = 150
@@ -95,9 +95,9 @@ def explore(
     """
     naive = options.encoding == "naive"
     level: Level = TiledLayers.of(problem) if options.encoding == "tiles" else WholeLayers.of(problem, naive)
-    search = _Search(problem, options, level, _second(problem, options, level, measure, executor), tell or _silent)
-    found, depth, evaluations = search.run()
-    return _front(problem, options, level, found, depth, evaluations)
+    second = _second(problem, options, level, measure, executor)
+    front, depth, evaluations = _StagedSearch(problem, options, level, second, tell or (lambda _: None)).run()
+    return _front(problem, options, level, front, depth, evaluations)
 
 
 def _second(
@@ -106,10 +106,6 @@ def _second(
     if not options.measured:
         return None
     return measured(problem, options.objectives, level.plan, measure or RemoteEvaluator(problem), executor)
-
-
-def _silent(text: str) -> None:
-    """Tells nobody."""
 
 
 def stages(devices: int, count: int, generations: int) -> tuple[tuple[int, int], ...]:
@@ -127,7 +123,7 @@ def stages(devices: int, count: int, generations: int) -> tuple[tuple[int, int],
 
 
 @dataclass
-class _Search:
+class _StagedSearch:
     """The stages one after the other."""
 
     problem: Problem
@@ -136,58 +132,58 @@ class _Search:
     second: Evaluate | None
     tell: Callable[[str], None]
 
-    def run(self) -> tuple[Found, str, int]:
+    def run(self) -> tuple[ParetoRows, str, int]:
         """(the last front, the level that its numbers come from, plans evaluated on both levels)."""
         options = self.options
         plan = stages(len(self.problem.platform.computing), options.stages, options.all_generations)
-        found, depth, evaluations, spare = None, "analytic", 0, 0
+        front, depth, evaluations, spare = None, "analytic", 0, 0
         for k, (devices, generations) in enumerate(plan):
             name = f"stage {k + 1} of {len(plan)}"
             encoding = self.level.encoding(devices)
-            seeds = np.empty((0, encoding.layers), np.intp) if found is None else self._seeds(found, devices, k)
+            seeds = np.empty((0, encoding.layers), np.intp) if front is None else self._seeds(front, devices, k)
             if not options.paper:
                 seeds = np.concatenate((self.level.seeds(devices), seeds))
             generations += spare // options.population
             budget = Budget(options.population, generations, options.mutation, options.crossover)
             try:
-                found = self._level(encoding, self._first, budget, seeds, (k, 1), name)
+                front = self._level(encoding, self._first, budget, seeds, (k, 1), name)
             except KeyboardInterrupt:
-                if found is None:
+                if front is None:
                     raise
-                return replace(found, interrupted=True), depth, evaluations
-            depth, evaluations = "analytic", evaluations + found.evaluations
-            spare = max(0, options.population * generations - found.evaluations)
+                return replace(front, interrupted=True), depth, evaluations
+            depth, evaluations = "analytic", evaluations + front.evaluations
+            spare = max(0, options.population * generations - front.evaluations)
             last = k == len(plan) - 1
-            if self.second is not None and (last or options.paper) and not found.interrupted:
-                found, depth = self._measured(encoding, found, k, f"{name}, measuring")
-                evaluations += found.evaluations if depth == "measured" else 0
-            if found.interrupted:
+            if self.second is not None and (last or options.paper) and not front.interrupted:
+                front, depth = self._measured(encoding, front, k, f"{name}, measuring")
+                evaluations += front.evaluations if depth == "measured" else 0
+            if front.interrupted:
                 break
-        assert found is not None
-        return found, depth, evaluations
+        assert front is not None
+        return front, depth, evaluations
 
-    def _seeds(self, found: Found, devices: int, stage: int) -> Genes:
+    def _seeds(self, front: ParetoRows, devices: int, stage: int) -> Genes:
         """A population: the front before, of a large one a spread, and plans grown from it over more devices."""
-        rows = found.rows[spread(found.objectives, max(1, round(self.options.population * SHARE)))]
+        rows = front.rows[spread(front.objectives, max(1, round(self.options.population * SHARE)))]
         rng = np.random.default_rng([self.options.seed, stage, 0])
         return np.concatenate((rows, self.level.grown(rng, rows, devices, self.options.population - len(rows))))
 
-    def _measured(self, encoding: Encoding, found: Found, stage: int, name: str) -> tuple[Found, str]:
+    def _measured(self, encoding: Encoding, front: ParetoRows, stage: int, name: str) -> tuple[ParetoRows, str]:
         """The second level: from a spread of the front on. Interrupted before its first generation it gives way to the
         first level's front."""
         assert self.second is not None
         options = self.options
-        seeds = found.rows[spread(found.objectives, options.measured)]
+        seeds = front.rows[spread(front.objectives, options.measured)]
         budget = Budget(len(seeds), 1 + options.remeasured, options.mutation, options.crossover)
         self.tell(f"{name}: {len(seeds)} plans")
         try:
             return self._level(encoding, self.second, budget, seeds, (stage, 2), name), "measured"
         except KeyboardInterrupt:
-            return replace(found, interrupted=True), "analytic"
+            return replace(front, interrupted=True), "analytic"
 
     def _level(
         self, encoding: Encoding, evaluate: Evaluate, budget: Budget, seeds: Genes, place: tuple[int, int], name: str
-    ) -> Found:
+    ) -> ParetoRows:
         rng = np.random.default_rng([self.options.seed, *place])
 
         def tell(generation: int, count: int) -> None:
@@ -199,21 +195,21 @@ class _Search:
         return self.level.evaluate(rows, self.options.objectives)
 
 
-def _front(problem: Problem, options: Options, level: Level, found: Found, depth: str, evaluations: int) -> Front:
-    fitting = [i for i in range(len(found.rows)) if found.violations[i] <= 0]
-    if not fitting and min(found.violations) >= UNMEASURED:
+def _front(problem: Problem, options: Options, level: Level, front: ParetoRows, depth: str, evaluations: int) -> Front:
+    fitting = [i for i in range(len(front.rows)) if front.violations[i] <= 0]
+    if not fitting and min(front.violations) >= UNMEASURED:
         raise DicompilerError("genetic: none of the plans could be measured: the warnings say why")
     if not fitting:
-        raise DicompilerError(_misfit(problem, level.plan(found.rows[0])))
-    note = "the search for it was interrupted" if found.interrupted else ""
+        raise DicompilerError(_misfit(problem, level.plan(front.rows[0])))
+    note = "the search for it was interrupted" if front.interrupted else ""
     points = [
         Point(
-            replace(level.plan(found.rows[i]), note=note),
-            dict(zip(options.objectives, map(float, found.objectives[i]), strict=True)),
+            replace(level.plan(front.rows[i]), note=note),
+            dict(zip(options.objectives, map(float, front.objectives[i]), strict=True)),
         )
         for i in fitting
     ]
-    return Front(options.objectives, tuple(points), depth, evaluations, found.interrupted)
+    return Front(options.objectives, tuple(points), depth, evaluations, front.interrupted)
 
 
 def _misfit(problem: Problem, plan: Plan) -> str:

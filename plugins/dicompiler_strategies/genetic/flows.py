@@ -70,10 +70,10 @@ def flows(layers: LayerGraph) -> Flows:
         shape = layers.tensors[name].shape
         if shape is not None:
             readers.setdefault(name, []).append((SINK, full(shape)))
-    made = [(name, INPUT) for name in layers.inputs]
-    made += [(key.tensor, i) for i in live for key, region in tasks[i].outputs.items() if region is not None]
-    found = [_flow(layers, name, producer, readers.get(name, [])) for name, producer in made]
-    return Flows(live, tuple(flow for flow in found if flow is not None), _weights(layers, tasks, live))
+    producers = [(name, INPUT) for name in layers.inputs]
+    producers += [(key.tensor, i) for i in live for key, region in tasks[i].outputs.items() if region is not None]
+    tensor_flows = [_flow(layers, name, producer, readers.get(name, [])) for name, producer in producers]
+    return Flows(live, tuple(flow for flow in tensor_flows if flow is not None), _weights(layers, tasks, live))
 
 
 def _live(layers: LayerGraph, tasks: Sequence[ShareTask]) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """NSGA-II over chromosomes: pymoo's selection and survival, this package's encodings and evaluators.
 
-Encoding + evaluate + Budget (+ seeds) → Found: the plans that no other dominates.
+Encoding + evaluate + Budget (+ seeds) → ParetoRows: the plans that no other dominates.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Found:
+class ParetoRows:
     """rows (P, L) with objectives (P, M) and violations (P,): non-dominated, or, where no plan keeps the limits, the
     one that is nearest to them. evaluations: plans that were evaluated."""
 
@@ -52,7 +52,7 @@ def evolve(
     seeds: Genes,
     rng: np.random.Generator,
     tell: Callable[[int, int], None],
-) -> Found:
+) -> ParetoRows:
     """Searches from the plans `seeds` (S, L) and random ones on. tell: called with (generation, plans in the front).
 
     Ctrl-C ends the search with what the last whole generation had; in the first generation it is passed on.
@@ -69,7 +69,7 @@ def evolve(
         pop_size=budget.population, sampling=first, mating=_Mating(encoding, budget, rng), eliminate_duplicates=False
     )
     algorithm.setup(problem, termination=("n_gen", budget.generations + 1), seed=int(rng.integers(2**31)))
-    evaluations, best = 0, Found(encoding.decode(first), objectives, limits, len(first))
+    evaluations, best = 0, ParetoRows(encoding.decode(first), objectives, limits, len(first))
     try:
         for generation in range(1, budget.generations + 1):
             offspring = algorithm.ask()
@@ -84,7 +84,7 @@ def evolve(
             best = _best(encoding, algorithm.opt, evaluations)
             tell(generation, len(best.rows))
     except KeyboardInterrupt:
-        return Found(best.rows, best.objectives, best.violations, best.evaluations, True)
+        return ParetoRows(best.rows, best.objectives, best.violations, best.evaluations, True)
     return best
 
 
@@ -113,12 +113,12 @@ def _fresh(objectives: Array, known: Array) -> list[int]:
     return _new(objectives + 0.0, {row.tobytes() for row in np.ascontiguousarray(known, float)})
 
 
-def _best(encoding: Encoding, optimum: Any, evaluations: int) -> Found:
+def _best(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows:
     """The population's best, plans with the same objectives once, in the order of the objectives."""
     objectives, violations = np.asarray(optimum.get("F"), float), np.asarray(optimum.get("G"), float)[:, 0]
     _, places = np.unique(objectives, axis=0, return_index=True)
     rows = encoding.decode(np.asarray(optimum.get("X"), np.intp)[places])
-    return Found(rows, objectives[places], violations[places], evaluations)
+    return ParetoRows(rows, objectives[places], violations[places], evaluations)
 
 
 class _Mating:
@@ -144,8 +144,8 @@ class _Mating:
             if not missing:
                 break
             parents = self.selection.do(problem, population, missing, n_parents=2, to_pop=False, **options)
-            made = self._children(genes[parents[:, 0]], genes[parents[:, 1]])
-            children.append(made[_new(self.encoding.decode(made), self.known)])
+            born = self._children(genes[parents[:, 0]], genes[parents[:, 1]])
+            children.append(born[_new(self.encoding.decode(born), self.known)])
         return Population.new(X=np.concatenate(children))
 
     def _children(self, mothers: Genes, fathers: Genes) -> Genes:

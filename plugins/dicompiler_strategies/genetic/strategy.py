@@ -38,6 +38,6 @@ class Genetic(Options, Strategy):
         them; of those that fit, if any does."""
         wanted = terms(problem.objective)
         names = (*wanted, *(name for name in self.objectives if name not in wanted))
-        found = explore(problem, replace(self, objectives=names), tell=log.info)
-        plans = [point.plan for point in found.ranked(problem.objective)]
+        front = explore(problem, replace(self, objectives=names), tell=log.info)
+        plans = [point.plan for point in front.ranked(problem.objective)]
         return next((plan for plan in plans if not memory_lacking(problem, plan)), plans[0])

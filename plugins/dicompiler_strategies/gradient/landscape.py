@@ -15,18 +15,19 @@ from numpy.typing import NDArray
 from dicompiler.base.errors import UsageError, nearest
 from dicompiler.ir.platform import Platform
 from dicompiler_strategies.tables.choices import ranked
-from dicompiler_strategies.tables.cost_tables import Edge, Tables, total
+from dicompiler_strategies.tables.cost_tables import Edge, Tables, original, renumbered, total
+from dicompiler_strategies.tables.footprints import Floats, on_hosts, source_and_sink
 
-Floats = NDArray[np.float64]
 Selections = NDArray[np.intp]
-OBJECTIVES = ("latency", "energy")
+LANDSCAPE_OBJECTIVES = ("latency", "energy")
+"""Of dicompiler.base.objectives those that have landscapes."""
 
 
 def check_objective(objective: str) -> None:
     """UsageError where the objective is none of those that are known here."""
-    if objective not in OBJECTIVES:
-        known = " and ".join(OBJECTIVES)
-        close = nearest(objective, OBJECTIVES)
+    if objective not in LANDSCAPE_OBJECTIVES:
+        known = " and ".join(LANDSCAPE_OBJECTIVES)
+        close = nearest(objective, LANDSCAPE_OBJECTIVES)
         close = close if "did you mean" in close else ""
         raise UsageError(f"gradient: objective {objective!r} is not one of {known}, which it knows{close}")
 
@@ -55,10 +56,10 @@ class Landscape:
 
     def loads(self, selections: Selections) -> Floats:
         """Bytes (plans, hosts) of weights."""
-        found = np.zeros((len(selections), len(self.limits)))
-        for own, column in zip(self.weights, selections.T, strict=True):
-            found += own[column]
-        return found
+        loads = np.zeros((len(selections), len(self.limits)))
+        for layer_weights, column in zip(self.weights, selections.T, strict=True):
+            loads += layer_weights[column]
+        return loads
 
     def excess(self, loads: Floats) -> Floats:
         """By how much loads (…, hosts) pass the limits, as shares of these, summed: (…); 0 where all fit."""
@@ -68,25 +69,24 @@ class Landscape:
     @cached_property
     def price(self) -> float:
         """What an excess of 1 costs: so much that no gain pays for a host's last byte."""
-        worst = sum(float(own.max()) for own in self.node) + sum(float(own.max()) for own in self.edge.values())
+        worst = sum(float(table.max()) for table in self.node) + sum(float(table.max()) for table in self.edge.values())
         return 1e3 * worst * max(1.0, float(self.limits.max(initial=1.0)))
 
     @cached_property
     def scale(self) -> float:
         """The mean over the layers of the cheapest choice's own cost: the unit of a loss that does not depend on how
         large or how fast things are. Where that costs nothing, the mean of all costs."""
-        least = sum(float(own.min()) for own in self.node)
-        most = sum(float(own.mean()) for own in (*self.node, *self.edge.values()))
+        least = sum(float(table.min()) for table in self.node)
+        most = sum(float(table.mean()) for table in (*self.node, *self.edge.values()))
         return (least or most or 1.0) / len(self.node)
 
     def original(self, selection: Sequence[int]) -> tuple[int, ...]:
         """A selection here as one of the tables."""
-        return tuple(int(own[chosen]) for own, chosen in zip(self.kept, selection, strict=True))
+        return original(self.kept, selection)
 
     def place(self, selection: Sequence[int]) -> tuple[int, ...] | None:
         """A selection of the tables as one here; None where one of its choices is not kept."""
-        found = [np.flatnonzero(own == chosen) for own, chosen in zip(self.kept, selection, strict=True)]
-        return None if any(not len(places) for places in found) else tuple(int(places[0]) for places in found)
+        return renumbered(self.kept, selection)
 
 
 def landscapes(tables: Tables, objective: str, reserve: Mapping[str, int] | None = None) -> tuple[Landscape, ...]:
@@ -105,16 +105,17 @@ def landscapes(tables: Tables, objective: str, reserve: Mapping[str, int] | None
 
 def _latency(tables: Tables, reserve: Mapping[str, int]) -> Landscape:
     platform = tables.problem.platform
-    on_host = np.array([[device.host == host.name for host in platform.hosts] for device in platform.devices], float)
+    place = on_hosts(platform)
     limits = np.array([float(host.memory - reserve.get(host.name, 0)) for host in platform.hosts])
-    weights = [own.astype(np.float64) @ on_host for own in tables.weights]
-    tight = sum((own.max(axis=0) for own in weights), np.zeros(len(limits))) > limits
+    weights = [held.astype(np.float64) @ place for held in tables.weights]
+    tight = sum((held.max(axis=0) for held in weights), np.zeros(len(limits))) > limits
     names: dict[str, int] = {}
     families = tuple(
-        np.array([names.setdefault(_family(choice.label), len(names)) for choice in own]) for own in tables.choices
+        np.array([names.setdefault(_family(choice.label), len(names)) for choice in choices])
+        for choices in tables.choices
     )
-    kept = tuple(np.arange(len(own)) for own in tables.choices)
-    chosen = tuple(np.ascontiguousarray(own[:, tight]) for own in weights)
+    kept = tuple(map(np.arange, tables.counts))
+    chosen = tuple(np.ascontiguousarray(held[:, tight]) for held in weights)
     return Landscape(tables.node, tables.edge, kept, chosen, limits[tight], families)
 
 
@@ -129,25 +130,25 @@ def _teams(tables: Tables) -> list[frozenset[str]]:
     devices = [device.name for device in ranked(tables.problem)]
     counts = tables.options.counts or range(2, len(devices) + 1)
     sizes = sorted({1, len(devices), *(count for count in counts if count <= len(devices))})
-    found = [frozenset(devices[:size]) for size in sizes]
+    teams = [frozenset(devices[:size]) for size in sizes]
     if tables.options.each:
-        found += [frozenset((name,)) for name in devices[1:]]
-    return found
+        teams += [frozenset((name,)) for name in devices[1:]]
+    return teams
 
 
 def _energy(tables: Tables, whole: Landscape, members: frozenset[str]) -> Landscape:
     """Joule of the plans that name no device but `members`, sources and sinks: in a layer Σ over the devices of
     (active − idle power) · its seconds; in all seconds the idle power of every member; and that of the network."""
     problem = tables.problem
-    plan = problem.plan({layer.name: () for layer in problem.layers.layers})
+    source, sink = source_and_sink(problem)
     platform = problem.platform
-    on = members | {*plan.source, *plan.sink}
+    on = members | {*source, *sink}
     idle = sum(device.power_idle for device in platform.devices if device.name in on)
     above = np.array([d.power_active - d.power_idle if d.computes else 0.0 for d in platform.devices])
     byte = joules_per_byte(platform)
     keep = tuple(
-        np.flatnonzero([all(part.device in members for part in choice.parts) for choice in own])
-        for own in tables.choices
+        np.flatnonzero([all(part.device in members for part in choice.parts) for choice in choices])
+        for choices in tables.choices
     )
     node = tuple(
         (idle * seconds + np.where(np.isfinite(busy), busy, 0.0) @ above + byte * sent)[places]
@@ -162,17 +163,17 @@ def _energy(tables: Tables, whole: Landscape, members: frozenset[str]) -> Landsc
         node=node,
         edge=edge,
         kept=keep,
-        weights=tuple(own[places] for own, places in zip(whole.weights, keep, strict=True)),
-        families=tuple(own[places] for own, places in zip(whole.families, keep, strict=True)),
+        weights=tuple(held[places] for held, places in zip(whole.weights, keep, strict=True)),
+        families=tuple(numbers[places] for numbers, places in zip(whole.families, keep, strict=True)),
     )
 
 
 def joules_per_byte(platform: Platform) -> float:
     """What sender and receiver draw for a byte between two hosts, the mean over all pairs of devices."""
     pairs = [(a, b) for a in platform.devices for b in platform.devices if a.host != b.host]
-    found = [
+    joules = [
         link.seconds(a.power_network + b.power_network)
         for a, b in pairs
         if (link := platform.link(a.name, b.name)) is not None
     ]
-    return sum(found) / len(found) if found else 0.0
+    return sum(joules) / len(joules) if joules else 0.0

@@ -14,17 +14,15 @@ from numpy.typing import NDArray
 
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer
-from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.regions import Interval, Region, bounding, full, is_empty, replace
 from dicompiler.partition.bounds_inference import align, cuttable, output_shape, share_task
-from dicompiler.partition.tiling import axes, cut_axis
+from dicompiler.partition.tiling import cut_axis
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.tables.cost_tables import Edge, common, edges
-from dicompiler_strategies.tables.footprints import box, overlap
+from dicompiler_strategies.named_axis import named_axis
+from dicompiler_strategies.tables.cost_tables import Edge, Slots, common, edges
+from dicompiler_strategies.tables.footprints import Floats, Ints, box, element_bytes, overlap, source_and_sink
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 MILLI = 1e3  # costs are in ms and mJ: the unit decides what a learning rate means, and with these 0.8 does well
 
 
@@ -67,7 +65,7 @@ class Space:
 
     def parts(self, layer: int, chosen: int, places: Sequence[int]) -> tuple[Part, ...]:
         """The parts of a layer with PO `chosen` and its sublayer s on device places[s]; equal ones once."""
-        found = [
+        parts = [
             Part(self.devices[place].name, region)
             for region, place in zip(self.opportunities[layer][chosen].regions, places, strict=False)
             if region is not None
@@ -75,16 +73,16 @@ class Space:
         whole = self.problem.layers.layers[layer]
         if whole.reason:
             return (Part(self.devices[places[0]].name),)
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(parts))
 
 
 def space(problem: Problem, kinds: Sequence[str], limit: int, energy: bool) -> Space:
     """The POs of every layer: whole; slices of the height for each of `kinds` ("equal", "proportional" to the devices'
     rates); the fusion POs of those, up to `limit` layers before their parent. energy: costs in mJ instead of ms."""
-    return _Builder(problem, tuple(kinds), limit, energy).build()
+    return _SpaceBuilder(problem, tuple(kinds), limit, energy).build()
 
 
-class _Builder:
+class _SpaceBuilder:
     def __init__(self, problem: Problem, kinds: tuple[str, ...], limit: int, energy: bool) -> None:
         self.problem, self.kinds, self.limit, self.energy = problem, kinds, limit, energy
         self.layers = problem.layers
@@ -93,21 +91,21 @@ class _Builder:
 
     def build(self) -> Space:
         joined = edges(self.layers)
-        found = self._opportunities(joined)
+        opportunities = self._opportunities(joined)
         count = len(self.devices)
-        real = tuple(np.array([_there(own, count) for own in pos]) for pos in found)
+        real = tuple(np.array([_there(po, count) for po in pos]) for pos in opportunities)
         taken = problem_ends(self.problem)
-        moved = {edge: self._overlap(found, edge, slots) for edge, slots in joined.items()}
+        moved = {edge: self._overlap(opportunities, edge, slots) for edge, slots in joined.items()}
         return Space(
             self.problem,
             self.devices,
-            found,
-            tuple(np.array([own.group for own in pos]) for pos in found),
+            opportunities,
+            tuple(np.array([po.group for po in pos]) for pos in opportunities),
             real,
-            tuple(self._cost(i, pos) for i, pos in enumerate(found)),
+            tuple(self._cost(i, pos) for i, pos in enumerate(opportunities)),
             moved,
-            {i: self._inputs(i, found[i]) for i in taken[0]},
-            {i: self._outputs(i, found[i]) for i in taken[1]},
+            {i: self._inputs(i, opportunities[i]) for i in taken[0]},
+            {i: self._outputs(i, opportunities[i]) for i in taken[1]},
             *self._bandwidths(),
             tuple(self.width),
         )
@@ -117,24 +115,24 @@ class _Builder:
         before: dict[int, list[int]] = {}
         for i, j in joined:
             before.setdefault(j, []).append(i)
-        found: list[dict[Opportunity, None]] = [{} for _ in self.layers.layers]
-        for at in range(len(found) - 1, -1, -1):
+        opportunities: list[dict[Opportunity, None]] = [{} for _ in self.layers.layers]
+        for at in range(len(opportunities) - 1, -1, -1):
             layer = self.layers.layers[at]
-            handed = list(found[at])
-            found[at] = dict.fromkeys((*self._basic(layer), *handed))
-            for parent in found[at]:
+            handed = list(opportunities[at])
+            opportunities[at] = dict.fromkeys((*self._basic(layer), *handed))
+            for parent in opportunities[at]:
                 if parent.depth < self.limit and len(parent.regions) > 1:
                     for i in before.get(at, ()):
                         child = self._fusion(layer, parent, self.layers.layers[i])
                         if child is not None:
-                            found[i].setdefault(child)
-        return tuple(map(tuple, found))
+                            opportunities[i].setdefault(child)
+        return tuple(map(tuple, opportunities))
 
     def _basic(self, layer: Layer) -> Iterator[Opportunity]:
         """The whole layer, and its slices."""
         whole = None if layer.reason else full(output_shape(self.layers, layer))
         yield Opportunity(self._group(1), (whole,), (whole,))
-        axis = height(self.problem, layer)
+        axis = named_axis(self.layers, layer, "height")
         if axis is None or whole is None or len(self.devices) < 2:
             return
         for kind in self.kinds:
@@ -153,7 +151,7 @@ class _Builder:
         Slices are widened to where the next one begins where they leave rows to nobody (a stride can): any other PO of
         `layer` must find all that it needs.
         """
-        axis = height(self.problem, before)
+        axis = named_axis(self.layers, before, "height")
         if axis is None:
             return None
         whole = full(output_shape(self.layers, before))
@@ -182,58 +180,57 @@ class _Builder:
         layer, count = self.layers.layers[at], len(self.devices)
         there = [
             (p, s, region)
-            for p, own in enumerate(pos)
-            for s, region in enumerate(own.regions)
+            for p, po in enumerate(pos)
+            for s, region in enumerate(po.regions)
             if region is not None or layer.reason
         ]
         shares = [Share(region) for _, _, region in there]
         seconds = self.problem.cost.fill(self.layers, layer, shares, self.devices)
         power = np.array([device.power_active if self.energy else 1.0 for device in self.devices])
-        found = np.zeros((len(pos), count, count))
+        costs = np.zeros((len(pos), count, count))
         for (p, s, _), row in zip(there, seconds, strict=True):
-            found[p, s] = MILLI * power * row
-        return found
+            costs[p, s] = MILLI * power * row
+        return costs
 
-    def _item(self, tensor: str) -> int:
-        return raw_nbytes(self.layers.tensors[tensor].dtype, (1,))
-
-    def _made(self, at: int, pos: Sequence[Opportunity], slot: int, shares: bool) -> Ints | None:
+    def _produced(self, at: int, pos: Sequence[Opportunity], slot: int, shares: bool) -> Ints | None:
         """Boxes (P, S, axes + 1, 2) of output `slot`; None where it has no static shape."""
         layer = self.layers.layers[at]
         shape = self.layers.tensors[layer.outputs[slot]].shape
         if shape is None:
             return None
-        found = np.zeros((len(pos), len(self.devices), len(shape) + 1, 2), np.int64)
-        for p, own in enumerate(pos):
-            for s, region in enumerate(own.shares if shares else own.regions):
+        boxes = np.zeros((len(pos), len(self.devices), len(shape) + 1, 2), np.int64)
+        for p, po in enumerate(pos):
+            for s, region in enumerate(po.shares if shares else po.regions):
                 if layer.reason:
-                    found[p, s] = box(full(shape))
+                    boxes[p, s] = box(full(shape))
                 elif region is not None:  # a share may be empty
-                    found[p, s] = box(region if shares else align(self.layers, layer, region))
-        return found
+                    boxes[p, s] = box(region if shares else align(self.layers, layer, region))
+        return boxes
 
     def _wanted(self, at: int, pos: Sequence[Opportunity], tensor: str) -> Ints:
         """Boxes (P, S, axes + 1, 2) that the sublayers need of `tensor`."""
         layer = self.layers.layers[at]
         rank = len(self.layers.tensors[tensor].shape or ())
-        found = np.zeros((len(pos), len(self.devices), rank + 1, 2), np.int64)
-        for p, own in enumerate(pos):
-            for s, region in enumerate(own.regions):
+        boxes = np.zeros((len(pos), len(self.devices), rank + 1, 2), np.int64)
+        for p, po in enumerate(pos):
+            for s, region in enumerate(po.regions):
                 if region is not None or layer.reason:
                     need = self._needs(layer, region).get(tensor)
                     if need is not None:
-                        found[p, s] = box(need)
-        return found
+                        boxes[p, s] = box(need)
+        return boxes
 
-    def _overlap(self, found: Sequence[Sequence[Opportunity]], edge: Edge, slots: Sequence[tuple[int, int]]) -> Floats:
+    def _overlap(self, opportunities: Sequence[Sequence[Opportunity]], edge: Edge, slots: Slots) -> Floats:
         i, j = edge
+        senders, receivers = opportunities[i], opportunities[j]
         count = len(self.devices)
-        total = np.zeros((len(found[i]), count, len(found[j]), count))
+        total = np.zeros((len(senders), count, len(receivers), count))
         for out, slot in slots:
             tensor = self.layers.layers[j].inputs[slot]
-            made, shares = self._made(i, found[i], out, False), self._made(i, found[i], out, True)
-            if made is not None and shares is not None:
-                total += self._item(tensor) * passed(made, shares, self._wanted(j, found[j], tensor))
+            produced, shares = (self._produced(i, senders, out, kind) for kind in (False, True))
+            if produced is not None and shares is not None:
+                wanted = self._wanted(j, receivers, tensor)
+                total += element_bytes(self.layers, tensor) * passed(produced, shares, wanted)
         return total
 
     def _inputs(self, at: int, pos: Sequence[Opportunity]) -> Floats:
@@ -241,24 +238,24 @@ class _Builder:
         for tensor in self.layers.layers[at].inputs:
             if tensor in self.layers.inputs and self.layers.tensors[tensor].shape is not None:
                 wanted = self._wanted(at, pos, tensor)
-                total += self._item(tensor) * common(wanted, wanted)
+                total += element_bytes(self.layers, tensor) * common(wanted, wanted)
         return total
 
     def _outputs(self, at: int, pos: Sequence[Opportunity]) -> Floats:
         total = np.zeros((len(pos), len(self.devices)))
         for slot, tensor in enumerate(self.layers.layers[at].outputs):
-            shares = self._made(at, pos, slot, True)
+            shares = self._produced(at, pos, slot, True)
             if tensor in self.layers.outputs and shares is not None:
-                total += self._item(tensor) * common(shares, shares)
+                total += element_bytes(self.layers, tensor) * common(shares, shares)
         return total
 
     def _bandwidths(self) -> tuple[Floats, Floats, Floats]:
         """(B, B_in, B_out): inputs come from the first source unless the device is one; every sink gets the outputs."""
-        plan = self.problem.plan({layer.name: () for layer in self.layers.layers})
+        source, sink = source_and_sink(self.problem)
         names = [device.name for device in self.devices]
         between = np.array([[self._byte(a, b) for b in names] for a in names])
-        into = np.array([0.0 if name in plan.source else self._byte(plan.source[0], name) for name in names])
-        out = np.array([sum(self._byte(name, sink) for sink in plan.sink) for name in names])
+        into = np.array([0.0 if name in source else self._byte(source[0], name) for name in names])
+        out = np.array([sum(self._byte(name, wanting) for wanting in sink) for name in names])
         return between, into, out
 
     def _byte(self, a: str, b: str) -> float:
@@ -279,42 +276,34 @@ def problem_ends(problem: Problem) -> tuple[list[int], list[int]]:
     return reading, making
 
 
-def height(problem: Problem, layer: Layer) -> int | None:
-    """The axis of the layer's height, None where it cannot be cut."""
-    if layer.reason:
-        return None
-    axis = axes(problem.layers).get(layer.output, {}).get("height")
-    return axis if axis in cuttable(problem.layers, layer) else None
-
-
 def covering(intervals: Sequence[Interval | None], extent: int) -> list[Interval | None]:
     """Disjoint shares of 0..extent, one for each interval that is there: borders amid what neighbours have in common,
     or where the later one begins. covering([(0, 5), (3, 8)], 8) → [(0, 4), (4, 8)]."""
     there = [k for k, interval in enumerate(intervals) if interval is not None]
-    found: list[Interval | None] = [None] * len(intervals)
+    covered: list[Interval | None] = [None] * len(intervals)
     start = 0
     for k, after in zip(there, [*there[1:], None], strict=True):
         stop = extent
         if after is not None:
             (_, end), (begin, _) = intervals[k] or (0, 0), intervals[after] or (0, 0)
             stop = max(start, (begin + max(begin, end)) // 2)
-        found[k] = (start, stop)
+        covered[k] = (start, stop)
         start = stop
-    return found
+    return covered
 
 
-def passed(made: Ints, shares: Ints, wanted: Ints) -> Floats:
+def passed(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
     """overlap_{i,j} in elements (P, S, P', S'): what sublayer j wants of sublayer i, each element once."""
-    both = overlap(shares[:, :, None], made[:, None, :])  # what j has of i's share: (P, S, S', axes + 1, 2)
+    both = overlap(shares[:, :, None], produced[:, None, :])  # what j has of i's share: (P, S, S', axes + 1, 2)
     wide = wanted[None, None]
-    found = (common(shares[:, :, None, None], wide) - common(both[:, :, None], wide)).astype(np.float64)
-    for s in range(made.shape[1]):
-        found[:, s, :, s] = common(made[:, None, s], wanted[None, :, s])
-    return found
+    moved = (common(shares[:, :, None, None], wide) - common(both[:, :, None], wide)).astype(np.float64)
+    for s in range(produced.shape[1]):
+        moved[:, s, :, s] = common(produced[:, None, s], wanted[None, :, s])
+    return moved
 
 
-def _there(own: Opportunity, count: int) -> list[bool]:
+def _there(po: Opportunity, count: int) -> list[bool]:
     """Which of `count` sublayers there are; a layer that stays whole has no region and one sublayer."""
-    if own.regions == (None,):
+    if po.regions == (None,):
         return [True] + [False] * (count - 1)
-    return [s < len(own.regions) and own.regions[s] is not None for s in range(count)]
+    return [s < len(po.regions) and po.regions[s] is not None for s in range(count)]

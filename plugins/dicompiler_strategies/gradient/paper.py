@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler_strategies.gradient.opportunities import Floats, Space
+from dicompiler_strategies.gradient.opportunities import Space
+from dicompiler_strategies.tables.footprints import Floats
 
 Picks = NDArray[np.intp]
 
@@ -53,12 +54,12 @@ def initial(space: Space, restarts: int, seed: int, heuristics: bool) -> Weights
     """All uniform in [0, 1]; or (heuristics) W_dev 1 for sublayer s on device s and 0 elsewhere, and W_l 0 in the first
     restart. The print says nothing of W_l: random, the outcome for 7 and more devices is half luck."""
     random = np.random.default_rng(seed)
-    W_l = tuple(random.uniform(0, 1, (restarts, len(own))) for own in space.opportunities)
+    W_l = tuple(random.uniform(0, 1, (restarts, len(pos))) for pos in space.opportunities)
     D = len(space.devices)
     W_dev = random.uniform(0, 1, (restarts, len(space.width), D, D))
     if heuristics:
-        for own in W_l:
-            own[0] = 0.0
+        for w in W_l:
+            w[0] = 0.0
         W_dev = np.repeat(np.broadcast_to(np.eye(D), W_dev.shape[1:])[None], restarts, axis=0)
     return Weights(W_l, W_dev)
 
@@ -72,17 +73,17 @@ def loss(space: Space, W: Weights, penalty: bool = True) -> Loss:
     p = [softmax(W_l) for W_l in W.W_l]
     total = np.zeros(len(sigma))
     g_sigma = np.zeros_like(sigma)
-    g_p = [np.zeros_like(own) for own in p]
+    g_p = [np.zeros_like(p_l) for p_l in p]
     for i, group in enumerate(space.group):
-        own = sigma[:, group]  # (R, P, S, D)
-        L_part, g_part = partition(space, i, own, penalty)
+        s = sigma[:, group]  # (R, P, S, D)
+        L_part, g_part = partition(space, i, s, penalty)
         total += (p[i] * L_part).sum(axis=1)  # (7) L_l = softmax(W_l) · L_part
         g_p[i] += L_part
         _gather(g_sigma, group, p[i][:, :, None, None] * g_part)
         for moved, byte in ((space.inputs, space.B_in), (space.outputs, space.B_out)):
             if i in moved:
                 # (12), (14) L^n = Σ_j softmax(W_dev^j) · (overlap_j · B); (13), (15) softmax(W_l) · L^comb
-                L_end = own @ byte
+                L_end = s @ byte
                 L_comb = (L_end * moved[i]).sum(axis=2)
                 total += (p[i] * L_comb).sum(axis=1)
                 g_p[i] += L_comb
@@ -97,7 +98,7 @@ def loss(space: Space, W: Weights, penalty: bool = True) -> Loss:
         weighted = overlap[None] * p[a][:, :, None, None, None] * p[b][:, None, None, :, None]
         _gather(g_sigma, space.group[a], _product(weighted, s_b @ space.B.T))
         _gather(g_sigma, space.group[b], _product(weighted.transpose(0, 3, 4, 1, 2), pushed))
-    W_l = tuple(through_softmax(own, g) for own, g in zip(p, g_p, strict=True))
+    W_l = tuple(through_softmax(p_l, g) for p_l, g in zip(p, g_p, strict=True))
     return Loss(total, Weights(W_l, through_softmax(sigma, g_sigma)))
 
 
@@ -167,7 +168,7 @@ def descend(space: Space, W: Weights, rate: float, iterations: int, penalty: boo
     """`iterations` steps W ← W − rate · ∂L/∂W."""
     for _ in range(iterations):
         g = loss(space, W, penalty).gradient
-        W_l = tuple(own - rate * step for own, step in zip(W.W_l, g.W_l, strict=True))
+        W_l = tuple(w - rate * step for w, step in zip(W.W_l, g.W_l, strict=True))
         W = Weights(W_l, W.W_dev - rate * g.W_dev)
     return W
 
@@ -175,7 +176,7 @@ def descend(space: Space, W: Weights, rate: float, iterations: int, penalty: boo
 def decode(space: Space, W: Weights, restart: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """For each layer the PO with the highest W_l, and for its sublayers the device with the highest W_dev; of equals
     the first."""
-    chosen = [int(own[restart].argmax()) for own in W.W_l]
+    chosen = [int(w[restart].argmax()) for w in W.W_l]
     places: Picks = W.W_dev[restart].argmax(axis=2)
     return tuple(
         (pick, tuple(int(place) for place in places[group[pick]]))

@@ -12,8 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from dicompiler_strategies.gradient.landscape import Floats, Landscape, Selections
+from dicompiler_strategies.gradient.landscape import Landscape, Selections
 from dicompiler_strategies.tables.cost_tables import Edge
+from dicompiler_strategies.tables.footprints import Floats
 
 _SWEEPS = 50
 _ROUNDS = 16  # of the dual ascent
@@ -30,18 +31,18 @@ class Polish:
     @cached_property
     def _around(self) -> tuple[tuple[tuple[int, Floats], ...], ...]:
         """For each layer its neighbours b with a table (choices of b, own choices)."""
-        found: list[list[tuple[int, Floats]]] = [[] for _ in self.land.node]
+        joined: list[list[tuple[int, Floats]]] = [[] for _ in self.land.node]
         for (i, j), table in self.land.edge.items():
-            found[i].append((j, self._backwards[i, j]))
-            found[j].append((i, table))
-        return tuple(map(tuple, found))
+            joined[i].append((j, self._backwards[i, j]))
+            joined[j].append((i, table))
+        return tuple(map(tuple, joined))
 
     def cost(self, selections: Selections) -> Floats:
         """What is made small (plans,)."""
-        found = self.land.values(selections)
+        costs = self.land.values(selections)
         if len(self.land.limits):
-            found = found + self.land.price * self.land.excess(self.land.loads(selections))
-        return found
+            costs = costs + self.land.price * self.land.excess(self.land.loads(selections))
+        return costs
 
     def run(self, selections: Selections, elite: int = 8) -> Selections:
         """The polished selections, the best first; equal ones once. `elite`: how many of the best are polished by runs
@@ -60,14 +61,14 @@ class Polish:
     def rationed(self, selections: Selections) -> Selections:
         """All the selections of a dual ascent: a byte on a host gets a price, which rises where the host is too full
         and falls where it is not, and by these prices runs of layers take their best choices."""
-        land, found = self.land, [selections]
+        land, met = self.land, [selections]
         unit = land.scale / np.maximum(land.limits, 1.0)
         prices = np.zeros((len(selections), len(land.limits)))
         for step in range(_ROUNDS):
-            over = land.loads(found[-1]) / np.maximum(land.limits, 1.0) - 1.0
+            over = land.loads(met[-1]) / np.maximum(land.limits, 1.0) - 1.0
             prices = np.maximum(prices + over / np.sqrt(1 + step / 4), 0.0)
-            found.append(self.runs(found[-1], prices * unit))
-        return np.unique(np.concatenate(found), axis=0)
+            met.append(self.runs(met[-1], prices * unit))
+        return np.unique(np.concatenate(met), axis=0)
 
     def ranked(self, selections: Selections) -> Selections:
         """The cheapest first, of equals the one with the lower choices; each once."""
@@ -76,20 +77,20 @@ class Polish:
 
     def singles(self, selections: Selections) -> Selections:
         """Each layer in turn, forwards and backwards, takes its best choice, until none changes."""
-        found = selections.copy()
+        current = selections.copy()
         layers = range(len(self.land.node))
         for _ in range(_SWEEPS):
-            before = found.copy()
+            before = current.copy()
             for a in (*layers, *reversed(layers)):
-                costs = self._around_cost(found, a)
+                costs = self._around_cost(current, a)
                 if len(self.land.limits):
-                    rest = self.land.loads(found) - self.land.weights[a][found[:, a]]
+                    rest = self.land.loads(current) - self.land.weights[a][current[:, a]]
                     loads = rest[:, None, :] + self.land.weights[a][None]
                     costs = costs + self.land.price * self.land.excess(loads)
-                found[:, a] = _better(costs, found[:, a])
-            if (found == before).all():
+                current[:, a] = _better(costs, current[:, a])
+            if (current == before).all():
                 break
-        return found
+        return current
 
     @cached_property
     def _paths(self) -> tuple[tuple[int, ...], ...]:
@@ -97,7 +98,7 @@ class Polish:
         readers: dict[int, list[int]] = {}
         for i, j in self.land.edge:
             readers.setdefault(i, []).append(j)
-        found = []
+        paths = []
         for layer in range(len(self.land.node)):
             path = [layer]
             while len(path) < _RUN:
@@ -107,8 +108,8 @@ class Polish:
                     break
                 path.append(after[0])
             if len(path) > 1:
-                found.append(tuple(path))
-        return tuple(found)
+                paths.append(tuple(path))
+        return tuple(paths)
 
     def runs(self, selections: Selections, prices: Floats | None = None) -> Selections:
         """Each run of layers in turn takes its best choices, all others as selected.
@@ -116,22 +117,22 @@ class Polish:
         prices: of a byte on each host, (plans, hosts), instead of the limits; without them no step passes a limit that
         it did not pass before.
         """
-        found = selections.copy()
+        current = selections.copy()
         alone = prices is None and not len(self.land.limits)  # then only what a run is joined to matters
         for path in self._paths:
-            rows = np.arange(len(found))
+            rows = np.arange(len(current))
             if alone:
-                rows = rows[[self._near(row, path) not in self._settled for row in found]]
+                rows = rows[[self._near(row, path) not in self._optimal for row in current]]
             step = max(1, _BLOCK // max(self.land.edge[pair].size for pair in pairwise(path)))
             for start in range(0, len(rows), step):
                 block = rows[start : start + step]
-                found[block] = self._along(found[block], path, None if prices is None else prices[block])
+                current[block] = self._along(current[block], path, None if prices is None else prices[block])
             if alone:
-                self._settled.update(self._near(row, path) for row in found[rows])
-        return found
+                self._optimal.update(self._near(row, path) for row in current[rows])
+        return current
 
     @cached_property
-    def _settled(self) -> set[tuple[int, bytes]]:
+    def _optimal(self) -> set[tuple[int, bytes]]:
         """Runs that have their best choices, as `_near` writes them."""
         return set()
 
@@ -146,23 +147,24 @@ class Polish:
         """A run with its choices in a selection and those that its best choices depend on."""
         return path[0], selection[self._joined[path[0]]].tobytes()
 
-    def _along(self, found: Selections, path: Sequence[int], prices: Floats | None) -> Selections:
+    def _along(self, selections: Selections, path: Sequence[int], prices: Floats | None) -> Selections:
         """The selections with the best choices along a path: the least cost up to each choice of each layer, and back
         again."""
         costs = []
         for k, layer in enumerate(path):
-            own = self._around_cost(found, layer, (*path[max(0, k - 1) : k], *path[k + 1 : k + 2]))
-            costs.append(own if prices is None else own + prices @ self.land.weights[layer].T)
-        rows = np.arange(len(found))
-        least, before = costs[0], costs[0][rows, found[:, path[0]]]
+            layer_costs = self._around_cost(selections, layer, (*path[max(0, k - 1) : k], *path[k + 1 : k + 2]))
+            costs.append(layer_costs if prices is None else layer_costs + prices @ self.land.weights[layer].T)
+        rows = np.arange(len(selections))
+        least, before = costs[0], costs[0][rows, selections[:, path[0]]]
         came: list[Selections] = []
-        for (a, b), own in zip(pairwise(path), costs[1:], strict=True):
-            before = before + own[rows, found[:, b]] + self.land.edge[a, b][found[:, a], found[:, b]]
+        for (a, b), layer_costs in zip(pairwise(path), costs[1:], strict=True):
+            at_a, at_b = selections[:, a], selections[:, b]
+            before = before + layer_costs[rows, at_b] + self.land.edge[a, b][at_a, at_b]
             both = least[:, None, :] + self._backwards[a, b][None]
             came.append(both.argmin(axis=2))
-            least = np.take_along_axis(both, came[-1][:, :, None], axis=2)[:, :, 0] + own
+            least = np.take_along_axis(both, came[-1][:, :, None], axis=2)[:, :, 0] + layer_costs
         chosen = least.argmin(axis=1)
-        least, after = least[rows, chosen], found.copy()
+        least, after = least[rows, chosen], selections.copy()
         after[:, path[-1]] = chosen
         for layer, origin in zip(reversed(path[:-1]), reversed(came), strict=True):
             chosen = origin[rows, chosen]
@@ -170,20 +172,20 @@ class Polish:
         if prices is not None:
             return after
         if len(self.land.limits):
-            least, before = self.cost(after), self.cost(found)
-        return np.where((least < before * (1 - 1e-12))[:, None], after, found)
+            least, before = self.cost(after), self.cost(selections)
+        return np.where((least < before * (1 - 1e-12))[:, None], after, selections)
 
     @cached_property
     def _backwards(self) -> dict[Edge, Floats]:
         """The tables of edges with the first layer's choices last: a minimum over them is fast along memory."""
         return {edge: np.ascontiguousarray(table.T) for edge, table in self.land.edge.items()}
 
-    def _around_cost(self, found: Selections, a: int, without: Collection[int] = ()) -> Floats:
+    def _around_cost(self, selections: Selections, a: int, without: Collection[int] = ()) -> Floats:
         """Costs (plans, choices of a) of layer a and of its edges but those to `without`, all else as selected."""
-        costs = np.repeat(self.land.node[a][None], len(found), axis=0)
+        costs = np.repeat(self.land.node[a][None], len(selections), axis=0)
         for b, table in self._around[a]:
             if b not in without:
-                costs += table[found[:, b]]
+                costs += table[selections[:, b]]
         return costs
 
 
@@ -191,5 +193,5 @@ def _better(costs: Floats, current: Selections) -> Selections:
     """The cheapest column of each row, but the current one unless that is really dearer (so that descent ends)."""
     rows = np.arange(len(costs))
     best = costs.argmin(axis=1)
-    own = costs[rows, current]
-    return np.where(costs[rows, best] < own - 1e-12 * np.abs(own), best, current)
+    present = costs[rows, current]
+    return np.where(costs[rows, best] < present - 1e-12 * np.abs(present), best, current)

@@ -15,7 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from dicompiler_strategies.gradient.landscape import Floats, Landscape, Selections
+from dicompiler_strategies.gradient.landscape import Landscape, Selections
+from dicompiler_strategies.tables.footprints import Floats
 
 WARM, COLD = 1.0, 0.2  # the softmax's temperature at the first and the last iteration
 _SERIAL = 1 << 18  # multiplications of a product that linear algebra libraries do not spread over threads
@@ -38,7 +39,7 @@ class Descent:
 
 
 @dataclass(frozen=True, eq=False)
-class Relaxed:
+class FlatLandscape:
     """A landscape whose choices are laid out in one row of n columns, a segment of it for each layer."""
 
     land: Landscape
@@ -46,18 +47,18 @@ class Relaxed:
     @cached_property
     def starts(self) -> Selections:
         """The first column of each layer (layers,)."""
-        return np.cumsum([0, *(len(own) for own in self.land.node)])[:-1].astype(np.intp)
+        return np.cumsum([0, *(len(costs) for costs in self.land.node)])[:-1].astype(np.intp)
 
     @cached_property
     def layer(self) -> Selections:
         """The layer of each column (n,)."""
-        return np.repeat(np.arange(len(self.land.node)), [len(own) for own in self.land.node])
+        return np.repeat(np.arange(len(self.land.node)), [len(costs) for costs in self.land.node])
 
     @cached_property
     def spans(self) -> tuple[slice, ...]:
         """The columns of each layer."""
         return tuple(
-            slice(int(start), int(start) + len(own)) for start, own in zip(self.starts, self.land.node, strict=True)
+            slice(int(start), int(start) + len(costs)) for start, costs in zip(self.starts, self.land.node, strict=True)
         )
 
     @cached_property
@@ -77,12 +78,12 @@ class Relaxed:
 
     def loss(self, p: Floats, memory: float = 0.0) -> Floats:
         """L (restarts,) of probabilities, in the unit of the landscape; `memory` · the excess of the expected load."""
-        found: Floats = p @ self._node
+        L: Floats = p @ self._node
         for (a, b), table in self.land.edge.items():
-            found += (product(p[:, self.spans[a]], table) * p[:, self.spans[b]]).sum(axis=1)
+            L += (product(p[:, self.spans[a]], table) * p[:, self.spans[b]]).sum(axis=1)
         if memory and len(self.land.limits):
-            found += memory * self.land.excess(p @ self._weights)
-        return found
+            L += memory * self.land.excess(p @ self._weights)
+        return L
 
     def slope(self, p: Floats, memory: float = 0.0) -> Floats:
         """∂L/∂p (restarts, n): node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za, and the weights of the hosts that are too
@@ -133,40 +134,40 @@ def descend(land: Landscape, how: Descent) -> Selections:
     the factor a choice that has become unlikely never comes back, which is what plain descent is stuck on. Ctrl-C
     raises Interrupted.
     """
-    relaxed = Relaxed(land)
-    W = initial(land, relaxed, how)
+    flat = FlatLandscape(land)
+    W = initial(land, flat, how)
     memory = how.memory * land.scale
     try:
         for step in range(how.iterations):
             temperature = WARM * (COLD / WARM) ** (step / max(1, how.iterations - 1))
-            p = relaxed.softmax(W, temperature)
-            W -= how.rate / land.scale * relaxed.centred(p, relaxed.slope(p, memory))
+            p = flat.softmax(W, temperature)
+            W -= how.rate / land.scale * flat.centred(p, flat.slope(p, memory))
     except KeyboardInterrupt:
-        raise Interrupted(relaxed.decode(relaxed.softmax(W))) from None
-    return relaxed.decode(relaxed.softmax(W))
+        raise Interrupted(flat.decode(flat.softmax(W))) from None
+    return flat.decode(flat.softmax(W))
 
 
-def initial(land: Landscape, relaxed: Relaxed, how: Descent) -> Floats:
+def initial(land: Landscape, flat: FlatLandscape, how: Descent) -> Floats:
     """W (restarts, n) to begin with: noise, and a bias for one family of choices in each restart, the family that is
     best alone first; after the last family the first again, with noise (there is none in the first round)."""
     random = np.random.default_rng(how.seed)
-    W = random.uniform(0.0, how.noise, (how.restarts, len(relaxed.layer)))
+    W = random.uniform(0.0, how.noise, (how.restarts, len(flat.layer)))
     if how.biased:
         families = np.concatenate(land.families)
         order = by_value(land)
-        own = np.resize(order, how.restarts)
+        favoured = np.resize(order, how.restarts)
         W[: len(order)] = 0.0
-        W += how.bias * (families[None] == own[:, None])
+        W += how.bias * (families[None] == favoured[:, None])
     return W
 
 
 def by_value(land: Landscape) -> Selections:
     """The families in the order of the value of a selection that takes each of them wherever there is a choice of it
     (without extra rows) and the cheapest choice elsewhere."""
-    numbers: Sequence[int] = sorted({int(number) for own in land.families for number in own})
+    numbers: Sequence[int] = sorted({int(number) for families in land.families for number in families})
     columns = []
-    for node, own in zip(land.node, land.families, strict=True):
-        is_own = own[None] == np.array(numbers)[:, None]
-        columns.append(np.where(is_own.any(axis=1), is_own.argmax(axis=1), node.argmin()))
+    for node, families in zip(land.node, land.families, strict=True):
+        there = families[None] == np.array(numbers)[:, None]
+        columns.append(np.where(there.any(axis=1), there.argmax(axis=1), node.argmin()))
     values = land.values(np.stack(columns, axis=1))
     return np.array(numbers)[np.argsort(values, kind="stable")]

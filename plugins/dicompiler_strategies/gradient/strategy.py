@@ -34,7 +34,7 @@ _REPAIRS = 8  # how often a plan whose tensors do not fit is searched anew with 
 
 
 @dataclass(frozen=True)
-class Found:
+class BestSelection:
     """The best of a search. value: s or J of it by the tables; fits: whether its weights do; others: the next best;
     interrupted: it is the best up to Ctrl-C."""
 
@@ -108,13 +108,13 @@ class Gradient(Strategy):
         counts = self.counts or some_counts(len(problem.platform.computing))
         return ChoiceSet(counts=counts, extra=self.fusion_limit, shares=_SHARES[self.partition or "all"])
 
-    def plan_of(self, found: Tables, hints: Sequence[Sequence[int]] = ()) -> Plan:
+    def plan_of(self, cost_tables: Tables, hints: Sequence[Sequence[int]] = ()) -> Plan:
         """The best plan over tables, its tensors within the hosts' memory. Raises as `plan`."""
-        problem = found.problem
-        best = self.search(found, hints)
+        problem = cost_tables.problem
+        best = self.search(cost_tables, hints)
         reserve: dict[str, int] = {}
         for _ in range(_REPAIRS):
-            plan = found.plan(best.selection)
+            plan = cost_tables.plan(best.selection)
             short = memory_lacking(problem, plan)
             if not short:
                 return replace(plan, note=INTERRUPTED) if best.interrupted else plan
@@ -124,25 +124,25 @@ class Gradient(Strategy):
                 break
             # Tables know no tensors: what these lack, and a quarter more, is taken from the room for weights.
             reserve = {host: reserve.get(host, 0) + 5 * short.get(host, 0) // 4 for host in {*reserve, *short}}
-            before, best = best, self.search(found, (best.selection, *best.others), reserve, descent=False)
+            before, best = best, self.search(cost_tables, (best.selection, *best.others), reserve, descent=False)
             if before.selection == best.selection:  # it is not for weights that room is missing
                 break
         raise _no_room(problem, short)
 
     def search(
         self,
-        found: Tables,
+        cost_tables: Tables,
         hints: Sequence[Sequence[int]] = (),
         reserve: Mapping[str, int] | None = None,
         descent: bool = True,
-    ) -> Found:
+    ) -> BestSelection:
         """The best selection over tables for their problem's objective.
 
         hints: selections to polish beside the decoded ones. reserve: bytes by host that weights must leave free.
         descent: without it only the hints are polished. UsageError for another objective than latency and energy.
         """
-        best: Found | None = None
-        lands = landscapes(found, found.problem.objective, reserve)
+        best: BestSelection | None = None
+        lands = landscapes(cost_tables, cost_tables.problem.objective, reserve)
         how = self._descent(lands) if descent else None
         for land in lands:
             one = _search_one(land, how, hints)
@@ -173,15 +173,15 @@ class Gradient(Strategy):
         """Of several restarts the one whose plan is best by estimate: relaxed losses say little about plans."""
         energy = problem.objective == "energy"
         kinds = ("equal", "proportional") if self.partition == "all" else (self.partition or "equal",)
-        made = space(problem, kinds, self.fusion_limit, energy)
+        pos = space(problem, kinds, self.fusion_limit, energy)
         restarts = 1 if self.restarts is None else self.restarts
-        W = paper.initial(made, restarts, self.seed, self.initialisation == "heuristics")
+        W = paper.initial(pos, restarts, self.seed, self.initialisation == "heuristics")
         rate = 0.8 if self.learning_rate is None else self.learning_rate
-        W = paper.descend(made, W, rate, self.iterations or 20, penalty=not energy)
+        W = paper.descend(pos, W, rate, self.iterations or 20, penalty=not energy)
         names = [layer.name for layer in problem.layers.layers]
-        decoded = dict.fromkeys(paper.decode(made, W, restart) for restart in range(restarts))
+        decoded = dict.fromkeys(paper.decode(pos, W, restart) for restart in range(restarts))
         plans = [
-            problem.plan({name: made.parts(i, *pick) for i, (name, pick) in enumerate(zip(names, picks, strict=True))})
+            problem.plan({name: pos.parts(i, *pick) for i, (name, pick) in enumerate(zip(names, picks, strict=True))})
             for picks in decoded
         ]
         rated = [(plan, problem.estimate(plan)) for plan in plans]
@@ -191,7 +191,7 @@ class Gradient(Strategy):
         return min(fitting, key=lambda entry: entry[1].value(problem.objective))[0]
 
 
-def _search_one(land: Landscape, how: Descent | None, hints: Sequence[Sequence[int]]) -> Found | None:
+def _search_one(land: Landscape, how: Descent | None, hints: Sequence[Sequence[int]]) -> BestSelection | None:
     """The best of one landscape; None where there is nothing to polish."""
     placed = [place for hint in hints if (place := land.place(hint)) is not None]
     starts = np.array(placed, np.intp).reshape(-1, len(land.node))
@@ -211,16 +211,16 @@ def _search_one(land: Landscape, how: Descent | None, hints: Sequence[Sequence[i
         best, stopped = polish.ranked(starts)[:_OTHERS], True
     fits = bool(land.excess(land.loads(best[:1]))[0] == 0)
     first, *others = (land.original(selection) for selection in best.tolist())
-    return Found(first, float(land.values(best[:1])[0]), fits, tuple(others), stopped)
+    return BestSelection(first, float(land.values(best[:1])[0]), fits, tuple(others), stopped)
 
 
 def some_counts(devices: int) -> tuple[int, ...]:
     """Numbers of devices to split over: all up to 8, then steps of a fifth to a third, and all: the tables of edges
     grow with the square of the choices. some_counts(20) → (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)."""
-    found = list(range(2, min(devices, 8) + 1))
-    while found and found[-1] < devices:
-        found.append(min(devices, found[-1] + 2 * max(1, found[-1] // 6)))
-    return tuple(found)
+    counts = list(range(2, min(devices, 8) + 1))
+    while counts and counts[-1] < devices:
+        counts.append(min(devices, counts[-1] + 2 * max(1, counts[-1] // 6)))
+    return tuple(counts)
 
 
 def _no_room(problem: Problem, short: Mapping[str, int], note: str = "") -> DicompilerError:

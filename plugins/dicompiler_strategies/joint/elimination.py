@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dicompiler_strategies.tables.cost_tables import Edge
+from dicompiler_strategies.tables.footprints import Floats
 
-Floats = NDArray[np.float64]
 LIMIT = 1 << 25
 """Elements of the largest table that elimination may make (256 MiB); see `Graph.widest`."""
 
@@ -96,10 +95,10 @@ def minimise(plan: Graph, node: Sequence[Floats], edge: Mapping[Edge, Floats]) -
     for k, bucket in enumerate(plan.buckets):
         least += _send(plan, factors, k, _least(plan, bucket.scope, factors[k]))
     selection = [0] * len(plan.sizes)
-    for bucket, own in zip(reversed(plan.buckets), reversed(factors), strict=True):
+    for bucket, bucket_factors in zip(reversed(plan.buckets), reversed(factors), strict=True):
         scope = bucket.scope
         column: Floats = np.zeros(1)
-        for factor in _in_order(own):
+        for factor in _in_order(bucket_factors):
             at = tuple(slice(None) if v == bucket.variable else selection[v] for v in factor.scope)
             column = column + factor.table[at]
         selection[scope[0]] = int(column.argmin())
@@ -122,18 +121,18 @@ def min_marginals(plan: Graph, node: Sequence[Floats], edge: Mapping[Edge, Float
         parents.append(_parent(plan, bucket))
         roots.append(_send(plan, factors, k, message))
     constant = sum(roots)
-    found: list[Floats] = [np.zeros(0)] * len(plan.sizes)
+    marginals: list[Floats] = [np.zeros(0)] * len(plan.sizes)
     back: list[_Factor | None] = [None] * len(plan.buckets)
     children: dict[int, list[int]] = {}
     for k, parent in enumerate(parents):
         if parent is not None:
             children.setdefault(parent, []).append(k)
     for k in range(len(plan.buckets) - 1, -1, -1):
-        bucket, own = plan.buckets[k], back[k]
-        table = _joined(plan, bucket.scope, [*factors[k], own] if own is not None else factors[k])
+        bucket, returned = plan.buckets[k], back[k]
+        table = _joined(plan, bucket.scope, [*factors[k], returned] if returned is not None else factors[k])
         least = table.min(axis=tuple(range(1, table.ndim)))
         # A root's own minimum is part of the constant already: other components' minima come on top of its own.
-        found[bucket.variable] = least + (constant - least.min())
+        marginals[bucket.variable] = least + (constant - least.min())
         for child in children.get(k, ()):
             rest = plan.buckets[child].rest
             gone = tuple(axis for axis, v in enumerate(bucket.scope) if v not in rest)
@@ -142,7 +141,7 @@ def min_marginals(plan: Graph, node: Sequence[Floats], edge: Mapping[Edge, Float
             order = [kept.index(v) for v in rest]
             back[child] = _Factor(rest, down.transpose(order) - messages[child])
         factors[k] = []
-    return tuple(found)
+    return tuple(marginals)
 
 
 def _parent(plan: Graph, bucket: Bucket) -> int | None:
@@ -153,8 +152,8 @@ def _parent(plan: Graph, bucket: Bucket) -> int | None:
 def _placed(plan: Graph, node: Sequence[Floats], edge: Mapping[Edge, Floats]) -> list[list[_Factor]]:
     """Every table in the bucket of its first variable to go."""
     factors: list[list[_Factor]] = [[] for _ in plan.buckets]
-    for v, own in enumerate(node):
-        factors[plan.places[v]].append(_Factor((v,), own))
+    for v, table in enumerate(node):
+        factors[plan.places[v]].append(_Factor((v,), table))
     for scope, table in edge.items():
         factors[min(plan.places[v] for v in scope)].append(_Factor(scope, table))
     return factors
@@ -191,16 +190,16 @@ def _joined(plan: Graph, scope: tuple[int, ...], factors: Sequence[_Factor]) -> 
 
 def _least(plan: Graph, scope: tuple[int, ...], factors: Sequence[_Factor]) -> Floats:
     """The minimum of the joint table over its first variable, worked out in pieces that stay in the cache."""
-    found: Floats
+    least: Floats
     if len(scope) < 3:
-        found = _joined(plan, scope, factors).min(axis=0)
-        return found
+        least = _joined(plan, scope, factors).min(axis=0)
+        return least
     sizes = [plan.sizes[v] for v in scope]
     tables = [_aligned(scope, factor) for factor in _in_order(factors)]
-    found = np.empty(sizes[1:])
+    least = np.empty(sizes[1:])
     for i in range(sizes[1]):
         total: Floats = np.zeros((1,) * len(scope))
         for table in tables:
             total = total + (table if table.shape[1] == 1 else table[:, i : i + 1])
-        found[i] = total.min(axis=0)[0]
-    return found
+        least[i] = total.min(axis=0)[0]
+    return least

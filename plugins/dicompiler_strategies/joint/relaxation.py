@@ -1,6 +1,6 @@
 """Lagrange: loads with limits are priced, elimination solves what is left exactly, and the prices are made fair.
 
-Model → a lower bound, the best selection met, and the Model without the choices that cannot be in a better one.
+JointModel → a lower bound, the best selection met, and the model without the choices that cannot be in a better one.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dicompiler_strategies.joint.elimination import min_marginals, minimise
-from dicompiler_strategies.joint.model import Model
+from dicompiler_strategies.joint.model import JointModel
+from dicompiler_strategies.tables.footprints import Floats
 
 log = logging.getLogger("dicompiler")
-Floats = NDArray[np.float64]
 SLACK = 1e-9
 """Relative: values closer than this are taken as equal (sums of floats in different orders differ by less)."""
 
@@ -31,7 +30,7 @@ class Relaxed:
     bound: float
     best: tuple[int, ...] | None
     value: float
-    left: Model
+    left: JointModel
     least: tuple[Floats, ...]
 
     @property
@@ -39,7 +38,7 @@ class Relaxed:
         return self.best is not None and self.value <= self.bound + SLACK * abs(self.value)
 
 
-def polish(model: Model, selection: Sequence[int], rounds: int = 20) -> tuple[int, ...]:
+def coordinate_descent(model: JointModel, selection: Sequence[int], rounds: int = 20) -> tuple[int, ...]:
     """Local search: layer by layer the best choice with all others held, until nothing gets better.
 
     Loads above their caps count first, then the value.
@@ -75,10 +74,10 @@ def polish(model: Model, selection: Sequence[int], rounds: int = 20) -> tuple[in
     return tuple(chosen)
 
 
-class _Search:
+class _PriceSearch:
     """The state of one relaxation: prices, the best bound and the best selection."""
 
-    def __init__(self, model: Model, start: Sequence[Sequence[int]]) -> None:
+    def __init__(self, model: JointModel, start: Sequence[Sequence[int]]) -> None:
         self.model = model
         self.bound, self.best, self.value = -np.inf, None, np.inf
         self.least: tuple[Floats, ...] = ()
@@ -87,7 +86,7 @@ class _Search:
             now = model.now(selection)
             if now is not None:
                 self.offer(now)
-                self.offer(polish(model, now))
+                self.offer(coordinate_descent(model, now))
 
     best: tuple[int, ...] | None
 
@@ -100,14 +99,14 @@ class _Search:
 
     def step(self, prices: Floats) -> tuple[int, ...]:
         """The best selection at these prices; it gives a bound."""
-        node, edge = self.model.weighed(prices)
+        node, edge = self.model.priced(prices)
         least, selection = minimise(self.model.graph, node, edge)
         capped = np.isfinite(self.model.caps)
         self.bound = max(self.bound, least - float(prices[capped] @ self.model.caps[capped]))
         self.offer(selection)
         return selection
 
-    def descend(self, prices: Floats) -> None:
+    def seek_feasible(self, prices: Floats) -> None:
         """Looks for good selections that keep the caps: prices of what is over its cap are raised until none is, and
         the way there is halved some times."""
         capped = np.isfinite(self.model.caps)
@@ -116,9 +115,9 @@ class _Search:
         unit = np.where(capped, max(abs(self.bound), 1e-12) / self.scale, 0.0)
         raised, step = prices.copy(), 0.02
         for _ in range(40):
-            node, edge = self.model.weighed(raised)
+            node, edge = self.model.priced(raised)
             _, selection = minimise(self.model.graph, node, edge)
-            self.offer(polish(self.model, selection))
+            self.offer(coordinate_descent(self.model, selection))
             over = np.where(capped, self.model.loads(selection) - np.where(capped, self.model.caps, 0.0), 0.0)
             if (over <= 0).all():
                 raised, step = raised - np.minimum(raised - prices, step * unit), step / 2
@@ -127,27 +126,27 @@ class _Search:
 
     def fix(self, prices: Floats) -> None:
         """Drops every choice whose least total at these prices is above the best known value."""
-        node, edge = self.model.weighed(prices)
+        node, edge = self.model.priced(prices)
         capped = np.isfinite(self.model.caps)
         constant = float(prices[capped] @ self.model.caps[capped])
-        self.least = tuple(own - constant for own in min_marginals(self.model.graph, node, edge))
+        self.least = tuple(totals - constant for totals in min_marginals(self.model.graph, node, edge))
         if self.best is None:
             return
-        keep = [own <= self.value + SLACK * abs(self.value) for own in self.least]
+        keep = [totals <= self.value + SLACK * abs(self.value) for totals in self.least]
         if all(mask.any() for mask in keep):
             self.model = self.model.kept(keep)
-            self.least = tuple(own[mask] for own, mask in zip(self.least, keep, strict=True))
+            self.least = tuple(totals[mask] for totals, mask in zip(self.least, keep, strict=True))
         else:  # nothing left can be better than the best known
             self.bound = max(self.bound, self.value)
 
 
-def relax(model: Model, start: Sequence[Sequence[int]] = (), iterations: int = 60) -> Relaxed:
+def relax(model: JointModel, start: Sequence[Sequence[int]] = (), iterations: int = 60) -> Relaxed:
     """Subgradient steps on the prices; `start`: selections to begin with.
 
     Without loads one elimination is the proof. Prices of capped loads are at least 0; those of a minimax sum to 1 (the
     largest load is at least any mean of them). Deterministic.
     """
-    search = _Search(model, start)
+    search = _PriceSearch(model, start)
     if not len(model.caps):
         search.step(np.zeros(0))
         return Relaxed(search.bound, search.best, search.value, search.model, search.least)
@@ -157,7 +156,7 @@ def relax(model: Model, start: Sequence[Sequence[int]] = (), iterations: int = 6
     for number in range(iterations):
         before = search.bound
         selection = search.step(prices)
-        search.offer(polish(search.model, selection))
+        search.offer(coordinate_descent(search.model, selection))
         if search.bound > before + 1e-4 * abs(before) or number == 0:
             best_prices, stale = prices, 0
         else:
@@ -168,28 +167,28 @@ def relax(model: Model, start: Sequence[Sequence[int]] = (), iterations: int = 6
             break
         prices = _moved(search, prices, selection, factor)
         if number % 10 == 9:
-            search.descend(best_prices)
+            search.seek_feasible(best_prices)
             log.info("cpsat: relaxation %d: value %.6g, bound %.6g", number + 1, search.value, search.bound)
             search.fix(best_prices)
-    search.descend(best_prices)
+    search.seek_feasible(best_prices)
     search.fix(best_prices)
     return Relaxed(search.bound, search.best, search.value, search.model, search.least)
 
 
-def unrelaxed(model: Model, start: Sequence[Sequence[int]]) -> Relaxed:
+def unrelaxed(model: JointModel, start: Sequence[Sequence[int]]) -> Relaxed:
     """The same for a graph that is too wide to eliminate: every table's own minimum is the bound, local search finds
     the best."""
-    search = _Search(model, start)
+    search = _PriceSearch(model, start)
     edge_least = {e: float(table.min()) for e, table in model.edge.items()}
-    rest = sum(float(own.min()) for own in model.node) + sum(edge_least.values())
-    least = [own + (rest - own.min()) for own in model.node]
+    rest = sum(float(costs.min()) for costs in model.node) + sum(edge_least.values())
+    least = [costs + (rest - costs.min()) for costs in model.node]
     for (i, j), table in model.edge.items():
         least[i] = least[i] + table.min(axis=1) - edge_least[i, j]
         least[j] = least[j] + table.min(axis=0) - edge_least[i, j]
-    return Relaxed(max(float(own.min()) for own in least), search.best, search.value, model, tuple(least))
+    return Relaxed(max(float(totals.min()) for totals in least), search.best, search.value, model, tuple(least))
 
 
-def _moved(search: _Search, prices: Floats, selection: Sequence[int], factor: float) -> Floats:
+def _moved(search: _PriceSearch, prices: Floats, selection: Sequence[int], factor: float) -> Floats:
     """A step along the subgradient: the loads above their caps, or above the price-weighted mean."""
     model = search.model
     loads, free = model.loads(selection), np.isinf(model.caps)
@@ -203,7 +202,7 @@ def _moved(search: _Search, prices: Floats, selection: Sequence[int], factor: fl
     return np.maximum(0.0, prices + factor * _toward(search, loads, selection))
 
 
-def _toward(search: _Search, loads: Floats, selection: Sequence[int]) -> Floats:
+def _toward(search: _PriceSearch, loads: Floats, selection: Sequence[int]) -> Floats:
     """Polyak's step for capped loads, in relative units; 0 for the others."""
     capped = np.isfinite(search.model.caps)
     over = np.where(capped, (loads - np.where(capped, search.model.caps, 0.0)) / search.scale, 0.0)

@@ -1,6 +1,6 @@
 """The whole search: tables, relaxation, CP-SAT, and plans that fit into memory, with a bound and what it holds for.
 
-Problem + ChoiceSet → Solution.
+Problem + ChoiceSet → JointSolution.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dicompiler.search.constraints import free_memory, memory_lacking, memory_ne
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import INTERRUPTED
 from dicompiler_strategies.joint.elimination import LIMIT
-from dicompiler_strategies.joint.model import Model, activations, model
+from dicompiler_strategies.joint.model import JointModel, activations, joint_model
 from dicompiler_strategies.joint.relaxation import Relaxed, relax, unrelaxed
-from dicompiler_strategies.joint.solving import Effort, Found
-from dicompiler_strategies.joint.solving import solve as finish
+from dicompiler_strategies.joint.solving import Effort, SolverResult, finish
 from dicompiler_strategies.tables.choices import ChoiceSet, ranked
 from dicompiler_strategies.tables.cost_tables import Tables, tables
+from dicompiler_strategies.tables.footprints import on_hosts, source_and_sink
 
 log = logging.getLogger("dicompiler")
 PROOF = 1e-6
@@ -36,7 +36,7 @@ ROUNDS = 12  # of solving again with more room left for activations
 
 
 @dataclass(frozen=True)
-class Solution:
+class JointSolution:
     """The best plan found. value: its objective in the model named by `cost_model`; no plan of `choice_set` has less
     than `bound` there. It is no bound for other choices, nor for a makespan without barriers.
 
@@ -73,58 +73,55 @@ def solve(
     hint: Plan | Sequence[int] | None = None,
     effort: Effort = Effort(),  # noqa: B008
     known: Tables | None = None,
-) -> Solution:
+) -> JointSolution:
     """The best plan of `problem` over the choices of `options`, its hosts' memory being hard limits.
 
     hint: a plan or selection to begin with (of a plan those layers whose parts are choices). known: the tables where
     they are there already. Ctrl-C ends the search with the best so far. Raises DicompilerError where no plan fits into
     memory, with the smallest limit that would do, and the layer that fits nowhere where there is one.
     """
-    found = known or tables(problem, options)
-    return _Joint(found, effort, _start(found, hint)).solve()
+    cost_tables = known or tables(problem, options)
+    return _Joint(cost_tables, effort, _start(cost_tables, hint)).solve()
 
 
-def _start(found: Tables, hint: Plan | Sequence[int] | None) -> list[tuple[int, ...]]:
+def _start(cost_tables: Tables, hint: Plan | Sequence[int] | None) -> list[tuple[int, ...]]:
     """Where to begin: everything on the fastest device, and the hint."""
-    start = [tuple(0 for _ in found.choices)]
+    start = [tuple(0 for _ in cost_tables.choices)]
     if isinstance(hint, Plan):
-        chosen = []
-        for layer, own in zip(found.problem.layers.layers, found.choices, strict=True):
-            places = [i for i, choice in enumerate(own) if choice.parts == hint.layers.get(layer.name)]
-            chosen.append(places[0] if places else 0)
-        start.append(tuple(chosen))
+        layers = cost_tables.problem.layers.layers
+        start.append(tuple(cost_tables.number(i, hint.layers.get(x.name, ())) or 0 for i, x in enumerate(layers)))
     elif hint is not None:
         start.append(tuple(hint))
     return start
 
 
 class _Joint:
-    def __init__(self, found: Tables, effort: Effort, start: list[tuple[int, ...]]) -> None:
-        self.tables, self.problem, self.effort, self.start = found, found.problem, effort, start
+    def __init__(self, cost_tables: Tables, effort: Effort, start: list[tuple[int, ...]]) -> None:
+        self.tables, self.problem, self.effort, self.start = cost_tables, cost_tables.problem, effort, start
         self.interrupted = False
         self.on: set[str] | None = None  # the devices that are on, where that is part of the question
-        self.memory = {host.name: host.memory for host in found.problem.platform.hosts}
+        self.memory = {host.name: host.memory for host in cost_tables.problem.platform.hosts}
 
-    def solve(self) -> Solution:
+    def solve(self) -> JointSolution:
         """Without limits first: where that plan fits, it is the best of all."""
         keep = self._possible()
         if self.problem.objective == "energy":
             best, bound = self._powered(keep)
         else:
-            best, bound = self._best(model(self.tables).kept(keep), self.start)
+            best, bound = self._best(joint_model(self.tables).kept(keep), self.start)
         if best is not None and not self._over(best):
             return self._solution(best, bound)
         self.on = None
         return self._limited(keep, best, bound)
 
-    def _limited(self, keep: Sequence[NDArray[np.bool_]], best: tuple[int, ...] | None, bound: float) -> Solution:
+    def _limited(self, keep: Sequence[NDArray[np.bool_]], best: tuple[int, ...] | None, bound: float) -> JointSolution:
         """The best plan that fits. Of a plan that does not, the layer with the most tensors beside the weights is kept
         within the limits as well from then on, which holds for every plan; where that is not enough, less room is left
         for weights, which costs the bound its meaning: then it stays as it was."""
         limits, full, valid = free_memory(self.problem), list[int](), True
         for _ in range(ROUNDS):
             start = self.start if best is None else [*self.start, best]
-            best, own_bound = self._best(model(self.tables, limits, full=full).kept(keep), start)
+            best, own_bound = self._best(joint_model(self.tables, limits, full=full).kept(keep), start)
             bound = max(bound, own_bound) if valid else bound
             if best is None:
                 break
@@ -143,41 +140,41 @@ class _Joint:
     def _fullest(self, selection: Sequence[int], hosts: Collection[str]) -> int:
         """The layer whose tensors take most on one of these hosts."""
         places = [i for i, host in enumerate(self.problem.platform.hosts) if host.name in hosts]
-        live = [own[c][places].max() for own, c in zip(activations(self.tables), selection, strict=True)]
+        live = [held[c][places].max() for held, c in zip(activations(self.tables), selection, strict=True)]
         return int(np.argmax(live))
 
     def _powered(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
         """Energy: one model for each number of the fastest devices that are on; all that are on draw idle power."""
         best, value, bound = None, np.inf, np.inf
-        plan = self.problem.plan({layer.name: () for layer in self.problem.layers.layers})
+        source, sink = source_and_sink(self.problem)
         for count in range(1, len(ranked(self.problem)) + 1):
-            on = {*plan.source, *plan.sink, *(device.name for device in ranked(self.problem)[:count])}
+            on = {*source, *sink, *(device.name for device in ranked(self.problem)[:count])}
             inside = [
-                mask & np.array([all(part.device in on for part in choice.parts) for choice in own])
-                for mask, own in zip(keep, self.tables.choices, strict=True)
+                mask & np.array([all(part.device in on for part in choice.parts) for choice in choices])
+                for mask, choices in zip(keep, self.tables.choices, strict=True)
             ]
             if not all(mask.any() for mask in inside):
                 continue
-            powered = model(self.tables, on=on)
-            found, own_bound = self._best(powered.kept(inside), self.start)
+            powered = joint_model(self.tables, on=on)
+            selection, own_bound = self._best(powered.kept(inside), self.start)
             bound = min(bound, own_bound)
-            if found is not None and powered.value(found) < value:
-                best, value, self.on = found, powered.value(found), on
+            if selection is not None and powered.value(selection) < value:
+                best, value, self.on = selection, powered.value(selection), on
         return best, bound
 
-    def _best(self, limited: Model, start: Sequence[Sequence[int]]) -> tuple[tuple[int, ...] | None, float]:
+    def _best(self, limited: JointModel, start: Sequence[Sequence[int]]) -> tuple[tuple[int, ...] | None, float]:
         """(the best selection, the bound) of a model."""
         relaxed: Relaxed | None = None
         try:
             wide = limited.graph.widest > LIMIT
             relaxed = unrelaxed(limited, start) if wide else relax(limited, start)
-            left = sum(len(own) for own in relaxed.left.node)
+            left = sum(len(costs) for costs in relaxed.left.node)
             log.info("cpsat: value %.6g, bound %.6g, %d choices left", relaxed.value, relaxed.bound, left)
             if relaxed.proven:
                 return relaxed.best, relaxed.bound
-            found: Found = finish(relaxed, self.effort)
-            self.interrupted |= found.interrupted
-            return found.best, found.bound
+            result: SolverResult = finish(relaxed, self.effort)
+            self.interrupted |= result.interrupted
+            return result.best, result.bound
         except KeyboardInterrupt:
             self.interrupted = True
             if relaxed is not None:
@@ -190,7 +187,7 @@ class _Joint:
         """For each layer the choices that can fit at all. Raises where a layer has none."""
         hosts = self.problem.platform.hosts
         caps = np.array([host.memory for host in hosts], np.float64)
-        place = np.array([[d.host == host.name for host in hosts] for d in self.problem.platform.devices], np.float64)
+        place = on_hosts(self.problem.platform)
         reserve = np.array([self.problem.reserve[d.name] for d in self.problem.platform.devices], np.float64)
         keep: list[NDArray[np.bool_]] = []
         for i, (held, live) in enumerate(zip(self.tables.weights, activations(self.tables), strict=True)):
@@ -211,7 +208,7 @@ class _Joint:
         """Which devices have a part in each choice of a layer: (choices, devices)."""
         names = [device.name for device in self.problem.platform.devices]
         parts = [{part.device for part in choice.parts} for choice in self.tables.choices[layer]]
-        return np.array([[name in own for name in names] for own in parts])
+        return np.array([[name in used for name in names] for used in parts])
 
     def _over(self, selection: Sequence[int]) -> Mapping[str, int]:
         """Host → bytes that it lacks, for the hosts that do not hold their share of the plan."""
@@ -230,10 +227,10 @@ class _Joint:
         added = 2 * max(self.problem.reserve.values())
         return min(self.memory.values()) >= devices * (copies * sizes[True] + AMPLE * sizes[False] + added)
 
-    def _smallest(self, bound: float) -> Solution:
+    def _smallest(self, bound: float) -> JointSolution:
         """The plan that needs the least memory, where it fits; else the error."""
         least = replace(self.tables, problem=replace(self.problem, objective="memory"))
-        best, _ = self._best(model(least), self.start)
+        best, _ = self._best(joint_model(least), self.start)
         assert best is not None
         plan = self.tables.plan(best)
         needed = memory_needed(self.problem, plan)
@@ -247,16 +244,16 @@ class _Joint:
             f"layer {layer!r} ({format_bytes(int(max(sizes)))} of weights on one device): give hosts more, or add some"
         )
 
-    def _solution(self, selection: tuple[int, ...], bound: float) -> Solution:
-        own = model(self.tables, on=self.on)
-        value = own.value(selection)
+    def _solution(self, selection: tuple[int, ...], bound: float) -> JointSolution:
+        powered = joint_model(self.tables, on=self.on)
+        value = powered.value(selection)
         bound = min(bound, value)
         proven = value - bound <= PROOF * abs(value)
         plan = self.tables.plan(selection)
         if self.interrupted:
             log.warning("cpsat: interrupted: this is the best plan so far")
             plan = replace(plan, note=INTERRUPTED)
-        return Solution(
+        return JointSolution(
             plan,
             selection,
             value,

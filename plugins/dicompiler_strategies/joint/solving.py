@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from dicompiler_strategies.joint.model import Model
+from dicompiler_strategies.joint.model import JointModel
 from dicompiler_strategies.joint.relaxation import SLACK, Relaxed
 
 log = logging.getLogger("dicompiler")
@@ -35,7 +35,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Found:
+class SolverResult:
     """best: a selection (numbers of the first choices), None where there is none. bound: none is below it."""
 
     best: tuple[int, ...] | None
@@ -44,26 +44,26 @@ class Found:
     interrupted: bool = False
 
 
-def solve(relaxed: Relaxed, effort: Effort) -> Found:
+def finish(relaxed: Relaxed, effort: Effort) -> SolverResult:
     """Continues from `relaxed`: on the most promising choices first, whose best value then drops others."""
     first = _attempt(relaxed, replace(effort, time=effort.time / 2), FEW)
     if first.interrupted or first.best is None or first.value <= first.bound * (1 + 1e-6):
         return first if first.interrupted or first.best is not None else _attempt(relaxed, effort, PAIRS)
-    keep = [own <= first.value * (1 + SLACK) for own in relaxed.least]
+    keep = [totals <= first.value * (1 + SLACK) for totals in relaxed.least]
     if not all(mask.any() for mask in keep):
         return replace(first, bound=first.value)
-    least = tuple(own[mask] for own, mask in zip(relaxed.least, keep, strict=True))
+    least = tuple(totals[mask] for totals, mask in zip(relaxed.least, keep, strict=True))
     rest = Relaxed(max(relaxed.bound, first.bound), first.best, first.value, relaxed.left.kept(keep), least)
     return _attempt(rest, replace(effort, time=effort.time / 2), PAIRS)
 
 
-def _attempt(relaxed: Relaxed, effort: Effort, pairs: int) -> Found:
+def _attempt(relaxed: Relaxed, effort: Effort, pairs: int) -> SolverResult:
     """One CP-SAT search over at most so many pairs."""
     left, whole = _truncated(relaxed, pairs)
-    if any(not len(own) for own in left.node):
-        return Found(relaxed.best, relaxed.value, relaxed.bound)
+    if any(not len(costs) for costs in left.node):
+        return SolverResult(relaxed.best, relaxed.value, relaxed.bound)
     scale = relaxed.value if math.isfinite(relaxed.value) and relaxed.value > 0 else max(1.0, _size(left))
-    builder = _Builder(left, scale / UNITS)
+    builder = _SolverModel(left, scale / UNITS)
     start = left.now(relaxed.best) if relaxed.best is not None else None
     if start is not None:
         builder.hint(start)
@@ -75,7 +75,7 @@ def _attempt(relaxed: Relaxed, effort: Effort, pairs: int) -> Found:
     status, interrupted = run(solver, builder.model, _Watch(scale / UNITS, relaxed.bound))
     best, value = relaxed.best, relaxed.value
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        chosen = tuple(next(c for c, x in enumerate(own) if solver.boolean_value(x)) for own in builder.chosen)
+        chosen = tuple(next(c for c, x in enumerate(xs) if solver.boolean_value(x)) for xs in builder.chosen)
         if left.fits(chosen) and left.value(chosen) < value:
             best, value = left.first(chosen), left.value(chosen)
     bound = relaxed.bound
@@ -86,7 +86,7 @@ def _attempt(relaxed: Relaxed, effort: Effort, pairs: int) -> Found:
         bound = max(bound, min(solver.best_objective_bound * scale / UNITS, relaxed.value, value))
         if status == cp_model.OPTIMAL:
             bound = max(bound, value * (1 - builder.terms / UNITS))
-    return Found(best, value, bound, interrupted)
+    return SolverResult(best, value, bound, interrupted)
 
 
 def run(
@@ -108,37 +108,37 @@ def run(
                 solver.stop_search()
 
 
-def _size(model: Model) -> float:
-    return float(sum(np.abs(own).max() for own in (*model.node, *model.load_node)) + 1)
+def _size(model: JointModel) -> float:
+    return float(sum(np.abs(costs).max() for costs in (*model.node, *model.load_node)) + 1)
 
 
-def _truncated(relaxed: Relaxed, pairs: int) -> tuple[Model, bool]:
+def _truncated(relaxed: Relaxed, pairs: int) -> tuple[JointModel, bool]:
     """(the model with at most so many pairs, whether it is all of it): the choices with the least bounds are kept."""
     model, least = relaxed.left, relaxed.least
-    most = max((len(own) for own in model.node), default=0)
+    most = max((len(costs) for costs in model.node), default=0)
     while sum(table.size for table in _paired([len(o) for o in model.node], model)) > pairs and most > 2:
         most = most * 3 // 4
         keep = []
-        for own in least:
-            mask = np.zeros(len(own), bool)
-            mask[np.argsort(own, kind="stable")[:most]] = True
+        for totals in least:
+            mask = np.zeros(len(totals), bool)
+            mask[np.argsort(totals, kind="stable")[:most]] = True
             keep.append(mask)
         model = relaxed.left.kept(keep)
     return model, model is relaxed.left
 
 
-def _paired(sizes: list[int], model: Model) -> list[NDArray[np.float64]]:
+def _paired(sizes: list[int], model: JointModel) -> list[NDArray[np.float64]]:
     return [table for (i, j), table in model.edge.items() if sizes[i] > 1 and sizes[j] > 1]
 
 
-class _Builder:
-    """The CP-SAT model of a Model."""
+class _SolverModel:
+    """The CP-SAT model of a JointModel."""
 
-    def __init__(self, model: Model, unit: float) -> None:
+    def __init__(self, model: JointModel, unit: float) -> None:
         self.unit, self.model = unit, cp_model.CpModel()
-        self.chosen = [[self.model.new_bool_var("") for _ in own] for own in model.node]
-        for own in self.chosen:
-            self.model.add_exactly_one(own)
+        self.chosen = [[self.model.new_bool_var("") for _ in costs] for costs in model.node]
+        for variables in self.chosen:
+            self.model.add_exactly_one(variables)
         loads: list[tuple[list[cp_model.IntVar], list[float]]] = [([], []) for _ in model.caps]
         cost: tuple[list[cp_model.IntVar], list[float]] = ([], [])
         for v, seconds in enumerate(model.node):
@@ -172,7 +172,7 @@ class _Builder:
 
     def _objective(
         self,
-        model: Model,
+        model: JointModel,
         cost: tuple[list[cp_model.IntVar], list[float]],
         loads: list[tuple[list[cp_model.IntVar], list[float]]],
     ) -> None:
@@ -192,8 +192,8 @@ class _Builder:
 
     def hint(self, selection: tuple[int, ...]) -> None:
         """A selection to begin with."""
-        for own, chosen in zip(self.chosen, selection, strict=True):
-            for c, variable in enumerate(own):
+        for variables, chosen in zip(self.chosen, selection, strict=True):
+            for c, variable in enumerate(variables):
                 self.model.add_hint(variable, c == chosen)
 
 

@@ -16,9 +16,10 @@ from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Interval, Region, full, replace, shares
-from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
+from dicompiler.partition.bounds_inference import output_shape, reduction
 from dicompiler.partition.tiling import aligned, axes, cut_axis
 from dicompiler.search.problem import Problem
+from dicompiler_strategies.named_axis import named_axis
 
 KINDS = ("whole", "height", "grid", "lop", "lip")
 SHARES = ("equal", "rate", "memory")
@@ -92,12 +93,12 @@ def choices(
     """The choices of `layer` on the platform of `problem`, whole layers first (the fastest device's is the first of
     all); what the layer's rule does not allow is left out, and so is what has the parts of an earlier one. most: so
     many are enough."""
-    found: dict[tuple[Part, ...], Choice] = {}
+    by_parts: dict[tuple[Part, ...], Choice] = {}
     for choice in _all(problem, layer, options):
-        found.setdefault(choice.parts, choice)
-        if len(found) == most:
+        by_parts.setdefault(choice.parts, choice)
+        if len(by_parts) == most:
             break
-    return tuple(found.values())
+    return tuple(by_parts.values())
 
 
 def ranked(problem: Problem) -> tuple[Device, ...]:
@@ -147,11 +148,10 @@ class _Split:
 
     def axis(self, label: str) -> int | None:
         """The output axis of that name, None where it cannot be cut. Behind a Flatten rows are no axis of their own."""
-        named = axes(self.problem.layers).get(self.layer.output, {})
-        axis = named.get(label)
-        if label != "channel" and axis == named.get("channel"):
-            return None
-        return axis if axis in cuttable(self.problem.layers, self.layer) else None
+        layers, layer = self.problem.layers, self.layer
+        axis = named_axis(layers, layer, label)
+        channel = axes(layers).get(layer.output, {}).get("channel")
+        return None if label != "channel" and axis == channel else axis
 
     def extent(self, label: str) -> int:
         """The length of a named output axis that can be cut."""
@@ -179,12 +179,12 @@ class _Split:
 def channels(layers: LayerGraph, layer: Layer, weights: Sequence[float]) -> tuple[Interval, ...]:
     """Where the channel axis of a layer's output is cut. Behind a Flatten it is cut where the channels before it are,
     each of them being a run of features."""
-    found, shape = axes(layers), output_shape(layers, layer)
-    axis = found[layer.output]["channel"]
+    labels, shape = axes(layers), output_shape(layers, layer)
+    axis = labels[layer.output]["channel"]
     before = layers.producer.get(layer.inputs[0]) if layer.inputs else None
-    own = None if before is None or before.reason else found.get(before.output, {}).get("channel")
-    if before is not None and own is not None and len(output_shape(layers, before)) > len(shape):
-        run, rest = divmod(shape[axis], output_shape(layers, before)[own])
+    before_axis = None if before is None or before.reason else labels.get(before.output, {}).get("channel")
+    if before is not None and before_axis is not None and len(output_shape(layers, before)) > len(shape):
+        run, rest = divmod(shape[axis], output_shape(layers, before)[before_axis])
         if run > 1 and not rest:
             return tuple((start * run, stop * run) for start, stop in channels(layers, before, weights))
     return cut_axis(layers, layer, axis, weights)
@@ -233,16 +233,16 @@ def _cuts(split: _Split) -> Iterator[tuple[_Cut, str, int]]:
 @remembered
 def coarser(layers: LayerGraph, layer: Layer, label: str) -> int:
     """The height or width of the first smaller map along the first readers of the layer's output; 0: there is none."""
-    found = axes(layers)
-    own = output_shape(layers, layer)[found[layer.output][label]]
+    labels = axes(layers)
+    longest = output_shape(layers, layer)[labels[layer.output][label]]
     while True:
         readers = layers.consumers.get(layer.output, ())
-        if not readers or readers[0].reason or label not in found.get(readers[0].output, {}):
+        if not readers or readers[0].reason or label not in labels.get(readers[0].output, {}):
             return 0
         layer = readers[0]
-        extent = output_shape(layers, layer)[found[layer.output][label]]
-        if extent != own:
-            return extent if 1 < extent < own else 0
+        extent = output_shape(layers, layer)[labels[layer.output][label]]
+        if extent != longest:
+            return extent if 1 < extent < longest else 0
 
 
 def _height(split: _Split) -> Iterator[Choice]:
@@ -273,13 +273,13 @@ def _tiles(split: _Split, cut: _Cut, along: tuple[int, int], columns: int) -> li
     """Each row of tiles is as high as its devices are heavy together, and cut into columns by their weights."""
     weights = split.weights
     starts = range(0, len(weights), columns)
-    found = []
+    tiles = []
     for start, rows in zip(starts, cut("height", [sum(weights[s : s + columns]) for s in starts]), strict=True):
         row = replace(split.whole(), along[0], rows)
         for i, interval in enumerate(cut("width", weights[start : start + columns])):
             if rows[0] < rows[1] and interval[0] < interval[1]:
-                found.append((split.devices[start + i], replace(row, along[1], interval)))
-    return found
+                tiles.append((split.devices[start + i], replace(row, along[1], interval)))
+    return tiles
 
 
 def _lop(split: _Split) -> Iterator[Choice]:
@@ -309,10 +309,9 @@ def _ranges(split: _Split, length: int) -> tuple[Interval, ...]:
     Flatten whole channels), so that LOP and then LIP need no exchange in between (FUSE)."""
     layers, layer = split.problem.layers, split.layer
     before = layers.producer.get(layer.nodes[layer.anchor].inputs[0])
-    if before is not None and not before.reason:
-        axis = axes(layers).get(before.output, {}).get("channel")
-        if axis in cuttable(layers, before) and output_shape(layers, before)[axis] == length:
-            return channels(layers, before, split.weights)
+    axis = None if before is None else named_axis(layers, before, "channel")
+    if before is not None and axis is not None and output_shape(layers, before)[axis] == length:
+        return channels(layers, before, split.weights)
     return shares(length, split.weights)
 
 

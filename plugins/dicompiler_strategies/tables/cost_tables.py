@@ -13,9 +13,8 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.plan import Plan
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.tables.choices import Choice, ChoiceSet, choices
@@ -24,15 +23,19 @@ from dicompiler_strategies.tables.footprints import (
     Footprint,
     Ints,
     Need,
+    element_bytes,
     footprint,
     holders,
     overlap,
     shareable,
     signature,
     sizes,
+    source_and_sink,
 )
 
 Edge = tuple[int, int]
+Slots = tuple[tuple[int, int], ...]  # of an edge's tensors: places in the producer's outputs, in the consumer's inputs
+Flow = tuple[Ints, Ints, Sequence[Need], int]  # what is held, whose it is, what is needed, bytes of an element
 _BLOCK = 1 << 17  # elements of the largest array that filling an edge makes at once: it stays in the cache
 
 
@@ -67,8 +70,8 @@ class Lines:
     @cached_property
     def alike(self) -> float | None:
         """The latency where all joined pairs have the same, so that it does not matter who sends; else None."""
-        found = set(self.latency[self.seconds.any(axis=1)].tolist())
-        return found.pop() if len(found) == 1 else None
+        latencies = set(self.latency[self.seconds.any(axis=1)].tolist())
+        return latencies.pop() if len(latencies) == 1 else None
 
 
 def lines(platform: Platform) -> Lines:
@@ -102,7 +105,7 @@ class Tables:
     Assumed: nothing overlaps, neither layers nor computing and sending; on a shared medium or a gateway one transfer
     goes after another; on a switch all go at once, each edge by itself, until the busiest line is done; what several
     devices hold is sent by the one whose share it is. A tensor that two layers read is sent for each of them, even to
-    a device that has it by then; a part that nobody reads is computed. `metrics.measure` counts such a tensor once
+    a device that has it by then; a part that nobody reads is computed. `cost.metrics.measure` counts such a tensor once
     and leaves such a part out: elsewhere the values are the same.
     """
 
@@ -133,39 +136,64 @@ class Tables:
         """The plan of one selection."""
         layers = self.problem.layers.layers
         return self.problem.plan(
-            {layer.name: own[chosen].parts for layer, own, chosen in zip(layers, self.choices, selection, strict=True)}
+            {layer.name: choice.parts for layer, choice in zip(layers, self.chosen(selection), strict=True)}
         )
 
     def labels(self, selection: Sequence[int]) -> tuple[str, ...]:
         """The labels of the chosen, in layer order."""
-        return tuple(own[chosen].label for own, chosen in zip(self.choices, selection, strict=True))
+        return tuple(choice.label for choice in self.chosen(selection))
+
+    def chosen(self, selection: Sequence[int]) -> tuple[Choice, ...]:
+        """The choices of one selection, in layer order."""
+        return tuple(choices[number] for choices, number in zip(self.choices, selection, strict=True))
 
     def selection(self, plan: Plan) -> tuple[int, ...] | None:
         """The selection that gives `plan`'s parts; None where a layer's parts are none of its choices."""
-        found = []
-        for layer, own in zip(self.problem.layers.layers, self.choices, strict=True):
-            places = [i for i, choice in enumerate(own) if choice.parts == plan.layers[layer.name]]
-            if not places:
-                return None
-            found.append(places[0])
-        return tuple(found)
+        numbers = [self.number(i, plan.layers[layer.name]) for i, layer in enumerate(self.problem.layers.layers)]
+        selection = tuple(number for number in numbers if number is not None)
+        return selection if len(selection) == len(numbers) else None
+
+    def number(self, layer: int, parts: Sequence[Part]) -> int | None:
+        """The number of the layer's choice that has these parts; None where there is none."""
+        return next((number for number, choice in enumerate(self.choices[layer]) if choice.parts == parts), None)
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How many choices each layer has."""
+        return tuple(map(len, self.choices))
 
     @cached_property
     def size(self) -> int:
         """Choices of all layers."""
-        return sum(len(own) for own in self.choices)
+        return sum(self.counts)
 
 
 def total(node: Sequence[Floats], edge: Mapping[Edge, Floats], selections: NDArray[np.integer]) -> Floats:
     """Σ node + Σ edge of selections (plans, layers)."""
     columns = np.ascontiguousarray(np.asarray(selections).T)
-    found = np.zeros(columns.shape[1])
-    for own, column in zip(node, columns, strict=True):
-        found += own[column]
+    sums = np.zeros(columns.shape[1])
+    for layer_costs, column in zip(node, columns, strict=True):
+        sums += layer_costs[column]
     for (i, j), table in edge.items():
         # One flat index is faster than a pair of them.
-        found += table.ravel()[columns[i] * table.shape[1] + columns[j]]
-    return found
+        sums += table.ravel()[columns[i] * table.shape[1] + columns[j]]
+    return sums
+
+
+def original(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...]:
+    """A selection among the choices that are `kept` (their numbers, by layer) in the numbers of all choices."""
+    return tuple(int(numbers[chosen]) for numbers, chosen in zip(kept, selection, strict=True))
+
+
+def renumbered(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...] | None:
+    """The other way round; None where one of its choices is not kept."""
+    places = [np.flatnonzero(numbers == chosen) for numbers, chosen in zip(kept, selection, strict=True)]
+    return tuple(int(place[0]) for place in places) if all(map(len, places)) else None
+
+
+def restricted(edge: Mapping[Edge, Floats], kept: Sequence[NDArray[np.intp]]) -> dict[Edge, Floats]:
+    """The tables of edges over the choices that are `kept` alone."""
+    return {(i, j): table[np.ix_(kept[i], kept[j])] for (i, j), table in edge.items()}
 
 
 def tables(problem: Problem, options: ChoiceSet = ChoiceSet()) -> Tables:  # noqa: B008
@@ -173,16 +201,16 @@ def tables(problem: Problem, options: ChoiceSet = ChoiceSet()) -> Tables:  # noq
     return _Filler(problem, options).fill()
 
 
-def edges(layers: LayerGraph) -> dict[Edge, tuple[tuple[int, int], ...]]:
-    """(producer, consumer) by place in layer order → (place in the producer's outputs, in the consumer's inputs)."""
-    found: dict[Edge, list[tuple[int, int]]] = {}
+def edges(layers: LayerGraph) -> dict[Edge, Slots]:
+    """(producer, consumer) by place in layer order → the tensors in between."""
+    joined: dict[Edge, list[tuple[int, int]]] = {}
     for j, layer in enumerate(layers.layers):
         for slot, tensor in enumerate(layer.inputs):
             producer = layers.producer.get(tensor)
             if producer is not None:
                 i = layers.position[producer.name]
-                found.setdefault((i, j), []).append((producer.outputs.index(tensor), slot))
-    return {edge: tuple(slots) for edge, slots in sorted(found.items())}
+                joined.setdefault((i, j), []).append((producer.outputs.index(tensor), slot))
+    return {edge: tuple(slots) for edge, slots in sorted(joined.items())}
 
 
 class _Filler:
@@ -191,24 +219,24 @@ class _Filler:
     def __init__(self, problem: Problem, options: ChoiceSet) -> None:
         self.problem, self.options = problem, options
         self.lines = lines(problem.platform)
-        self.made: dict[Hashable, tuple[tuple[Choice, ...], Footprint]] = {}
+        self.known: dict[Hashable, tuple[tuple[Choice, ...], Footprint]] = {}
         self.pairs: dict[Hashable, tuple[Floats, Floats]] = {}
         self.alone: dict[Footprint, tuple[Floats, Floats]] = {}  # of layers without inputs and outputs of the graph
 
     def fill(self) -> Tables:
         layers = self.problem.layers
-        own = [self._layer(i) for i in range(len(layers.layers))]
-        prints = tuple(found for _, found in own)
+        filled_layers = [self._layer(i) for i in range(len(layers.layers))]
+        prints = tuple(footprint for _, footprint in filled_layers)
         filled = {edge: self._edge(prints, edge, slots) for edge, slots in edges(layers).items()}
-        nodes = [self._node(i, found) for i, found in enumerate(prints)]
+        nodes = [self._node(i, footprint) for i, footprint in enumerate(prints)]
         return Tables(
             self.problem,
             self.options,
-            tuple(chosen for chosen, _ in own),
+            tuple(chosen for chosen, _ in filled_layers),
             tuple(seconds for seconds, _ in nodes),
             {edge: seconds for edge, (seconds, _) in filled.items()},
-            tuple(found.partial + found.final for found in prints),
-            tuple(found.weights for found in prints),
+            tuple(footprint.partial + footprint.final for footprint in prints),
+            tuple(footprint.weights for footprint in prints),
             tuple(sent for _, sent in nodes),
             {edge: sent for edge, (_, sent) in filled.items()},
             prints,
@@ -220,53 +248,59 @@ class _Filler:
         # LIP's ranges follow the shares of the layer before (see choices).
         before = layers.producer.get(layer.nodes[layer.anchor].inputs[0]) if layer.nodes[layer.anchor].inputs else None
         key = shareable(self.problem, layer), None if before is None else signature(layers, before)
-        if key not in self.made:
-            found = choices(self.problem, layer, self.options)
-            self.made[key] = found, footprint(self.problem, layer, found)
-        return self.made[key]
+        if key not in self.known:
+            layer_choices = choices(self.problem, layer, self.options)
+            self.known[key] = layer_choices, footprint(self.problem, layer, layer_choices)
+        return self.known[key]
 
-    def _edge(self, prints: Sequence[Footprint], edge: Edge, slots: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
-        i, j = edge
-        producer, consumer = prints[i], prints[j]
-        dtypes = tuple(self._item(self.problem.layers.layers[j].inputs[slot]) for _, slot in slots)
-        key = producer, consumer, tuple(slots), dtypes
+    def _edge(self, prints: Sequence[Footprint], edge: Edge, slots: Slots) -> tuple[Floats, Floats]:
+        producer, consumer = prints[edge[0]], prints[edge[1]]
+        key = producer, consumer, slots
         if key not in self.pairs:
-            flows = [
-                (producer.made[out], producer.shares[out], consumer.needs[slot], item)
-                for (out, slot), item in zip(slots, dtypes, strict=True)
-                if out in producer.made and slot in consumer.needs
-            ]
+            flows = edge_flows(self.problem.layers, edge, slots, prints)
             self.pairs[key] = carried(self.lines, flows, (len(producer.final), len(consumer.final)))
         return self.pairs[key]
 
-    def _node(self, i: int, own: Footprint) -> tuple[Floats, Floats]:
+    def _node(self, i: int, footprint: Footprint) -> tuple[Floats, Floats]:
         """Seconds and bytes (choices,) of what concerns this layer alone."""
-        problem, layer = self.problem, self.problem.layers.layers[i]
-        plan = problem.plan({each.name: () for each in problem.layers.layers})
-        if own not in self.alone:
-            busy = own.partial.max(axis=1) + own.final.max(axis=1)
-            self.alone[own] = busy + self.lines.time(own.merged), own.merged.sum(axis=(1, 2)).astype(np.float64)
-        seconds, sent = self.alone[own]
-        for slot, tensor in enumerate(layer.inputs):
-            if tensor in problem.layers.inputs and slot in own.needs:
-                there = holders(problem, tensor, plan.source)
-                first = holders(problem, tensor, plan.source[:1])
-                flows = [(there, first, own.needs[slot], self._item(tensor))]
-                time, moved = carried(self.lines, flows, (1, len(seconds)))
-                seconds, sent = seconds + time[0], sent + moved[0]
-        for slot, tensor in enumerate(layer.outputs):
-            if tensor in problem.layers.outputs and slot in own.made:
-                wanted = (Need(holders(problem, tensor, plan.sink)),)
-                flows = [(own.made[slot], own.shares[slot], wanted, self._item(tensor))]
-                time, moved = carried(self.lines, flows, (len(seconds), 1))
-                seconds, sent = seconds + time[:, 0], sent + moved[:, 0]
+        if footprint not in self.alone:
+            busy, merged = footprint.partial.max(axis=1) + footprint.final.max(axis=1), footprint.merged
+            self.alone[footprint] = busy + self.lines.time(merged), merged.sum(axis=(1, 2)).astype(np.float64)
+        seconds, sent = self.alone[footprint]
+        inputs, outputs = end_flows(self.problem, self.problem.layers.layers[i], footprint)
+        for flow in inputs:
+            time, moved = carried(self.lines, [flow], (1, len(seconds)))
+            seconds, sent = seconds + time[0], sent + moved[0]
+        for flow in outputs:
+            time, moved = carried(self.lines, [flow], (len(seconds), 1))
+            seconds, sent = seconds + time[:, 0], sent + moved[:, 0]
         return seconds, sent
 
-    def _item(self, tensor: str) -> int:
-        return raw_nbytes(self.problem.layers.tensors[tensor].dtype, (1,))
+
+def edge_flows(layers: LayerGraph, edge: Edge, slots: Slots, footprints: Sequence[Footprint]) -> list[Flow]:
+    """What passes from layer to layer on an edge, for each of its tensors that has boxes."""
+    producer, consumer, inputs = footprints[edge[0]], footprints[edge[1]], layers.layers[edge[1]].inputs
+    return [
+        (producer.produced[out], producer.shares[out], consumer.needs[slot], element_bytes(layers, inputs[slot]))
+        for out, slot in slots
+        if out in producer.produced and slot in consumer.needs
+    ]
 
 
-Flow = tuple[Ints, Ints, Sequence[Need], int]  # what is held, whose it is, what is needed, bytes of an element
+def end_flows(problem: Problem, layer: Layer, footprint: Footprint) -> tuple[list[Flow], list[Flow]]:
+    """(graph inputs on their way to a layer, graph outputs on their way from it); sources and sinks have one choice."""
+    layers, (source, sink) = problem.layers, source_and_sink(problem)
+    inputs: list[Flow] = []
+    for slot, tensor in enumerate(layer.inputs):
+        if tensor in layers.inputs and slot in footprint.needs:
+            there, first = holders(problem, tensor, source), holders(problem, tensor, source[:1])
+            inputs.append((there, first, footprint.needs[slot], element_bytes(layers, tensor)))
+    outputs: list[Flow] = []
+    for slot, tensor in enumerate(layer.outputs):
+        if tensor in layers.outputs and slot in footprint.produced:
+            wanted = (Need(holders(problem, tensor, sink)),)
+            outputs.append((footprint.produced[slot], footprint.shares[slot], wanted, element_bytes(layers, tensor)))
+    return inputs, outputs
 
 
 def carried(lines: Lines, flows: Sequence[Flow], shape: tuple[int, int]) -> tuple[Floats, Floats]:
@@ -295,9 +329,9 @@ def sent_to(held: Ints, shares: Ints, needs: Sequence[Need], item: int) -> Ints:
     """Bytes (P, C, D) that each device misses: what it needs less what it holds."""
     (held, *wanted), factor = _narrowed([held, *(need.boxes for need in needs)])
     missing = np.zeros((held.shape[1], len(held), len(wanted[0])), held.dtype)  # (D, P, C): long rows are fast
-    for need, own in zip(needs, wanted, strict=True):
-        met = common(held.swapaxes(0, 1)[:, :, None], own.swapaxes(0, 1)[:, None])
-        missing += need.sign * (sizes(own).astype(held.dtype).T[:, None] - met)
+    for need, boxes in zip(needs, wanted, strict=True):
+        met = common(held.swapaxes(0, 1)[:, :, None], boxes.swapaxes(0, 1)[:, None])
+        missing += need.sign * (sizes(boxes).astype(held.dtype).T[:, None] - met)
     return np.moveaxis(missing, 0, 2) * np.int64(factor * item)
 
 
@@ -308,12 +342,12 @@ def sent_between(held: Ints, shares: Ints, needs: Sequence[Need], item: int) -> 
     both = overlap(shares[:, :, None], held[:, None, :])  # (P, sender, receiver, axes, 2)
     apart = ~np.eye(devices, dtype=bool)
     p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & apart)  # few: a receiver holds what is not its share
-    found = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)  # (P, sender, C, receiver)
-    for need, own in zip(needs, wanted, strict=True):
-        found += need.sign * common(shares[:, :, None, None], own)
-        found[p, s, :, r] -= need.sign * common(both[p, s, r][:, None], own[:, r].swapaxes(0, 1))
-    found[:, range(devices), :, range(devices)] = 0
-    return found.swapaxes(1, 2) * np.int64(factor * item)
+    sent = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)  # (P, sender, C, receiver)
+    for need, boxes in zip(needs, wanted, strict=True):
+        sent += need.sign * common(shares[:, :, None, None], boxes)
+        sent[p, s, :, r] -= need.sign * common(both[p, s, r][:, None], boxes[:, r].swapaxes(0, 1))
+    sent[:, range(devices), :, range(devices)] = 0
+    return sent.swapaxes(1, 2) * np.int64(factor * item)
 
 
 def _narrowed(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
@@ -333,7 +367,7 @@ def _narrowed(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
 
 def common(a: Ints, b: Ints) -> Ints:
     """Elements (…) that two arrays of boxes (…, axes, 2) have in common; they are broadcast against each other."""
-    found: Ints | None = None
+    elements: Ints | None = None
     for axis in range(a.shape[-2]):
         # Sides that lie one after the other in memory are many times faster to compare.
         (a_low, a_high), (b_low, b_high) = (
@@ -342,9 +376,9 @@ def common(a: Ints, b: Ints) -> Ints:
         extent = np.minimum(a_high, b_high)
         extent -= np.maximum(a_low, b_low)
         np.maximum(extent, 0, out=extent)
-        if found is None:
-            found = extent
+        if elements is None:
+            elements = extent
         else:
-            found *= extent
-    assert found is not None
-    return found
+            elements *= extent
+    assert elements is not None
+    return elements

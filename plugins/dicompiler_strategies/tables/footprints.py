@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from dicompiler.cost.model import Analytic
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part, Share
+from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import Region, full, volume
 from dicompiler.ir.tasks import Key, ShareTask
 from dicompiler.partition.bounds_inference import share_task
@@ -44,13 +45,13 @@ class Need:
 class Footprint:
     """The choices of one layer on the devices of the platform (in its order). C choices, D devices, all bytes raw.
 
-    made: by place in the layer's outputs, the box (C, D, axes + 1, 2) that a device comes to hold by computing it;
+    produced: by place in the layer's outputs, the box (C, D, axes + 1, 2) that a device comes to hold by computing it;
     shares: the same without overlaps: whose copy is sent where several have one. needs: by place in the layer's inputs.
     partial, final: seconds (C, D) of the partial sums and of all else. weights: bytes (C, D).
     merged: bytes (C, D, D) of partial sums from device to device.
     """
 
-    made: Mapping[int, Ints]
+    produced: Mapping[int, Ints]
     shares: Mapping[int, Ints]
     needs: Mapping[int, tuple[Need, ...]]
     partial: Floats
@@ -82,14 +83,14 @@ def _frozen(value: Any) -> Hashable:
 
 def footprint(problem: Problem, layer: Layer, choices: Sequence[Choice]) -> Footprint:
     """The arrays of `choices` of `layer`."""
-    return _Builder(problem, layer, choices).build()
+    return _FootprintBuilder(problem, layer, choices).build()
 
 
 def shareable(problem: Problem, layer: Layer) -> Hashable:
     """Layers of equal keys have equal footprints: the signature where the cost is known to follow from the structure;
     the layer's name where a cost model may know layers by name."""
-    own = signature(problem.layers, layer)
-    return own if type(problem.cost) is Analytic else (layer.name, own)
+    structure = signature(problem.layers, layer)
+    return structure if type(problem.cost) is Analytic else (layer.name, structure)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +103,7 @@ class _Probe:
     weights: Mapping[tuple[str, Region], int]
 
 
-class _Builder:
+class _FootprintBuilder:
     """Fills the arrays choice by choice and part by part; equal parts are worked out once."""
 
     def __init__(self, problem: Problem, layer: Layer, choices: Sequence[Choice]) -> None:
@@ -111,12 +112,12 @@ class _Builder:
         self.probes: dict[Share, _Probe] = {}
         self.costs: dict[tuple[Any, ...], float] = {}
         self.size = size = (len(choices), len(self.index))
-        self.made = {
+        self.produced = {
             slot: _boxes(size, shape)
             for slot, name in enumerate(layer.outputs)
             if (shape := problem.layers.tensors[name].shape) is not None and (slot == 0 or layer.reason)
         }
-        self.shares = {slot: array.copy() for slot, array in self.made.items()}
+        self.shares = {slot: array.copy() for slot, array in self.produced.items()}
         self.reads: dict[tuple[int, int], Ints] = {}  # (place in the inputs, 0 or 1 for a partial sum) → boxes
         self.partial, self.final = np.zeros(size), np.zeros(size)
         self.weights, self.merged = np.zeros(size, np.int64), np.zeros((*size, len(self.index)), np.int64)
@@ -135,7 +136,7 @@ class _Builder:
             for d, pieces in held.items():
                 self.weights[c, d] = sum(pieces.values())
         return Footprint(
-            self.made, self.shares, _needs(self.reads), self.partial, self.final, self.weights, self.merged
+            self.produced, self.shares, _needs(self.reads), self.partial, self.final, self.weights, self.merged
         )
 
     def _work(self, c: int, part: Part, probe: _Probe, merge: int) -> None:
@@ -151,23 +152,23 @@ class _Builder:
     def _making(self, c: int, part: Part, probe: _Probe, share: Region | None, senders: Sequence[int]) -> None:
         """What a part makes of the layer's outputs, and the partial sums that come for it."""
         d = self.index[part.device]
-        for slot in self.made:
-            own = probe.task.outputs[Key(self.layer.outputs[slot])]
-            assert own is not None  # only tensors of static shape have boxes
-            self.made[slot][c, d] = box(own)
-            self.shares[slot][c, d] = box(own if share is None or slot else share)
+        for slot in self.produced:
+            region = probe.task.outputs[Key(self.layer.outputs[slot])]
+            assert region is not None  # only tensors of static shape have boxes
+            self.produced[slot][c, d] = box(region)
+            self.shares[slot][c, d] = box(region if share is None or slot else share)
         for s in senders:
             if s != d and probe.region is not None:
-                self.merged[c, s, d] += self._partial_bytes(probe.region)
+                self.merged[c, s, d] += volume(probe.region) * self._partial_item
 
     def _probe(self, share: Share) -> _Probe:
         if share not in self.probes:
             layers, layer = self.problem.layers, self.layer
             task = share_task(layers, layer, share)
-            (made, *_) = task.outputs.values()
+            (region, *_) = task.outputs.values()
             slots = {name: slot for slot, name in enumerate(layer.inputs)}
             needs = tuple((slots[key.tensor], need) for key, need in task.needs.items())
-            self.probes[share] = _Probe(task, made, needs, weight_regions(layers, task))
+            self.probes[share] = _Probe(task, region, needs, weight_regions(layers, task))
         return self.probes[share]
 
     def _seconds(self, probe: _Probe, part: Part, merge: int) -> float:
@@ -181,16 +182,16 @@ class _Builder:
             self.costs[key] = self.problem.cost.seconds(self.problem.layers, self.layer, share, device)
         return self.costs[key]
 
-    def _partial_bytes(self, region: Region) -> int:
+    @cached_property
+    def _partial_item(self) -> int:
+        """Bytes of an element of a partial sum."""
         layers = self.problem.layers
-        dtype = layers.tensors[layers.cut_output(self.layer.nodes[self.layer.anchor])].dtype
-        return volume(region) * _item(dtype)
+        return element_bytes(layers, layers.cut_output(self.layer.nodes[self.layer.anchor]))
 
 
-@lru_cache(maxsize=64)
-def _item(dtype: int) -> int:
-    """Raw bytes of one element."""
-    return raw_nbytes(dtype, (1,))
+def element_bytes(layers: LayerGraph, tensor: str) -> int:
+    """Raw bytes of one element of a tensor; whole ones, of types below a byte as well."""
+    return raw_nbytes(layers.tensors[tensor].dtype, (1,))
 
 
 def _boxes(size: tuple[int, int], shape: Sequence[Any]) -> Ints:
@@ -204,7 +205,7 @@ def box(region: Region) -> Region:
 
 def _needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[Need, ...]]:
     """Where a device reads a tensor for its partial sum and for its merging both, their common box counts once."""
-    found: dict[int, tuple[Need, ...]] = {}
+    by_slot: dict[int, tuple[Need, ...]] = {}
     for slot in sorted({slot for slot, _ in reads}):
         boxes = [reads[slot, kind] for kind in (0, 1) if (slot, kind) in reads]
         needs = [Need(b) for b in boxes]
@@ -212,8 +213,8 @@ def _needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[Need, ...]]
             common = overlap(boxes[0], boxes[1])
             if common.any():
                 needs.append(Need(common, -1))
-        found[slot] = tuple(needs)
-    return found
+        by_slot[slot] = tuple(needs)
+    return by_slot
 
 
 def overlap(a: Ints, b: Ints) -> Ints:
@@ -225,8 +226,19 @@ def overlap(a: Ints, b: Ints) -> Ints:
 
 def sizes(boxes: Ints) -> Ints:
     """Elements of the boxes (…, axes, 2); an empty one has 0."""
-    found: Ints = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1)
-    return found
+    elements: Ints = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1)
+    return elements
+
+
+def source_and_sink(problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The devices that hold the graph's inputs, and those that want its outputs; the platform's first by default."""
+    first = (problem.platform.devices[0].name,)
+    return problem.source or first, problem.sink or first
+
+
+def on_hosts(platform: Platform) -> Floats:
+    """(devices, hosts): 1 where the device is on the host."""
+    return np.array([[device.host == host.name for host in platform.hosts] for device in platform.devices], np.float64)
 
 
 def holders(problem: Problem, tensor: str, names: Sequence[str]) -> Ints:
