@@ -75,7 +75,7 @@ class Rule:
         return depfile.text(self.target, depfile.prerequisites(given.model, given.platform, given.plan, self.parts))
 
 
-def made(**specs: str | None) -> dict[str, Any]:
+def plugins_of(**specs: str | None) -> dict[str, Any]:
     """Strategy, cost model and target from their texts, by the same name; those that are given. UsageError for unknown
     names."""
     from dicompiler.plugin.registry import registry

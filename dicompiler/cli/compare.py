@@ -31,12 +31,12 @@ def command(request: Request, strategies: str | None, as_json: bool) -> None:
     from dicompiler.driver.compare import compare
     from dicompiler.driver.prepare import DEFAULT_COST, load_problem
 
-    made = chosen(strategies or DEFAULT)
+    candidates = chosen(strategies or DEFAULT)
     problem = load_problem(
         request.model, request.platform, request.shape, request.objective or "latency", request.cost or DEFAULT_COST
     )
     with progress("single") as tell:
-        comparison = compare(problem, made, tell)
+        comparison = compare(problem, candidates, tell)
     show_comparison(comparison, as_json)
 
 

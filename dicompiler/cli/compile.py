@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.building import Building, building_options, made, print_paths
+from dicompiler.cli.building import Building, building_options, plugins_of, print_paths
 from dicompiler.cli.options import (
     PATH,
     Request,
@@ -66,7 +66,7 @@ def command(
     if fit and (strategy is not None or plan is not None):
         raise UsageError("compile: --fit decides itself: leave out --strategy and --plan, or take --strategy 'fit{…}'")
     check_parent(output)
-    parts = made(strategy="fit" if fit else strategy, cost=request.cost, target=target)
+    parts = plugins_of(strategy="fit" if fit else strategy, cost=request.cost, target=target)
     rule = building.rule([output / MANIFEST], request, parts.values())
     with progress(f"compiling {request.model.name}"):
         result = request.compile(**parts, output=output, calibrate=calibrate)

@@ -39,14 +39,14 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
 
     check_parent(output)
     with _directory(output) as directory, progress("starting") as tell:
-        found = demo(network, platform, strategy, directory, tell)
+        result = demo(network, platform, strategy, directory, tell)
     if as_json:
-        _show_json(found)
+        _show_json(result)
     else:
-        _show(found)
+        _show(result)
         if output is not None:
             click.echo(f"\nwritten: {output}")
-    for check in found.verification.checks:
+    for check in result.verification.checks:
         if not check.passed:
             raise DicompilerError(f"demo: {check.name}: {check.detail}")
 
@@ -61,57 +61,57 @@ def _directory(output: Path | None) -> Iterator[Path]:
         yield Path(temporary, "demo")
 
 
-def _show_json(found: Demo) -> None:
+def _show_json(result: Demo) -> None:
     import dataclasses
 
     from dicompiler.cli.tables import show_json
 
-    show_json(dataclasses.asdict(found))
+    show_json(dataclasses.asdict(result))
 
 
-def _show(found: Demo) -> None:
+def _show(result: Demo) -> None:
     """Who computes what, the times, and what was verified, in 80 columns."""
     from dicompiler.cli.tables import show
 
-    size = f"{found.layers} layers, {found.flops / 1e9:.3g} GFLOP a frame, {found.weights / 2**20:.3g} MiB of weights"
-    click.echo(f"{found.network}: {size}")
-    click.echo(f"split over {found.platform} by {found.strategy}, a process for each device:\n")
+    work, weights = f"{result.flops / 1e9:.3g} GFLOP a frame", f"{result.weights / 2**20:.3g} MiB of weights"
+    click.echo(f"{result.network}: {result.layers} layers, {work}, {weights}")
+    click.echo(f"split over {result.platform} by {result.strategy}, a process for each device:\n")
     headers = ("device", "layers", "FLOP", "weights MiB", "sent KiB", "computing ms", "waiting ms")
     rows = [
         (
             share.device,
             str(share.layers),
-            f"{share.flops / max(1, found.flops):.1%}",
+            f"{share.flops / max(1, result.flops):.1%}",
             f"{share.weights / 2**20:.2f}",
             f"{share.sent / 1024:.1f}",
             f"{1000 * share.compute_s:.1f}",
             f"{1000 * share.wait_s:.1f}",
         )
-        for share in found.shares
+        for share in result.shares
     ]
     show(headers, rows, right=range(1, len(headers)))
     click.echo()
-    _show_times(found)
+    _show_times(result)
     click.echo()
-    _show_checks(found.verification)
+    _show_checks(result.verification)
 
 
-def _show_times(found: Demo) -> None:
+def _show_times(result: Demo) -> None:
     from dicompiler.cli.tables import show
 
-    many = f"{len(found.shares)} device{'' if len(found.shares) == 1 else 's'}"
+    many = f"{len(result.shares)} device{'' if len(result.shares) == 1 else 's'}"
     rows = [
         (name, *(f"{1000 * seconds:.4g} ms" for seconds in pair))
         for name, pair in (
-            ("predicted for the boards", (found.predicted_s, found.predicted_alone_s)),
-            ("measured on this host", (found.frame_s, found.alone_s)),
+            ("predicted for the boards", (result.predicted_s, result.predicted_alone_s)),
+            ("measured on this host", (result.frame_s, result.alone_s)),
         )
     ]
     show(("a frame", many, "one alone"), rows, right=(1, 2))
     click.echo(
         _wrapped(
             "Predictions rest on the boards' published figures. Measured: the devices' processes share the"
-            f" {found.cores} cores of this host, so this is no measurement of speed-up; {found.frames} frames,"
+            f" {result.cores} cores of this host, so this is no measurement of speed-up; {result.frames} frames,"
             " above their mean, here the fastest."
         )
     )

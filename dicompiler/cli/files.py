@@ -47,13 +47,13 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
                 np.lib.format.write_array(member, _storable(array, f"{path}: {name!r}"), allow_pickle=False)
 
 
-def _array(found: Any, place: str) -> NDArray[Any]:
+def _array(value: Any, place: str) -> NDArray[Any]:
     """What an archive holds under a name; bytes where that is no array."""
     import numpy as np
 
-    if not isinstance(found, np.ndarray):
+    if not isinstance(value, np.ndarray):
         raise DicompilerError(f"{place} is no array: write the file with numpy.savez")
-    return found
+    return value
 
 
 def _storable(array: Any, place: str) -> NDArray[Any]:

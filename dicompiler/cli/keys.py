@@ -27,8 +27,8 @@ def command(directory: Path, output: Path | None, days: int, renew: bool, as_jso
 
     document = manifest(directory)
     place = output if output is not None else directory.absolute().with_name(f"{directory.absolute().name}.keys")
-    made = make(document["devices"], place, days, renew)
+    written = make(document["devices"], place, days, renew)
     if as_json:
-        show_json({"keys": str(place), "made": list(made)})
+        show_json({"keys": str(place), "made": list(written)})
         return
-    click.echo(f"{place}: {', '.join(made) if made else 'nothing to do: all keys are there'}")
+    click.echo(f"{place}: {', '.join(written) if written else 'nothing to do: all keys are there'}")

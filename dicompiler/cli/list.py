@@ -29,8 +29,8 @@ def command(kind: str, as_json: bool) -> None:
 
     if kind not in NAMES:
         raise UsageError(f"list: unknown kind {kind!r}{nearest(kind, NAMES)}")
-    found = registry()
-    records = _plugins(found) if kind == "plugins" else [_record(p) for p in found.of(kind.replace("-", "_")).values()]
+    known = registry()
+    records = _plugins(known) if kind == "plugins" else [_record(p) for p in known.of(kind.replace("-", "_")).values()]
     if as_json:
         show_json(records)
         return
@@ -74,11 +74,11 @@ def _first_line(text: str | None) -> str:
     return (text or "").strip().partition("\n")[0].strip()
 
 
-def _plugins(found: Registry) -> list[dict[str, Any]]:
+def _plugins(known: Registry) -> list[dict[str, Any]]:
     """The loaded plugins with how many things of each kind they provide."""
     records = []
-    for plugin in found.plugins:
-        counts = {name: _count(found, name, plugin.name, plugin.distribution) for name in NAMES if name != "plugins"}
+    for plugin in known.plugins:
+        counts = {name: _count(known, name, plugin.name, plugin.distribution) for name in NAMES if name != "plugins"}
         records.append(
             {
                 "name": plugin.name,
@@ -91,8 +91,8 @@ def _plugins(found: Registry) -> list[dict[str, Any]]:
     return records
 
 
-def _count(found: Registry, name: str, plugin: str, distribution: str) -> int:
-    provided = found.of(name.replace("-", "_")).values()
+def _count(known: Registry, name: str, plugin: str, distribution: str) -> int:
+    provided = known.of(name.replace("-", "_")).values()
     return sum((one.plugin, one.distribution) == (plugin, distribution) for one in provided)
 
 

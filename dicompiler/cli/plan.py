@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dicompiler.cli.building import Building, building_options, made, print_paths
+from dicompiler.cli.building import Building, building_options, plugins_of, print_paths
 from dicompiler.cli.options import (
     Request,
     check_file,
@@ -38,7 +38,7 @@ def command(request: Request, building: Building, as_json: bool, output: Path) -
     from dicompiler.ir.plan import dumps
 
     check_file(output)
-    parts = made(strategy=request.strategy, cost=request.cost)
+    parts = plugins_of(strategy=request.strategy, cost=request.cost)
     rule = building.rule([output], request, parts.values())
     with progress(f"planning {request.model.name}"):
         result = request.compile(**parts)

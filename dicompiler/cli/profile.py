@@ -99,11 +99,11 @@ def _numbers_of(profile: Profile) -> dict[str, Any]:
 
 def _summary(profile: Profile) -> str:
     """What was measured, in a line or two."""
-    found = _numbers_of(profile)
+    numbers = _numbers_of(profile)
     lines = [
-        f"{found['layers']} layers, {found['different']} of them different, {found['pieces']} pieces on "
+        f"{numbers['layers']} layers, {numbers['different']} of them different, {numbers['pieces']} pieces on "
         f"{profile.threads} threads, for device {profile.device}: all layers one after another take "
-        f"{1000 * found['total_s']:.4g} ms"
+        f"{1000 * numbers['total_s']:.4g} ms"
     ]
     if profile.unmeasured:
         name, why = next(iter(profile.unmeasured.items()))
@@ -115,9 +115,9 @@ def _summary(profile: Profile) -> str:
 def _numbers(text: str) -> tuple[int, ...]:
     """`1,2,4,8` → (1, 2, 4, 8). UsageError for anything else."""
     try:
-        found = tuple(int(word) for word in text.split(","))
+        numbers = tuple(int(word) for word in text.split(","))
     except ValueError:
-        found = ()
-    if not found or not all(1 <= number <= 1024 for number in found):
+        numbers = ()
+    if not numbers or not all(1 <= number <= 1024 for number in numbers):
         raise UsageError(f"profile: --tiles are numbers from 1 to 1024 with commas between them, not {text!r}")
-    return found
+    return numbers

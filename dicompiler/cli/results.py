@@ -72,23 +72,23 @@ def _multiplications(result: Compilation) -> float:
 def _show_occupied(result: Compilation) -> None:
     from dicompiler.base.units import format_bytes
 
-    found = _occupied(result)
+    occupied = _occupied(result)
     details = list(result.occupied[0].details)
     keys = ("ram", "ram_limit", "flash", "flash_limit", *details)
     names = {"ram": "RAM", "ram_limit": "of", "flash_limit": "of"}
     headers = ("device", *(names.get(key, key.replace("_", " ")) for key in keys))
     rows = [
         (one["device"], *("–" if one[key] is None else format_bytes(one[key]) for key in keys))
-        for one in found["devices"]
+        for one in occupied["devices"]
     ]
     show(headers, rows, right=range(1, len(headers)))
-    if found["uncut_ram"] is not None:
-        most = max(one["ram"] for one in found["devices"])
+    if occupied["uncut_ram"] is not None:
+        most = max(one["ram"] for one in occupied["devices"])
         click.echo(
             f"\nRAM of the fullest device: {format_bytes(most)}; of one that has the whole network, uncut: "
-            f"{format_bytes(found['uncut_ram'])}"
+            f"{format_bytes(occupied['uncut_ram'])}"
         )
-    click.echo(f"multiplications: {found['multiplications']:.3f} times those of the uncut network")
+    click.echo(f"multiplications: {occupied['multiplications']:.3f} times those of the uncut network")
 
 
 def show_planned(result: Compilation, written: Path, as_json: bool) -> None:
@@ -218,8 +218,8 @@ def show_comparison(comparison: Comparison, as_json: bool) -> None:
     show(headers, lines, right=range(1, len(headers)))
     for row in comparison.rows:
         if row.error:
-            own = f"{row.strategy}: "
-            click.echo(f"{own}{row.error.removeprefix(own)}")
+            prefix = f"{row.strategy}: "
+            click.echo(f"{prefix}{row.error.removeprefix(prefix)}")
     _show_best(comparison)
 
 
@@ -279,12 +279,12 @@ def show_shares(metrics: Metrics) -> None:
 def _links(result: Compilation) -> dict[tuple[str, str], int]:
     """(sender, receiver) → bytes of a frame; with replicas in the mean, rounded up."""
     assert result.program is not None
-    found: dict[tuple[str, str], int] = {}
+    totals: dict[tuple[str, str], int] = {}
     for transfer in result.program.all_transfers:
         key = (transfer.sender, transfer.receiver)
-        found[key] = found.get(key, 0) + transfer.value.nbytes
+        totals[key] = totals.get(key, 0) + transfer.value.nbytes
     count = len(result.program.roles)
-    return {key: -(-total // count) for key, total in found.items()}
+    return {key: -(-total // count) for key, total in totals.items()}
 
 
 def show_run(result: RunResult) -> None:

@@ -74,10 +74,10 @@ def reopen(directory: str | Path, cost: str = "") -> tuple[Compilation, Target, 
     names the file that is missing or broken.
     """
     path, target, model = _open(directory)
-    made = load_json(path / MADE) if (path / MADE).is_file() else None
-    if made is not None:
-        validate(made, "made", str(path / MADE))
-    decision = None if made is None else Decision(made["strategy"], made["objective"], made["cost"])
+    document = load_json(path / MADE) if (path / MADE).is_file() else None
+    if document is not None:
+        validate(document, "made", str(path / MADE))
+    decision = None if document is None else Decision(document["strategy"], document["objective"], document["cost"])
     try:
         costs = registry().make("cost_models", cost or (decision.cost if decision else DEFAULT_COST))
     except UsageError as error:

@@ -45,8 +45,8 @@ class Comparison:
     @property
     def best(self) -> Row | None:
         """The row with the least value of the objective, the first of equals; None where no strategy has a plan."""
-        found = [row for row in self.rows if row.metrics is not None]
-        return min(found, key=lambda row: self.value(row), default=None)
+        planned = [row for row in self.rows if row.metrics is not None]
+        return min(planned, key=lambda row: self.value(row), default=None)
 
     def value(self, row: Row) -> float:
         """The row's value of the objective."""

@@ -165,6 +165,6 @@ def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
         (stage / REFERENCE).parent.mkdir()
         compilation.reference.save(stage / REFERENCE, external=True)
         if compilation.decision is not None:
-            decision = {"format": MADE_FORMAT, **asdict(compilation.decision)}
-            (stage / MADE).write_text(json.dumps(decision, indent=1) + "\n", encoding="utf-8")
+            document = {"format": MADE_FORMAT, **asdict(compilation.decision)}
+            (stage / MADE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return replace(compilation, artifacts=output)

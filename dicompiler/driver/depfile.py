@@ -32,9 +32,9 @@ def text(target: str, prerequisites: Iterable[str | Path]) -> str:
 
 
 def _escaped(name: str) -> str:
-    found = _UNREADABLE.search(name)
-    if found is not None:
-        raise _refusal(name, found[0])
+    match = _UNREADABLE.search(name)
+    if match is not None:
+        raise _refusal(name, match[0])
     return re.sub(r"[ #:]", r"\\\g<0>", name.replace("$", "$$"))
 
 

@@ -88,18 +88,18 @@ class Statistics(Watch):
         routing = compilation.routing
         layers = routing.layers
         for layer in layers.layers:
-            own = [task for task in routing.tasks if task.layer == layer.name]
+            tasks = [task for task in routing.tasks if task.layer == layer.name]
             arrived = {
                 leaf.box: volume(leaf.box.region or ())
-                for task in own
+                for task in tasks
                 for tree in routing.reads.get(task_id(task), {}).values()
                 for leaf in leaves(tree)
                 if leaf.box.origin is not None
             }
-            done = sum(task_macs(layers, task) for task in own)
+            done = sum(task_macs(layers, task) for task in tasks)
             redundant = done - macs(layers, layer)
-            devices = len({task.device for task in own})
-            self.rows.append(LayerStatistics(layer.name, len(own), devices, sum(arrived.values()), done, redundant))
+            devices = len({task.device for task in tasks})
+            self.rows.append(LayerStatistics(layer.name, len(tasks), devices, sum(arrived.values()), done, redundant))
 
 
 @dataclass
@@ -148,17 +148,17 @@ def without_weights(model: Model) -> bytes:
     hollow = [tensor for tensor in graph.initializer if is_hollow(tensor)]
     small = [tensor for tensor in graph.initializer if not is_hollow(tensor)]
     fed = {tensor.name for tensor in hollow}
-    made, shapes = [], []
+    zeros, shapes = [], []
     for number, tensor in enumerate(hollow):
         shape = numpy_helper.from_array(_int64(tensor.dims), f"reproducer.shape{number}")
         shapes.append(shape)
         zero = onnx.TensorProto(dims=[1], data_type=tensor.data_type, raw_data=bytes(_itemsize(tensor.data_type)))
-        made.append(helper.make_node("ConstantOfShape", [shape.name], [tensor.name], value=zero))
+        zeros.append(helper.make_node("ConstantOfShape", [shape.name], [tensor.name], value=zero))
     nodes = list(graph.node)
     inputs = [value for value in graph.input if value.name not in fed]
     del graph.initializer[:], graph.node[:], graph.input[:]
     graph.initializer.extend([*small, *shapes])
-    graph.node.extend([*made, *nodes])
+    graph.node.extend([*zeros, *nodes])
     graph.input.extend(inputs)
     return bytes(proto.SerializeToString(deterministic=True))
 

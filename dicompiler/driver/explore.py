@@ -103,8 +103,11 @@ def document(front: Front, platform: Platform) -> dict[str, Any]:
 
 def _numbers(front: Front, index: int) -> dict[str, float]:
     """Objective → number; bytes are whole."""
-    own = front.points[index].objectives
-    return {name: round(own[name]) if FRONT_OBJECTIVES[name][0] == "bytes" else own[name] for name in front.objectives}
+    objectives = front.points[index].objectives
+    return {
+        name: round(objectives[name]) if FRONT_OBJECTIVES[name][0] == "bytes" else objectives[name]
+        for name in front.objectives
+    }
 
 
 def _csv(front: Front) -> str:

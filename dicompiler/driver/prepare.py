@@ -66,10 +66,10 @@ def load_problem(
 def platform_of(given: str | Path | Platform | None, strategy: Strategy | None = None) -> Platform:
     """The platform given, else the one that the strategy's own input describes. UsageError where there is none."""
     families = [provided.value for provided in registry().platforms.values()]
-    own = strategy.own_platform() if strategy is not None and given is None else None
-    if given is None and own is None:
+    described = strategy.own_platform() if strategy is not None and given is None else None
+    if given is None and described is None:
         raise UsageError("compile: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)")
-    return own if own is not None else Platform.load(given, families)  # type: ignore[arg-type]
+    return described if described is not None else Platform.load(given, families)  # type: ignore[arg-type]
 
 
 def pose(compilation: Compilation, objective: str = "latency", cost: CostModel | None = None) -> Problem:

@@ -124,14 +124,14 @@ def _why_not(layers: LayerGraph, layer: Layer) -> str:
 def pieces(model: Model, layers: LayerGraph, layer: Layer, tiles: Sequence[int]) -> Iterator[Piece]:
     """The whole layer; for each cut and number of tiles an inner piece, none of a size twice; partial sums and their
     merger."""
-    own = _alone(model, layers, layer)
-    yield Piece("whole", 1, Share(), own.model.proto)
+    alone = _alone(model, layers, layer)
+    yield Piece("whole", 1, Share(), alone.model.proto)
     seen: set[tuple[Cut, int]] = set()
     for parts, number, kind, share in _cuts(layers, layer, tiles):
         size = share.merge if share.merge else _size(kind, share)
         if (kind, size) not in seen:
             seen.add((kind, size))
-            models = _compiled(own, layer, parts, parts[number].device)
+            models = _compiled(alone, layer, parts, parts[number].device)
             if len(models) == 1:  # what takes several calls is no single piece
                 yield Piece(kind, size, share, models[0])
 
@@ -202,7 +202,7 @@ def _compiled(alone: Compilation, layer: Layer, parts: tuple[Part, ...], device:
     given = Compilation(model=alone.model, layers=alone.layers, plan=plan)
     placed = registry().make("passes", "partition").run(given)
     program = cut(placed.model, plan.devices)
-    return [_bare(segment) for own in program.devices if own.device == device for segment in own.segments]
+    return [_bare(segment) for part in program.devices if part.device == device for segment in part.segments]
 
 
 def _bare(segment: Segment) -> onnx.ModelProto:

@@ -34,13 +34,13 @@ def document(directory: Path, result: RunResult) -> dict[str, Any]:
     }
 
 
-def load(path: Path, artifact: Path, own: Mapping[str, Any]) -> dict[str, Any]:
+def load(path: Path, artifact: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Reads and checks a log. DicompilerError where it is none, or of another artifact than the one in the directory
-    `artifact`, whose artifact.json is `own`."""
-    found: dict[str, Any] = load_json(path)
-    validate(found, "run", str(path))
-    if found["artifact"] != own["digest"]:
+    `artifact`, whose artifact.json is `manifest`."""
+    log: dict[str, Any] = load_json(path)
+    validate(log, "run", str(path))
+    if log["artifact"] != manifest["digest"]:
         raise DicompilerError(f"{path}: it is of another artifact than {artifact}: run this one again with --log")
-    if [device["device"] for device in found["devices"]] != own["devices"]:
+    if [device["device"] for device in log["devices"]] != manifest["devices"]:
         raise DicompilerError(f"{path}: devices: they are not those of {artifact}: run it again with --log")
-    return found
+    return log

@@ -83,8 +83,8 @@ def _append(name: str, options: Mapping[str, Any]) -> tuple[Builder, str]:
     if name not in _NETWORKS:
         raise UsageError(f"unknown network {name!r}{nearest(name, [*NAMES, *(f'light/{n}' for n in LIGHT_NAMES)])}")
     network = _NETWORKS[name]
-    own = [key for key in inspect.signature(network.append).parameters if key not in ("net", *network.fixed)]
-    known = [*own, "size", "batch", "opset"]
+    parameters = [key for key in inspect.signature(network.append).parameters if key not in ("net", *network.fixed)]
+    known = [*parameters, "size", "batch", "opset"]
     for option in options:
         if option not in known:
             raise UsageError(f"network {name!r}: unknown option {option!r}{nearest(option, known)}")
@@ -92,5 +92,5 @@ def _append(name: str, options: Mapping[str, Any]) -> tuple[Builder, str]:
     height, width = (size, size) if isinstance(size, int) else size
     image = (network.channels, height, width) if network.channels else (height,)
     net = Builder(name, (options.get("batch", 1), *image), options.get("opset", 17))
-    given = {key: value for key, value in options.items() if key in own}
+    given = {key: value for key, value in options.items() if key in parameters}
     return net, network.append(net, **network.fixed, **given)

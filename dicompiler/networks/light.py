@@ -53,9 +53,9 @@ def light(name: str, seed: int = 0) -> onnx.ModelProto:
     model = _load(name)
     graph = model.graph
     shapes = {tensor.name: tuple(numpy_helper.to_array(tensor).tolist()) for tensor in graph.initializer if tensor.dims}
-    made = {n.output[0]: (n.input[0], shapes[n.input[0]]) for n in graph.node if n.op_type == "ConstantOfShape"}
+    filled = {n.output[0]: (n.input[0], shapes[n.input[0]]) for n in graph.node if n.op_type == "ConstantOfShape"}
     floats = {t.name: tuple(t.dims) for t in graph.initializer if t.data_type == TensorProto.FLOAT}
-    floats |= {tensor: shape for tensor, (_, shape) in made.items()}
+    floats |= {tensor: shape for tensor, (_, shape) in filled.items()}
     weights = {
         tensor: numpy_helper.from_array(
             weight(seed, tensor, floats[tensor], role, _fan_in(node, floats[tensor]), _gain(graph, node, role)), tensor
@@ -63,7 +63,7 @@ def light(name: str, seed: int = 0) -> onnx.ModelProto:
         for tensor, role, node in _uses(graph)
         if tensor in floats
     }
-    _replace(graph, weights, {source for source, _ in made.values()})
+    _replace(graph, weights, {source for source, _ in filled.values()})
     return model
 
 

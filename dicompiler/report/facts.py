@@ -88,16 +88,16 @@ class Facts:
     @cached_property
     def tasks(self) -> Mapping[str, Sequence[Task]]:
         """Layer → its live parts, of the first role."""
-        found: dict[str, list[Task]] = {layer.name: [] for layer in self.routing.layers.layers}
+        by_layer: dict[str, list[Task]] = {layer.name: [] for layer in self.routing.layers.layers}
         for task in self.routing.tasks:
-            found[task.layer].append(task)
-        return found
+            by_layer[task.layer].append(task)
+        return by_layer
 
     @cached_property
     def received(self) -> Mapping[tuple[TaskId, str], int]:
         """(Part, tensor) → bytes of it that come from other devices for the part; what several parts of a device read
         counts for the first."""
-        found: dict[tuple[TaskId, str], int] = {}
+        sizes: dict[tuple[TaskId, str], int] = {}
         seen = set()
         for task in self.routing.tasks:
             for key, tree in self.routing.reads.get(task_id(task), {}).items():
@@ -105,16 +105,16 @@ class Facts:
                     if leaf.box.origin is not None and leaf.box not in seen:
                         seen.add(leaf.box)
                         place = task_id(task), key.tensor
-                        found[place] = found.get(place, 0) + self.routing.nbytes(leaf.box)
-        return found
+                        sizes[place] = sizes.get(place, 0) + self.routing.nbytes(leaf.box)
+        return sizes
 
     @cached_property
     def received_by_part(self) -> Mapping[TaskId, int]:
         """Part → bytes that come from other devices for it."""
-        found: dict[TaskId, int] = {}
+        sizes: dict[TaskId, int] = {}
         for (part, _), size in self.received.items():
-            found[part] = found.get(part, 0) + size
-        return found
+            sizes[part] = sizes.get(part, 0) + size
+        return sizes
 
     @cached_property
     def moving(self) -> frozenset[tuple[str, str]]:
@@ -124,13 +124,13 @@ class Facts:
     @cached_property
     def segment_layers(self) -> Mapping[str, str]:
         """Segment → the layers that it computes parts of, in words."""
-        found = {}
+        texts = {}
         for device in self.program.devices:
             for segment in device.segments:
                 names = list(dict.fromkeys(layer for (layer, _), _ in segment.marks))
                 many = f"{names[0]} … {names[-1]} ({len(names)} layers)" if len(names) > 2 else ", ".join(names)
-                found[segment.name] = many or "moves data"
-        return found
+                texts[segment.name] = many or "moves data"
+        return texts
 
 
 def gather(
@@ -172,18 +172,17 @@ def gather(
 
 def load_comparison(path: Path, network: str = "") -> dict[str, Any]:
     """What `dicompiler compare --json` printed, checked; with `network`, only of the network with that digest."""
-    found: dict[str, Any] = load_json(path)
-    validate(found, "comparison", str(path))
-    if network and found["network"] != network:
-        raise DicompilerError(f"{path}: it is of another network: compare the one that was compiled")
-    return found
+    return _load(path, "comparison", network, "compare")
 
 
 def load_front(path: Path, network: str = "") -> dict[str, Any]:
     """A front.json, or that of a directory, checked; with `network`, only of the network with that digest."""
-    file = path / FRONT if path.is_dir() else path
-    found: dict[str, Any] = load_json(file)
-    validate(found, "front", str(file))
-    if network and found.get("network", network) != network:
-        raise DicompilerError(f"{file}: it is of another network: explore the one that was compiled")
-    return found
+    return _load(path / FRONT if path.is_dir() else path, "front", network, "explore")
+
+
+def _load(path: Path, schema: str, network: str, command: str) -> dict[str, Any]:
+    document: dict[str, Any] = load_json(path)
+    validate(document, schema, str(path))
+    if network and document.get("network", network) != network:
+        raise DicompilerError(f"{path}: it is of another network: {command} the one that was compiled")
+    return document

@@ -145,10 +145,10 @@ def _shares(facts: Facts, layer: Layer) -> dict[str, float]:
     tasks = facts.tasks[layer.name]
     by_flops = [float(_flops(facts, layer, task)) for task in tasks]
     sizes = by_flops if sum(by_flops) else [float(_size(task)) for task in tasks]
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for task, size in zip(tasks, sizes, strict=True):
-        found[task.device] = found.get(task.device, 0.0) + (size if sum(sizes) else 1.0)
-    return {device: found[device] for device in facts.devices if device in found}
+        shares[task.device] = shares.get(task.device, 0.0) + (size if sum(sizes) else 1.0)
+    return {device: shares[device] for device in facts.devices if device in shares}
 
 
 def _size(task: Task) -> int:

@@ -13,7 +13,7 @@ GAP, LANE = 16.0, 12.0
 """Between two boxes, and what the lane of an edge takes, in pixels."""
 SWEEPS = 8
 LIGHT = 1e-6
-"""What a lane weighs beside a box."""
+"""The weight of a lane in means, beside 1 of a box."""
 
 Item = tuple[int, int]  # (node, row): a node in its own row, in later ones the lane of its edges
 Piece = tuple[float, int, float, int]  # (x, row) above, (x, row) below
@@ -55,7 +55,7 @@ def place(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> Layout:
         for parent in parents:
             below.setdefault(parent, []).append(item)
     _order(items, above, below)
-    size = {item: widths[item[0]] if rows[item[0]] == item[1] else LANE for own in items for item in own}
+    size = {item: widths[item[0]] if rows[item[0]] == item[1] else LANE for level in items for item in level}
     x = _places(items, above, below, size, rows)
     return _layout(x, size, rows, above, len(items))
 
@@ -72,13 +72,13 @@ def _order(
     items: Sequence[list[Item]], above: Mapping[Item, Sequence[Item]], below: Mapping[Item, Sequence[Item]]
 ) -> None:
     """Sorts every row by the mean place of what its items hang on, downwards and upwards in turn."""
-    at = {item: float(i) for own in items for i, item in enumerate(own)}
+    at = {item: float(i) for row in items for i, item in enumerate(row)}
     for sweep in range(SWEEPS):
         near = above if sweep % 2 == 0 else below
-        for own in items if sweep % 2 == 0 else reversed(items):
-            mean = {i: sum(at[n] for n in near[i]) / len(near[i]) if near.get(i) else at[i] for i in own}
-            own.sort(key=lambda item: (mean[item], at[item]))
-            at.update((item, float(i)) for i, item in enumerate(own))
+        for row in items if sweep % 2 == 0 else reversed(items):
+            mean = {i: sum(at[n] for n in near[i]) / len(near[i]) if near.get(i) else at[i] for i in row}
+            row.sort(key=lambda item: (mean[item], at[item]))
+            at.update((item, float(i)) for i, item in enumerate(row))
 
 
 def _places(
@@ -90,18 +90,18 @@ def _places(
 ) -> dict[Item, float]:
     """The middle of every item: rows are pulled towards their neighbours above and below in turn."""
     x: dict[Item, float] = {}
-    for own in items:
+    for row in items:
         left = 0.0
-        for item in own:
+        for item in row:
             x[item] = left + size[item] / 2
             left += size[item] + GAP
     for sweep in range(SWEEPS):
         near = above if sweep % 2 == 0 else below
-        for own in items if sweep % 2 == 0 else reversed(items):
-            wanted = [_wanted(item, near.get(item, ()), x, rows) for item in own]
+        for row in items if sweep % 2 == 0 else reversed(items):
+            wanted = [_wanted(item, near.get(item, ()), x, rows) for item in row]
             # Boxes push lanes aside, not the other way round.
-            weights = [LIGHT if rows[item[0]] != item[1] else 1.0 for item in own]
-            x.update(zip(own, _apart(wanted, weights, [size[item] for item in own]), strict=True))
+            weights = [LIGHT if rows[item[0]] != item[1] else 1.0 for item in row]
+            x.update(zip(row, _apart(wanted, weights, [size[item] for item in row]), strict=True))
     return x
 
 

@@ -78,8 +78,8 @@ def _summary(facts: Facts) -> Markup:
 def _title(facts: Facts) -> str:
     """The network's name, or the directory's where exporters gave it a name that they give to all."""
     name = clean(facts.compilation.model.proto.graph.name)
-    own = facts.name if name.lower().replace("-", "_") in NAMELESS else name
-    return f"{own} on {facts.platform.name}"
+    network = facts.name if name.lower().replace("-", "_") in NAMELESS else name
+    return f"{network} on {facts.platform.name}"
 
 
 def _lines(facts: Facts) -> list[tuple[str, str]]:
@@ -177,8 +177,8 @@ def _devices(facts: Facts) -> Markup:
         for name, *rest in devices(facts)
     ]
     note = "computed, waited: measured, mean of a frame" if facts.log is not None else ""
-    made = table([*heads, "weights", "sends", "receives"], rows, "predicted for a frame")
-    return joined((made, element("p", note, class_="note") if note else ""))
+    overview = table([*heads, "weights", "sends", "receives"], rows, "predicted for a frame")
+    return joined((overview, element("p", note, class_="note") if note else ""))
 
 
 def _key(facts: Facts) -> Markup:
@@ -204,7 +204,7 @@ def _notes(facts: Facts) -> Markup:
 
 def _timelines(facts: Facts) -> list[Markup]:
     keys = (("run", "computes"), ("wait", "waits"), ("send", "sends, in the receiver's colour"))
-    found = [
+    charts = [
         element(
             "ul", [element("li", element("i", class_=f"sample {kind}"), text) for kind, text in keys], class_="key"
         ),
@@ -214,17 +214,17 @@ def _timelines(facts: Facts) -> list[Markup]:
     bars = measured(facts)
     if bars and facts.log is not None:
         seconds = facts.log["frames_s"][-1] if facts.log["frames_s"] else 0.0
-        found.append(element("h3", f"measured, the last frame: {format_seconds(seconds)}"))
-        found.append(timeline(facts, bars, "measured"))
+        charts.append(element("h3", f"measured, the last frame: {format_seconds(seconds)}"))
+        charts.append(timeline(facts, bars, "measured"))
         text = (
             "From when the frame began, or the device heard of it; sending ends when the system has taken the bytes. "
             "Pale: another frame that was on its way."
         )
-        found.append(element("p", text, class_="note"))
+        charts.append(element("p", text, class_="note"))
     elif facts.log is not None:
         text = f"Target {facts.log['target']} measures sums only: they stand in the table of devices."
-        found.append(element("p", text, class_="note"))
-    return found
+        charts.append(element("p", text, class_="note"))
+    return charts
 
 
 def _memory_key() -> Markup:

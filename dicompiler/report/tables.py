@@ -53,8 +53,8 @@ def _device(facts: Facts, name: str) -> Markup:
 
 def comparison(document: Mapping[str, Any]) -> Markup:
     """The strategies, each with a bar of its latency; the best one is marked."""
-    made = [row for row in document["rows"] if row["metrics"] is not None]
-    longest = max([row["metrics"]["latency_s"] for row in made], default=1.0)
+    planned = [row for row in document["rows"] if row["metrics"] is not None]
+    longest = max([row["metrics"]["latency_s"] for row in planned], default=1.0)
     alone = document["single"]["latency_s"]
     rows: list[tuple[Any, ...]] = []
     for row in document["rows"]:
@@ -85,29 +85,29 @@ def front(document: Mapping[str, Any], facts: Facts | None = None) -> Markup:
     """The points of a front, each objective against the first; where `facts` are given, their plan beside them."""
     units: Mapping[str, str] = document["objectives"]
     first, *others = units
-    own = None if facts is None else objective_values(facts.platform, facts.metrics, units)
-    pictures = [_scatter(document, first, other, own) for other in others or [first]]
+    plan = None if facts is None else objective_values(facts.platform, facts.metrics, units)
+    pictures = [_scatter(document, first, other, plan) for other in others or [first]]
     rows = [
         (str(i), str(point["devices"]), *(_quantity(point[name], units[name]) for name in units))
         for i, point in enumerate(document["points"][:SHOWN])
     ]
-    if own is not None:
+    if plan is not None:
         rows.insert(
-            0, ("◆ this plan", str(len(facts.devices) if facts else 0), *(_quantity(own[n], units[n]) for n in units))
+            0, ("◆ this plan", str(len(facts.devices) if facts else 0), *(_quantity(plan[n], units[n]) for n in units))
         )
     listed = element(
         "details", element("summary", f"{len(document['points'])} plans"),
         table(("plan", "devices", *units), rows, "plans of which none is better in everything"),
         open="" if len(rows) <= FEW else None,
     )  # fmt: skip
-    key = element("p", element("b", "◆", class_="mark"), " this plan", class_="note") if own is not None else ""
+    key = element("p", element("b", "◆", class_="mark"), " this plan", class_="note") if plan is not None else ""
     return element("div", key, element("div", pictures, class_="cards"), listed)
 
 
-def _scatter(document: Mapping[str, Any], x: str, y: str, own: Mapping[str, float] | None) -> Markup:
+def _scatter(document: Mapping[str, Any], x: str, y: str, plan: Mapping[str, float] | None) -> Markup:
     """One objective against another. Both are better when smaller: the best corner is at the lower left."""
     units, points = document["objectives"], document["points"]
-    every = [*points, own] if own is not None else points
+    every = [*points, plan] if plan is not None else points
     wide, high = SIZE - LEFT - 10, SIZE - BOTTOM - 10
     low = {name: min(point[name] for point in every) for name in (x, y)}
     span = {name: max(point[name] for point in every) - low[name] or abs(low[name]) or 1.0 for name in (x, y)}
@@ -125,8 +125,8 @@ def _scatter(document: Mapping[str, Any], x: str, y: str, own: Mapping[str, floa
         drawn.append(element("circle", cx=cx, cy=cy, r=4, class_="point", data_d=words))
         if len(points) <= SHOWN:
             drawn.append(element("text", i, x=cx + 5, y=cy - 4, class_="small"))
-    if own is not None:
-        cx, cy = at(own)
+    if plan is not None:
+        cx, cy = at(plan)
         drawn.append(element("path", d=f"M{cx:.1f} {cy - 7:.1f}l7 7l-7 7l-7 -7Z", class_="own", data_d="this plan"))
     end = {name: _quantity(low[name] + span[name], units[name]) for name in (x, y)}
     base, right = SIZE - BOTTOM, SIZE - 10

@@ -22,8 +22,8 @@ ZOOMS = (1, 3, 10)
 
 @dataclass(frozen=True)
 class Bar:
-    """Something that took time. start, end: seconds; peer: the device at the other end ("": none); own: whether it
-    belongs to the frame that is shown, not to another that was on its way."""
+    """Something that took time. start, end: seconds; peer: the device at the other end ("": none); current: whether
+    it belongs to the frame that is shown, not to another that was on its way."""
 
     kind: Literal["run", "send", "wait"]
     device: str
@@ -31,7 +31,7 @@ class Bar:
     end: float
     text: str
     peer: str = ""
-    own: bool = True
+    current: bool = True
 
 
 def predicted(facts: Facts) -> list[Bar]:
@@ -74,9 +74,9 @@ def measured(facts: Facts) -> list[Bar]:
                 text = f"{'sends' if sends else 'waits for'} {transfer.value.name} {'to' if sends else 'of'} {peer}"
             else:
                 text = "waits for an input"
-            own = span["frame"] == last
-            text += "" if own else f" (frame {span['frame']})"
-            bars.append(Bar(kind, device, span["start"], span["end"], text, peer, own))
+            current = span["frame"] == last
+            text += "" if current else f" (frame {span['frame']})"
+            bars.append(Bar(kind, device, span["start"], span["end"], text, peer, current))
     return bars
 
 
@@ -123,7 +123,7 @@ def _bar(facts: Facts, bar: Bar, row: int, scale: float) -> Markup:
         y=row * ROW + y,
         width=max(1, round((bar.end - bar.start) * scale)),
         height=height,
-        class_=f"{bar.kind}{kind}" + ("" if bar.own else " other"),
+        class_=f"{bar.kind}{kind}" + ("" if bar.current else " other"),
         data_d=words + format_seconds(bar.end - bar.start),
     )
 
@@ -159,17 +159,19 @@ def devices(facts: Facts) -> list[tuple[str, ...]]:
     rows = []
     flops = sum(facts.device(name).flops for name in facts.devices) or 1
     for name in facts.devices:
-        own = facts.device(name)
+        metrics = facts.device(name)
         layers = sum(any(task.device == name for task in tasks) for tasks in facts.tasks.values())
         row = [
             str(layers),
-            f"{100 * own.flops / flops:.1f} %",
-            format_seconds(own.compute_s),
-            format_seconds(own.wait_s),
+            f"{100 * metrics.flops / flops:.1f} %",
+            format_seconds(metrics.compute_s),
+            format_seconds(metrics.wait_s),
         ]
         if facts.log is not None:
             entry = next(entry for entry in facts.log["devices"] if entry["device"] == name)
             frames = max(1, len(facts.log["frames_s"]))
             row += [format_seconds(entry["compute_s"] / frames), format_seconds(entry["wait_s"] / frames)]
-        rows.append((name, *row, format_bytes(own.weights), format_bytes(own.sent), format_bytes(own.received)))
+        rows.append(
+            (name, *row, format_bytes(metrics.weights), format_bytes(metrics.sent), format_bytes(metrics.received))
+        )
     return rows

@@ -84,7 +84,7 @@ class Target(ABC):
 
     def memory(self, program: Program) -> Mapping[str, int]:
         """Device → bytes that running the program takes beyond its weights, activations and buffers (see
-        memory.program_memory) at the worst moment: the process itself, sessions, what loading needs for a while.
+        cost.memory.program_memory) at the worst moment: the process itself, sessions, what loading needs for a while.
 
         0 unless the target knows better. Memory limits count it.
         """

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dicompiler.base.errors import UsageError
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -91,6 +93,12 @@ class RunOptions:
     def within(self, seconds: float | None) -> RunOptions:
         """With that timeout; None: with its own."""
         return self if seconds is None else replace(self, timeout_s=seconds)
+
+    def frames_in_flight(self, devices: int, limit: int) -> int:
+        """How many frames may be on their way between so many devices; UsageError if it is more than `limit`."""
+        if not 0 <= self.in_flight <= limit:
+            raise UsageError(f"run: frames in flight must be 1 to {limit}, or 0, not {self.in_flight}")
+        return self.in_flight or 2 * devices
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,14 @@ def check_cost_model(cost: CostModel | type[CostModel], on: Iterable[Sample] | N
     chosen = list({(s.name, s.platform.name): s for s in (samples() if on is None else on)}.values())
     expect(chosen, f"{named(model)}: there are no samples")
     here = [_checked(model, sample) for sample in chosen]
-    for sample, found in zip(chosen, here, strict=True):
+    for sample, first in zip(chosen, here, strict=True):
         with checking(f"{named(model)} on {sample.name} on {sample.platform.name}"):
-            _check_same(found, _checked(model, sample), "asked again")
+            _check_same(first, _checked(model, sample), "asked again")
     with checking(named(model)):
         there = elsewhere(_all, model, chosen)
-    for sample, found, other in zip(chosen, here, there, strict=True):
+    for sample, first, other in zip(chosen, here, there, strict=True):
         with checking(f"{named(model)} on {sample.name} on {sample.platform.name}"):
-            _check_same(found, other, "in another process")
+            _check_same(first, other, "in another process")
 
 
 def _all(cost: CostModel, on: Sequence[Sample]) -> list[list[NDArray[np.float64]]]:
@@ -49,21 +49,21 @@ def _all(cost: CostModel, on: Sequence[Sample]) -> list[list[NDArray[np.float64]
 def _checked(cost: CostModel, sample: Sample) -> list[NDArray[np.float64]]:
     """The seconds of every layer: an array (shares, devices) each."""
     layers, devices = sample.problem.layers, sample.platform.devices
-    found = []
+    seconds = []
     for layer in layers.layers:
         with checking(f"{named(cost)} on {sample.name} on {sample.platform.name}, layer {layer.name}"):
-            found.append(_seconds(cost, layers, layer, devices))
-    return found
+            seconds.append(_seconds(cost, layers, layer, devices))
+    return seconds
 
 
 def _seconds(cost: CostModel, layers: LayerGraph, layer: Layer, devices: Sequence[Device]) -> NDArray[np.float64]:
-    own = list(shares(layers, layer))
-    filled: Any = cost.fill(layers, layer, own, devices)
-    shape = (len(own), len(devices))
+    pieces = list(shares(layers, layer))
+    filled: Any = cost.fill(layers, layer, pieces, devices)
+    shape = (len(pieces), len(devices))
     expect(isinstance(filled, np.ndarray), f"fill() returned {type(filled).__name__} instead of an array")
     right = filled.shape == shape and filled.dtype == np.float64
     expect(right, f"fill() returned {filled.dtype} {filled.shape}: give float64 (shares, devices), here {shape}")
-    for share, row in zip(own, filled, strict=True):
+    for share, row in zip(pieces, filled, strict=True):
         for device, value in zip(devices, row, strict=True):
             one = cost.seconds(layers, layer, share, device)
             fault = fault_of_seconds(one, layer, device) or fault_of_seconds(float(value), layer, device)
@@ -88,6 +88,6 @@ def shares(layers: LayerGraph, layer: Layer) -> Iterator[Share]:
         yield Share(full(shape), None, 2)
 
 
-def _check_same(found: Sequence[NDArray[np.float64]], other: Sequence[NDArray[np.float64]], how: str) -> None:
-    same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(found, other, strict=True))
+def _check_same(first: Sequence[NDArray[np.float64]], other: Sequence[NDArray[np.float64]], how: str) -> None:
+    same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, other, strict=True))
     expect(same, f"{how} it says other seconds")

@@ -25,8 +25,8 @@ def check_legal(problem: Problem, plan: Plan) -> None:
     leaves out what is read; where it is over a host's memory; and where source or sink are not the problem's."""
     expected = problem.plan({layer.name: () for layer in problem.layers.layers})
     for end in ("source", "sink"):
-        found, wanted = getattr(plan, end), getattr(expected, end)
-        expect(found == wanted, f"the plan's {end} is {found}, the problem's {wanted}: make it by problem.plan()")
+        actual, wanted = getattr(plan, end), getattr(expected, end)
+        expect(actual == wanted, f"the plan's {end} is {actual}, the problem's {wanted}: make it by problem.plan()")
     try:
         check_constraints(problem, plan)
     except Exception as error:
@@ -60,9 +60,9 @@ def verified(
     """
 
     def program(model: Model) -> Program:
-        found = split(replace(prepare(model), plan=plan, platform=prepared.platform)).program
-        assert found is not None
-        return found
+        lowered = split(replace(prepare(model), plan=plan, platform=prepared.platform)).program
+        assert lowered is not None
+        return lowered
 
     result = split(replace(prepared, plan=plan))
     assert result.program is not None and result.routing is not None

@@ -22,11 +22,11 @@ def check_platform_family(family: PlatformFamily, members: Sequence[str] = ()) -
     chosen = members or [f"{family.name.removesuffix('N')}{count}" for count in (1, 2, 4)]
     for name in chosen:
         with checking(f"platform {name!r} of {family.name!r}"):
-            found: Any = family.find(name)
-            expect(isinstance(found, Platform), f"make() returned {type(found).__name__} instead of a Platform")
-            expect(family.find(name) == found, "found again it is another platform")
-            expect(from_toml(to_toml(found)) == found, "written as TOML and read it is another platform")
-            expect(found.description or family.description, "it says nowhere where its figures come from")
+            platform: Any = family.find(name)
+            expect(isinstance(platform, Platform), f"make() returned {type(platform).__name__} instead of a Platform")
+            expect(family.find(name) == platform, "found again it is another platform")
+            expect(from_toml(to_toml(platform)) == platform, "written as TOML and read it is another platform")
+            expect(platform.description or family.description, "it says nowhere where its figures come from")
             if counted:
                 count = int(name.removeprefix(family.name.removesuffix("N")))
-                expect(len(found.hosts) == count, f"it has {len(found.hosts)} hosts")
+                expect(len(platform.hosts) == count, f"it has {len(platform.hosts)} hosts")

@@ -76,17 +76,17 @@ class Case:
         imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
         proto = helper.make_model(graph, opset_imports=imports, ir_version=10)
         if self.domain and self.shape is None:
-            made = np.asarray(run_model(Model.load(proto), self.feed, optimization="none")["y"])
-            dtype = helper.np_dtype_to_tensor_dtype(made.dtype)
-            proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", dtype, made.shape))
+            y = np.asarray(run_model(Model.load(proto), self.feed, optimization="none")["y"])
+            dtype = helper.np_dtype_to_tensor_dtype(y.dtype)
+            proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", dtype, y.shape))
             return Model.load(proto)
         return Model.load(onnx.shape_inference.infer_shapes(proto, strict_mode=self.shape is None, data_prop=True))
 
     @property
     def feed(self) -> dict[str, Array]:
         """The graph's inputs by name."""
-        found = {f"x{i}": self.values[i] for i in self.computed}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {f"x{i}": self.values[i] for i in self.computed}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def check_operator_rule(rule: OperatorRule, cases: Sequence[Case], seeds: int = 20) -> None:

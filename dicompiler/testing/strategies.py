@@ -49,11 +49,11 @@ def check_strategy(
 
 def _tight(chosen: Iterable[Sample]) -> list[Sample]:
     """One sample of each network on each platform of several devices, with less memory."""
-    found: dict[tuple[str, str], Sample] = {}
+    firsts: dict[tuple[str, str], Sample] = {}
     for sample in chosen:
         if len(sample.platform.computing) > 1:
-            found.setdefault((sample.name, sample.platform.name), sample)
-    return [tight(sample) for sample in found.values()]
+            firsts.setdefault((sample.name, sample.platform.name), sample)
+    return [tight(sample) for sample in firsts.values()]
 
 
 def _fits(sample: Sample, plan: Plan) -> bool:

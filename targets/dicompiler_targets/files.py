@@ -1,4 +1,5 @@
-"""What targets for onnxruntime write alike: segments, a file of weights for each device, and JSON that can be compared.
+"""What targets write alike: the runtime's sources, segments, a file of weights for each device, and JSON that can be
+compared.
 
 In: segments and weights of a Program. Out: bytes, the same for the same program; weights go straight from their views.
 """
@@ -7,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
 from pathlib import Path
 
 import onnx
 
 from dicompiler.ir.onnx.weights import Weight, is_hollow
-from dicompiler.ir.program import Program, Segment
+from dicompiler.ir.program import DeviceProgram, Program, Segment, Value
 from dicompiler.target.manifest import (
     ARTIFACT,
     TYPES,
@@ -24,13 +26,28 @@ from dicompiler.target.manifest import (
 )
 
 __all__ = [
-    "ALIGN", "ARTIFACT", "TYPES", "WEIGHTS", "Contents", "Json", "artifact_document", "json_text", "transfer_document",
-    "value_document", "write_parts",
+    "ALIGN", "ARTIFACT", "TYPES", "WEIGHTS", "Contents", "Json", "artifact_document", "given_inputs", "json_text",
+    "runtime_sources", "transfer_document", "value_document", "write_parts",
 ]  # fmt: skip
 
 WEIGHTS = "weights.bin"
 ALIGN = 64
 """Bytes; each weight starts at a multiple of it, so that onnxruntime can use it in the mapped file."""
+
+
+def runtime_sources(target: str, endings: tuple[str, ...]) -> dict[str, bytes]:
+    """The sources in the runtime of a target's package that go into all its artifacts as they are, by name."""
+    folder = resources.files(f"dicompiler_targets.{target}").joinpath("runtime")
+    files = sorted(folder.iterdir(), key=lambda file: file.name)
+    return {file.name: file.read_bytes() for file in files if file.name.endswith(endings)}
+
+
+def given_inputs(program: Program, device: DeviceProgram) -> dict[int, Value]:
+    """The network's inputs that the device must be given, those that it reads, sends or delivers, by their place among
+    all inputs."""
+    used = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
+    used |= {transfer.value.name for transfer in program.transfers if transfer.sender == device.device}
+    return {i: v for i, v in enumerate(program.inputs) if v.name in device.sources and v.name in used}
 
 
 class Contents:
@@ -49,12 +66,12 @@ class Contents:
         }
         self.segments: dict[str, Segment] = {}
         self.names: list[list[str]] = []
-        found: dict[bytes, str] = {}
+        names: dict[bytes, str] = {}
         for _, segments in roles:
             self.names.append([])
             for segment in segments:
                 key = segment.model.SerializeToString(deterministic=True) if program.others else segment.name.encode()
-                file = found.setdefault(key, f"segment{len(found):03}.onnx")
+                file = names.setdefault(key, f"segment{len(names):03}.onnx")
                 self.segments.setdefault(file, segment)
                 self.names[-1].append(file)
 

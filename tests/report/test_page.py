@@ -98,7 +98,7 @@ class TestPage:
         facts = gather(lenet, log=log)
         bars = measured(facts)
         for device in facts.program.devices:
-            own = [bar for bar in bars if bar.device == device.device and bar.own]
+            own = [bar for bar in bars if bar.device == device.device and bar.current]
             assert sum(bar.kind == "run" for bar in own) == len(device.segments)
             assert sum(bar.kind == "send" for bar in own) == sum(s.kind == "send" for s in device.steps)
             assert all(0 <= bar.start <= bar.end for bar in own)

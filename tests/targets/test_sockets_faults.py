@@ -1,4 +1,4 @@
-"""The sockets target when something goes wrong: who is blamed, that all ends at once, and that nothing is left."""
+"""The sockets target when something goes wrong: which device is at fault, that all ends at once, nothing is left."""
 
 from __future__ import annotations
 

@@ -71,21 +71,21 @@ class Hosts:
 
         DicompilerError where the file does not say how to reach it.
         """
-        found = {**self.defaults, **self.entries.get(host, {}), **self.entries.get(device, {})}
-        if "ssh" not in found:
+        settings = {**self.defaults, **self.entries.get(host, {}), **self.entries.get(device, {})}
+        if "ssh" not in settings:
             known = {host, device} & self.entries.keys()
             cause = f"its entry {min(known)!r} has no ssh" if known else self._unknown(host)
             raise DicompilerError(f"{self.file}: device {device!r} cannot be reached: {cause}")
         return Place(
             device,
-            found["ssh"],
-            f"{found.get('directory', DIRECTORY.format(name)).rstrip('/')}/{device}",
-            found.get("python", PYTHON),
-            found.get("port"),
-            found.get("identity"),
-            found.get("address"),
-            found.get("threads"),
-            tuple(found.get("cores", ())),
+            settings["ssh"],
+            f"{settings.get('directory', DIRECTORY.format(name)).rstrip('/')}/{device}",
+            settings.get("python", PYTHON),
+            settings.get("port"),
+            settings.get("identity"),
+            settings.get("address"),
+            settings.get("threads"),
+            tuple(settings.get("cores", ())),
         )
 
     def _unknown(self, host: str) -> str:
@@ -111,15 +111,15 @@ def from_toml(text: str, file: str = "hosts.toml") -> Hosts:
 
 def _entry(entry: Mapping[str, Any], key: str, file: str) -> Mapping[str, Any]:
     """The entry with paths and addresses as they are used."""
-    found = dict(entry)
-    if "identity" in found:
-        path = Path(file).absolute().parent / os.path.expanduser(found["identity"])
+    settings = dict(entry)
+    if "identity" in settings:
+        path = Path(file).absolute().parent / os.path.expanduser(settings["identity"])
         if not path.is_file():
             raise DicompilerError(f"{key}.identity: {str(path)!r} is no file: name that of a private key")
-        found["identity"] = path
-    if "address" in found:
-        found["address"] = _address(found["address"], f"{key}.address")
-    return found
+        settings["identity"] = path
+    if "address" in settings:
+        settings["address"] = _address(settings["address"], f"{key}.address")
+    return settings
 
 
 def _address(text: str, key: str) -> str:

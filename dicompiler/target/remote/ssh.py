@@ -37,6 +37,8 @@ SSH_FAILED = 255
 """ssh's exit code where it failed itself; any other is that of the script."""
 STAMP = ".dicompiler"
 """The file that says what a copied directory holds; a directory without it is none of ours."""
+MARK = "dicompiler: "
+"""What our scripts begin a line with, among all that a login on the other host may print."""
 OPTIONS = {
     "BatchMode": "yes",  # nothing asks for passwords: nobody is there to answer
     "ConnectTimeout": str(CONNECT_S),
@@ -75,6 +77,11 @@ class Done:
     output: str
     errors: str
 
+    @property
+    def marked(self) -> list[str]:
+        """The lines that our script printed, without their mark."""
+        return [line.removeprefix(MARK) for line in self.output.splitlines() if line.startswith(MARK)]
+
 
 def path_word(path: str) -> str:
     """A path on the other host as a word for its shell: relative ones start at the user's home there."""
@@ -107,10 +114,10 @@ def address(place: Place) -> str:
     """The address or name at which ssh reaches the place's host, as its own configuration has it."""
     line = command(place, "", ())
     done = subprocess.run([*line[:1], "-G", *line[1:-1]], capture_output=True, text=True, env=environment())
-    found = re.search(r"^hostname (\S+)$", done.stdout, re.MULTILINE)
-    if done.returncode or found is None:
+    match = re.search(r"^hostname (\S+)$", done.stdout, re.MULTILINE)
+    if done.returncode or match is None:
         raise DicompilerError(f"{place.title}: {failure(place, done.stderr)}")
-    return found[1]
+    return match[1]
 
 
 def failure(place: Place, errors: str, file: str = "hosts.toml") -> str:

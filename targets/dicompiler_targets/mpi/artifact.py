@@ -76,13 +76,13 @@ def read_outputs(artifact: Artifact, place: Path, keep: int) -> Delivered:
     files = output_files(list(values))
     delivered: list[dict[str, dict[str, NDArray[Any]]]] = []
     for frame in range(keep):
-        found: dict[str, dict[str, NDArray[Any]]] = {}
+        outputs: dict[str, dict[str, NDArray[Any]]] = {}
         for device in artifact.devices:
             for name, value in values.items():
                 path = place / device / f"frame{frame:06}_{files[name]}"
                 if path.is_file():
-                    found.setdefault(device, {})[name] = _array(path, value["dtype"])
-        delivered.append(found)
+                    outputs.setdefault(device, {})[name] = _array(path, value["dtype"])
+        delivered.append(outputs)
     return tuple(delivered)
 
 

@@ -26,20 +26,20 @@ KEPT = 64
 MAIN, PROGRAM = "main.cc", "program"
 
 
-def build(package: Path, found: Tools, sanitize: bool = False) -> Path:
+def build(package: Path, toolchain: Tools, sanitize: bool = False) -> Path:
     """The executable of a package's source. sanitize: with AddressSanitizer and UndefinedBehaviorSanitizer.
 
     DicompilerError where it cannot be compiled, with the compiler's first error; nothing half-built is left.
     """
     source = _source(package)
     main = source.pop(MAIN)
-    tree = tools.cache() / _key({**source, "tools": _about(found, sanitize).encode()})
+    tree = tools.cache() / _key({**source, "tools": _about(toolchain, sanitize).encode()})
     programs = tree / "programs"
     programs.mkdir(parents=True, exist_ok=True)
     program = programs / hashlib.sha256(main).hexdigest()[:32]
     with _locked(tree / "lock"):
         if not program.is_file():
-            _compile(tree, source, main, found, sanitize)
+            _compile(tree, source, main, toolchain, sanitize)
             with tempfile.TemporaryDirectory(dir=tree) as temporary:
                 copy = Path(shutil.copy2(tree / "build" / PROGRAM, Path(temporary, PROGRAM)))
                 os.replace(copy, program)
@@ -58,10 +58,16 @@ def _source(package: Path) -> dict[str, bytes]:
         raise DicompilerError(f"{error.filename}: {error.strerror}: compile the network again") from None
 
 
-def _about(found: Tools, sanitize: bool) -> str:
+def _about(toolchain: Tools, sanitize: bool) -> str:
     """What a build depends on beside the source."""
     parts = []
-    for path in (found.mpicxx, found.cmake, found.compiler, found.library, found.include / tools.HEADER):
+    for path in (
+        toolchain.mpicxx,
+        toolchain.cmake,
+        toolchain.compiler,
+        toolchain.library,
+        toolchain.include / tools.HEADER,
+    ):
         status = path.stat()
         parts.append(f"{path} {path.resolve()} {status.st_size} {status.st_mtime_ns}")
     return "\n".join([*parts, f"sanitize {sanitize}"])
@@ -80,27 +86,27 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _compile(tree: Path, source: Mapping[str, bytes], main: bytes, found: Tools, sanitize: bool) -> None:
-    place, made, log = tree / "source", tree / "build", tree / "log"
+def _compile(tree: Path, source: Mapping[str, bytes], main: bytes, toolchain: Tools, sanitize: bool) -> None:
+    place, binaries, log = tree / "source", tree / "build", tree / "log"
     for name, data in {**source, MAIN: main}.items():
         path = place / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_bytes() != data:
             path.write_bytes(data)
-    if not (made / "configured").is_file():
-        shutil.rmtree(made, ignore_errors=True)
+    if not (binaries / "configured").is_file():
+        shutil.rmtree(binaries, ignore_errors=True)
         options = {
-            "CMAKE_CXX_COMPILER": found.compiler,
-            "MPI_CXX_COMPILER": found.mpicxx,
-            "ONNXRUNTIME_INCLUDE_DIR": found.include,
-            "ONNXRUNTIME_LIBRARY": found.library,
+            "CMAKE_CXX_COMPILER": toolchain.compiler,
+            "MPI_CXX_COMPILER": toolchain.mpicxx,
+            "ONNXRUNTIME_INCLUDE_DIR": toolchain.include,
+            "ONNXRUNTIME_LIBRARY": toolchain.library,
             "DICOMPILER_SANITIZE": "ON" if sanitize else "OFF",
         }
-        line = [str(found.cmake), "-G", "Unix Makefiles", "-S", str(place), "-B", str(made)]
+        line = [str(toolchain.cmake), "-G", "Unix Makefiles", "-S", str(place), "-B", str(binaries)]
         log.unlink(missing_ok=True)
         _call([*line, *(f"-D{name}={value}" for name, value in options.items())], log)
-        (made / "configured").touch()
-    _call([str(found.cmake), "--build", str(made), "--parallel", str(len(os.sched_getaffinity(0)))], log)
+        (binaries / "configured").touch()
+    _call([str(toolchain.cmake), "--build", str(binaries), "--parallel", str(len(os.sched_getaffinity(0)))], log)
 
 
 def _call(line: Sequence[str], log: Path) -> None:

@@ -29,15 +29,13 @@ from dicompiler_targets.mpi import mpirun, tools
 from dicompiler_targets.mpi.artifact import Artifact, read_outputs, write_inputs
 from dicompiler_targets.mpi.emit import MANIFEST
 
-MARK = "dicompiler: "
-"""What our lines begin with in all that a login on the other host may print."""
 NEEDED = ("mpirun", "mpicxx", "cmake", "make", "g++")
 # Arguments: the package's place, the directory of its Python where that is no plain command.
 PROBE = f"""
 PATH=$2:$PATH; cd /; mkdir -p "$1" || exit 1;
-for tool in {" ".join(NEEDED)}; do echo "{MARK}$tool $(command -v $tool || echo -)"; done;
-echo "{MARK}version $(mpirun --version 2>/dev/null | head -n 1)"; cd "$1"; echo "{MARK}place $(pwd)";
-echo "{MARK}stamp $(cat {ssh.STAMP} 2>/dev/null)"; rmdir "$1" 2>/dev/null; exit 0
+for tool in {" ".join(NEEDED)}; do echo "{ssh.MARK}$tool $(command -v $tool || echo -)"; done;
+echo "{ssh.MARK}version $(mpirun --version 2>/dev/null | head -n 1)"; cd "$1"; echo "{ssh.MARK}place $(pwd)";
+echo "{ssh.MARK}stamp $(cat {ssh.STAMP} 2>/dev/null)"; rmdir "$1" 2>/dev/null; exit 0
 """
 BUILD = """
 PATH=$2:$PATH; cd "$1"; if [ -x build/program ]; then exit 0; fi;
@@ -71,7 +69,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Found:
+class HostState:
     """What a host has: the absolute path of the package's place, its stamp ('': none), the version of mpirun."""
 
     package: str
@@ -88,20 +86,20 @@ def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
     calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
 
     def work(site: Site) -> list[Installed]:
-        found, copied = _probe(calls, site), 0
-        if found.stamp != artifact.document["digest"]:
+        state, copied = _probe(calls, site), 0
+        if state.stamp != artifact.document["digest"]:
             files = _files(artifact.packages[site.devices[0]])
             copied = calls.copy(site.place, site.package, files, artifact.document["digest"])
         done = calls.run(site.place, BUILD, _words(site, site.package))
         if done.code:
             said = " ".join(done.errors.split()) or f"exit code {done.code}"
             raise RunError(
-                f"{_title(site)}: the program cannot be built: {said} (all of it: build.log in {found.package})"
+                f"{_title(site)}: the program cannot be built: {said} (all of it: build.log in {state.package})"
             )
-        versions = {"Open MPI": found.version.rpartition(" ")[2]}
+        versions = {"Open MPI": state.version.rpartition(" ")[2]}
         counts = [copied, *[0] * len(site.devices)]
         return [
-            Installed(name, site.place.ssh, f"{found.package}/{name}", count, versions)
+            Installed(name, site.place.ssh, f"{state.package}/{name}", count, versions)
             for name, count in zip(site.devices, counts, strict=False)
         ]
 
@@ -114,7 +112,7 @@ def run_there(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], opt
     artifact = Artifact.load(directory)
     words = mpirun.arguments(artifact, len(frames), options)
     sites = _sites(artifact, options)
-    own = tools.program("mpirun")
+    mpirun_here = tools.program("mpirun")
     assert options.hosts is not None
     calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
     with tempfile.TemporaryDirectory(prefix="dicompiler-mpi-") as temporary:
@@ -134,7 +132,7 @@ def run_there(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], opt
             line += ["-n", "1", "--host", site.host, "--wdir", "/", f"{places[site.host]}/build/program"]
             line += [*_data(places[site.host], site), *words, *_threads(site, device, package, options)]
         more = {name: str(agent) for name in ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")}
-        more |= {"PATH": f"{own.parent}:{tools.search_path()}"}
+        more |= {"PATH": f"{mpirun_here.parent}:{tools.search_path()}"}
         report = mpirun.call(artifact, line, scratch, options.timeout_s, more)
         for site in sites:
             _fetch(calls, site, scratch / "outputs")
@@ -154,7 +152,7 @@ def _sites(artifact: Artifact, options: RunOptions) -> list[Site]:
     devices: dict[str, list[str]] = {}
     for device, package in artifact.packages.items():
         devices.setdefault(package.name, []).append(device)
-    return [Site(host, options.hosts.place(own[0], host, name), tuple(own)) for host, own in devices.items()]
+    return [Site(host, options.hosts.place(names[0], host, name), tuple(names)) for host, names in devices.items()]
 
 
 def _title(site: Site) -> str:
@@ -165,20 +163,15 @@ def _words(site: Site, path: str) -> list[str]:
     return [ssh.path_word(path), ssh.path_word(site.bin)]
 
 
-def _probe(calls: ssh.Calls, site: Site) -> Found:
+def _probe(calls: ssh.Calls, site: Site) -> HostState:
     """Looks at a host. RunError if it cannot be reached, or lacks what building and starting takes."""
     done = calls.run(site.place, PROBE, _words(site, site.package))
-    found = {
-        name: value.strip()
-        for line in done.output.splitlines()
-        if line.startswith(MARK)
-        for name, _, value in [line[len(MARK) :].partition(" ")]
-    }
+    answers = {name: value.strip() for name, _, value in (line.partition(" ") for line in done.marked)}
     for name in NEEDED:
-        if found.get(name, "-") == "-":
+        if answers.get(name, "-") == "-":
             said = f" ({done.errors.strip().splitlines()[-1]})" if done.errors.strip() else ""
             raise RunError(f"{_title(site)}: {name} is missing there{said}: install it with {tools.INSTALL[name]}")
-    return Found(found["place"], found["stamp"], found["version"])
+    return HostState(answers["place"], answers["stamp"], answers["version"])
 
 
 def _files(package: Path) -> dict[str, Path]:
@@ -189,14 +182,14 @@ def _files(package: Path) -> dict[str, Path]:
 
 def _ready(calls: ssh.Calls, site: Site, artifact: Artifact, scratch: Path) -> str:
     """Copies the inputs to where they are read, and takes away old outputs; the absolute path of the package."""
-    found = _probe(calls, site)
-    if found.stamp != artifact.document["digest"]:
+    state = _probe(calls, site)
+    if state.stamp != artifact.document["digest"]:
         raise RunError(f"{_title(site)}: it does not hold this artifact: copy it there with 'dicompiler deploy'")
     ranks = load_json(artifact.packages[site.devices[0]] / MANIFEST)["ranks"]
     given = any(rank["inputs"] for rank in ranks)
     files = {f"inputs/{path.name}": path for path in sorted((scratch / "inputs").iterdir()) if given}
     calls.copy(site.place, site.scratch, files, "run")
-    return found.package
+    return state.package
 
 
 def _data(package: str, site: Site) -> list[str]:

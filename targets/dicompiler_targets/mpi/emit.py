@@ -14,9 +14,18 @@ from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.program import Program
-from dicompiler_targets.files import Contents, Json, artifact_document, json_text, value_document, write_parts
+from dicompiler_targets.files import (
+    Contents,
+    Json,
+    artifact_document,
+    given_inputs,
+    json_text,
+    runtime_sources,
+    value_document,
+    write_parts,
+)
 from dicompiler_targets.mpi import packages
-from dicompiler_targets.mpi.source import Place, Preprocessing, main_source, needed_inputs
+from dicompiler_targets.mpi.source import Place, Preprocessing, main_source
 
 FORMAT = "dicompiler.mpi/1"
 MANIFEST, CONTENTS = "manifest.json", "contents.txt"
@@ -56,9 +65,9 @@ def write(
     }
     files = {}
     for one, place in zip(contents, places, strict=True):
-        own = directory / place.host / place.device
-        own.mkdir(parents=True)
-        files[place.device] = dict(one.write(own))
+        folder = directory / place.host / place.device
+        folder.mkdir(parents=True)
+        files[place.device] = dict(one.write(folder))
     digest = _digest(common, files)
     for host in dict.fromkeys(place.host for place in places):
         package = directory / host
@@ -75,10 +84,10 @@ def write(
 
 def runtime() -> dict[str, bytes]:
     """The part of the source that is the same for all programs, by path in a package."""
-    own = resources.files("dicompiler_targets.mpi")
-    sources = sorted(entry.name for entry in own.joinpath("runtime").iterdir() if entry.name.endswith((".cc", ".hpp")))
-    found = {f"runtime/{name}": own.joinpath("runtime", name).read_bytes() for name in sources}
-    return {"CMakeLists.txt": own.joinpath("CMakeLists.txt").read_bytes()} | found
+    sources = {f"runtime/{name}": content for name, content in runtime_sources("mpi", (".cc", ".hpp")).items()}
+    return {
+        "CMakeLists.txt": resources.files("dicompiler_targets.mpi").joinpath("CMakeLists.txt").read_bytes()
+    } | sources
 
 
 def _check(program: Program, places: Iterable[Place]) -> None:
@@ -99,8 +108,8 @@ def _digest(common: Mapping[str, bytes], files: Mapping[str, Mapping[str, Json]]
     digest = hashlib.sha256()
     for name, content in sorted(common.items()):
         digest.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
-    for device, own in files.items():
-        for name, record in sorted(own.items()):
+    for device, records in files.items():
+        for name, record in sorted(records.items()):
             digest.update(f"{device}/{name} {record['sha256']}\n".encode())
     return digest.hexdigest()
 
@@ -116,7 +125,7 @@ def _manifest(program: Program, places: Sequence[Place], host: str, preprocessin
     for rank, place in enumerate(places):
         if place.host == host:
             roles = [role.devices[rank] for role in program.roles]
-            given = [needed_inputs(role, role.devices[rank]) for role in program.roles]
+            given = [given_inputs(role, role.devices[rank]) for role in program.roles]
             ranks.append(
                 {
                     "rank": rank,
@@ -124,7 +133,7 @@ def _manifest(program: Program, places: Sequence[Place], host: str, preprocessin
                     "cores": list(place.cores),
                     "threads": place.threads,
                     "gpu": place.gpu,
-                    "inputs": sorted({value.name for values in given for _, value in values}),
+                    "inputs": sorted({value.name for inputs in given for value in inputs.values()}),
                     "outputs": sorted({name for device in roles for name in device.sinks.values()}),
                     "segments": [len(device.segments) for device in roles],
                 }

@@ -68,10 +68,10 @@ def _codename() -> str:
         text = Path("/etc/os-release").read_text(encoding="utf-8")
     except OSError:
         text = ""
-    found = re.search(r"^VERSION_CODENAME=\"?(\w+)", text, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^VERSION_CODENAME=\"?(\w+)", text, re.MULTILINE)
+    if match is None:
         raise DicompilerError(f"this is no Debian: fetch {tools.HEADER} and the headers beside it by another way")
-    return found[1]
+    return match[1]
 
 
 def sources(apt: Path, codename: str) -> list[str]:
@@ -107,10 +107,10 @@ def _stanzas(text: str, codename: str) -> Iterable[str]:
 
 def _lines(text: str, codename: str, suffix: str) -> Iterable[str]:
     if suffix == ".list":
-        for found in re.finditer(
+        for match in re.finditer(
             r"^deb\s+((?:\[[^\]]*\]\s+)?\S+)\s+" + re.escape(codename) + r"\s", text, re.MULTILINE
         ):
-            yield f"deb {found[1]} {SUITE} main\n"
+            yield f"deb {match[1]} {SUITE} main\n"
 
 
 def _call(line: list[str], directory: Path) -> None:

@@ -24,13 +24,13 @@ def _kept(program: Program, device: DeviceProgram) -> int:
     """What a frame's buffers take more because all that is sent or delivered stays in them to its end."""
     end = len(device.segments)
     sizes = {name: size for segment in device.segments for name, size in segment_values(segment).items()}
-    made = {name: index for index, segment in enumerate(device.segments) for name in segment.outputs}
+    first = {name: index for index, segment in enumerate(device.segments) for name in segment.outputs}
     last = {name: index for index, segment in enumerate(device.segments) for name in segment.inputs}
     kept = {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"} | set(
         device.sinks
     )
-    spans = [(made[name], max(made[name], last.get(name, 0)), sizes.get(name, 0)) for name in made]
+    spans = [(first[name], max(first[name], last.get(name, 0)), sizes.get(name, 0)) for name in first]
     longer = [
-        (made[name], end if name in kept else stop, size) for name, (_, stop, size) in zip(made, spans, strict=True)
+        (first[name], end if name in kept else stop, size) for name, (_, stop, size) in zip(first, spans, strict=True)
     ]
     return peak(longer) - peak(spans)

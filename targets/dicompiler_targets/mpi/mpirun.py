@@ -31,11 +31,9 @@ def arguments(artifact: Artifact, frames: int, options: RunOptions) -> list[str]
         raise UsageError(
             "run: target 'mpi' starts all ranks itself, and MPI has no keys: leave out --elsewhere and --keys"
         )
-    if not 0 <= options.in_flight <= IN_FLIGHT_LIMIT:
-        raise UsageError(f"run: frames in flight must be 1 to {IN_FLIGHT_LIMIT}, or 0, not {options.in_flight}")
-    flight = options.in_flight or 2 * len(artifact.devices)
-    found = {"frames": frames, "keep": kept(frames, options), "timeout": f"{options.timeout_s:g}", "in-flight": flight}
-    return [word for name, value in found.items() for word in (f"--{name}", str(value))]
+    flight = options.frames_in_flight(len(artifact.devices), IN_FLIGHT_LIMIT)
+    flags = {"frames": frames, "keep": kept(frames, options), "timeout": f"{options.timeout_s:g}", "in-flight": flight}
+    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
 def kept(frames: int, options: RunOptions) -> int:
@@ -48,11 +46,11 @@ def call(
 ) -> dict[str, Any]:
     """Runs mpirun to its end: what rank 0 printed. Nothing that it started is left behind. more: of the environment."""
     with (scratch / "stdout").open("w+b") as output, (scratch / "stderr").open("w+b") as errors:
-        own, late = {**environment(), **more}, False
+        variables, late = {**environment(), **more}, False
         try:
             # A session of its own: an interrupt from the terminal is for our process, which then ends the ranks.
             popen = subprocess.Popen(
-                line, cwd=scratch, env=own, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+                line, cwd=scratch, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
@@ -71,18 +69,18 @@ def call(
     if code:
         raise RunError(cause(artifact, wrong, code))
     start = said.find("{")
-    found: dict[str, Any] = json.loads(said[start:]) if start >= 0 else {}
-    if not found:
+    report: dict[str, Any] = json.loads(said[start:]) if start >= 0 else {}
+    if not report:
         raise RunError("the ranks ended without a report: run them again, and look at what mpirun says")
-    return found
+    return report
 
 
 def environment() -> dict[str, str]:
     """Ours, with what lets root start ranks; without a transport that takes a second to find no hardware, and without
     collective operations that hang where hosts bear the same name, as new boards do."""
     root = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
-    own = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_coll": "^han"}
-    return own | os.environ | (root if os.geteuid() == 0 else {}) | {"LC_ALL": "C"}
+    defaults = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_coll": "^han"}
+    return defaults | os.environ | (root if os.geteuid() == 0 else {}) | {"LC_ALL": "C"}
 
 
 def _end(popen: subprocess.Popen[bytes]) -> None:
@@ -111,8 +109,8 @@ def cause(artifact: Artifact, errors: str, code: int) -> str:
     if words:
         # Of ranks that wait for each other in a row the last one, which waits for nobody, holds the others up.
         speaking = {match[1] for word in words if (match := re.match(r"rank (\d+) ", word))}
-        blamed = [match[1] if (match := re.search(r"; the cause may be rank (\d+) ", word)) else "" for word in words]
-        return next((w for w, other in zip(words, blamed, strict=True) if other not in speaking), words[0])
+        suspects = [match[1] if (match := re.search(r"; the cause may be rank (\d+) ", word)) else "" for word in words]
+        return next((w for w, other in zip(words, suspects, strict=True) if other not in speaking), words[0])
     return f"mpirun ended with exit code {code}: {lines[-1] if lines else 'it says nothing'}"
 
 

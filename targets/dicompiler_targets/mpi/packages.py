@@ -126,11 +126,11 @@ def receivers(program: Program) -> str:
     return _table(program, "receiver", "sender")
 
 
-def _table(program: Program, own: str, other: str) -> str:
+def _table(program: Program, end: str, other: str) -> str:
     ranks = {device.device: rank for rank, device in enumerate(program.devices)}
     table: dict[str, dict[str, list[int]]] = {device: {} for device in ranks}
     for transfer in program.all_transfers:
-        peers = table[getattr(transfer, own)].setdefault(transfer.value.name, [])
+        peers = table[getattr(transfer, end)].setdefault(transfer.value.name, [])
         if ranks[getattr(transfer, other)] not in peers:  # replicas may do the same
             peers.append(ranks[getattr(transfer, other)])
     return _rows(table)

@@ -22,11 +22,11 @@ def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: 
     """Runs the artifact for `frames`: see Target.run. The time of building does not count."""
     artifact = Artifact.load(directory)
     words = mpirun.arguments(artifact, len(frames), options)
-    found, count = tools.find(), len(artifact.devices)
-    program = build.build(next(iter(artifact.packages.values())), found)
+    toolchain, count = tools.find(), len(artifact.devices)
+    program = build.build(next(iter(artifact.packages.values())), toolchain)
     share = max(1, len(os.sched_getaffinity(0)) // count)
     words += ["--threads", str(share), *["--pin"] * options.pin]
-    line = [str(found.mpirun), "--oversubscribe", "--bind-to", "none", "-n", str(count), str(program)]
+    line = [str(toolchain.mpirun), "--oversubscribe", "--bind-to", "none", "-n", str(count), str(program)]
     with tempfile.TemporaryDirectory(prefix="dicompiler-mpi-") as temporary:
         scratch = Path(temporary)
         (scratch / "data").mkdir()

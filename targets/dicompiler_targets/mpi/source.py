@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dicompiler.ir.onnx.weights import dtype_name
-from dicompiler.ir.program import DeviceProgram, Program, Transfer, Value
-from dicompiler_targets.files import TYPES
+from dicompiler.ir.program import DeviceProgram, Program, Transfer
+from dicompiler_targets.files import TYPES, given_inputs
 
 WIDTH = 120
 KINDS = {
@@ -69,31 +69,24 @@ def output_files(names: Sequence[str]) -> dict[str, str]:
     return files
 
 
-def needed_inputs(program: Program, device: DeviceProgram) -> list[tuple[int, Value]]:
-    """The network's inputs that the device is given and uses, with their place among all inputs."""
-    used = {name for segment in device.segments for name in segment.inputs}
-    used |= {t.value.name for t in program.transfers if t.sender == device.device}
-    return [(i, v) for i, v in enumerate(program.inputs) if v.name in device.sources and v.name in used]
-
-
 @dataclass
 class _Names:
     """C++ names for tensors: what is left of their own, made unique."""
 
-    found: dict[str, str] = field(default_factory=dict)
+    identifiers: dict[str, str] = field(default_factory=dict)
 
     def new(self, tensor: str) -> str:
         # The first letter keeps it from words of the language and from names that the functions use.
         name = "t_" + re.sub(r"[^A-Za-z0-9]+", "_", tensor).strip("_")[:60]
         unique, count = name, 1
-        while unique in self.found.values():
+        while unique in self.identifiers.values():
             count += 1
             unique = f"{name}_{count}"
-        self.found[tensor] = unique
+        self.identifiers[tensor] = unique
         return unique
 
     def list(self, tensors: Iterable[str]) -> str:
-        return "{" + ", ".join(self.found[tensor] for tensor in tensors) + "}"
+        return "{" + ", ".join(self.identifiers[tensor] for tensor in tensors) + "}"
 
 
 def main_source(
@@ -134,25 +127,25 @@ def _name(program: Program, rank: int, role: int) -> str:
     return f"rank{rank}_role{role}" if program.others else f"rank{rank}"
 
 
-def _function(program: Program, rank: int, name: str, own: Sequence[str], first: int) -> list[str]:
-    """What a rank does in one role. own: the files of its segments; first: the number of the role's first transfer."""
+def _function(program: Program, rank: int, name: str, segment_files: Sequence[str], first: int) -> list[str]:
+    """What a rank does in one role. segment_files: in order; first: the number of the role's first transfer."""
     names, body, device = _Names(), [], program.devices[rank]
     ranks = {device.device: rank for rank, device in enumerate(program.devices)}
     transfers = {t.index: replace(t, index=first + t.index) for t in program.transfers}
-    for index, value in needed_inputs(program, device):
+    for index, value in given_inputs(program, device).items():
         body.append(f"const auto {names.new(value.name)} = rank.input({index}, {text(value.name)});")
     for step in device.steps:
         if step.kind == "receive":
             body += _receive(transfers[step.index], names, ranks)
         elif step.kind == "send":
             transfer = transfers[step.index]
-            tensor = names.found[transfer.value.name]
+            tensor = names.identifiers[transfer.value.name]
             body.append(f"rank.send({transfer.index}, {tensor}, {ranks[transfer.receiver]});")
         else:
-            body += _run(device, step.index, own[step.index], names)
+            body += _run(device, step.index, segment_files[step.index], names)
     outputs = output_files([value.name for value in program.outputs])
     for tensor, output in device.sinks.items():
-        body.append(f"rank.output({names.found[tensor]}, {text(outputs[output])});")
+        body.append(f"rank.output({names.identifiers[tensor]}, {text(outputs[output])});")
     if not body:
         return [f"void {name}(Rank&) {{}}"]
     return [f"void {name}(Rank& rank) {{", *(f"    {line}" for line in body), "}"]
@@ -169,10 +162,10 @@ def _receive(transfer: Transfer, names: _Names, ranks: Mapping[str, int]) -> lis
 def _run(device: DeviceProgram, index: int, file: str, names: _Names) -> list[str]:
     """The tensors that a segment makes, and its run."""
     segment = device.segments[index]
-    made = {value.name: value.type.tensor_type for value in segment.model.graph.output}
+    types = {value.name: value.type.tensor_type for value in segment.model.graph.output}
     lines = []
     for name in segment.outputs:
-        tensor = made[name]
+        tensor = types[name]
         dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
         known = tensor.HasField("shape") and -1 not in dims and dtype_name(tensor.elem_type) in TYPES
         more = f", {kind(tensor.elem_type)}, {shape(dims)}" if known else ""
@@ -223,5 +216,5 @@ def _roles(program: Program, rank: int) -> str:
 
 def _float(value: float) -> str:
     """The number as C++ reads it back, of type float."""
-    found = repr(float(value))
-    return found + "F" if "." in found or "e" in found else found + ".0F"
+    digits = repr(float(value))
+    return digits + "F" if "." in digits or "e" in digits else digits + ".0F"

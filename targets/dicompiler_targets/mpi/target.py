@@ -79,7 +79,7 @@ class MpiTarget(Target):
         return install(directory, options)
 
     def memory(self, program: Program) -> Mapping[str, int]:
-        """A process with MPI and onnxruntime, its sessions, and what making them takes for a while: see memory.py."""
+        """A process with MPI and onnxruntime, its sessions, and what making them takes for a while: see mpi.memory."""
         from dicompiler_targets.mpi.memory import added
 
         return added(program)

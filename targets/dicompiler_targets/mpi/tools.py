@@ -69,22 +69,22 @@ def missing(what: str) -> DicompilerError:
 
 def find(path: str | None = None) -> Tools:
     """What building and starting needs. path: where programs are looked for, by default `search_path`."""
-    found = {name: program(name, path) for name in ("mpirun", "cmake", "g++", "mpicxx", "make")}
-    return Tools(found["mpirun"], found["mpicxx"], found["cmake"], found["g++"], include(), library())
+    programs = {name: program(name, path) for name in ("mpirun", "cmake", "g++", "mpicxx", "make")}
+    return Tools(programs["mpirun"], programs["mpicxx"], programs["cmake"], programs["g++"], include(), library())
 
 
 def program(name: str, path: str | None = None) -> Path:
     """The program of that name. DicompilerError where there is none."""
-    found = shutil.which(name, path=search_path() if path is None else path)
-    if found is None:
+    executable = shutil.which(name, path=search_path() if path is None else path)
+    if executable is None:
         raise missing(name)
-    return Path(found).absolute()
+    return Path(executable).absolute()
 
 
 def include() -> Path:
     """The directory of onnxruntime's headers."""
-    own = os.environ.get(INCLUDE)
-    places = [Path(own)] if own else []
+    configured = os.environ.get(INCLUDE)
+    places = [Path(configured)] if configured else []
     places += [Path(base, "include", "onnxruntime") for base in (sys.prefix, "/usr", "/usr/local", cache())]
     for place in places:
         if (place / HEADER).is_file():

@@ -73,10 +73,10 @@ class Artifact:
         """Frame i goes by entry i mod n."""
         return tuple(
             Role(
-                {manifest["device"]: manifest["inputs"] for manifest in own},
-                {manifest["device"]: {v["index"]: v for v in manifest["outputs"]} for manifest in own},
+                {manifest["device"]: manifest["inputs"] for manifest in manifests},
+                {manifest["device"]: {v["index"]: v for v in manifest["outputs"]} for manifest in manifests},
             )
-            for own in zip(*map(roles, self.manifests), strict=True)
+            for manifests in zip(*map(roles, self.manifests), strict=True)
         )
 
     def arrays(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

@@ -10,7 +10,7 @@ from dicompiler_targets.sockets.session import Session, check_elsewhere
 
 
 def connect(directory: Path, options: RunOptions) -> Session:
-    """Starts the artifact's devices: see dicompiler.client.connect."""
+    """Starts the artifact's devices: see dicompiler.connect."""
     artifact = Artifact.load(directory, check=False)
     check_elsewhere(options, artifact)
     if options.hosts is not None:

@@ -40,8 +40,6 @@ NEEDED = {"Python": (3, 11), "numpy": (1, 26), "onnxruntime": (1, 21)}
 KEYS = ".keys"
 """Where the devices' keys lie, each in a directory of its name: beside the directories of the devices."""
 OTHER_PYTHON = "install it, or name another one (python in the hosts file)"
-MARK = "dicompiler: "
-"""What our line begins with in all that a login on the other host may print."""
 
 # Fed to the Python there, which may be of any version.
 PROBE = """
@@ -75,7 +73,7 @@ START = '(cd "$1" && shift && exec "$@"); exit $?'
 
 
 @dataclass(frozen=True)
-class Found:
+class HostState:
     """What a host has: versions by program, and the stamps of the device's directory and of its keys ('': none)."""
 
     versions: Mapping[str, str]
@@ -93,18 +91,18 @@ def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
     Door(_listen(options, list(places.values())), options.keys, options.insecure, artifact.digest).close()
     assert options.hosts is not None
     calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
-    found = dict(zip(places, calls.each(lambda place: _probe(calls, place), list(places.values())), strict=True))
+    states = dict(zip(places, calls.each(lambda place: _probe(calls, place), list(places.values())), strict=True))
 
     def work(manifest: Manifest) -> Installed:
         name = str(manifest["device"])
         place, copied = places[name], 0
-        if found[name].stamp != artifact.digest:
+        if states[name].stamp != artifact.digest:
             names = ("manifest.json", *manifest["files"])
             copied += calls.copy(place, place.directory, {n: directory / name / n for n in names}, artifact.digest)
         stamp = _stamp(keys[name])
-        if keys[name] and found[name].keys != stamp:
+        if keys[name] and states[name].keys != stamp:
             copied += calls.copy(place, _keys_there(place), keys[name], stamp)
-        return Installed(name, place.ssh, place.directory, copied, found[name].versions)
+        return Installed(name, place.ssh, place.directory, copied, states[name].versions)
 
     return tuple(calls.each(work, [manifest for manifest in artifact.manifests if manifest["device"] in places]))
 
@@ -160,26 +158,25 @@ def _python(place: Place) -> str:
     return ssh.path_word(place.python) if "/" in place.python else shlex.quote(place.python)
 
 
-def _probe(calls: ssh.Calls, place: Place) -> Found:
+def _probe(calls: ssh.Calls, place: Place) -> HostState:
     """Looks at a host. RunError if it cannot be reached, or has no Python with what the runtime needs."""
-    code = f"MARK, STAMP = {MARK!r}, {ssh.STAMP!r}\n{PROBE}".encode()
+    code = f"MARK, STAMP = {ssh.MARK!r}, {ssh.STAMP!r}\n{PROBE}".encode()
     words = [_python(place), ssh.path_word(place.directory), ssh.path_word(_keys_there(place))]
     done = calls.run(place, RUN_PYTHON, words, lambda stream: stream.write(code))
-    lines = [line for line in done.output.splitlines() if line.startswith(MARK)]
-    if not lines:
+    if not done.marked:
         said = done.errors.strip().splitlines()[-1:] or [f"exit code {done.code}"]
         raise RunError(f"{place.title}: there is no Python {place.python!r} ({said[0]}): {OTHER_PYTHON}")
-    found: dict[str, Any] = json.loads(lines[-1][len(MARK) :])
+    answer: dict[str, Any] = json.loads(done.marked[-1])
     for name, needed in NEEDED.items():
-        version, oldest = found["versions"].get(name), ".".join(map(str, needed))
+        version, oldest = answer["versions"].get(name), ".".join(map(str, needed))
         pip = f"{place.python} -m pip install"
         if version is None:
-            cause = " ".join(found["errors"][name].split())
+            cause = " ".join(answer["errors"][name].split())
             raise RunError(f"{place.title}: its Python has no {name} ({cause}): run '{pip} numpy onnxruntime' there")
         if tuple(map(int, re.findall(r"\d+", version)[:2])) < needed:
             remedy = OTHER_PYTHON if name == "Python" else f"run '{pip} --upgrade {name}' there"
             raise RunError(f"{place.title}: {name} {version} is too old, {oldest} or newer is needed: {remedy}")
-    return Found(found["versions"], found["stamp"], found["keys"])
+    return HostState(answer["versions"], answer["stamp"], answer["keys"])
 
 
 class Remote:
@@ -195,16 +192,16 @@ class Remote:
 
     def __call__(self, manifest: Manifest, arguments: Sequence[str]) -> Process:
         place = self._places[manifest["device"]]
-        own = [*arguments, "--tethered"]
+        options = [*arguments, "--tethered"]
         if self.options.keys is not None:
-            own += ["--keys", f"../{KEYS}/{place.device}"]
+            options += ["--keys", f"../{KEYS}/{place.device}"]
         if place.listen is not None:
-            own += ["--listen", place.listen]
+            options += ["--listen", place.listen]
         if place.threads is not None:
-            own += ["--threads", str(place.threads)]
+            options += ["--threads", str(place.threads)]
         if place.cores:
-            own += ["--cores", ",".join(map(str, place.cores))]
-        words = [ssh.path_word(place.directory), _python(place), "-m", "runtime", *map(shlex.quote, own)]
+            options += ["--cores", ",".join(map(str, place.cores))]
+        words = [ssh.path_word(place.directory), _python(place), "-m", "runtime", *map(shlex.quote, options)]
         written = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `Process.close`)
         popen = subprocess.Popen(
             ssh.command(place, START, words),

@@ -9,7 +9,6 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError
@@ -18,7 +17,9 @@ from dicompiler_targets.files import (
     Contents,
     Json,
     artifact_document,
+    given_inputs,
     json_text,
+    runtime_sources,
     transfer_document,
     value_document,
     write_parts,
@@ -66,8 +67,8 @@ def _manifest(program: Program, index: int, files: Sequence[Sequence[str]]) -> J
     order = {d.device: i for i, d in enumerate(program.devices)}
     first = 0
     roles = []
-    for role, own in zip(program.roles, files, strict=True):
-        roles.append(_role(role, role.devices[index], own, first))
+    for role, role_files in zip(program.roles, files, strict=True):
+        roles.append(_role(role, role.devices[index], role_files, first))
         first += len(role.transfers)
     return {
         "format": FORMAT,
@@ -82,16 +83,10 @@ def _manifest(program: Program, index: int, files: Sequence[Sequence[str]]) -> J
 def _role(program: Program, device: DeviceProgram, files: Sequence[str], first: int) -> Json:
     """What it does for the frames of one role, whose transfers are numbered from `first`."""
     mine = [replace(t, index=first + t.index) for t in program.transfers if device.device in (t.sender, t.receiver)]
-    needed = {name for s in device.segments for name in s.inputs} | set(device.sinks)
-    needed |= {t.value.name for t in mine if t.sender == device.device}
     tensor_of = {output: tensor for tensor, output in device.sinks.items()}
     return {
         # A source that does not read an input need not be given it.
-        "inputs": [
-            value_document(v) | {"index": i}
-            for i, v in enumerate(program.inputs)
-            if v.name in device.sources and v.name in needed
-        ],
+        "inputs": [value_document(v) | {"index": i} for i, v in given_inputs(program, device).items()],
         "outputs": [
             value_document(v) | {"index": i, "tensor": tensor_of[v.name]}
             for i, v in enumerate(program.outputs)
@@ -110,8 +105,5 @@ def _files(contents: Contents, place: Path) -> Iterator[tuple[str, Json]]:
     """Writes the device's files, the runtime too; gives the name, size and hash of each."""
     yield from contents.write(place)
     (place / "runtime").mkdir()
-    runtime = resources.files("dicompiler_targets.sockets").joinpath("runtime")
-    for source in sorted(runtime.iterdir(), key=lambda entry: entry.name):
-        if source.name.endswith(".py"):
-            name = f"runtime/{source.name}"
-            yield name, write_parts(place / name, [source.read_bytes()])
+    for name, source in runtime_sources("sockets", (".py",)).items():
+        yield f"runtime/{name}", write_parts(place / "runtime" / name, [source])

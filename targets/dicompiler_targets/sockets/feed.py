@@ -17,20 +17,20 @@ END = object()
 
 class Feed:
     """Frames that were read, in `given`. `announce` is called by the thread with this feed for each of them; `take`
-    then moves one to `given`. `own` makes of a frame what does not change when its source uses its arrays again.
+    then moves one to `given`. `copy` makes of a frame what does not change when its source uses its arrays again.
 
     At most `limit` frames are read that were not released.
     """
 
     def __init__(
-        self, frames: Iterable[Any], limit: int, announce: Callable[[Feed], None], own: Callable[[Any], Any]
+        self, frames: Iterable[Any], limit: int, announce: Callable[[Feed], None], copy: Callable[[Any], Any]
     ) -> None:
         self.given: deque[Any] = deque()
         self.exhausted = False
         self._read: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._room = threading.Semaphore(limit)
         self._stopped = False
-        self._announce, self._own = announce, own
+        self._announce, self._copy = announce, copy
         threading.Thread(target=self._run, args=(frames,), daemon=True).start()
 
     def take(self) -> None:
@@ -59,7 +59,7 @@ class Feed:
                 self._room.acquire()
                 if self._stopped:
                     return
-                self._put(self._own(next(source)))
+                self._put(self._copy(next(source)))
         except StopIteration:
             self._put(END)
         except BaseException as error:  # the user's own, which is raised where the outputs are taken

@@ -50,14 +50,14 @@ class Door:
         except ValueError as error:
             raise UsageError(f"run: {error}") from None
         try:
-            found = self._listener.getsockname()
-            check_open(found[0], self.keys, insecure)
-            if ipaddress.ip_address(found[0].partition("%")[0]).is_unspecified:
-                raise ValueError(f"{found[0]} cannot be told to devices: listen at the address at which they reach us")
+            bound = self._listener.getsockname()
+            check_open(bound[0], self.keys, insecure)
+            if ipaddress.ip_address(bound[0].partition("%")[0]).is_unspecified:
+                raise ValueError(f"{bound[0]} cannot be told to devices: listen at the address at which they reach us")
         except ValueError as error:
             self._listener.close()
             raise UsageError(f"run: {error}") from None
-        self.address = join_address(*found[:2])
+        self.address = join_address(*bound[:2])
 
     def close(self) -> None:
         """Nobody is let in any more."""

@@ -60,20 +60,20 @@ def added(program: Program) -> dict[str, int]:
 def _all_roles(program: Program, index: int) -> tuple[DeviceProgram, int]:
     """The device with the segments of all roles, equal ones once; and the bytes of weights that several roles' sessions
     pack or fold, each for itself, beyond the first."""
-    found: dict[bytes, Segment] = {}
+    segments: dict[bytes, Segment] = {}
     seen: dict[str, int] = {}
     copied = 0
     for role in program.roles:
-        known = set(found)
-        found |= {s.model.SerializeToString(deterministic=True): s for s in role.devices[index].segments}
-        own = [segment for key, segment in found.items() if key not in known]
-        for segment in own:
+        known = set(segments)
+        segments |= {s.model.SerializeToString(deterministic=True): s for s in role.devices[index].segments}
+        new = [segment for key, segment in segments.items() if key not in known]
+        for segment in new:
             again = sum(size for name, size in constant_sizes(segment).items() if name in seen)
-            made = loading(segment) if again else Loading((), 0, 0)
-            copied += min(again, sum(made.packed) + made.folded)
-        for segment in own:
+            load = loading(segment) if again else Loading((), 0, 0)
+            copied += min(again, sum(load.packed) + load.folded)
+        for segment in new:
             seen |= constant_sizes(segment)
-    return replace(program.devices[index], segments=tuple(found.values())), copied
+    return replace(program.devices[index], segments=tuple(segments.values())), copied
 
 
 def _process(device: DeviceProgram) -> int:
@@ -93,10 +93,10 @@ def _loading(device: DeviceProgram) -> int:
     the mapped file that nobody has read yet."""
     kept = most = 0
     for segment in device.segments:
-        found = loading(segment)
-        most = max(most, kept + found.folded + found.refolded + SPARE * found.largest)
-        kept += found.folded
-        for size in found.packed:
+        load = loading(segment)
+        most = max(most, kept + load.folded + load.refolded + SPARE * load.largest)
+        kept += load.folded
+        for size in load.packed:
             most = max(most, kept + 2 * size)
             kept += size
     return _process(device) + max(most, kept)
@@ -106,24 +106,24 @@ def workspace(segment: Segment) -> int:
     """The most that one node of the segment takes for itself while it runs: LRN two copies of its tensor."""
     sizes = segment_values(segment)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in segment.model.graph.initializer}
-    found = 0
+    most = 0
     for node in segment.model.graph.node:
-        made = sizes.get(node.output[0], 0)
+        output = sizes.get(node.output[0], 0)
         if node.op_type == "LRN":
-            found = max(found, 2 * made)
+            most = max(most, 2 * output)
         elif node.op_type == "Conv":
-            found = max(found, WORKSPACE, _unfolded(shapes.get(node.input[1], ()), made))
-    return found
+            most = max(most, WORKSPACE, _unfolded(shapes.get(node.input[1], ()), output))
+    return most
 
 
-def _unfolded(weight: tuple[int, ...], made: int) -> int:
+def _unfolded(weight: tuple[int, ...], output: int) -> int:
     """Bytes of the patches that a convolution copies side by side, all of them where it has more filters than places.
 
-    weight: its shape (filters, channels, kernel …); made: bytes of its output.
+    weight: its shape (filters, channels, kernel …); output: bytes of what it computes.
     """
     if not weight or math.prod(weight[2:]) == 1:
         return 0
-    places = made // ELEMENT // weight[0]
+    places = output // ELEMENT // weight[0]
     return ELEMENT * places * math.prod(weight[1:]) if weight[0] > places else 0
 
 

@@ -104,13 +104,13 @@ def here(directory: Path, keys: Path | None, pin: bool, count: int) -> Start:
     share = max(1, len(cores) // count)
 
     def start(manifest: Manifest, arguments: Sequence[str]) -> Process:
-        own = ["--threads", str(min(share, manifest["threads"]))]
+        more = ["--threads", str(min(share, manifest["threads"]))]
         if keys is not None:
-            own += ["--keys", os.path.abspath(keys / "devices" / manifest["device"])]
+            more += ["--keys", os.path.abspath(keys / "devices" / manifest["device"])]
         if pin:
             first = manifest["index"] * share
-            own += ["--cores", ",".join(str(cores[(first + i) % len(cores)]) for i in range(share))]
-        return launch(directory, manifest, [*arguments, *own])
+            more += ["--cores", ",".join(str(cores[(first + i) % len(cores)]) for i in range(share))]
+        return launch(directory, manifest, [*arguments, *more])
 
     return start
 
@@ -138,10 +138,10 @@ def launch(directory: Path, manifest: Manifest, arguments: Sequence[str]) -> Pro
 def _environment() -> dict[str, str]:
     """Ours without what changes how Python runs, other than where it finds modules."""
     kept = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE")
-    found = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k in kept}
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k in kept}
     # The working directory is another one there; and nothing may be written into the artifact.
-    path = [os.path.abspath(entry) for entry in found.pop("PYTHONPATH", "").split(os.pathsep) if entry]
-    return found | {"PYTHONDONTWRITEBYTECODE": "1"} | ({"PYTHONPATH": os.pathsep.join(path)} if path else {})
+    path = [os.path.abspath(entry) for entry in variables.pop("PYTHONPATH", "").split(os.pathsep) if entry]
+    return variables | {"PYTHONDONTWRITEBYTECODE": "1"} | ({"PYTHONPATH": os.pathsep.join(path)} if path else {})
 
 
 def end(processes: Sequence[Process]) -> None:

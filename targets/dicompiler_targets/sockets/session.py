@@ -18,12 +18,11 @@ from typing import Any
 
 from dicompiler.base.errors import RunError, UsageError, nearest
 from dicompiler.target.records import DeviceReport, RunOptions
-from dicompiler_targets.sockets import blame
 from dicompiler_targets.sockets.artifact import Artifact, from_payload, to_payload
-from dicompiler_targets.sockets.blame import Event
 from dicompiler_targets.sockets.feed import Feed
 from dicompiler_targets.sockets.joining import LOOPBACK, Door
 from dicompiler_targets.sockets.processes import Process, Start, end, here, read_report
+from dicompiler_targets.sockets.root_cause import CAUSE, Event, Failure, endings, failure_of, root_cause
 from dicompiler_targets.sockets.runtime.frames import (
     IN_FLIGHT_LIMIT,
     Gate,
@@ -242,8 +241,8 @@ class Session:
 
     def _until(self) -> float:
         """The deadline of what begins now."""
-        own = time.monotonic() + self.options.timeout_s
-        return own if self.deadline is None else min(own, self.deadline)
+        end_s = time.monotonic() + self.options.timeout_s
+        return end_s if self.deadline is None else min(end_s, self.deadline)
 
     def _window_used(self) -> int:
         return self._window.end - self._window.oldest
@@ -261,7 +260,7 @@ class Session:
             self._round(self._oldest().deadline, self._unfinished())
         deadline, number = self._until(), self._window.open()
         role = self._roles[number % len(self._roles)]
-        outputs: dict[str, dict[int, Any]] = {name: {} for name, own in role.outputs.items() if own}
+        outputs: dict[str, dict[int, Any]] = {name: {} for name, values in role.outputs.items() if values}
         missing = sum(map(len, role.outputs.values()))
         flight = self._flights[number] = Flight(number, deadline, time.perf_counter(), outputs, missing)
         allowed = min(int(1000 * left(deadline)), 2**32 - 1)
@@ -326,11 +325,11 @@ class Session:
 
     def _handle(self, event: Event) -> None:
         process, header = self.processes[event.device], event.header
-        failure = blame.failure(event, self.processes)
+        failure = failure_of(event, self.processes)
         if failure is not None:
             # After its report a device may end its connection.
             if process.report is None:
-                self._blame(failure)
+                self._fail(failure)
         elif header is None:
             return
         elif header.kind is Kind.READY:
@@ -354,17 +353,17 @@ class Session:
 
     def _look(self) -> None:
         """Raises RunError if a process has ended badly."""
-        for failure in blame.endings(self.processes.values()):
-            self._blame(failure)
+        for failure in endings(self.processes.values()):
+            self._fail(failure)
 
-    def _blame(self, first: blame.Failure) -> None:
+    def _fail(self, first: Failure) -> None:
         """Raises RunError for the failure that is behind the first one that was noticed."""
-        found, until = [first], time.monotonic() + SETTLE_S
-        while all(failure.rank > blame.CAUSE for failure in found) and time.monotonic() < until:
-            heard = (blame.failure(event, self.processes) for event in self._next())
-            found += [failure for failure in heard if failure is not None]
-            found += blame.endings(self.processes.values())
-        raise RunError(blame.verdict(found, self.processes))
+        failures, until = [first], time.monotonic() + SETTLE_S
+        while all(failure.rank > CAUSE for failure in failures) and time.monotonic() < until:
+            heard = (failure_of(event, self.processes) for event in self._next())
+            failures += [failure for failure in heard if failure is not None]
+            failures += endings(self.processes.values())
+        raise RunError(root_cause(failures, self.processes))
 
     def _check_time(self, deadline: float, waiting: Sequence[str], more: str = "") -> None:
         if time.monotonic() > deadline + GRACE_S:
@@ -377,11 +376,10 @@ class Session:
 
 def in_flight(options: RunOptions, devices: int) -> int:
     """How many frames may be on their way; UsageError for options that cannot be."""
-    if not 0 <= options.in_flight <= IN_FLIGHT_LIMIT:
-        raise UsageError(f"run: frames in flight must be 1 to {IN_FLIGHT_LIMIT}, or 0, not {options.in_flight}")
+    frames = options.frames_in_flight(devices, IN_FLIGHT_LIMIT)
     if not 0.05 <= options.heartbeat_s <= 3600:
         raise UsageError(f"run: the heartbeat must be between 0.05 and 3600 s, not {options.heartbeat_s:g}")
-    return options.in_flight or 2 * devices
+    return frames
 
 
 def check_elsewhere(options: RunOptions, artifact: Artifact) -> None:

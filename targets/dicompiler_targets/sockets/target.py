@@ -59,7 +59,7 @@ class SocketsTarget(Target):
         return install(directory, options)
 
     def memory(self, program: Program) -> Mapping[str, int]:
-        """A Python process with onnxruntime, its sessions, and what making them takes for a while: see memory.py."""
+        """A Python process with onnxruntime, its sessions, and what making them takes: see sockets.memory."""
         from dicompiler_targets.sockets.memory import added
 
         return added(program)

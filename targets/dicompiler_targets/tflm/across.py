@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from dicompiler.ir.regions import Shape
-from dicompiler_targets.tflm.elementwise import operate
+from dicompiler_targets.tflm.elementwise import chained, operate
 from dicompiler_targets.tflm.graph import Node, refusal
 from dicompiler_targets.tflm.shaping import integers, place
 from dicompiler_targets.tflm.windows import VALID
@@ -27,18 +27,18 @@ def softmax(code: str, options: str, writer: Writer, node: Node) -> None:
     if node.opset < 13 and axis != rank - 1:
         rows = (math.prod(shape[:axis]), math.prod(shape[axis:]))
         flat = writer.reshape(writer.read(name), rows)
-        made = _result(writer, node, rows)
-        writer.add(code, [flat], [made], options, **values)
-        writer.alias(node.output, "plain", writer.reshape(made, shape))
+        result = _result(writer, node, rows)
+        writer.add(code, [flat], [result], options, **values)
+        writer.alias(node.output, "plain", writer.reshape(result, shape))
     elif rank == 4 and axis in (1, 3):
         form = "image" if axis == 1 else "plain"
         writer.add(code, [writer.read(name, form)], [writer.make(node.output, form)], options, **values)
     else:
         order = [*(i for i in range(rank) if i != axis), axis]
         last = writer.transpose(writer.read(name), order)
-        made = _result(writer, node, writer.shape(last))
-        writer.add(code, [last], [made], options, **values)
-        writer.alias(node.output, "plain", writer.transpose(made, [order.index(i) for i in range(rank)]))
+        result = _result(writer, node, writer.shape(last))
+        writer.add(code, [last], [result], options, **values)
+        writer.alias(node.output, "plain", writer.transpose(result, [order.index(i) for i in range(rank)]))
 
 
 def _result(writer: Writer, node: Node, shape: Shape) -> int:
@@ -83,35 +83,27 @@ def lrn(writer: Writer, node: Node) -> None:
     means = writer.like(rows, (batch, height * width, channels, 1))
     window = {"FilterWidth": size, "FilterHeight": 1, "StrideW": 1, "StrideH": 1, "Padding": VALID}
     writer.add("AVERAGE_POOL_2D", [around], [means], "Pool2D", **window)
-    term = _chain(writer, means, (("MUL", alpha), ("ADD", bias)))
+    term = chained(writer, means, (("MUL", alpha), ("ADD", bias)))
     power = writer.reshape(_power(writer, term, beta), shape)
     operate(writer, "MUL", [x, power], writer.make(node.output, "image"))
-
-
-def _chain(writer: Writer, x: int, steps: tuple[tuple[str, float], ...]) -> int:
-    for code, number in steps:
-        made = writer.like(x, writer.shape(x))
-        operate(writer, code, [x, writer.constant(np.asarray([number], np.float32), "number")], made)
-        x = made
-    return x
 
 
 def _power(writer: Writer, x: int, beta: float) -> int:
     """x ^ -beta for x above 0."""
 
     def unary(code: str, source: int, options: str = "") -> int:
-        made = writer.like(source, writer.shape(source))
-        writer.add(code, [source], [made], options)
-        return made
+        output = writer.like(source, writer.shape(source))
+        writer.add(code, [source], [output], options)
+        return output
 
     if beta in (0.5, 0.75):
         root = unary("RSQRT", x)
         if beta == 0.5:
             return root
-        made = writer.like(x, writer.shape(x))
-        operate(writer, "MUL", [root, unary("SQRT", root)], made)
-        return made
-    return unary("EXP", _chain(writer, unary("LOG", x), (("MUL", -beta),)), "Exp")
+        output = writer.like(x, writer.shape(x))
+        operate(writer, "MUL", [root, unary("SQRT", root)], output)
+        return output
+    return unary("EXP", chained(writer, unary("LOG", x), (("MUL", -beta),)), "Exp")
 
 
 LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {

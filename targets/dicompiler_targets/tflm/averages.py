@@ -90,8 +90,8 @@ def _of_floats(writer: Writer, node: Node, windows: Sequence[Axis], include: boo
     writer.add("AVERAGE_POOL_2D", [x], [average], "Pool2D", **values)
     factor = (windows[0].span / counts[0])[:, None] * (windows[1].span / counts[1])[None, :]
     scale = writer.constant(factor[None, :, :, None].astype(np.float32), "counts")
-    made = writer.make(node.output, "image")
-    writer.add("MUL", [average, scale], [made], "Mul", FusedActivationFunction=ACTIVATIONS[node.activation])
+    output = writer.make(node.output, "image")
+    writer.add("MUL", [average, scale], [output], "Mul", FusedActivationFunction=ACTIVATIONS[node.activation])
 
 
 def _blocks(axis: Axis, include: bool) -> list[Block]:
@@ -100,15 +100,15 @@ def _blocks(axis: Axis, include: bool) -> list[Block]:
     Elements below 0 and from the extent on are pads.
     """
     end = axis.extent + (axis.declared_end if include else 0)
-    found: list[Block] = []
+    blocks: list[Block] = []
     for number in range(axis.out):
         start = number * axis.stride - axis.begin
         low, high = start if include else max(start, 0), min(start + axis.span, end)
-        if found and found[-1].span == high - low == axis.span:
-            found[-1] = replace(found[-1], stop=high, out=found[-1].out + 1)
+        if blocks and blocks[-1].span == high - low == axis.span:
+            blocks[-1] = replace(blocks[-1], stop=high, out=blocks[-1].out + 1)
         else:
-            found.append(Block(low, high, high - low))
-    return found
+            blocks.append(Block(low, high, high - low))
+    return blocks
 
 
 def _of_numbers(writer: Writer, node: Node, windows: Sequence[Axis], include: bool) -> None:
@@ -134,18 +134,18 @@ def _averaged(writer: Writer, node: Node, x: int, blocks: tuple[Block, Block], w
     batch, _, _, channels = writer.shape(x)
     out, spans = [block.out for block in blocks], [block.span for block in blocks]
     x = _cropped(writer, x, blocks)
-    made = writer.tensor(node.output, "int8", (batch, *out, channels), writer.graph.quantisations[node.output])
+    output = writer.tensor(node.output, "int8", (batch, *out, channels), writer.graph.quantisations[node.output])
     values = {"Padding": VALID, "StrideH": windows[0].stride, "StrideW": windows[1].stride}
     values["FusedActivationFunction"] = ACTIVATIONS[node.activation]
     if not _rescaled(writer.graph, node):
-        writer.add("AVERAGE_POOL_2D", [x], [made], "Pool2D", FilterHeight=spans[0], FilterWidth=spans[1], **values)
-        return made
+        writer.add("AVERAGE_POOL_2D", [x], [output], "Pool2D", FilterHeight=spans[0], FilterWidth=spans[1], **values)
+        return output
     about = Quantisation((1 / (ONE * spans[0] * spans[1]),), (0,))
     ones = writer.constant(np.full((1, *spans, channels), ONE, np.int8), "ones", about)
     values |= {"DepthMultiplier": 1, "DilationHFactor": 1, "DilationWFactor": 1}
     inputs = [x, ones, no_bias(writer, channels, x, about)]
-    writer.add("DEPTHWISE_CONV_2D", inputs, [made], "DepthwiseConv2D", **values)
-    return made
+    writer.add("DEPTHWISE_CONV_2D", inputs, [output], "DepthwiseConv2D", **values)
+    return output
 
 
 def _cropped(writer: Writer, x: int, blocks: tuple[Block, Block]) -> int:
@@ -154,11 +154,11 @@ def _cropped(writer: Writer, x: int, blocks: tuple[Block, Block]) -> int:
     if all((block.start, block.stop) == (0, extent) for block, extent in zip(blocks, (height, width), strict=True)):
         return x
     top, left = blocks
-    made = writer.like(x, (batch, top.stop - top.start, left.stop - left.start, channels))
+    output = writer.like(x, (batch, top.stop - top.start, left.stop - left.start, channels))
     ranges = ((0, top.start, left.start, 0), (batch, top.stop, left.stop, channels), (1, 1, 1, 1))
     columns = [writer.constant(np.asarray(column, np.int32), "range") for column in ranges]
-    writer.add("STRIDED_SLICE", [x, *columns], [made], "StridedSlice")
-    return made
+    writer.add("STRIDED_SLICE", [x, *columns], [output], "StridedSlice")
+    return output
 
 
 def _joined(writer: Writer, parts: Sequence[int], axis: int) -> int:
@@ -167,9 +167,9 @@ def _joined(writer: Writer, parts: Sequence[int], axis: int) -> int:
         return parts[0]
     shape = list(writer.shape(parts[0]))
     shape[axis] = sum(writer.shape(part)[axis] for part in parts)
-    made = writer.like(parts[0], tuple(shape))
-    writer.add("CONCATENATION", parts, [made], "Concatenation", Axis=axis, FusedActivationFunction=0)
-    return made
+    output = writer.like(parts[0], tuple(shape))
+    writer.add("CONCATENATION", parts, [output], "Concatenation", Axis=axis, FusedActivationFunction=0)
+    return output
 
 
 LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {

@@ -39,8 +39,8 @@ def gemm(writer: Writer, node: Node) -> None:
         raise refusal(node, "beta is not 1 for a C that is no vector", "multiply C before it")
     product = writer.tensor(f"{node.output}/product", "float32", writer.graph.shapes[node.output])
     _connected(writer, node, rows, about, -1, product, "NONE")
-    made, activation = writer.make(node.output, "plain"), ACTIVATIONS[node.activation]
-    writer.add("ADD", [product, writer.read(node.inputs[2])], [made], "Add", FusedActivationFunction=activation)
+    output, activation = writer.make(node.output, "plain"), ACTIVATIONS[node.activation]
+    writer.add("ADD", [product, writer.read(node.inputs[2])], [output], "Add", FusedActivationFunction=activation)
 
 
 def _connected(
@@ -49,7 +49,7 @@ def _connected(
     rows: NDArray[Any],
     about: Quantisation | None,
     bias: int,
-    made: int,
+    output: int,
     activation: str,
 ) -> None:
     """The product with the transpose of a matrix (N, K). The K columns of `rows` are put in the order of a flattened
@@ -62,7 +62,7 @@ def _connected(
         x = writer.reshape(writer.read(image, "image"), (shape[0], math.prod(shape[1:])))
     else:
         x = writer.read(name)
-    _product(writer, x, (node.inputs[1], rows, about), bias, made, activation)
+    _product(writer, x, (node.inputs[1], rows, about), bias, output, activation)
 
 
 def _product(
@@ -70,10 +70,10 @@ def _product(
     x: int,
     weight: tuple[str, NDArray[Any], Quantisation | None],
     bias: int,
-    made: int,
+    output: int,
     activation: str,
 ) -> None:
-    """x (M, K) and the weight (its name, its rows (N, K), its numbers) → made (M, N), by FULLY_CONNECTED.
+    """x (M, K) and the weight (its name, its rows (N, K), its numbers) → output (M, N), by FULLY_CONNECTED.
 
     Of 8-bit numbers by CONV_2D, on M images of one pixel: TFLite-micro and LiteRT round its results alike, and those of
     FULLY_CONNECTED not.
@@ -82,17 +82,17 @@ def _product(
     values: dict[str, Any] = {"FusedActivationFunction": ACTIVATIONS[activation]}
     if about is None:
         inputs = [x, writer.constant(rows, name), bias]
-        writer.add("FULLY_CONNECTED", inputs, [made], "FullyConnected", KeepNumDims=False, **values)
+        writer.add("FULLY_CONNECTED", inputs, [output], "FullyConnected", KeepNumDims=False, **values)
         return
     (height, _), (count, depth) = writer.shape(x), rows.shape
     about = Quantisation(about.scale, about.zero, 0)
     image = writer.reshape(x, (height, 1, 1, depth))
-    pixels = writer.like(made, (height, 1, 1, count))
+    pixels = writer.like(output, (height, 1, 1, count))
     inputs = [image, writer.constant(rows.reshape(count, 1, 1, depth), name, about)]
     inputs.append(bias if bias >= 0 else no_bias(writer, count, image, about))
     values |= {"Padding": VALID, "StrideW": 1, "StrideH": 1, "DilationHFactor": 1, "DilationWFactor": 1}
     writer.add("CONV_2D", inputs, [pixels], "Conv2D", **values)
-    writer.reshape(pixels, (height, count), made)
+    writer.reshape(pixels, (height, count), output)
 
 
 def matmul(writer: Writer, node: Node) -> None:
@@ -103,22 +103,22 @@ def matmul(writer: Writer, node: Node) -> None:
         x = writer.reshape(writer.read(node.inputs[0]), (math.prod(shape[:-1]), shape[-1]))
         about = writer.graph.quantisations.get(node.inputs[1])
         bias = writer.read(node.inputs[2]) if node.has(2) else -1
-        final = writer.make(node.output, "plain")
-        made = final if len(out) == 2 else writer.like(final, (math.prod(out[:-1]), out[-1]))
-        _product(writer, x, (node.inputs[1], weight.T, about), bias, made, node.activation)
-        if made != final:
-            writer.reshape(made, out, final)
+        output = writer.make(node.output, "plain")
+        product = output if len(out) == 2 else writer.like(output, (math.prod(out[:-1]), out[-1]))
+        _product(writer, x, (node.inputs[1], weight.T, about), bias, product, node.activation)
+        if product != output:
+            writer.reshape(product, out, output)
         return
     if len(shape) < 2 or len(writer.graph.shape(node.inputs[1])) < 2:
         raise refusal(node, "an operand is a vector", "reshape it to a matrix")
     inputs = [writer.read(name) for name in node.inputs]
-    made = writer.make(node.output, "plain")
+    output = writer.make(node.output, "plain")
     if node.activation != "NONE":
-        plain = writer.like(made, writer.shape(made))
+        plain = writer.like(output, writer.shape(output))
         writer.add("BATCH_MATMUL", inputs, [plain], "BatchMatMul", AdjX=False, AdjY=False)
-        writer.add(node.activation, [plain], [made])
+        writer.add(node.activation, [plain], [output])
     else:
-        writer.add("BATCH_MATMUL", inputs, [made], "BatchMatMul", AdjX=False, AdjY=False)
+        writer.add("BATCH_MATMUL", inputs, [output], "BatchMatMul", AdjX=False, AdjY=False)
 
 
 LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {"Gemm": gemm, "MatMul": matmul}

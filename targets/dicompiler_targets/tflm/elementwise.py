@@ -38,12 +38,21 @@ def operand(writer: Writer, name: str, form: Form, rank: int) -> int:
     return writer.transpose(index, IMAGE) if form == "image" else index
 
 
-def operate(writer: Writer, code: str, inputs: Sequence[int], made: int, activation: str = "NONE") -> None:
+def operate(writer: Writer, code: str, inputs: Sequence[int], output: int, activation: str = "NONE") -> None:
     """A binary operation; its activation is fused where the operator can."""
     if code in _FUSED:
-        writer.add(code, inputs, [made], _FUSED[code], FusedActivationFunction=ACTIVATIONS[activation])
+        writer.add(code, inputs, [output], _FUSED[code], FusedActivationFunction=ACTIVATIONS[activation])
     else:
-        writer.add(code, inputs, [made], "MaximumMinimum" if code in ("MAXIMUM", "MINIMUM") else "")
+        writer.add(code, inputs, [output], "MaximumMinimum" if code in ("MAXIMUM", "MINIMUM") else "")
+
+
+def chained(writer: Writer, x: int, steps: Sequence[tuple[str, float]]) -> int:
+    """x after binary operations in turn, each with a number as its second operand."""
+    for code, number in steps:
+        output = writer.like(x, writer.shape(x))
+        operate(writer, code, [x, writer.constant(np.asarray([number], np.float32), "number")], output)
+        x = output
+    return x
 
 
 def combine(code: str, writer: Writer, node: Node) -> None:
@@ -99,9 +108,9 @@ def clip(writer: Writer, node: Node) -> None:
     low, high = clip_bounds(writer.graph, node)
     steps = [(code, bound) for code, bound in (("MAXIMUM", low), ("MINIMUM", high)) if bound is not None]
     for place, (code, bound) in enumerate(steps, 1):
-        made = writer.make(node.output, form) if place == len(steps) else writer.like(x, writer.shape(x))
-        operate(writer, code, [x, writer.constant(np.asarray([bound], np.float32), "bound")], made)
-        x = made
+        output = writer.make(node.output, form) if place == len(steps) else writer.like(x, writer.shape(x))
+        operate(writer, code, [x, writer.constant(np.asarray([bound], np.float32), "bound")], output)
+        x = output
     if not steps:
         writer.alias(node.output, form, x)
 
@@ -126,12 +135,8 @@ def hard_sigmoid(writer: Writer, node: Node) -> None:
     """HardSigmoid = min(max(alpha x + beta, 0), 1), as it is written out."""
     form = writer.form(node.inputs[0])
     x = writer.read(node.inputs[0], form)
-    shape = writer.shape(x)
     steps = (("MUL", node.attribute("alpha", 0.2)), ("ADD", node.attribute("beta", 0.5)), ("MINIMUM", 1.0))
-    for code, number in steps:
-        made = writer.like(x, shape)
-        operate(writer, code, [x, writer.constant(np.asarray([number], np.float32), "number")], made)
-        x = made
+    x = chained(writer, x, steps)
     writer.add("RELU", [x], [writer.make(node.output, form)])
 
 
@@ -148,8 +153,8 @@ def batch_normalization(writer: Writer, node: Node) -> None:
     factor, shift = (value.reshape(shape).astype(np.float32) for value in batch_norm(writer.graph, node))
     between = writer.like(x, writer.shape(x))
     operate(writer, "MUL", [x, writer.constant(factor, "factor")], between)
-    made = writer.make(node.output, form)
-    operate(writer, "ADD", [between, writer.constant(shift, "shift")], made, node.activation)
+    output = writer.make(node.output, form)
+    operate(writer, "ADD", [between, writer.constant(shift, "shift")], output, node.activation)
 
 
 def elu(writer: Writer, node: Node) -> None:

@@ -10,15 +10,14 @@ import hashlib
 import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.program import DeviceProgram, Program
-from dicompiler_targets.files import Json, artifact_document, json_text, write_parts
+from dicompiler_targets.files import Json, artifact_document, given_inputs, json_text, runtime_sources, write_parts
 from dicompiler_targets.tflm import sources
 from dicompiler_targets.tflm.flatbuffer import codes_of
-from dicompiler_targets.tflm.layout import Layout, border, given, layout
+from dicompiler_targets.tflm.layout import Layout, border, layout
 from dicompiler_targets.tflm.lowering import Border, Lowered, lower
 from dicompiler_targets.tflm.measure import arenas
 from dicompiler_targets.tflm.moves import Copy, Peeled, copies, peel
@@ -73,11 +72,11 @@ def devices(program: Program, margin: float) -> tuple[Device, ...]:
             raise DicompilerError(f"target tflm: tensor {value.name!r} has no static shape: fix the inputs' (--shape)")
     peeled = [tuple(map(peel, one.segments)) for one in program.devices]
     lowered = [
-        tuple(None if one.segment is None else lower(one.segment, program.weights) for one in own) for own in peeled
+        tuple(None if one.segment is None else lower(one.segment, program.weights) for one in parts) for parts in peeled
     ]
     distinct: dict[bytes, str] = {}
-    for one, own in zip(program.devices, lowered, strict=True):
-        for segment, model in zip(one.segments, own, strict=True):
+    for one, models in zip(program.devices, lowered, strict=True):
+        for segment, model in zip(one.segments, models, strict=True):
             if model is not None:
                 distinct.setdefault(model.data, f"segment {segment.name!r} of device {one.device!r}")
     least = dict(zip(distinct, arenas(list(distinct), list(distinct.values())), strict=True))
@@ -118,10 +117,10 @@ def write(program: Program, margin: float, limits: Mapping[str, Limits], directo
     for one in program.devices:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", one.device) or one.device in OUTSIDE:
             raise DicompilerError(f"device {one.device!r}: no name for the device's directory: give it another one")
-    found = devices(program, margin)
-    memory = document({device.program.device: device.sizes for device in found}, limits, margin)
+    compiled = devices(program, margin)
+    memory = document({device.program.device: device.sizes for device in compiled}, limits, margin)
     digest = hashlib.sha256()
-    for device in found:
+    for device in compiled:
         name = device.program.device
         place = directory / name
         place.mkdir()
@@ -132,16 +131,9 @@ def write(program: Program, margin: float, limits: Mapping[str, Limits], directo
     (directory / "artifact.json").write_text(json_text(artifact), encoding="utf-8")
 
 
-def runtime() -> dict[str, bytes]:
-    """The sources that are the same for all devices, by name."""
-    own = resources.files("dicompiler_targets.tflm").joinpath("runtime")
-    names = sorted(e.name for e in own.iterdir() if e.name.endswith((".cc", ".h", ".txt")))
-    return {name: own.joinpath(name).read_bytes() for name in names}
-
-
 def _files(program: Program, device: Device) -> Iterable[tuple[str, bytes]]:
     """The device's files by name."""
-    yield from runtime().items()
+    yield from runtime_sources("tflm", (".cc", ".h", ".txt")).items()
     for name, data in device.data.items():
         yield f"model_{name}.tflite", data
         yield f"model_{name}_data.h", sources.data_header(name, data).encode()
@@ -160,19 +152,19 @@ def _files(program: Program, device: Device) -> Iterable[tuple[str, bytes]]:
 
 def _manifest(program: Program, device: Device) -> Json:
     """What the device does, for people and for running it on this host."""
-    own = device.program
+    part = device.program
     return {
         "format": FORMAT,
-        "device": own.device,
+        "device": part.device,
         "layout": "NHWC",
         "operators": list(device.operators),
-        "inputs": [_border(border(v)) for v in program.inputs if v.name in given(program, own)],
+        "inputs": [_border(border(value)) for value in given_inputs(program, part).values()],
         "outputs": [
             _border(device.layout.held[name].border) | {"name": output, "tensor": name}
-            for name, output in own.sinks.items()
+            for name, output in part.sinks.items()
         ],
-        "segments": [_segment(device, i) for i in range(len(own.segments))],
-        "steps": [[step.kind, step.index] for step in own.steps],
+        "segments": [_segment(device, i) for i in range(len(part.segments))],
+        "steps": [[step.kind, step.index] for step in part.steps],
         "tensors": [
             _border(held.border) | {"offset": held.offset, "first": held.first, "last": held.last}
             for held in device.layout.held.values()

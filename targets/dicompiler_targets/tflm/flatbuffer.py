@@ -72,14 +72,14 @@ def serialise(
     buffers = [_table(schema, builder, "Buffer")]
     buffers += [_table(schema, builder, "Buffer", Data=_bytes(builder, data)) for data in constants]
     place = iter(range(1, len(buffers)))
-    made = [_tensor(schema, builder, one, next(place) if one.data is not None else 0) for one in tensors]
+    offsets = [_tensor(schema, builder, one, next(place) if one.data is not None else 0) for one in tensors]
     codes = operator_codes(operations)
     nodes = [_operation(schema, builder, one, codes.index(one.code)) for one in operations]
     graph = _table(
         schema,
         builder,
         "SubGraph",
-        Tensors=_offsets(builder, made),
+        Tensors=_offsets(builder, offsets),
         Inputs=_integers(builder, inputs),
         Outputs=_integers(builder, outputs),
         Operators=_offsets(builder, nodes),
@@ -108,8 +108,8 @@ def codes_of(data: bytes) -> tuple[str, ...]:
     schema = load("tflite")
     names = {value: name for name, value in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
     model = schema.Model.GetRootAs(data, 0)
-    found = [model.OperatorCodes(i) for i in range(model.OperatorCodesLength())]
-    return tuple(sorted(names[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())] for code in found))
+    codes = [model.OperatorCodes(i) for i in range(model.OperatorCodesLength())]
+    return tuple(sorted(names[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())] for code in codes))
 
 
 def _table(schema: Any, builder: Any, name: str, **values: Any) -> int:

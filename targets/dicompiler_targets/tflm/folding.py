@@ -75,14 +75,14 @@ def activation_of(graph: Graph, node: Node) -> str | None:
 
 def clip_bounds(graph: Graph, node: Node) -> tuple[float | None, float | None]:
     """Clip's min and max where they are given; constants."""
-    found: list[float | None] = []
+    bounds: list[float | None] = []
     for index, key in ((1, "min"), (2, "max")):
         if node.has(index) and node.inputs[index] not in graph.constants:
             raise refusal(node, f"its {key} is computed", "TFLite-micro wants a constant; use target sockets")
         given = graph.constants.get(node.inputs[index]) if node.has(index) else node.attribute(key)
         value = None if given is None else float(np.asarray(given).reshape(()))
-        found.append(None if value is not None and abs(value) >= np.finfo(np.float32).max else value)
-    return found[0], found[1]
+        bounds.append(None if value is not None and abs(value) >= np.finfo(np.float32).max else value)
+    return bounds[0], bounds[1]
 
 
 def batch_norm(graph: Graph, node: Node) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -67,11 +67,11 @@ class Graph:
 
     def readers(self) -> dict[str, list[Node]]:
         """Tensor → the nodes that read it."""
-        found: dict[str, list[Node]] = {}
+        readers: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
-                found.setdefault(name, []).append(node)
-        return found
+                readers.setdefault(name, []).append(node)
+        return readers
 
     def shape(self, name: str) -> Shape:
         """The shape of a tensor or constant."""

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from dicompiler.ir.program import DeviceProgram, Program, Value
+from dicompiler_targets.files import given_inputs
 from dicompiler_targets.tflm.lowering import Border, wire_shape
 from dicompiler_targets.tflm.moves import Peeled, copies
 
@@ -48,13 +49,6 @@ def received(device: DeviceProgram) -> tuple[int, ...]:
     return tuple(step.index for step in device.steps if step.kind == "receive")
 
 
-def given(program: Program, device: DeviceProgram) -> tuple[str, ...]:
-    """The network's inputs that the device must be given: those that it reads or sends."""
-    used = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
-    used |= {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"}
-    return tuple(value.name for value in program.inputs if value.name in device.sources and value.name in used)
-
-
 @dataclass(frozen=True)
 class Layout:
     """held: the tensors by name. arenas: of each segment the place of its model's arena (None: it computes nothing).
@@ -77,7 +71,7 @@ def layout(
 ) -> Layout:
     """The places of everything. peeled, models: of the device's segments in order; arenas: bytes for each model."""
     borders = {name: border(value) for one in peeled for name, value in one.values.items()}
-    at_start = dict.fromkeys(given(program, device))
+    at_start = dict.fromkeys(value.name for value in given_inputs(program, device).values())
     at_start |= dict.fromkeys(program.transfers[i].value.name for i in received(device))
     known = (*program.inputs, *(transfer.value for transfer in program.transfers))
     borders |= {value.name: border(value) for value in known if value.name in at_start}
@@ -100,44 +94,44 @@ def layout(
         name: _Span(borders[name].nbytes, first[name], last[name]) for name in first if name not in views
     }
     spans |= {i: _Span(arenas[k], begin, end) for i, (k, begin, end) in enumerate(blocks)}
-    places = min((_placed(spans, order) for order in _ORDERS), key=lambda found: _size(spans, found))
+    places = min((_placed(spans, order) for order in _ORDERS), key=lambda candidate: _size(spans, candidate))
     size = _size(spans, places)
     for name, (source, start) in views.items():
         places[name] = places[source] + start
     held = {name: Held(borders[name], first[name], last[name], places[name]) for name in first}
-    own = [
+    arena_offsets = [
         next((places[i] for i, (k, begin, end) in enumerate(blocks) if k == model and begin <= time <= end), None)
         for model, time in zip(models, times, strict=True)
     ]
     ends = {(k, end) for k, _, end in blocks}
     frees = tuple((model, time) in ends for model, time in zip(models, times, strict=True))
-    return Layout(held, tuple(own), frees, size, frozenset(views))
+    return Layout(held, tuple(arena_offsets), frees, size, frozenset(views))
 
 
 def _views(peeled: Sequence[Peeled]) -> dict[str, tuple[str, int]]:
     """Outputs of segments that are one run of bytes of another tensor that the device holds: → (that tensor, the first
     byte), such as rows of an image. In the order in which they are made."""
-    found: dict[str, tuple[str, int]] = {}
+    views: dict[str, tuple[str, int]] = {}
     for one in peeled:
         for name, assembly in one.places.items():
-            own = copies(name, assembly, one.values)
-            source = own[0].source
-            held = source in one.values and source != name and (source in one.places or source not in one.made)
-            if len(own) == 1 and not own[0].loops and isinstance(source, str) and held:
-                found[name] = source, own[0].start
-    return found
+            runs = copies(name, assembly, one.values)
+            source = runs[0].source
+            held = source in one.values and source != name and (source in one.places or source not in one.outputs)
+            if len(runs) == 1 and not runs[0].loops and isinstance(source, str) and held:
+                views[name] = source, runs[0].start
+    return views
 
 
 def _blocks(models: Sequence[int | None], times: Sequence[int], end: int) -> list[tuple[int, int, int]]:
     """(model, first step, last step): a model that runs several times with no other in between stays where it is; the
     only one, from frame to frame."""
-    found: list[tuple[int, int, int]] = []
+    blocks: list[tuple[int, int, int]] = []
     for model, time in zip(models, times, strict=True):
-        if model is not None and found and found[-1][0] == model:
-            found[-1] = (model, found[-1][1], time)
+        if model is not None and blocks and blocks[-1][0] == model:
+            blocks[-1] = (model, blocks[-1][1], time)
         elif model is not None:
-            found.append((model, time, time))
-    return [(found[0][0], 0, end)] if len(found) == 1 else found
+            blocks.append((model, time, time))
+    return [(blocks[0][0], 0, end)] if len(blocks) == 1 else blocks
 
 
 @dataclass(frozen=True)
@@ -161,10 +155,10 @@ def _placed(spans: Mapping[str | int, _Span], order: Callable[[_Span], tuple[int
     """Each at the lowest place that is free as long as it is there."""
     placed: dict[str | int, int] = {}
     for name in sorted(spans, key=lambda n: (order(spans[n]), str(n))):
-        own, offset = spans[name], 0
-        others = [n for n in placed if spans[n].first <= own.last and own.first <= spans[n].last]
+        span, offset = spans[name], 0
+        others = [n for n in placed if spans[n].first <= span.last and span.first <= spans[n].last]
         for other in sorted(others, key=lambda n: placed[n]):
-            if offset + own.size <= placed[other]:
+            if offset + span.size <= placed[other]:
                 break
             offset = max(offset, -(-(placed[other] + spans[other].size) // ALIGN) * ALIGN)
         placed[name] = offset

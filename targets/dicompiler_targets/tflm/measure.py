@@ -36,8 +36,8 @@ def arenas(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
     digests = [hashlib.sha256(model).digest() for model in models]
     new = {d: (model, name) for d, model, name in zip(digests, models, names, strict=True) if d not in _known}
     if new:
-        found = _measured([model for model, _ in new.values()], [name for _, name in new.values()])
-        _known.update(zip(new, found, strict=True))
+        sizes = _measured([model for model, _ in new.values()], [name for _, name in new.values()])
+        _known.update(zip(new, sizes, strict=True))
     return [_known[digest] for digest in digests]
 
 
@@ -49,15 +49,15 @@ def _measured(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
     done = subprocess.run(
         [sys.executable, "-c", code], input=given, capture_output=True, env=environment, timeout=TIMEOUT_S, check=False
     )
-    found = [json.loads(line) for line in done.stdout.decode().splitlines()]
-    if done.returncode or len(found) != len(models):
+    sizes = [json.loads(line) for line in done.stdout.decode().splitlines()]
+    if done.returncode or len(sizes) != len(models):
         said = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
         cause = next((line for line in reversed(said) if "Failed to" not in line), said[-1] if said else "no reason")
         raise DicompilerError(
-            f"target tflm: {names[min(len(found), len(names) - 1)]}: TFLite-micro cannot run it: {cause.strip()}: "
+            f"target tflm: {names[min(len(sizes), len(names) - 1)]}: TFLite-micro cannot run it: {cause.strip()}: "
             "use target sockets for such a network"
         )
-    return [int(size) for size in found]
+    return [int(size) for size in sizes]
 
 
 def main() -> None:
@@ -76,8 +76,8 @@ def main() -> None:
 def least_that_runs(trials: Trials) -> int:
     """The least arena in which the model runs. Running takes long: the least in which it can be made is found first,
     and is tried; should it not do, the search goes on from there."""
-    made = least(lambda size: trials.fits(size, False))
-    return made if trials.fits(made) else least(trials.fits, made)
+    loadable = least(lambda size: trials.fits(size, False))
+    return loadable if trials.fits(loadable) else least(trials.fits, loadable)
 
 
 def least(fits: Callable[[int], bool], first: int = FIRST) -> int:

@@ -61,7 +61,7 @@ class Peeled:
     values: Mapping[str, Value]
 
     @property
-    def made(self) -> tuple[str, ...]:
+    def outputs(self) -> tuple[str, ...]:
         """The model's outputs."""
         return () if self.segment is None else self.segment.outputs
 
@@ -110,12 +110,12 @@ def peel(segment: Segment) -> Peeled:
             known[node.output[0]] = moved
     last = _last(segment, rest, {**wholes, **known}, constants)
     inner = [node for node in rest if node.output[0] not in last]
-    made = {name: wholes[name] for node in inner for name in node.output if name in wholes}
+    computed = {name: wholes[name] for node in inner for name in node.output if name in wholes}
     for node in rest:
-        moved = _moved(node, {**made, **known}, constants) if node.output[0] in last else None
+        moved = _moved(node, {**computed, **known}, constants) if node.output[0] in last else None
         if moved is not None:
-            made[node.output[0]] = moved
-    places = {name: {**made, **known}[name] for name in segment.outputs}
+            computed[node.output[0]] = moved
+    places = {name: {**computed, **known}[name] for name in segment.outputs}
     gathers = {n: known[n] for n in dict.fromkeys(n for node in inner for n in node.input) if n in known}
     sources = [piece.source for place in places.values() for piece in place.pieces]
     outputs = tuple(dict.fromkeys(name for name in sources if name not in segment.inputs))
@@ -128,7 +128,7 @@ def copies(target: str | int, assembly: Assembly, values: Mapping[str, Value]) -
     """What is to be copied for an assembly, as tensors lie on the wire. values: its sources."""
     itemsize = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(assembly.dtype)).itemsize
     axes = IMAGE if len(assembly.shape) == 4 else tuple(range(len(assembly.shape)))
-    found = []
+    runs = []
     for piece in assembly.pieces:
         steps, starts = [], []
         for shape, at in ((values[piece.source].shape or (), piece.start), (assembly.shape, piece.to)):
@@ -140,8 +140,8 @@ def copies(target: str | int, assembly: Assembly, values: Mapping[str, Value]) -
                 run *= count
             elif count > 1:
                 loops.insert(0, (count, step, further))
-        found.append(Copy(piece.source, target, starts[0], starts[1], run, tuple(loops)))
-    return tuple(found)
+        runs.append(Copy(piece.source, target, starts[0], starts[1], run, tuple(loops)))
+    return tuple(runs)
 
 
 def _steps(shape: Sequence[int], itemsize: int) -> list[int]:
@@ -194,12 +194,12 @@ def _ranges(node: onnx.NodeProto, shape: Shape, constants: Mapping[str, NDArray[
             given[key] = [int(n) for n in constants[name].reshape(-1)]
     if any(step != 1 for step in given.get("steps", [])):
         return None
-    found = [(0, extent) for extent in shape]
+    ranges = [(0, extent) for extent in shape]
     along = given.get("axes") or range(len(given["starts"]))
     for axis, start, end in zip(along, given["starts"], given["ends"], strict=True):
         begin, stop, _ = slice(start, end).indices(shape[axis])
-        found[axis % len(shape)] = (begin, stop)
-    return found if all(start < stop for start, stop in found) else None
+        ranges[axis % len(shape)] = (begin, stop)
+    return ranges if all(start < stop for start, stop in ranges) else None
 
 
 def _cut(whole: Assembly, ranges: Sequence[tuple[int, int]]) -> Assembly:
@@ -241,16 +241,16 @@ def _last(
         for name in node.input:
             readers.setdefault(name, []).append(node.output[0])
     inside = {name for node in nodes for name in node.output}
-    found = {node.output[0]: node for node in nodes if _moved(node, known, constants) is not None}
+    moves = {node.output[0]: node for node in nodes if _moved(node, known, constants) is not None}
 
     def can(name: str, node: onnx.NodeProto) -> bool:
         sources = [source for source in node.input if source in inside and source not in segment.outputs]
-        return all(reader in found for read in (name, *sources) for reader in readers.get(read, []))
+        return all(reader in moves for read in (name, *sources) for reader in readers.get(read, []))
 
-    while stays := [name for name, node in found.items() if not can(name, node)]:
+    while stays := [name for name, node in moves.items() if not can(name, node)]:
         for name in stays:
-            del found[name]
-    return set(found)
+            del moves[name]
+    return set(moves)
 
 
 def _inner(

@@ -110,8 +110,8 @@ class Runtime(ABC):
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Its outputs by name."""
         given = [inputs[border.name] for border in self.model.inputs]
-        made = self._run([value.transpose(IMAGE) if value.ndim == 4 else value for value in given])
-        plain = [value.transpose(PLAIN) if value.ndim == 4 else value for value in made]
+        outputs = self._run([value.transpose(IMAGE) if value.ndim == 4 else value for value in given])
+        plain = [value.transpose(PLAIN) if value.ndim == 4 else value for value in outputs]
         return dict(zip((border.name for border in self.model.outputs), plain, strict=True))
 
     @abstractmethod

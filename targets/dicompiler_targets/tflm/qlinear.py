@@ -57,15 +57,15 @@ class _Rewriter:
 
     def quantised(self, node: onnx.NodeProto, op: str, inputs: Sequence[str], about: int, **attributes: Any) -> None:
         """The node itself on floats, and the QuantizeLinear whose scale and zero point are at input `about`."""
-        made = self.add(op, node, inputs, f"{node.output[0]}/float", **attributes)
-        self.add("QuantizeLinear", node, [made, *node.input[about : about + 2]], node.output[0])
+        floats = self.add(op, node, inputs, f"{node.output[0]}/float", **attributes)
+        self.add("QuantizeLinear", node, [floats, *node.input[about : about + 2]], node.output[0])
 
 
 def _attributes(node: onnx.NodeProto, *without: str) -> dict[str, Any]:
-    found = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    if found.get("channels_last", 0):
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    if attributes.get("channels_last", 0):
         raise _refusal(node, "its image lies channels last", "quantise without layout transformation")
-    return {name: value for name, value in found.items() if name not in (*without, "channels_last")}
+    return {name: value for name, value in attributes.items() if name not in (*without, "channels_last")}
 
 
 def _conv(rewriter: _Rewriter, node: onnx.NodeProto) -> None:
@@ -126,17 +126,17 @@ def expanded(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> onnx.Mode
             raise _refusal(node, "activations are quantised while it runs", "quantise with samples (--calibrate)")
     if not any(node.op_type in REWRITES for node in model.graph.node):
         return model
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    rewriter = _Rewriter(made, weights)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    rewriter = _Rewriter(copy, weights)
     for node in model.graph.node:
         try:
             REWRITES.get(node.op_type, _same)(rewriter, node)
         except KeyError:
             raise _refusal(node, "its scales are computed", "quantise with samples (--calibrate)") from None
-    del made.graph.node[:]
-    made.graph.node.extend(rewriter.nodes)
-    return made
+    del copy.graph.node[:]
+    copy.graph.node.extend(rewriter.nodes)
+    return copy
 
 
 def _same(rewriter: _Rewriter, node: onnx.NodeProto) -> None:

@@ -76,8 +76,8 @@ def quantised(graph: Graph) -> Graph:
         after = readers.get(node.output, [])
         last = after[0] if len(after) == 1 and after[0].op == QUANTISE and node.output not in graph.outputs else None
         if last is not None and _can(changed, node, last, known):
-            changed, own = _on_numbers(changed, node, last, known)
-            nodes.extend(own)
+            changed, on_numbers = _on_numbers(changed, node, last, known)
+            nodes.extend(on_numbers)
             gone.add(last.output)
         elif node.output not in gone:
             nodes.append(node)
@@ -86,16 +86,16 @@ def quantised(graph: Graph) -> Graph:
 
 def _spread(graph: Graph, about: Mapping[str, Quantisation]) -> dict[str, Quantisation]:
     """What is known of one end of a node that only moves numbers holds at its other end."""
-    found = dict(about)
+    known = dict(about)
     for nodes in (graph.nodes, graph.nodes[::-1], graph.nodes):
         for node in nodes:
             if node.op in MOVING and graph.dtypes[node.output] == "int8":
                 sources = node.inputs if node.op == "Concat" else node.inputs[:1]
-                value = next((found[name] for name in (node.output, *sources) if name in found), None)
+                value = next((known[name] for name in (node.output, *sources) if name in known), None)
                 if value is not None:
                     for name in (node.output, *sources):
-                        found.setdefault(name, value)
-    return found
+                        known.setdefault(name, value)
+    return known
 
 
 def _can(graph: Graph, node: Node, last: Node, known: _Known) -> bool:

@@ -84,8 +84,8 @@ def resize(writer: Writer, node: Node) -> None:
     ]
     for corners, half in _MODES:
         shift = 0.5 if half else 0.0
-        found = [np.clip(_tflite(shape[i], out[i], corners, half) - shift, 0, shape[i] - 1) for i in (2, 3)]
-        rows = [np.stack(list(_weights(f, shape[i]))) for f, i in zip(found, (2, 3), strict=True)]
+        sampled = [np.clip(_tflite(shape[i], out[i], corners, half) - shift, 0, shape[i] - 1) for i in (2, 3)]
+        rows = [np.stack(list(_weights(f, shape[i]))) for f, i in zip(sampled, (2, 3), strict=True)]
         if all(np.allclose(a, b, atol=1e-6) for a, b in zip(wanted, rows, strict=True)):
             flags = {"AlignCorners": corners, "HalfPixelCenters": half}
             writer.add("RESIZE_BILINEAR", [x, size], [writer.make(node.output, "image")], "ResizeBilinear", **flags)
@@ -116,20 +116,20 @@ def _scales(writer: Writer, node: Node) -> list[float] | None:
 def _lower_nearest(writer: Writer, node: Node, x: int, size: int, wanted: list[NDArray[Any]]) -> None:
     shape, out = writer.graph.shape(node.inputs[0]), writer.graph.shapes[node.output]
     for corners, half in _MODES:
-        found = []
+        sampled = []
         for i in (2, 3):
             place = _tflite(shape[i], out[i], corners, half)
-            found.append(np.minimum(np.floor(place + 0.5) if corners else np.floor(place), shape[i] - 1))
-        if all(np.array_equal(a, b) for a, b in zip(wanted, found, strict=True)):
+            sampled.append(np.minimum(np.floor(place + 0.5) if corners else np.floor(place), shape[i] - 1))
+        if all(np.array_equal(a, b) for a, b in zip(wanted, sampled, strict=True)):
             flags = {"AlignCorners": corners, "HalfPixelCenters": half}
-            made = writer.make(node.output, "image")
-            writer.add("RESIZE_NEAREST_NEIGHBOR", [x, size], [made], "ResizeNearestNeighbor", **flags)
+            output = writer.make(node.output, "image")
+            writer.add("RESIZE_NEAREST_NEIGHBOR", [x, size], [output], "ResizeNearestNeighbor", **flags)
             return
     held = permuted(shape, IMAGE)
     rows = writer.like(x, (held[0], out[2], *held[2:]))
     writer.add("GATHER", [x, writer.constant(wanted[0], "rows")], [rows], "Gather", Axis=1)
-    made = writer.make(node.output, "image")
-    writer.add("GATHER", [rows, writer.constant(wanted[1], "columns")], [made], "Gather", Axis=2)
+    output = writer.make(node.output, "image")
+    writer.add("GATHER", [rows, writer.constant(wanted[1], "columns")], [output], "Gather", Axis=2)
 
 
 LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {"Resize": resize, "Upsample": resize}

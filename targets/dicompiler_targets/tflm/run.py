@@ -122,9 +122,9 @@ def _frame(
             raise RunError(f"device {waiting.name!r}: it waits for a tensor that nobody sends: compile it again")
     values = {value["name"]: value for value in document["outputs"]}
     return {
-        player.name: {v["name"]: _from_wire(player.held[v["tensor"]], v, values[v["name"]]) for v in own}
+        player.name: {v["name"]: _from_wire(player.held[v["tensor"]], v, values[v["name"]]) for v in outputs}
         for player in players
-        if (own := player.manifest["outputs"])
+        if (outputs := player.manifest["outputs"])
     }
 
 
@@ -153,15 +153,15 @@ def _segment(player: Player, index: int) -> None:
     segment = player.manifest["segments"][index]
     start = time.perf_counter()
     sizes = {tensor["name"]: tensor["bytes"] for tensor in player.manifest["tensors"]}
-    made = {name: np.zeros(sizes[name], np.uint8) for name in segment["outputs"]}
+    results = {name: np.zeros(sizes[name], np.uint8) for name in segment["outputs"]}
     held = {name: np.frombuffer(player.held[name], np.uint8) for name in segment["inputs"]}
     if segment["model"] is not None:
         outputs = _model(player, segment, held)
         for one in segment["places"]:
-            copy(one, outputs[one["source"]], made[one["target"]])
+            copy(one, outputs[one["source"]], results[one["target"]])
     for one in segment["copies"]:
-        copy(one, held[one["source"]], made[one["target"]])
-    player.held |= {name: array.tobytes() for name, array in made.items()}
+        copy(one, held[one["source"]], results[one["target"]])
+    player.held |= {name: array.tobytes() for name, array in results.items()}
     player.seconds[index] += time.perf_counter() - start
 
 

@@ -25,8 +25,8 @@ def concat(writer: Writer, node: Node) -> None:
     rank = len(writer.graph.shapes[node.output])
     inputs = [writer.read(name, form) for name in node.inputs]
     axis = place(node.attribute("axis", 1), rank, form)
-    made = writer.make(node.output, form)
-    writer.add("CONCATENATION", inputs, [made], "Concatenation", Axis=axis, FusedActivationFunction=0)
+    output = writer.make(node.output, form)
+    writer.add("CONCATENATION", inputs, [output], "Concatenation", Axis=axis, FusedActivationFunction=0)
 
 
 def integers(writer: Writer, node: Node, index: int, key: str) -> list[int] | None:
@@ -117,12 +117,12 @@ def pad(writer: Writer, node: Node) -> None:
     ordered = [pairs[axis] for axis in IMAGE] if form == "image" else pairs
     x = writer.read(node.inputs[0], form)
     inputs = [x, writer.constant(np.asarray(ordered, np.int32), "pads")]
-    made = writer.make(node.output, form)
+    output = writer.make(node.output, form)
     if float(number.reshape(())) == 0 and writer.tensors[x].dtype in ("float32", "int8"):
-        writer.add("PAD", inputs, [made], "Pad")
+        writer.add("PAD", inputs, [output], "Pad")
     else:
         value = writer.constant(np.asarray([number.reshape(())], writer.tensors[x].dtype), "value")
-        writer.add("PADV2", [*inputs, value], [made], "PadV2")
+        writer.add("PADV2", [*inputs, value], [output], "PadV2")
 
 
 def depth_space(code: str, options: str, writer: Writer, node: Node) -> None:

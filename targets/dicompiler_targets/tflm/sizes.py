@@ -88,13 +88,13 @@ def occupied(device: DeviceProgram, sizes: Sizes, models: DeviceModels, data: Ma
 
 def _activations(segment: Segment) -> dict[str, int]:
     """Bytes of the segment's tensors; what is dequantised only there counts as what it is made of, or goes into."""
-    found = segment_values(segment)
+    sizes = segment_values(segment)
     for node in segment.model.graph.node:
         if node.op_type == "DequantizeLinear":
-            found[node.output[0]] = found.get(node.input[0], 0)  # nothing of weights
+            sizes[node.output[0]] = sizes.get(node.input[0], 0)  # nothing of weights
         elif node.op_type == "QuantizeLinear":
-            found[node.input[0]] = found.get(node.output[0], 0)
-    return found
+            sizes[node.input[0]] = sizes.get(node.output[0], 0)
+    return sizes
 
 
 def _heaviest(segment: Segment, measure: Callable[[Segment], Mapping[str, int]]) -> str:

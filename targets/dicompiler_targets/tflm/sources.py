@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dicompiler.ir.program import DeviceProgram, Program
-from dicompiler_targets.tflm.layout import Layout, given, received
+from dicompiler_targets.files import given_inputs
+from dicompiler_targets.tflm.layout import Layout, received
 from dicompiler_targets.tflm.moves import LOOPS, Copy
 
 NOTE = "// Written by dicompiler; compile the network again to change it.\n"
@@ -133,11 +134,11 @@ def _models(models: DeviceModels) -> str:
 def _segments(device: DeviceProgram, models: DeviceModels, layout: Layout, moves: Sequence[Moves]) -> str:
     tensors = {name: i for i, name in enumerate(layout.held)}
     lists, entries = [], []
-    for i, (segment, own) in enumerate(zip(device.segments, moves, strict=True)):
+    for i, (segment, moved) in enumerate(zip(device.segments, moves, strict=True)):
         numbers = ", ".join(str(tensors[name]) for name in segment.inputs) or "0"
         lists.append(f"static const int k_inputs_{i}[] = {{{numbers}}};\n")
         ends = [f"k_inputs_{i}, {len(segment.inputs)}"]
-        for kind, copies in (("gathers", own.gathers), ("places", own.places), ("copies", own.copies)):
+        for kind, copies in (("gathers", moved.gathers), ("places", moved.places), ("copies", moved.copies)):
             if copies:
                 body = _table(f"Copy k_{kind}_{i}", [_copy(copy, tensors) for copy in copies], "")
                 lists.append(f"static {body}\n")
@@ -183,13 +184,12 @@ def _steps(device: DeviceProgram, outgoing: Sequence[int]) -> str:
 
 
 def _borders(program: Program, device: DeviceProgram, tensors: Mapping[str, int]) -> list[str]:
-    inputs = [value.name for value in program.inputs]
     outputs = [value.name for value in program.outputs]
-    own = [f"{{{inputs.index(name)}, {tensors[name]}}}" for name in given(program, device)]
-    made = [f"{{{outputs.index(output)}, {tensors[name]}}}" for name, output in device.sinks.items()]
+    inputs = [f"{{{i}, {tensors[value.name]}}}" for i, value in given_inputs(program, device).items()]
+    delivered = [f"{{{outputs.index(output)}, {tensors[name]}}}" for name, output in device.sinks.items()]
     return [
-        _table("Border kInputs", own, "{0, 0}"),
-        f"const int kInputCount = {len(own)};",
-        _table("Border kOutputs", made, "{0, 0}"),
-        f"const int kOutputCount = {len(made)};",
+        _table("Border kInputs", inputs, "{0, 0}"),
+        f"const int kInputCount = {len(inputs)};",
+        _table("Border kOutputs", delivered, "{0, 0}"),
+        f"const int kOutputCount = {len(delivered)};",
     ]

@@ -42,10 +42,10 @@ def _wide(graph: Graph, node: Node) -> Graph:
     if "pads" in attributes:
         begin, end = attributes["pads"]
         attributes["pads"] = [0, begin, 0, end]
-    made = (
+    replacement = (
         Node("Reshape", f"{node.name}/widen", (x,), (names[x],)),
         replace(node, inputs=tuple(inputs), outputs=(names[y], *node.outputs[1:]), attributes=attributes),
         Node("Reshape", f"{node.name}/narrow", (names[y],), (y,)),
     )
-    nodes = tuple(new for old in graph.nodes for new in (made if old is node else (old,)))
+    nodes = tuple(new for old in graph.nodes for new in (replacement if old is node else (old,)))
     return replace(graph, nodes=nodes, shapes=shapes, dtypes=dtypes, quantisations=about, constants=constants)

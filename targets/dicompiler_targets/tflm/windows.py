@@ -53,7 +53,7 @@ def axes(graph: Graph, node: Node, kernel: Sequence[int]) -> tuple[Axis, Axis]:
     strides = node.attribute("strides", [1, 1])
     dilations = node.attribute("dilations", [1, 1])
     pads = node.attribute("pads", [0, 0, 0, 0])
-    found = []
+    both = []
     for i in (0, 1):
         span = (kernel[i] - 1) * dilations[i] + 1
         begin, end = pads[i], pads[i + 2]
@@ -62,25 +62,25 @@ def axes(graph: Graph, node: Node, kernel: Sequence[int]) -> tuple[Axis, Axis]:
             total = max((out[2 + i] - 1) * strides[i] + span - shape[2 + i], 0)
             begin = total // 2 if auto == "SAME_UPPER" else total - total // 2
             end = total - begin
-        found.append(Axis(shape[2 + i], out[2 + i], span, strides[i], begin, end))
-    if any(axis.begin < 0 or axis.declared_end < 0 for axis in found):
+        both.append(Axis(shape[2 + i], out[2 + i], span, strides[i], begin, end))
+    if any(axis.begin < 0 or axis.declared_end < 0 for axis in both):
         raise refusal(node, "a pad is negative", "crop its input with a Slice")
-    return found[0], found[1]
+    return both[0], both[1]
 
 
 def pad(writer: Writer, index: int, windows: Sequence[Axis], value: float = 0.0) -> int:
     """The image with the windows' pads around it, filled with `value`."""
     shape = list(writer.shape(index))
     amounts = [[0, 0], *([axis.begin, axis.end] for axis in windows), [0, 0]]
-    made = writer.like(index, tuple(extent + sum(both) for extent, both in zip(shape, amounts, strict=True)))
+    padded = writer.like(index, tuple(extent + sum(both) for extent, both in zip(shape, amounts, strict=True)))
     inputs = [index, writer.constant(np.asarray(amounts, np.int32), "pads")]
     if value == 0:  # of a quantised image: its zero point, which is what PAD fills in
-        writer.add("PAD", inputs, [made], "Pad")
-        return made
+        writer.add("PAD", inputs, [padded], "Pad")
+        return padded
     tensor = writer.tensors[index]
     number = np.asarray([-128 if tensor.dtype == "int8" else value], tensor.dtype)
-    writer.add("PADV2", [*inputs, writer.constant(number, "pad", tensor.quantisation)], [made], "PadV2")
-    return made
+    writer.add("PADV2", [*inputs, writer.constant(number, "pad", tensor.quantisation)], [padded], "PadV2")
+    return padded
 
 
 def padding(writer: Writer, index: int, windows: Sequence[Axis], value: float = 0.0) -> tuple[int, int]:
@@ -144,8 +144,8 @@ def conv_transpose(writer: Writer, node: Node) -> None:
     writer.add("STRIDED_SLICE", [whole, *columns], [cropped], "StridedSlice")
     bias = writer.graph.constants[node.inputs[2]] if node.has(2) else np.zeros(channels, np.float32)
     activation = ACTIVATIONS[node.activation]
-    made = writer.make(node.output, "image")
-    writer.add("ADD", [cropped, writer.constant(bias, "bias")], [made], "Add", FusedActivationFunction=activation)
+    output = writer.make(node.output, "image")
+    writer.add("ADD", [cropped, writer.constant(bias, "bias")], [output], "Add", FusedActivationFunction=activation)
 
 
 def no_bias(writer: Writer, count: int, x: int, about: Quantisation | None) -> int:
@@ -168,11 +168,11 @@ def pool_axes(graph: Graph, node: Node) -> tuple[Axis, Axis]:
 
 def pool(writer: Writer, node: Node, code: str, x: int, scheme: int, windows: Sequence[Axis]) -> None:
     """MAX_POOL_2D or AVERAGE_POOL_2D, which makes the node's output."""
-    made = writer.make(node.output, "image")
+    output = writer.make(node.output, "image")
     values = {"Padding": scheme, "StrideW": windows[1].stride, "StrideH": windows[0].stride}
     values |= {"FilterWidth": windows[1].span, "FilterHeight": windows[0].span}
     values["FusedActivationFunction"] = ACTIVATIONS[node.activation]
-    writer.add(code, [x], [made], "Pool2D", **values)
+    writer.add(code, [x], [output], "Pool2D", **values)
 
 
 def max_pool(writer: Writer, node: Node) -> None:

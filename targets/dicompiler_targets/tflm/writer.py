@@ -142,11 +142,11 @@ class Writer:
         if output is None and tuple(shape) in (self.shape(source), self.shape(index)):
             return source if self.shape(source) == tuple(shape) else index
         index = source
-        made = self.like(index, shape) if output is None else output
-        self._sources[made] = index
+        result = self.like(index, shape) if output is None else output
+        self._sources[result] = index
         target = self.constant(np.asarray(shape, np.int32), "shape")
-        self.add("RESHAPE", [index, target], [made], "Reshape", NewShape=shape)
-        return made
+        self.add("RESHAPE", [index, target], [result], "Reshape", NewShape=shape)
+        return result
 
     def transpose(self, index: int, order: Sequence[int], output: int | None = None) -> int:
         """TRANSPOSE over as few axes as possible, or RESHAPE where the bytes stay."""
@@ -156,9 +156,9 @@ class Writer:
         if axes == tuple(sorted(axes)):
             return self.reshape(index, target, output)
         if (small, axes) == (shape, tuple(order)):
-            made = self.like(index, target) if output is None else output
-            self.add("TRANSPOSE", [index, self.constant(np.asarray(axes, np.int32), "axes")], [made], "Transpose")
-            return made
+            result = self.like(index, target) if output is None else output
+            self.add("TRANSPOSE", [index, self.constant(np.asarray(axes, np.int32), "axes")], [result], "Transpose")
+            return result
         narrow = self.reshape(index, small)
         moved = self.like(index, permuted(small, axes))
         self.add("TRANSPOSE", [narrow, self.constant(np.asarray(axes, np.int32), "axes")], [moved], "Transpose")
@@ -201,9 +201,9 @@ class Writer:
 
 def _needed(operations: Sequence[Operation], outputs: Sequence[int]) -> list[Operation]:
     """The operations that the outputs depend on, in their order."""
-    wanted, found = set(outputs), list[Operation]()
+    wanted, needed = set(outputs), list[Operation]()
     for operation in reversed(operations):
         if wanted.intersection(operation.outputs):
             wanted.update(operation.inputs)
-            found.append(operation)
-    return found[::-1]
+            needed.append(operation)
+    return needed[::-1]

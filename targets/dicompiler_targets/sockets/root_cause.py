@@ -1,6 +1,6 @@
-"""Which device is behind a failure, of all that was noticed of it: ended processes, lost connections, words.
+"""The root cause of a failed run, of all that was noticed of it: ended processes, lost connections, words.
 
-In: events and processes. Out: one line that names the device and the cause.
+In: events and processes. Out: one line that names the device at fault and the cause.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dicompiler_targets.sockets.processes import Process
 from dicompiler_targets.sockets.runtime.frames import Header, Kind, ProtocolError
 from dicompiler_targets.sockets.runtime.wire import Silence
 
-CAUSE, ENDING, LOSS, RUMOUR = range(4)
+CAUSE, ENDING, LOSS, SUSPICION = range(4)
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Event:
 @dataclass(frozen=True)
 class Failure:
     """What was noticed of a failure: which `device` fails, who says so, and how much that tells: CAUSE (nothing else
-    can be behind it), ENDING (how its process ended), LOSS (its connection ended) or RUMOUR (another device blames it).
+    can be behind it), ENDING (how its process ended), LOSS (its connection ended) or SUSPICION (another device suspects
+    it).
     """
 
     device: str
@@ -39,7 +40,7 @@ class Failure:
     rank: int
 
 
-def failure(event: Event, devices: Mapping[str, Process]) -> Failure | None:
+def failure_of(event: Event, devices: Mapping[str, Process]) -> Failure | None:
     """What a device's error message, or the end of its connection, tells; None for all other frames."""
     name, error = event.device, event.payload
     if event.header is None and isinstance(error, ProtocolError):
@@ -52,7 +53,7 @@ def failure(event: Event, devices: Mapping[str, Process]) -> Failure | None:
         return None
     message, peer = str(error.get("message")), error.get("peer")
     if isinstance(peer, str) and peer in devices:
-        return Failure(peer, f"device {name!r} says: {message}", name, RUMOUR)
+        return Failure(peer, f"device {name!r} says: {message}", name, SUSPICION)
     return Failure(name, message, name, CAUSE)
 
 
@@ -66,13 +67,13 @@ def ending(process: Process) -> Failure | None:
 
 def endings(processes: Iterable[Process]) -> list[Failure]:
     """The failures of processes that have ended badly before they reported."""
-    found = (ending(process) for process in processes if process.report is None)
-    return [one for one in found if one is not None]
+    failures = (ending(process) for process in processes if process.report is None)
+    return [one for one in failures if one is not None]
 
 
-def verdict(found: Sequence[Failure], devices: Mapping[str, Process]) -> str:
-    """The line for the failure that is behind all that were found."""
-    # Of devices that blame each other in a row the last one, which blames nobody, holds the others up.
-    blaming = {one.says for one in found if one.rank == RUMOUR}
-    best = min(found, key=lambda one: (one.rank > CAUSE, one.device in blaming, one.rank))
-    return f"{devices[best.device].title}: {best.message}"
+def root_cause(failures: Sequence[Failure], devices: Mapping[str, Process]) -> str:
+    """The line for the failure that is behind all of them."""
+    # Of devices that suspect each other in a row the last one, which suspects nobody, holds the others up.
+    suspecting = {one.says for one in failures if one.rank == SUSPICION}
+    cause = min(failures, key=lambda one: (one.rank > CAUSE, one.device in suspecting, one.rank))
+    return f"{devices[cause.device].title}: {cause.message}"
