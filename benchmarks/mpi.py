@@ -155,7 +155,7 @@ def lowering(network: str, rounds: int) -> None:
         scratch = Path(place)
         path, planned = scratch / "model.onnx", scratch / "plan.json"
         make(network, path, planned)
-        model, platform, chosen = Model.load(path), Platform.load(PLATFORM, _families()), plan.load(planned)
+        model, platform, chosen = Model.load(path), Platform.load(PLATFORM, _families()), plan.load_plan(planned)
 
         def lower() -> None:
             out = scratch / "out"

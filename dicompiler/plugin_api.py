@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     # The hooks, and what they yield
     # Errors, options, files, numbers
     from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError, nearest
-    from dicompiler.base.objectives import OBJECTIVES
-    from dicompiler.base.objectives import terms as objective_terms
+    from dicompiler.base.objectives import OBJECTIVES, objective_terms
     from dicompiler.base.remembering import Remembers, remembered
     from dicompiler.base.schema import load_json, validate
     from dicompiler.base.specs import Spec
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.onnx.structure import bodies, captures, node_reads, reads
     from dicompiler.ir.onnx.weights import LARGE, Weight, array_dtype, dense, dtype_name, hollow, is_hollow, raw_nbytes
-    from dicompiler.ir.plan import Part, Plan, Share
-    from dicompiler.ir.plan import load as load_plan
+    from dicompiler.ir.plan import Part, Plan, Share, load_plan
     from dicompiler.ir.platform import Platform, PlatformFamily, PlatformFormat
 
     # From a plan to a program
@@ -65,8 +63,8 @@ if TYPE_CHECKING:
         shift,
         slices,
         volume,
+        with_interval,
     )
-    from dicompiler.ir.regions import replace as with_interval
     from dicompiler.ir.routing import Box, Routing, leaves
     from dicompiler.ir.rule import (
         STAND_IN_DOMAIN,
@@ -89,11 +87,19 @@ if TYPE_CHECKING:
     from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction, share_task
     from dicompiler.partition.lowering import partition, split
     from dicompiler.partition.routing import route_on
-    from dicompiler.partition.tiling import Label, axis_of, cut_axis, exit_of, read_within, tile, whole_plan
-    from dicompiler.partition.tiling import aligned as aligned_cuts
-    from dicompiler.partition.tiling import axes as named_axes
-    from dicompiler.partition.tiling import fused as fused_regions
-    from dicompiler.partition.tiling import grid as grid_tiles
+    from dicompiler.partition.tiling import (
+        Label,
+        aligned_cuts,
+        axis_of,
+        cut_axis,
+        exit_of,
+        fused_regions,
+        grid_tiles,
+        named_axes,
+        read_within,
+        tile,
+        whole_plan,
+    )
     from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
     from dicompiler.plugin.pass_manager import PassManager, pipeline
     from dicompiler.plugin.passes import Instrument, Pass, PassFailure

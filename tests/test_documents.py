@@ -17,8 +17,7 @@ from support.console import blocks
 from dicompiler import networks
 from dicompiler.base.schema import validate
 from dicompiler.driver.compiler import compile
-from dicompiler.ir.plan import from_json
-from dicompiler.ir.plan import load as load_plan
+from dicompiler.ir.plan import from_json, load_plan
 from dicompiler.ir.platform import from_toml
 from dicompiler.target.remote.hosts import from_toml as hosts_from_toml
 

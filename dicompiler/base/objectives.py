@@ -17,7 +17,7 @@ OBJECTIVES = ("latency", "throughput", "energy", "memory", "communication")
 
 
 @lru_cache(maxsize=256)
-def terms(text: str) -> Mapping[str, float]:
+def objective_terms(text: str) -> Mapping[str, float]:
     """Objective → weight of a text such as "latency", "latency+0.5*energy", "0.2*throughput+1e-9*memory".
 
     The sum is over seconds, joules and bytes: what a joule is worth in seconds is the weight's to say. UsageError for

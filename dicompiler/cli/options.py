@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.base.objectives import terms
+from dicompiler.base.objectives import objective_terms
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,7 +77,7 @@ class Seconds(click.FloatRange):
 def _objective(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
     """UsageError for what is no objective, before any work."""
     if value is not None:
-        terms(value)
+        objective_terms(value)
     return value
 
 

@@ -10,7 +10,7 @@ import click
 
 from dicompiler.base.atomic import listed
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.objectives import terms
+from dicompiler.base.objectives import objective_terms
 from dicompiler.cli.tables import show, show_json
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def show_comparison(comparison: Comparison, as_json: bool) -> None:
         "search s",
     )
     lines = [_compared(row, comparison) for row in comparison.rows]
-    if len(terms(comparison.problem.objective)) > 1:
+    if len(objective_terms(comparison.problem.objective)) > 1:
         headers = (*headers, "weighted sum")
         values = ["-" if row.metrics is None else f"{comparison.value(row):.4g}" for row in comparison.rows]
         lines = [(*line, value) for line, value in zip(lines, values, strict=True)]
@@ -245,7 +245,9 @@ def _show_best(comparison: Comparison) -> None:
         raise DicompilerError("compare: no strategy has a plan that can be carried out")
     if comparison.bound is not None:
         what = {"throughput": "time between frames"}.get(objective, objective)
-        least = f"{1000 * comparison.bound:.1f} ms" if len(terms(objective)) == 1 else f"{comparison.bound:.4g}"
+        least = (
+            f"{1000 * comparison.bound:.1f} ms" if len(objective_terms(objective)) == 1 else f"{comparison.bound:.4g}"
+        )
         click.echo(
             f"\nno plan's {what} is below {least} (critical path and compute load, cost model "
             f"{comparison.problem.cost.name}): the best is {comparison.value(best) / comparison.bound:.2f} times that"

@@ -87,7 +87,7 @@ def reopen(directory: str | Path, cost: str = "") -> tuple[Compilation, Target, 
             f"{path}: it was compiled with cost model {decision.cost!r}: give it (--cost): {error}"
         ) from error
     compilation = prepare(model)
-    compilation = replace(compilation, plan=plans.load(path / PLAN), platform=Platform.load(path / PLATFORM))
+    compilation = replace(compilation, plan=plans.load_plan(path / PLAN), platform=Platform.load(path / PLATFORM))
     problem = pose(compilation, decision.objective if decision else "latency", costs)
     compilation = split_unchecked(compilation)
     single = single_device(problem)
@@ -128,7 +128,7 @@ def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = No
     from dicompiler.verify.executor import check_inputs
 
     path, target, model = _open(directory)
-    plan, platform = plans.load(path / PLAN), Platform.load(path / PLATFORM)
+    plan, platform = plans.load_plan(path / PLAN), Platform.load(path / PLATFORM)
     values = graph_inputs(model)
     given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
 
@@ -163,7 +163,7 @@ def compare_run(
     path, target, model = _open(directory)
     values = graph_inputs(model)
     given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
-    return Verification(tuple(_compared(model, given, result, len(plans.load(path / PLAN).roles), target)))
+    return Verification(tuple(_compared(model, given, result, len(plans.load_plan(path / PLAN).roles), target)))
 
 
 def _compared(

@@ -112,7 +112,7 @@ def decide(problem: Problem, strategy: Strategy | None, plan: str | Path | Plan 
             chosen = replace(chosen, note=f"it rests on the measurements of cost model {problem.cost.name!r}")
         strategy.check_feasible(problem, chosen)
         return chosen
-    chosen = plan if isinstance(plan, Plan) else plans.load(plan or "")
+    chosen = plan if isinstance(plan, Plan) else plans.load_plan(plan or "")
     if chosen.network and chosen.network != digest:
         raise DicompilerError(
             "plan: it was made for another network (its structure differs): make it anew with 'dicompiler plan'"

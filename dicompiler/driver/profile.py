@@ -32,7 +32,7 @@ from dicompiler.ir.program import Segment
 from dicompiler.ir.regions import Interval, shares
 from dicompiler.partition.bounds_inference import align, cuttable, reduction
 from dicompiler.partition.segmentation import cut
-from dicompiler.partition.tiling import Label, axes, tile
+from dicompiler.partition.tiling import Label, named_axes, tile
 from dicompiler.plugin.registry import registry
 
 SCRIPT, TASKS, PIECES = "profile_run.py", "tasks.json", "pieces"
@@ -146,7 +146,7 @@ def _size(kind: Cut, share: Share) -> int:
 
 def _cuts(layers: LayerGraph, layer: Layer, tiles: Sequence[int]) -> Iterator[tuple[tuple[Part, ...], int, Cut, Share]]:
     """(the parts of a plan, the index of the one to time, its cut, what it is)."""
-    labels, allowed = axes(layers).get(layer.output, {}), cuttable(layers, layer)
+    labels, allowed = named_axes(layers).get(layer.output, {}), cuttable(layers, layer)
     for label in LABELS:
         axis = labels.get(label)
         for count_ in tiles if axis in allowed else ():

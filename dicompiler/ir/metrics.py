@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from dicompiler.base.objectives import terms
+from dicompiler.base.objectives import objective_terms
 
 Method = Literal["estimate", "simulation"]
 """Where times come from."""
@@ -93,7 +93,7 @@ class Metrics:
             "memory": self.memory,
             "communication": self.total_bytes,
         }
-        return sum(weight * numbers[name] for name, weight in terms(objective).items())
+        return sum(weight * numbers[name] for name, weight in objective_terms(objective).items())
 
 
 @dataclass(frozen=True)

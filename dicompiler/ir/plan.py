@@ -116,7 +116,7 @@ def from_json(document: Any, place: str = "plan") -> Plan:
     )
 
 
-def load(path: str | Path) -> Plan:
+def load_plan(path: str | Path) -> Plan:
     """Reads and checks a plan file."""
     from dicompiler.base.schema import load_json
 
@@ -128,7 +128,7 @@ def load_given(path: str | Path) -> Plan:
     from dicompiler.base.errors import DicompilerError
     from dicompiler.base.schema import key_path
 
-    plan = load(path)
+    plan = load_plan(path)
     for name, parts in plan.layers.items():
         for i, part in enumerate(parts):
             if part in parts[:i]:

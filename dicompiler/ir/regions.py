@@ -70,7 +70,7 @@ def slices(region: Region) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in region)
 
 
-def replace(region: Region, axis: int, interval: Interval) -> Region:
+def with_interval(region: Region, axis: int, interval: Interval) -> Region:
     """`region` with one axis's interval replaced."""
     return (*region[:axis], interval, *region[axis + 1 :])
 

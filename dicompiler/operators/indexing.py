@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dicompiler.ir.regions import Interval, Region, full, replace, shape_of
+from dicompiler.ir.regions import Interval, Region, full, shape_of, with_interval
 from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, free, whole
 from dicompiler.operators.elementwise import broadcast_need
 
@@ -60,7 +60,7 @@ def gather_elements(operation: Operation, region: Region, reduce: Interval | Non
     if region == full(operation.out_shape):
         return Piece(region, operation.full_needs())
     axis = operation.attribute("axis", 0) % len(region)
-    return Piece(region, (replace(region, axis, (0, operation.shape(0)[axis])), region))
+    return Piece(region, (with_interval(region, axis, (0, operation.shape(0)[axis])), region))
 
 
 def depth_to_space(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
@@ -77,7 +77,9 @@ def space_to_depth(operation: Operation, region: Region, reduce: Interval | None
     """SpaceToDepth: each row is a block of rows; the channels, which mix, in full."""
     size = operation.attribute("blocksize")
     need = ((start * size, stop * size) for start, stop in region[2:])
-    return Piece(replace(region, 1, (0, operation.out_shape[1])), ((region[0], (0, operation.shape(0)[1]), *need),))
+    return Piece(
+        with_interval(region, 1, (0, operation.out_shape[1])), ((region[0], (0, operation.shape(0)[1]), *need),)
+    )
 
 
 RULES = (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from dicompiler.ir.regions import Interval, Region, Shape, full, replace
+from dicompiler.ir.regions import Interval, Region, Shape, full, with_interval
 from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, taken
 from dicompiler.operators.elementwise import elementwise
 
@@ -19,7 +19,7 @@ def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     size, channels = operation.attribute("size"), operation.shape(0)[1]
     start, stop = region[1]
     halo = (max(0, start - (size - 1) // 2), min(channels, stop + size // 2))
-    need = replace(region, 1, halo)
+    need = with_interval(region, 1, halo)
     return Piece(region, (need,), raw=None if need == region else need)
 
 
@@ -81,7 +81,7 @@ def cumulative(operation: Operation, region: Region, reduce: Interval | None) ->
 def top_k(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """TopK: the axis in full, in input and output; its values alone, or else whole."""
     axis = _axis(operation)
-    need = replace(region, axis, (0, operation.shape(0)[axis]))
+    need = with_interval(region, axis, (0, operation.shape(0)[axis]))
     return Piece(_in_full(operation, region, (axis,)), (need, *operation.full_needs()[1:]))
 
 

@@ -5,7 +5,7 @@ Where parts of a reduced axis can be put together (sums, maxima, minima), the fi
 
 from __future__ import annotations
 
-from dicompiler.ir.regions import Interval, Region, replace
+from dicompiler.ir.regions import Interval, Region, with_interval
 from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, taken, whole
 
 MERGED = {"ReduceSum": "Add", "ReduceL1": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
@@ -41,7 +41,7 @@ def reduce_axes(operation: Operation, region: Region, reduce: Interval | None) -
         return whole(operation, region, reduce)
     need = _need(operation, axes, region)
     if reduce is not None:
-        need = replace(need, _cut_axis(operation, axes), reduce)
+        need = with_interval(need, _cut_axis(operation, axes), reduce)
     return Piece(region, (need, *operation.full_needs()[1:]))
 
 

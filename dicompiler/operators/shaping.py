@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dicompiler.ir.regions import Interval, Region, full, replace, shape_of
+from dicompiler.ir.regions import Interval, Region, full, shape_of, with_interval
 from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, free, whole
 
 
@@ -105,7 +105,7 @@ def concat(operation: Operation, region: Region, reduce: Interval | None) -> Pie
     for index in range(len(operation.inputs)):
         extent = operation.shape(index)[axis]
         low, high = max(region[axis][0], offset) - offset, min(region[axis][1], offset + extent) - offset
-        needs.append(replace(region, axis, (low, high)) if low < high else None)
+        needs.append(with_interval(region, axis, (low, high)) if low < high else None)
         offset += extent
     return Piece(region, tuple(needs))
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dicompiler.base.remembering import remembered
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Share
-from dicompiler.ir.regions import Interval, Region, Shape, bounding, full, replace
+from dicompiler.ir.regions import Interval, Region, Shape, bounding, full, with_interval
 from dicompiler.ir.rule import Node, Piece
 from dicompiler.ir.tasks import Key, Kind, ShareTask, Task, Work
 
@@ -64,7 +64,7 @@ def cuttable(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
         return ()
     whole = full(output_shape(layers, layer))
     longer = (axis for axis, (_, extent) in enumerate(whole) if extent > 1)
-    return tuple([a for a in longer if align(layers, layer, replace(whole, a, (0, 1)))[a] != whole[a]])
+    return tuple([a for a in longer if align(layers, layer, with_interval(whole, a, (0, 1)))[a] != whole[a]])
 
 
 @remembered

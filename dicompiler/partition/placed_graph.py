@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dicompiler.ir.onnx.importing import unique
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.structure import bodies, body_reads, node_reads, rename_captures
-from dicompiler.ir.regions import Region, full, replace
+from dicompiler.ir.regions import Region, full, with_interval
 from dicompiler.ir.rule import Piece
 from dicompiler.ir.tasks import TaskId
 from dicompiler.partition.routing import show
@@ -220,7 +220,7 @@ class PlacedGraphBuilder:
     def concat(self, pieces: Sequence[Held], axis: int, place: Place, name: str) -> Held:
         """pieces side by side along `axis` → Concat → the region of them all."""
         first = pieces[0].region
-        region = replace(first, axis, (first[axis][0], pieces[-1].region[axis][1]))
+        region = with_interval(first, axis, (first[axis][0], pieces[-1].region[axis][1]))
         output = Held(name, region, pieces[0].dtype)
         return self._add("Concat", [piece.name for piece in pieces], output, place, name, axis=axis)
 

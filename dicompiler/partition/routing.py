@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.regions import Region, full, intersect, replace, volume
+from dicompiler.ir.regions import Region, full, intersect, volume, with_interval
 from dicompiler.ir.routing import Box, Delivery, Join, Routing, Take, Tree, leaves
 from dicompiler.ir.tasks import Key, Task, TaskId, task_id
 from dicompiler.partition.bounds_inference import make_tasks
@@ -136,7 +136,7 @@ class _Router:
         near = [one for _, one, _ in overlaps if one.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
             if (low, high) != (start, stop):
-                cuts = [replace(need, axis, c) for c in ((start, low), (low, high), (high, stop)) if c[0] < c[1]]
+                cuts = [with_interval(need, axis, c) for c in ((start, low), (low, high), (high, stop)) if c[0] < c[1]]
                 return Join(axis, tuple(self._assemble(cut, at, near, held, reader) for cut in cuts))
         if box.origin is None:
             self._use(box)

@@ -13,7 +13,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.remembering import remembered
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan, Share
-from dicompiler.ir.regions import Interval, Region, bounding, full, replace, shares
+from dicompiler.ir.regions import Interval, Region, bounding, full, shares, with_interval
 from dicompiler.ir.tasks import Key
 from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction, share_task
 
@@ -27,7 +27,7 @@ def whole_plan(layers: LayerGraph, device: str) -> Plan:
 
 
 @remembered
-def axes(layers: LayerGraph) -> Axes:
+def named_axes(layers: LayerGraph) -> Axes:
     """Tensor → label → axis. A graph input of rank ≥ 3 is read as N, C, H, W; of rank 2 as N, C."""
     labelled: dict[str, Mapping[str, int]] = {}
     for name in layers.inputs:
@@ -45,7 +45,7 @@ def _follow(layers: LayerGraph, layer: Layer, labelled: Axes) -> dict[str, int]:
     shape = output_shape(layers, layer)
     labels: dict[str, int] = {}
     for axis in cuttable(layers, layer):
-        probe = replace(full(shape), axis, (0, 1))
+        probe = with_interval(full(shape), axis, (0, 1))
         task = share_task(layers, layer, Share(probe))
         # A quantised layer's weights are read by what dequantises them, before the anchor.
         readers = layer.nodes[: layer.anchor + 1]
@@ -83,7 +83,7 @@ def _keep_small(layers: LayerGraph, layer: Layer, labelled: Axes, labels: dict[s
 def axis_of(layers: LayerGraph, layer: Layer, label: Label) -> int:
     """The axis of the layer's output that `label` names. Raises where it has none that can be cut, naming those that
     can."""
-    labels = axes(layers).get(layer.output, {})
+    labels = named_axes(layers).get(layer.output, {})
     allowed = cuttable(layers, layer)
     axis = labels.get(label)
     if axis is None or axis not in allowed:
@@ -97,10 +97,10 @@ def cut_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[floa
     """The axis in shares proportional to `weights`; boundaries move to where the rule needs no more than is asked for
     (whole groups, whole channels behind a Flatten). A share can come out empty."""
     extent = output_shape(layers, layer)[axis]
-    return aligned(layers, layer, axis, [end for _, end in shares(extent, weights)])
+    return aligned_cuts(layers, layer, axis, [end for _, end in shares(extent, weights)])
 
 
-def aligned(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) -> tuple[Interval, ...]:
+def aligned_cuts(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) -> tuple[Interval, ...]:
     """The axis cut at `ends`, each moved to the nearest place where the rule needs no more than is asked for."""
     moved = [_aligned(layers, layer, axis, end) for end in ends]
     return tuple(zip((0, *moved), moved, strict=False))
@@ -111,7 +111,7 @@ def _aligned(layers: LayerGraph, layer: Layer, axis: int, end: int) -> int:
     whole = full(output_shape(layers, layer))
     if not 0 < end < whole[axis][1]:
         return end
-    low, high = align(layers, layer, replace(whole, axis, (end, end + 1)))[axis]
+    low, high = align(layers, layer, with_interval(whole, axis, (end, end + 1)))[axis]
     return low if end - low <= high - end else high
 
 
@@ -124,16 +124,18 @@ def tile(
     """
     axis, whole = axis_of(layers, layer, label), full(output_shape(layers, layer))
     intervals = zip(devices, cut_axis(layers, layer, axis, weights), strict=True)
-    return tuple(Part(device, replace(whole, axis, (low, high))) for device, (low, high) in intervals if low < high)
+    return tuple(
+        Part(device, with_interval(whole, axis, (low, high))) for device, (low, high) in intervals if low < high
+    )
 
 
-def grid(layers: LayerGraph, layer: Layer, rows: int, columns: int) -> tuple[Region, ...]:
+def grid_tiles(layers: LayerGraph, layer: Layer, rows: int, columns: int) -> tuple[Region, ...]:
     """The tiles of a rows × columns grid over height and width, row by row; equal shares, empty ones left out."""
     h, w = axis_of(layers, layer, "height"), axis_of(layers, layer, "width")
     both = (cut_axis(layers, layer, axis, [1.0] * count) for axis, count in ((h, rows), (w, columns)))
     heights, widths = ([cut for cut in cuts if cut[0] < cut[1]] for cuts in both)
     whole = full(output_shape(layers, layer))
-    return tuple(replace(replace(whole, h, height), w, width) for height in heights for width in widths)
+    return tuple(with_interval(with_interval(whole, h, height), w, width) for height in heights for width in widths)
 
 
 def read_within(layers: LayerGraph, layer: Layer, names: Collection[str]) -> bool:
@@ -155,7 +157,7 @@ def exit_of(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
     return exits[0]
 
 
-def fused(layers: LayerGraph, chosen: Sequence[Layer], tiles: Iterable[Region]) -> list[dict[str, Region]]:
+def fused_regions(layers: LayerGraph, chosen: Sequence[Layer], tiles: Iterable[Region]) -> list[dict[str, Region]]:
     """For each tile of the exit's output: layer → the region that computes it, grown backwards by every halo.
 
     conv1 → conv2 (exit: rows 4:8)  ⇒  conv2: rows 4:8, conv1: rows 3:9

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dicompiler.base.errors import UsageError, nearest
-from dicompiler.base.objectives import terms
+from dicompiler.base.objectives import objective_terms
 from dicompiler.ir.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Front:
         """The points by one of `objectives`, or by a weighted sum of them (see `objectives.terms`), the least first."""
         if objective in self.objectives:
             return sorted(self.points, key=lambda point: point.objectives[objective])
-        wanted = terms(objective).items()
+        wanted = objective_terms(objective).items()
         return sorted(self.points, key=lambda point: sum(weight * point.objectives[name] for name, weight in wanted))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dicompiler.base.objectives import terms
+from dicompiler.base.objectives import objective_terms
 from dicompiler.ir.layers import Layer
 from dicompiler.ir.plan import Share
 from dicompiler.partition.bounds_inference import cuttable, reduction
@@ -66,7 +66,7 @@ def _read_share(problem: Problem, layer: Layer) -> float:
 def bound(problem: Problem) -> float | None:
     """The bound on the problem's objective: seconds of a frame, or between frames; None where there is none. Of a sum,
     the sum of the terms' bounds, the others at least 0."""
-    wanted = terms(problem.objective)
+    wanted = objective_terms(problem.objective)
     if not wanted.keys() & {"latency", "throughput"}:
         return None
     found = latency_bound(problem)

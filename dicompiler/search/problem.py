@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.objectives import terms
+from dicompiler.base.objectives import objective_terms
 from dicompiler.cost.memory import MemoryUse, program_memory
 from dicompiler.cost.metrics import measure, simulated
 from dicompiler.cost.model import Analytic, CostModel
@@ -62,7 +62,7 @@ class Problem:
     loaded: onnx.GraphProto | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        terms(self.objective)  # raises where it is none
+        objective_terms(self.objective)  # raises where it is none
         for name in (*self.source, *self.sink):
             self.platform.device(name)
 

@@ -13,7 +13,7 @@ from dicompiler.cost.model import CostModel, fault_of_seconds
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import full, replace
+from dicompiler.ir.regions import full, with_interval
 from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction
 from dicompiler.testing.elsewhere import elsewhere
 from dicompiler.testing.faults import checking, expect, named, one_of
@@ -81,7 +81,7 @@ def shares(layers: LayerGraph, layer: Layer) -> Iterator[Share]:
     shape = output_shape(layers, layer)
     for axis in cuttable(layers, layer):
         if shape[axis] > 1:
-            yield Share(align(layers, layer, replace(full(shape), axis, (0, shape[axis] // 2))))
+            yield Share(align(layers, layer, with_interval(full(shape), axis, (0, shape[axis] // 2))))
     extent = reduction(layers, layer)
     if extent is not None and extent > 1:
         yield Share(full(shape), (0, extent // 2))

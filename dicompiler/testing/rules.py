@@ -21,7 +21,7 @@ from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.regions import Interval, Region, full, is_empty, replace
+from dicompiler.ir.regions import Interval, Region, full, is_empty, with_interval
 from dicompiler.ir.rule import OperatorRule, fault_of
 from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
 from dicompiler.partition.segmentation import cut, sent_bytes
@@ -163,8 +163,8 @@ def chosen_cuts(choose: Choose, extent: int) -> list[Interval]:
 def around(whole: Region, region: Region) -> Iterator[Region]:
     """Boxes that tile what is left of `whole` without `region`."""
     for axis, ((low, high), (start, stop)) in enumerate(zip(whole, region, strict=True)):
-        yield from (replace(whole, axis, (a, b)) for a, b in ((low, start), (stop, high)) if a < b)
-        whole = replace(whole, axis, (start, stop))
+        yield from (with_interval(whole, axis, (a, b)) for a, b in ((low, start), (stop, high)) if a < b)
+        whole = with_interval(whole, axis, (start, stop))
 
 
 def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = None) -> None:

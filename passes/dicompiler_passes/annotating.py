@@ -13,8 +13,7 @@ from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.lineage import Lineage
 from dicompiler.ir.plan import Part
-from dicompiler.ir.regions import Region, full
-from dicompiler.ir.regions import replace as replace_axis
+from dicompiler.ir.regions import Region, full, with_interval
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.tiling import Label, axis_of, cut_axis, whole_plan
 from dicompiler.plugin.passes import Pass
@@ -104,7 +103,7 @@ class Annotation(Pass):
         if any(start >= stop for start, stop in intervals):
             what = {"height": "rows", "width": "columns", "channel": "output channels"}[label]
             raise self.fail(f"layer {layer.name!r} has {whole[axis][1]} {what}, too few for {parts} parts")
-        return tuple(replace_axis(whole, axis, interval) for interval in intervals)
+        return tuple(with_interval(whole, axis, interval) for interval in intervals)
 
     def spread(self, parts: int, devices: Sequence[str]) -> list[tuple[str, int]]:
         """(device, lane) for each of `parts` parts in order: neighbours together, one lane per part of a device.

@@ -11,7 +11,7 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.regions import Interval, Region, shares
 from dicompiler.partition.bounds_inference import output_shape, reduction, share_task
-from dicompiler.partition.tiling import axis_of, fused
+from dicompiler.partition.tiling import axis_of, fused_regions
 from dicompiler_passes.annotating import Annotation, LayerAnnotation
 
 
@@ -137,7 +137,7 @@ def _passed(graph: LayerGraph, between: Sequence[Layer], last: Layer, reduce: In
     if not between:
         return {}
     (need,) = task.needs.values()
-    (regions,) = fused(graph, between, [need])
+    (regions,) = fused_regions(graph, between, [need])
     return regions
 
 

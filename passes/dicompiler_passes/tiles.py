@@ -10,7 +10,7 @@ from typing import ClassVar
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Region
-from dicompiler.partition.tiling import exit_of, fused, grid
+from dicompiler.partition.tiling import exit_of, fused_regions, grid_tiles
 from dicompiler_passes.annotating import Annotation, LayerAnnotation
 
 
@@ -92,7 +92,7 @@ class TileGrid(LayerAnnotation):
 
 def even_grid(graph: LayerGraph, layer: Layer, rows: int, columns: int, annotation: Annotation) -> tuple[Region, ...]:
     """rows × columns tiles of the layer's output; raises where it has fewer rows or columns."""
-    tiles = grid(graph, layer, rows, columns)
+    tiles = grid_tiles(graph, layer, rows, columns)
     if len(tiles) != rows * columns:
         raise annotation.fail(f"layer {layer.name!r} is too small for {rows}×{columns} tiles")
     return tiles
@@ -126,7 +126,7 @@ class FuseTiles(Annotation):
         else:
             tiles = self.strips(graph, last, "height", self.count())
         result: dict[str, list[Part]] = {layer.name: [] for layer in chosen}
-        for home, regions in zip(self.tiles(tiles, devices), fused(graph, chosen, tiles), strict=True):
+        for home, regions in zip(self.tiles(tiles, devices), fused_regions(graph, chosen, tiles), strict=True):
             for name, region in regions.items():
                 result[name].append(Part(home.device, region, lane=home.lane))
         return result

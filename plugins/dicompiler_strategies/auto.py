@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.objectives import terms
+from dicompiler.base.objectives import objective_terms
 from dicompiler.ir.plan import Plan
 from dicompiler.plugin.registry import registry
 from dicompiler.search.constraints import check_constraints
@@ -103,7 +103,7 @@ class _Run:
     @cached_property
     def problems(self) -> tuple[Problem, ...]:
         """What strategies are asked for: of a weighted sum, which few know, each of its terms."""
-        wanted = terms(self.problem.objective)
+        wanted = objective_terms(self.problem.objective)
         return (self.problem,) if len(wanted) == 1 else tuple(replace(self.problem, objective=name) for name in wanted)
 
     @cached_property

@@ -13,9 +13,9 @@ from typing import Literal
 
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Share
-from dicompiler.ir.regions import Region, full, replace
+from dicompiler.ir.regions import Region, full, with_interval
 from dicompiler.partition.bounds_inference import output_shape, share_task
-from dicompiler.partition.tiling import aligned, cut_axis, fused
+from dicompiler.partition.tiling import aligned_cuts, cut_axis, fused_regions
 from dicompiler_strategies.fit_memory import MemoryNeed, memory_need
 from dicompiler_strategies.named_axis import named_axis
 
@@ -94,7 +94,7 @@ class Stages:
         else:
             bands = self.rows(first, last, tiles)
             some = dict.fromkeys((0, len(bands) // 2, len(bands) - 1) if bands else ())
-            for regions in fused(self.layers, chosen, [bands[i] for i in some]):
+            for regions in fused_regions(self.layers, chosen, [bands[i] for i in some]):
                 computed = [x for x in chosen if x.name in regions]
                 tasks = [share_task(self.layers, x, Share(regions[x.name])) for x in computed]
                 yield memory_need(self.layers, tasks, self.margin)
@@ -109,10 +109,10 @@ class Stages:
             return []
         extent = whole[axis][1]
         height = -(-extent // tiles)
-        ends = aligned(self.layers, chosen[-1], axis, [min(i * height, extent) for i in range(1, tiles + 1)])
+        ends = aligned_cuts(self.layers, chosen[-1], axis, [min(i * height, extent) for i in range(1, tiles + 1)])
         if any(start >= stop for start, stop in ends):
             return []
-        return [replace(whole, axis, interval) for interval in ends]
+        return [with_interval(whole, axis, interval) for interval in ends]
 
     def channels(self, layer: Layer, tiles: int) -> list[Region]:
         """The layer's output in equal shares of its channels; fewer, or none, where it cannot be cut so."""
@@ -120,7 +120,7 @@ class Stages:
         if axis is None:
             return []
         whole, cuts = full(output_shape(self.layers, layer)), cut_axis(self.layers, layer, axis, [1.0] * tiles)
-        return [replace(whole, axis, cut) for cut in cuts if cut[0] < cut[1]]
+        return [with_interval(whole, axis, cut) for cut in cuts if cut[0] < cut[1]]
 
     def parts(self, stages: Sequence[Stage]) -> dict[str, list[Part]]:
         """The parts of every layer. Each tile has a lane of its own, so that a model ends with its stage."""
@@ -131,7 +131,7 @@ class Stages:
             if stage.kind == "rows":
                 bands = self.rows(stage.first, stage.last, stage.tiles)
                 each = math.ceil(stage.tiles / len(stage.devices))
-                for i, regions in enumerate(fused(self.layers, chosen, bands)):
+                for i, regions in enumerate(fused_regions(self.layers, chosen, bands)):
                     for name, region in regions.items():
                         layer_parts[name].append(Part(stage.devices[i // each], region, lane=lanes + i))
             elif stage.kind == "channels":

@@ -11,7 +11,7 @@ from dicompiler.base.errors import DicompilerError, nearest
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.lineage import Lineage
-from dicompiler.ir.plan import Part, Plan, load
+from dicompiler.ir.plan import Part, Plan, load_plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.rule import Node
 from dicompiler.partition.tiling import tile
@@ -68,7 +68,7 @@ class Manual(Strategy):
 
 
 def _from_file(problem: Problem, path: str) -> Plan:
-    plan = load(path)
+    plan = load_plan(path)
     known = problem.platform.host_of
     for name in plan.devices:
         if name not in known:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.partition.bounds_inference import cuttable
-from dicompiler.partition.tiling import axes
+from dicompiler.partition.tiling import named_axes
 
 
 def named_axis(layers: LayerGraph, layer: Layer, label: str) -> int | None:
     """The axis of the layer's output that `label` names; None where it has none that can be cut."""
-    axis = axes(layers).get(layer.output, {}).get(label)
+    axis = named_axes(layers).get(layer.output, {}).get(label)
     return axis if axis in cuttable(layers, layer) else None

@@ -7,25 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dicompiler.base.errors import UsageError
-from dicompiler.base.objectives import OBJECTIVES, terms
+from dicompiler.base.objectives import OBJECTIVES, objective_terms
 
 WEIGHTS = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_name_alone_has_the_weight_1(name: str) -> None:
-    assert terms(name) == {name: 1.0}
+    assert objective_terms(name) == {name: 1.0}
 
 
 def test_a_sum_has_the_weights_that_are_written_blanks_or_not() -> None:
-    assert terms("latency+0.5*energy") == {"latency": 1.0, "energy": 0.5}
-    assert terms(" 2 * throughput + 1e-9*memory ") == {"throughput": 2.0, "memory": 1e-9}
-    assert terms("1e+3*latency+1E+2*energy") == {"latency": 1000.0, "energy": 100.0}
+    assert objective_terms("latency+0.5*energy") == {"latency": 1.0, "energy": 0.5}
+    assert objective_terms(" 2 * throughput + 1e-9*memory ") == {"throughput": 2.0, "memory": 1e-9}
+    assert objective_terms("1e+3*latency+1E+2*energy") == {"latency": 1000.0, "energy": 100.0}
 
 
 @given(st.dictionaries(st.sampled_from(OBJECTIVES), WEIGHTS, min_size=1))
 def test_any_weights_are_read_back_from_their_text_in_order(weights: dict[str, float]) -> None:
-    read = terms("+".join(f"{weight!r}*{name}" for name, weight in weights.items()))
+    read = objective_terms("+".join(f"{weight!r}*{name}" for name, weight in weights.items()))
     assert list(read.items()) == list(weights.items())
 
 
@@ -49,6 +49,6 @@ def test_any_weights_are_read_back_from_their_text_in_order(weights: dict[str, f
 )
 def test_what_is_no_sum_of_objectives_is_refused(text: str, expected: str) -> None:
     with pytest.raises(UsageError) as caught:
-        terms(text)
+        objective_terms(text)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -18,10 +18,9 @@ from dicompiler.cost.profile import network_digest, signature
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.regions import full
-from dicompiler.ir.regions import replace as with_interval
+from dicompiler.ir.regions import full, with_interval
 from dicompiler.partition.bounds_inference import cuttable, make_tasks, output_shape, reduction, share_task
-from dicompiler.partition.tiling import axes, cut_axis
+from dicompiler.partition.tiling import cut_axis, named_axes
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.dp.rows import row_maps
 from dicompiler_strategies.tables.choices import ChoiceSet
@@ -44,7 +43,7 @@ def divided(number: Number, divisor: int) -> float | None:
 
 def ask_everything(layers: LayerGraph) -> None:
     """Asks for all that is remembered of layers."""
-    axes(layers)
+    named_axes(layers)
     row_maps(layers)
     network_digest(layers)
     for layer in layers.layers:

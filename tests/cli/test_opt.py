@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 from support.commands import SHAPE, command, failed
 
-from dicompiler.ir.plan import load as load_plan
+from dicompiler.ir.plan import load_plan
 
 
 class TestOpt:

@@ -16,7 +16,7 @@ from support.refusing import COMPILE, Refused, image, network
 from dicompiler.cli import main
 from dicompiler.cli.files import read_npz
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import load as load_plan
+from dicompiler.ir.plan import load_plan
 from dicompiler.verify.executor import run_model
 
 SPLIT = ("--platform", "rpi4x2", "--strategy", "modnn")

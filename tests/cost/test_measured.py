@@ -17,8 +17,7 @@ from dicompiler.cost.measured import Measured
 from dicompiler.cost.model import Analytic
 from dicompiler.cost.profile import network_digest
 from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import full
-from dicompiler.ir.regions import replace as cut
+from dicompiler.ir.regions import full, with_interval
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ class TestMeasured:
             expected = 1e-3 + 1e-6 * flops(layers, layer)
             assert model.seconds(layers, layer, Share(), FAST) == pytest.approx(expected)
         conv = layers.layers[1]
-        quarter = cut(full((1, 8, 16, 16)), 2, (4, 8))
+        quarter = with_interval(full((1, 8, 16, 16)), 2, (4, 8))
         assert model.seconds(layers, conv, Share(quarter), FAST) == pytest.approx(
             1e-3 + 1e-6 * flops(layers, conv, quarter)
         )
@@ -41,7 +40,10 @@ class TestMeasured:
     def test_sizes_in_between_lie_between_and_time_never_falls(self, profile: str) -> None:
         layers, model = network(), Measured((profile,))
         conv = layers.layers[1]
-        times = [model.seconds(layers, conv, Share(cut(full((1, 8, 16, 16)), 2, (0, n))), FAST) for n in range(1, 17)]
+        times = [
+            model.seconds(layers, conv, Share(with_interval(full((1, 8, 16, 16)), 2, (0, n))), FAST)
+            for n in range(1, 17)
+        ]
         assert times == sorted(times)
         assert times[0] >= 1e-3 * 0.99
         assert times[5] == pytest.approx((times[3] + times[7]) / 2)
@@ -50,10 +52,10 @@ class TestMeasured:
         layers, model = network(), Measured((profile,))
         conv = layers.layers[1]
         whole = model.seconds(layers, conv, Share(), FAST)
-        half = cut(full((1, 8, 16, 16)), 1, (0, 4))
+        half = with_interval(full((1, 8, 16, 16)), 1, (0, 4))
         assert model.seconds(layers, conv, Share(half), FAST) == pytest.approx(whole / 2)
-        rows = cut(full((1, 8, 16, 16)), 2, (0, 8))
-        both = cut(rows, 1, (0, 4))
+        rows = with_interval(full((1, 8, 16, 16)), 2, (0, 8))
+        both = with_interval(rows, 1, (0, 4))
         assert model.seconds(layers, conv, Share(both), FAST) == pytest.approx(
             model.seconds(layers, conv, Share(rows), FAST) / 2
         )
@@ -77,7 +79,7 @@ class TestMeasured:
         assert [model.seconds(layers, conv, Share(merge=n), FAST) for n in (2, 3, 8)] == pytest.approx(
             [1e-3, 2e-3, 7e-3]
         )
-        half = cut(full((1, 8, 16, 16)), 1, (0, 4))
+        half = with_interval(full((1, 8, 16, 16)), 1, (0, 4))
         assert model.seconds(layers, conv, Share(half, None, 2), FAST) == pytest.approx(0.5e-3)
 
     def test_the_empty_call_is_taken_off(self, tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ class TestMeasured:
                 measurement["seconds"] *= 3
         files = (written(tmp_path, slow, "slow.json"), written(tmp_path, document(layers, "fast"), "fast.json"))
         model, conv = Measured(files), layers.layers[0]
-        shares = [Share(), Share(cut(full((1, 8, 16, 16)), 2, (0, 5))), Share(None, (0, 2))]
+        shares = [Share(), Share(with_interval(full((1, 8, 16, 16)), 2, (0, 5))), Share(None, (0, 2))]
         array = model.fill(layers, conv, shares, [FAST, SLOW, NONE])
         assert array[:, 1] == pytest.approx(3 * array[:, 0])
         assert np.all(np.isinf(array[:, 2]))

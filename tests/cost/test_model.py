@@ -18,8 +18,7 @@ from dicompiler.cost.roofline import Roofline
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import full, replace, shares
-from dicompiler.ir.regions import replace as cut
+from dicompiler.ir.regions import full, shares, with_interval
 from dicompiler.networks import build
 from dicompiler.plugin.registry import registry
 
@@ -103,7 +102,7 @@ def test_rows_columns_or_channels_together_cost_what_the_whole_costs(weights: li
     layers = stack((1, 6, 13, 13), [("conv", 24, 3, 1, 1, 1)])
     (layer,) = layers.layers
     whole = full(layers.tensors[layer.output].shape or ())
-    regions = [replace(whole, axis, cut) for cut in shares(whole[axis][1], weights) if cut[0] < cut[1]]
+    regions = [with_interval(whole, axis, cut) for cut in shares(whole[axis][1], weights) if cut[0] < cut[1]]
     assert sum(macs(layers, layer, region) for region in regions) == macs(layers, layer)
 
 
@@ -132,7 +131,7 @@ def test_a_group_that_is_cut_through_is_computed_whole_and_counted_so() -> None:
     layers = small()
     conv = layers.layers[0]
     shape = full(layers.tensors[conv.output].shape or ())
-    assert macs(layers, conv, replace(shape, 1, (0, 1))) in (macs(layers, conv) // 2, macs(layers, conv) // 8)
+    assert macs(layers, conv, with_interval(shape, 1, (0, 1))) in (macs(layers, conv) // 2, macs(layers, conv) // 8)
 
 
 def test_time_is_operations_by_rate_and_endless_without_compute() -> None:
@@ -158,7 +157,7 @@ class TestCounting:
 
     def test_a_tile_reads_its_halo_and_all_weights(self) -> None:
         layers = network()
-        region = cut(full((1, 8, 16, 16)), 2, (4, 8))
+        region = with_interval(full((1, 8, 16, 16)), 2, (4, 8))
         assert count(layers, layers.layers[0], region).moved == 4 * (4 * 6 * 16 + 8 * 4 * 9 + 8 * 4 * 16)
 
     def test_a_merger_reads_every_partial_sum_and_writes_their_sum(self) -> None:
@@ -176,7 +175,7 @@ def test_an_array_holds_the_seconds_of_each_share_on_each_device(model: CostMode
     devices = [FAST, SLOW, NONE]
     for layer in layers.layers:
         shape = layers.tensors[layer.output].shape or ()
-        half = cut(full(shape), 1, (0, max(1, shape[1] // 2)))
+        half = with_interval(full(shape), 1, (0, max(1, shape[1] // 2)))
         shares = [Share(), Share(half)]
         if layer.name.startswith("conv"):
             shares += [Share(None, (0, 2)), Share(merge=2)]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.plan import Part, Plan, dumps, from_json, load, to_json
+from dicompiler.ir.plan import Part, Plan, dumps, from_json, load_plan, to_json
 
 DESIGN = """
 {"format": "dicompiler.plan/1", "source": ["cam"], "sink": ["pi01"], "layers": {
@@ -26,7 +26,7 @@ DESIGN = """
 def test_a_hand_written_plan_is_read(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(DESIGN, encoding="utf-8")
-    plan = load(path)
+    plan = load_plan(path)
     assert plan.devices == ("cam", "pi01", "pi02")
     assert plan.layers["conv1"][1] == Part("pi02", ((0, 1), (0, 64), (52, 112), (0, 112)))
     assert plan.layers["fc7"] == (Part("pi01", None, (0, 2048)), Part("pi02", None, (2048, 4096)), Part("pi01"))
@@ -93,7 +93,7 @@ def test_a_wrong_plan_file_names_file_and_key(tmp_path: Path, old: str, new: str
     assert DESIGN.count(old) == 1
     path.write_text(DESIGN.replace(old, new), encoding="utf-8")
     with pytest.raises(DicompilerError) as caught:
-        load(path)
+        load_plan(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert expected in str(caught.value)
 
@@ -142,5 +142,5 @@ def test_replicas_that_are_wrong_are_refused(replicas: str, message: str, tmp_pa
     path = tmp_path / "plan.json"
     path.write_text(dumps(replace(TWO, replicas=())).replace('"sink"', f'"replicas": {replicas}, "sink"'))
     with pytest.raises(DicompilerError) as raised:
-        load(path)
+        load_plan(path)
     assert message in str(raised.value) and str(path) in str(raised.value) and "\n" not in str(raised.value)

@@ -14,12 +14,12 @@ from dicompiler.ir.regions import (
     full,
     intersect,
     is_empty,
-    replace,
     shape_of,
     shares,
     shift,
     slices,
     volume,
+    with_interval,
 )
 
 SIDE = 7
@@ -62,7 +62,7 @@ def test_the_bounding_region_is_the_smallest_that_contains_all(three: tuple[Regi
     assert all(contains(box, region) for region in three)
     for axis, (start, stop) in enumerate(box):
         for less in ((start + 1, stop), (start, stop - 1)):
-            assert not all(contains(replace(box, axis, less), region) for region in three)
+            assert not all(contains(with_interval(box, axis, less), region) for region in three)
 
 
 @given(regions(3))

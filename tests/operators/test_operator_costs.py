@@ -17,7 +17,7 @@ from dicompiler.cost.counting import count, flops, macs
 from dicompiler.cost.profile import kind_of
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.regions import Interval, Region, Shape, full, replace
+from dicompiler.ir.regions import Interval, Region, Shape, full, with_interval
 from dicompiler.operators import Effort, Operation, OperatorRule, Piece, builtin_rules, whole
 from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
 from dicompiler.plugin.registry import also, registry
@@ -282,7 +282,7 @@ def together(efforts: Sequence[Effort]) -> Effort:
 def test_tiles_together_cost_what_the_whole_costs(node: Node, axis: int) -> None:
     layers = node.layers()
     everything = full(output_shape(layers, layers.layers[0]))
-    tiles = [replace(everything, axis, cut) for cut in halves(everything[axis][1])]
+    tiles = [with_interval(everything, axis, cut) for cut in halves(everything[axis][1])]
     assert together([effort(layers, tile) for tile in tiles]) == node.cost
 
 

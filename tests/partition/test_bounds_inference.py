@@ -12,7 +12,7 @@ from support.random_layers import cut_layers, random_layers, random_region
 
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Share
-from dicompiler.ir.regions import Region, bounding, contains, full, replace
+from dicompiler.ir.regions import Region, bounding, contains, full, with_interval
 from dicompiler.ir.tasks import Key, ShareTask
 from dicompiler.partition.bounds_inference import align, cuttable, make_tasks, output_shape, reduction, share_task
 
@@ -57,13 +57,13 @@ def test_two_parts_that_make_the_layer_hold_together_what_any_piece_across_both_
         whole = full(output_shape(layers, layer))
         axis = rng.choice(cuttable(layers, layer))
         at = rng.randrange(1, whole[axis][1])
-        parts = [Part("a", replace(whole, axis, cut)) for cut in ((0, at), (at, whole[axis][1]))]
+        parts = [Part("a", with_interval(whole, axis, cut)) for cut in ((0, at), (at, whole[axis][1]))]
         tasks = make_tasks(layers, layer, parts)
         assert [task.kind for task in tasks] == ["plain", "plain"]
         assert bounding(task.outputs[Key(layer.output)] for task in tasks) == whole
         if whole[axis][1] == 2:  # all of an axis may need more than its two ends do, at the tensor's borders
             continue
-        across = replace(whole, axis, rng.choice(((0, whole[axis][1] - 1), (1, whole[axis][1]))))
+        across = with_interval(whole, axis, rng.choice(((0, whole[axis][1] - 1), (1, whole[axis][1]))))
         for key, need in plain(layers, layer, across).needs.items():
             assert contains(bounding(task.needs.get(key) for task in tasks) or (), need)
 
@@ -78,7 +78,7 @@ def test_the_axes_that_can_be_cut_are_those_that_do_not_come_out_in_full(seed: i
             continue
         whole = full(output_shape(layers, layer))
         for axis, (_, extent) in enumerate(whole):
-            alone = align(layers, layer, replace(whole, axis, (0, min(1, extent))))[axis]
+            alone = align(layers, layer, with_interval(whole, axis, (0, min(1, extent))))[axis]
             assert (axis in cuttable(layers, layer)) == (extent > 1 and alone != (0, extent))
 
 

@@ -17,15 +17,15 @@ from dicompiler.driver.prepare import prepare
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import bounding, contains, full, replace, volume
+from dicompiler.ir.regions import bounding, contains, full, volume, with_interval
 from dicompiler.partition.bounds_inference import align, cuttable, output_shape, share_task
 from dicompiler.partition.tiling import (
-    axes,
     axis_of,
     cut_axis,
     exit_of,
-    fused,
-    grid,
+    fused_regions,
+    grid_tiles,
+    named_axes,
     tile,
     whole_plan,
 )  # fmt: skip
@@ -66,7 +66,7 @@ def test_shares_of_an_axis_tile_it_exactly_and_start_where_what_is_made_starts(s
             assert cuts[-1][1] == whole[axis][1]
             for start, stop in cuts:
                 if start < stop:
-                    assert align(layers, layer, replace(whole, axis, (start, start + 1)))[axis][0] == start
+                    assert align(layers, layer, with_interval(whole, axis, (start, start + 1)))[axis][0] == start
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -76,7 +76,7 @@ def test_tiles_go_to_the_devices_in_order_and_together_are_the_output(seed: int,
     names = [f"d{index}" for index in range(count)]
     for layer in cut_layers(layers):
         for label in ("height", "width", "channel"):
-            if axes(layers)[layer.output].get(label) not in cuttable(layers, layer):
+            if named_axes(layers)[layer.output].get(label) not in cuttable(layers, layer):
                 with pytest.raises(DicompilerError, match=f"cannot be cut by {label}: "):
                     axis_of(layers, layer, label)  # type: ignore[arg-type]
                 continue
@@ -94,14 +94,14 @@ def test_the_axes_are_followed_through_a_channel_shuffle() -> None:
         <int64[5] five = {1, 2, 3, 8, 4}, int64[4] four = {1, 6, 8, 4}>
         { a = Reshape (x, five)  b = Transpose <perm = [0, 2, 1, 3, 4]> (a)  y = Reshape (b, four) }"""
     )
-    assert [dict(axes(layers)[name])["height"] for name in "xaby"] == [2, 3, 3, 2]
-    assert [dict(axes(layers)[name])["width"] for name in "xaby"] == [3, 4, 4, 3]
+    assert [dict(named_axes(layers)[name])["height"] for name in "xaby"] == [2, 3, 3, 2]
+    assert [dict(named_axes(layers)[name])["width"] for name in "xaby"] == [3, 4, 4, 3]
 
 
 def test_a_grid_tiles_the_output_row_by_row() -> None:
     layers = stack((1, 3, 9, 8), [("conv", 4, 3, 1, 1, 1)])
     (layer,) = layers.layers
-    assert [region[2:] for region in grid(layers, layer, 2, 2)] == [
+    assert [region[2:] for region in grid_tiles(layers, layer, 2, 2)] == [
         ((0, 5), (0, 4)),
         ((0, 5), (4, 8)),
         ((5, 9), (0, 4)),
@@ -118,7 +118,7 @@ def test_a_fused_tile_holds_all_that_its_own_layers_need_in_between(seed: int, r
         chosen = largest_set(layers, last, lambda layer: layer.name in allowed)
         assert exit_of(layers, chosen) is last
         wanted = [random_region(rng, layers, last) for _ in range(2)]
-        for region, held in zip(wanted, fused(layers, chosen, wanted), strict=True):
+        for region, held in zip(wanted, fused_regions(layers, chosen, wanted), strict=True):
             assert contains(held[last.name], region)
             for layer in chosen:
                 for key, need in share_task(layers, layer, Share(held[layer.name])).needs.items():
@@ -133,7 +133,7 @@ def test_a_layer_that_stays_whole_cannot_be_in_a_fused_tile() -> None:
         { y = ReverseSequence <batch_axis = 0, time_axis = 1> (x, n) }"""
     )
     with pytest.raises(DicompilerError, match=r"'reversesequence0' cannot be in a fused tile: .* has no rule"):
-        fused(layers, layers.layers, [((0, 1), (0, 4))])
+        fused_regions(layers, layers.layers, [((0, 1), (0, 4))])
 
 
 def test_a_whole_plan_names_one_device_for_everything() -> None:

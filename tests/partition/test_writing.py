@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace as changed
+from dataclasses import with_interval as changed
 
 import numpy as np
 import onnx
@@ -12,7 +12,7 @@ from dicompiler import networks
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.regions import full, replace
+from dicompiler.ir.regions import full, with_interval
 from dicompiler.partition.annotations import DEVICE, ends_of
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.lowering import partition
@@ -46,7 +46,7 @@ def test_large_weights_are_the_model_s_own_and_cuts_are_views_of_them() -> None:
     whole = full(output_shape(layers, layer))
     cuts = cut_axis(layers, layer, 1, (1.0, 1.0))
     plan = whole_plan(layers, "a")
-    parts = tuple(Part(device, replace(whole, 1, cut)) for device, cut in zip("ab", cuts, strict=True))
+    parts = tuple(Part(device, with_interval(whole, 1, cut)) for device, cut in zip("ab", cuts, strict=True))
     placed = partition(changed(prepared, plan=changed(plan, layers={**plan.layers, layer.name: parts}))).model
     kept = {name for name in placed.weights if name in model.weights}
     assert kept and all(placed.weights[name] is model.weights[name] for name in kept)

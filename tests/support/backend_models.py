@@ -23,8 +23,7 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import nameless
-from dicompiler.ir.regions import full, shares
-from dicompiler.ir.regions import replace as with_axis
+from dicompiler.ir.regions import full, shares, with_interval
 from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
 from dicompiler.partition.lowering import split
 from dicompiler.verify.comparison import compare
@@ -203,7 +202,7 @@ def _ways(layers: LayerGraph, layer: Layer) -> Iterator[tuple[Part, ...]]:
     for axis in axes:
         whole = full(output_shape(layers, layer))
         cuts = [cut for cut in shares(whole[axis][1], [1.0] * len(DEVICES)) if cut[0] < cut[1]]
-        tiles = [Part(DEVICES[i], with_axis(whole, axis, cut)) for i, cut in enumerate(cuts)]
+        tiles = [Part(DEVICES[i], with_interval(whole, axis, cut)) for i, cut in enumerate(cuts)]
         yield tuple(tiles)
     extent = reduction(layers, layer) or 0
     if extent > 1:

@@ -18,7 +18,7 @@ from support.generator_steps import ANY, SPATIAL
 
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.regions import Interval, Region, full, replace
+from dicompiler.ir.regions import Interval, Region, full, with_interval
 from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
 
 DEVICES = ("a", "b", "c", "d")
@@ -293,7 +293,7 @@ def _regions(rng: Random, layers: LayerGraph, layer: Layer) -> list[Region]:
     regions = [full(shape)]
     allowed = cuttable(layers, layer)
     for axis in rng.sample(allowed, min(len(allowed), rng.choice((0, 1, 1, 1, 2)))):
-        regions = [replace(region, axis, cut) for region in regions for cut in _cuts(rng, shape[axis])]
+        regions = [with_interval(region, axis, cut) for region in regions for cut in _cuts(rng, shape[axis])]
     if rng.random() < 0.3:
         regions = [
             tuple(

@@ -12,8 +12,7 @@ from dicompiler.cost.counting import count
 from dicompiler.cost.profile import kind_of, network_digest, signature
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.regions import full
-from dicompiler.ir.regions import replace as cut
+from dicompiler.ir.regions import full, with_interval
 
 FAST = Device("fast", "fast", 4e9, memory_bandwidth=8e9)
 SLOW = Device("slow", "slow", 1e9, memory_bandwidth=1e9)
@@ -51,7 +50,7 @@ def document(graph: LayerGraph, device: str = "*", **changes: Any) -> dict[str, 
             own["measurements"] = [entry("whole", 1, 1e-3 + 1e-6 * counted.flops, (counted.flops, counted.moved))]
             for part in (2, 4) if len(shape) == 4 else ():
                 rows = shape[2] // part
-                less = count(graph, layer, cut(full(shape), 2, (0, rows)))
+                less = count(graph, layer, with_interval(full(shape), 2, (0, rows)))
                 own["measurements"].append(entry("axis 2", rows, 1e-3 + 1e-6 * less.flops, (less.flops, less.moved)))
     return {
         "format": "dicompiler.profile/1", "network": network_digest(graph), "device": device, "host": {}, "threads": 1,

@@ -25,7 +25,7 @@ from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Value
 from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
-from dicompiler.partition.tiling import Label, axes, cut_axis, read_within
+from dicompiler.partition.tiling import Label, cut_axis, named_axes, read_within
 from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.plugin.registry import registry
 from dicompiler.testing.plans import verified
@@ -141,7 +141,7 @@ def _pipeline(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
 
 def pieces(layers: LayerGraph, layer: Layer, label: Label, most: int) -> int:
     """Into how many parts, at most `most`, the layer can be cut along the axis of that name; 1 where it cannot be."""
-    axis = axes(layers).get(layer.output, {}).get(label)
+    axis = named_axes(layers).get(layer.output, {}).get(label)
     if layer.reason or axis is None or axis not in cuttable(layers, layer):
         return 1
     counts = range(min(most, output_shape(layers, layer)[axis]), 1, -1)
@@ -249,7 +249,7 @@ MAKERS: dict[str, Callable[[LayerGraph, int], tuple[list[Spec], list[str]]]] = {
 def allows(layers: LayerGraph, kind: str, layer: Layer) -> bool:
     """Whether a fused tile of that kind can go through the layer."""
     labels: tuple[Label, ...] = ("height",) if kind == "fused-height" else ("height", "width")
-    own = axes(layers).get(layer.output, {})
+    own = named_axes(layers).get(layer.output, {})
     return not layer.reason and all(own.get(label) in cuttable(layers, layer) for label in labels)
 
 

@@ -23,7 +23,7 @@ from dicompiler.cost.counting import macs
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.regions import shares
 from dicompiler.partition.bounds_inference import output_shape, reduction
-from dicompiler.partition.tiling import axes
+from dicompiler.partition.tiling import named_axes
 from dicompiler_strategies.dp.rows import RowMap, Rows, lengths, row_maps
 from dicompiler_strategies.tables.footprints import Ints
 
@@ -109,7 +109,7 @@ def chain(layers: LayerGraph, strict: bool = True) -> Chain:
                     f"dp: CoopAI is for a chain of layers, and layer {layer.name!r} is on a branch: "
                     "leave paper=true out"
                 )
-    maps, labels = row_maps(layers), axes(layers)
+    maps, labels = row_maps(layers), named_axes(layers)
     result: list[CL | FL] = []
     for layer in path:
         if layer.reason or not macs(layers, layer):

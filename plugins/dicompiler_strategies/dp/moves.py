@@ -14,10 +14,10 @@ import numpy as np
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part, Share
-from dicompiler.ir.regions import Region, bounding, full, replace, volume
+from dicompiler.ir.regions import Region, bounding, full, volume, with_interval
 from dicompiler.ir.tasks import Key
 from dicompiler.partition.bounds_inference import output_shape, reduction, share_task
-from dicompiler.partition.tiling import axes
+from dicompiler.partition.tiling import named_axes
 from dicompiler_strategies.dp.boxes import Boxes, missing
 from dicompiler_strategies.dp.rows import Rows, lengths, union
 from dicompiler_strategies.dp.team import Form, Team
@@ -274,7 +274,7 @@ class RowBlock:
 
     def needs(self) -> dict[str, Boxes]:
         """What the members read from before the block."""
-        team, labels = self.team, axes(self.team.layers)
+        team, labels = self.team, named_axes(self.team.layers)
         count = len(team.problem.platform.devices)
         result = {}
         for name, demand in self.demands.items():
@@ -324,7 +324,7 @@ def _row_parts(team: Team, move: Run) -> dict[str, tuple[Part, ...]]:
         block.grow(layer)
         whole, axis = full(output_shape(team.layers, layer)), team.maps[layer.name].axis
         tiles = [
-            Part(name, replace(whole, axis, (first, last)))
+            Part(name, with_interval(whole, axis, (first, last)))
             for name, (first, last) in zip(team.names, block.rows[layer.name], strict=True)
             if first < last
         ]

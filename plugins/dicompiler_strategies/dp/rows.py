@@ -15,10 +15,10 @@ from dicompiler.cost.model import CostModel
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import Interval, full, replace, shares
+from dicompiler.ir.regions import Interval, full, shares, with_interval
 from dicompiler.ir.tasks import Key
 from dicompiler.partition.bounds_inference import output_shape, share_task
-from dicompiler.partition.tiling import axes
+from dicompiler.partition.tiling import named_axes
 from dicompiler_strategies.named_axis import named_axis
 from dicompiler_strategies.tables.footprints import Floats
 
@@ -84,7 +84,7 @@ def height_axis(layers: LayerGraph, layer: Layer) -> int | None:
     """The axis of the layer's output that height tiles cut; None where it has no rows of its own (a Flatten's output
     has rows and channels on one axis)."""
     axis = named_axis(layers, layer, "height")
-    return None if axis == axes(layers).get(layer.output, {}).get("channel") else axis
+    return None if axis == named_axes(layers).get(layer.output, {}).get("channel") else axis
 
 
 @remembered
@@ -121,11 +121,11 @@ def _likeness(layers: LayerGraph, layer: Layer) -> object | None:
 def _row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
     """Asks the rules for every single row."""
     whole = full(output_shape(layers, layer))
-    labels = axes(layers)
+    labels = named_axes(layers)
     out: list[tuple[int, int]] = []
     needs: dict[str, list[tuple[int, int]]] = {}
     for row in range(whole[axis][1]):
-        task = share_task(layers, layer, Share(replace(whole, axis, (row, row + 1))))
+        task = share_task(layers, layer, Share(with_interval(whole, axis, (row, row + 1))))
         region = task.outputs[Key(layer.output)]
         assert region is not None
         out.append(region[axis])
@@ -146,6 +146,6 @@ def row_seconds(layers: LayerGraph, layer: Layer, row_map: RowMap, cost: CostMod
     height = row_map.height
     heights = sorted({1, -(-height // 16), -(-height // 8), -(-height // 4), -(-height // 2), height})
     whole = full(output_shape(layers, layer))
-    shares = [Share(replace(whole, row_map.axis, (0, count))) for count in heights]
+    shares = [Share(with_interval(whole, row_map.axis, (0, count))) for count in heights]
     seconds = [cost.seconds(layers, layer, share, device) for share in shares]
     return np.asarray(np.interp(np.arange(height + 1), [0, *heights], [0.0, *seconds]), np.float64)

@@ -18,8 +18,7 @@ from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import Interval, Region, full, shape_of, shares
-from dicompiler.ir.regions import replace as with_interval
+from dicompiler.ir.regions import Interval, Region, full, shape_of, shares, with_interval
 from dicompiler.partition.bounds_inference import output_shape, reduction, share_task
 from dicompiler.partition.tiling import cut_axis
 from dicompiler.search.problem import Problem

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dicompiler.base.objectives import terms
+from dicompiler.base.objectives import objective_terms
 from dicompiler.ir.plan import Plan
 from dicompiler.search.constraints import memory_lacking
 from dicompiler.search.fronts import Front, Tell
@@ -36,7 +36,7 @@ class Genetic(Options, Strategy):
     def plan(self, problem: Problem) -> Plan:
         """The plan with the least of the problem's objective, whose terms join the others where they are not among
         them; of those that fit, if any does."""
-        wanted = terms(problem.objective)
+        wanted = objective_terms(problem.objective)
         names = (*wanted, *(name for name in self.objectives if name not in wanted))
         front = explore(problem, replace(self, objectives=names), tell=log.info)
         plans = [point.plan for point in front.ranked(problem.objective)]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer
 from dicompiler.ir.plan import Part, Share
-from dicompiler.ir.regions import Interval, Region, bounding, full, is_empty, replace
+from dicompiler.ir.regions import Interval, Region, bounding, full, is_empty, with_interval
 from dicompiler.partition.bounds_inference import align, cuttable, output_shape, share_task
 from dicompiler.partition.tiling import cut_axis
 from dicompiler.search.problem import Problem
@@ -138,7 +138,7 @@ class _SpaceBuilder:
         for kind in self.kinds:
             weights = [device.rate if kind == "proportional" else 1.0 for device in self.devices]
             cuts = cut_axis(self.layers, layer, axis, weights)
-            regions = tuple(replace(whole, axis, cut) if cut[0] < cut[1] else None for cut in cuts)
+            regions = tuple(with_interval(whole, axis, cut) if cut[0] < cut[1] else None for cut in cuts)
             yield Opportunity(self._group(len(regions)), regions, regions)
 
     def _group(self, width: int) -> int:
@@ -165,7 +165,7 @@ class _SpaceBuilder:
         if sum(need is not None for need in needs) < 2:
             return None
         cuts = covering([None if need is None else need[axis] for need in needs], whole[axis][1])
-        shares = tuple(None if cut is None else replace(whole, axis, cut) for cut in cuts)
+        shares = tuple(None if cut is None else with_interval(whole, axis, cut) for cut in cuts)
         regions = tuple(
             None if need is None else bounding((need, share)) for need, share in zip(needs, shares, strict=True)
         )

@@ -15,9 +15,9 @@ from dicompiler.base.remembering import remembered
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part
-from dicompiler.ir.regions import Interval, Region, full, replace, shares
+from dicompiler.ir.regions import Interval, Region, full, shares, with_interval
 from dicompiler.partition.bounds_inference import output_shape, reduction
-from dicompiler.partition.tiling import aligned, axes, cut_axis
+from dicompiler.partition.tiling import aligned_cuts, cut_axis, named_axes
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.named_axis import named_axis
 
@@ -150,7 +150,7 @@ class _Split:
         """The output axis of that name, None where it cannot be cut. Behind a Flatten rows are no axis of their own."""
         layers, layer = self.problem.layers, self.layer
         axis = named_axis(layers, layer, label)
-        channel = axes(layers).get(layer.output, {}).get("channel")
+        channel = named_axes(layers).get(layer.output, {}).get("channel")
         return None if label != "channel" and axis == channel else axis
 
     def extent(self, label: str) -> int:
@@ -173,13 +173,13 @@ class _Split:
         layers, layer = self.problem.layers, self.layer
         cuts = channels(layers, layer, self.weights) if label == "channel" else self.cut(axis, self.weights)
         pairs = zip(self.devices, cuts, strict=True)
-        return [(device, replace(self.whole(), axis, cut)) for device, cut in pairs if cut[0] < cut[1]]
+        return [(device, with_interval(self.whole(), axis, cut)) for device, cut in pairs if cut[0] < cut[1]]
 
 
 def channels(layers: LayerGraph, layer: Layer, weights: Sequence[float]) -> tuple[Interval, ...]:
     """Where the channel axis of a layer's output is cut. Behind a Flatten it is cut where the channels before it are,
     each of them being a run of features."""
-    labels, shape = axes(layers), output_shape(layers, layer)
+    labels, shape = named_axes(layers), output_shape(layers, layer)
     axis = labels[layer.output]["channel"]
     before = layers.producer.get(layer.inputs[0]) if layer.inputs else None
     before_axis = None if before is None or before.reason else labels.get(before.output, {}).get("channel")
@@ -200,7 +200,7 @@ def _grown(
         for device, region in tiles:
             for axis in along:
                 start, stop = region[axis]
-                region = replace(region, axis, (max(0, start - extra), min(whole[axis][1], stop + extra)))
+                region = with_interval(region, axis, (max(0, start - extra), min(whole[axis][1], stop + extra)))
             parts.append(Part(device.name, region))
         label = f"{name}{f' +{extra}' if extra else ''}{split.note}"
         yield Choice(kind, label, tuple(parts), tuple(region for _, region in tiles))
@@ -218,7 +218,7 @@ def _cuts(split: _Split) -> Iterator[tuple[_Cut, str, int]]:
         assert axis is not None
         rows = coarser(layers, layer, label) if coarse else extent
         ends = [math.floor(rows * part / sum(weights) + 0.5) for part in accumulate(weights)]
-        return aligned(layers, layer, axis, [round(end * extent / rows) for end in ends])
+        return aligned_cuts(layers, layer, axis, [round(end * extent / rows) for end in ends])
 
     for base in split.options.bases:
         if base == "balanced":
@@ -233,7 +233,7 @@ def _cuts(split: _Split) -> Iterator[tuple[_Cut, str, int]]:
 @remembered
 def coarser(layers: LayerGraph, layer: Layer, label: str) -> int:
     """The height or width of the first smaller map along the first readers of the layer's output; 0: there is none."""
-    labels = axes(layers)
+    labels = named_axes(layers)
     longest = output_shape(layers, layer)[labels[layer.output][label]]
     while True:
         readers = layers.consumers.get(layer.output, ())
@@ -251,7 +251,7 @@ def _height(split: _Split) -> Iterator[Choice]:
         return
     for cut, note, most in _cuts(split):
         pairs = zip(split.devices, cut("height", split.weights), strict=True)
-        tiles = [(device, replace(split.whole(), axis, rows)) for device, rows in pairs if rows[0] < rows[1]]
+        tiles = [(device, with_interval(split.whole(), axis, rows)) for device, rows in pairs if rows[0] < rows[1]]
         yield from _grown(split, "height", f"height {len(split.devices)}{note}", tiles, (axis,), most)
 
 
@@ -275,10 +275,10 @@ def _tiles(split: _Split, cut: _Cut, along: tuple[int, int], columns: int) -> li
     starts = range(0, len(weights), columns)
     tiles = []
     for start, rows in zip(starts, cut("height", [sum(weights[s : s + columns]) for s in starts]), strict=True):
-        row = replace(split.whole(), along[0], rows)
+        row = with_interval(split.whole(), along[0], rows)
         for i, interval in enumerate(cut("width", weights[start : start + columns])):
             if rows[0] < rows[1] and interval[0] < interval[1]:
-                tiles.append((split.devices[start + i], replace(row, along[1], interval)))
+                tiles.append((split.devices[start + i], with_interval(row, along[1], interval)))
     return tiles
 
 
