@@ -38,9 +38,12 @@ if TYPE_CHECKING:
     from dicompiler.ir.metrics import DeviceMetrics, Metrics, Occupied
 
     # Models
+    from dicompiler.ir.onnx.file import without
+    from dicompiler.ir.onnx.graph import ConstantValues, Graph, HeldAttribute, Variable, names_read
+    from dicompiler.ir.onnx.graph_export import export_node
     from dicompiler.ir.onnx.importing import unique
     from dicompiler.ir.onnx.model import Model
-    from dicompiler.ir.onnx.structure import bodies, captures, node_reads, reads
+    from dicompiler.ir.onnx.structure import captures
     from dicompiler.ir.onnx.weights import LARGE, Weight, array_dtype, dense, dtype_name, hollow, is_hollow, raw_nbytes
     from dicompiler.ir.plan import Part, Plan, Share, load_plan
     from dicompiler.ir.platform import Platform, PlatformFamily, PlatformFormat
@@ -140,25 +143,26 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API_VERSION", "ARTIFACT", "AUTODICE", "DEVICES", "INTERRUPTED", "LARGE", "OBJECTIVES", "STAND_IN_DOMAIN",
-    "TYPES", "Analytic", "Box", "Check", "Compilation", "CostFunction", "CostModel", "Count", "Device",
-    "DeviceMetrics", "DeviceProgram", "DeviceReport", "DicompilerError", "Effort", "Executor", "Front", "Host",
-    "Hosts", "Installed", "Instrument", "Interval", "Json", "Key", "Label", "Layer", "LayerGraph", "Lineage", "Link",
-    "Measurement", "Metrics", "Model", "Network", "Node", "Occupied", "Operation", "OperatorRule", "Optimization",
-    "Part", "Pass", "PassFailure", "PassManager", "Piece", "PieceFunction", "Place", "Plan", "Platform",
-    "PlatformFamily", "PlatformFormat", "PluginError", "Point", "Problem", "Program", "Region", "Remembers",
-    "RemoteEvaluator", "Routing", "RunError", "RunOptions", "RunResult", "Segment", "Session", "Shape", "Share",
-    "ShareTask", "Spec", "Step", "Strategy", "Target", "Task", "TaskId", "Tell", "Tensor", "Timed", "Tolerance",
-    "Transfer", "UsageError", "Value", "Weight", "Work", "align", "aligned_cuts", "array_dtype", "artifact_document",
-    "axis_of", "bodies", "bounding", "captures", "check_constraints", "check_objectives", "check_occupied", "compare",
-    "constant_sizes", "contains", "count", "counted", "cut_axis", "cuttable", "dense", "dtype_name", "each",
-    "exit_of", "fits_constraints", "flops", "format_bytes", "free", "free_memory", "full", "fused_regions",
-    "graph_inputs", "grid_tiles", "hollow", "hookimpl", "intersect", "is_empty", "is_hollow", "json_text", "leaves",
-    "load_json", "load_plan", "macs", "memory_lacking", "memory_needed", "memory_used", "named_axes", "nearest",
-    "node_reads", "objective_terms", "objective_values", "output_shape", "part_of", "partition", "peak", "pipeline",
-    "program_memory", "random_inputs", "raw_nbytes", "read_within", "reads", "reduction", "registry", "remembered",
-    "route_on", "run_model", "segment_values", "shape_of", "share_task", "shares", "shift", "slices", "split", "ssh",
-    "taken", "task_macs", "tile", "transfer_document", "unique", "validate", "value_document", "volume",
-    "weight_regions", "whole", "whole_plan", "with_interval",
+    "TYPES", "Analytic", "Box", "Check", "Compilation", "ConstantValues", "CostFunction", "CostModel", "Count",
+    "Device", "DeviceMetrics", "DeviceProgram", "DeviceReport", "DicompilerError", "Effort", "Executor", "Front",
+    "Graph", "HeldAttribute", "Host", "Hosts", "Installed", "Instrument", "Interval", "Json", "Key", "Label", "Layer",
+    "LayerGraph", "Lineage", "Link", "Measurement", "Metrics", "Model", "Network", "Node", "Occupied", "Operation",
+    "OperatorRule", "Optimization", "Part", "Pass", "PassFailure", "PassManager", "Piece", "PieceFunction", "Place",
+    "Plan", "Platform", "PlatformFamily", "PlatformFormat", "PluginError", "Point", "Problem", "Program", "Region",
+    "Remembers", "RemoteEvaluator", "Routing", "RunError", "RunOptions", "RunResult", "Segment", "Session", "Shape",
+    "Share", "ShareTask", "Spec", "Step", "Strategy", "Target", "Task", "TaskId", "Tell", "Tensor", "Timed",
+    "Tolerance", "Transfer", "UsageError", "Value", "Variable", "Weight", "Work", "align", "aligned_cuts",
+    "array_dtype", "artifact_document", "axis_of", "bounding", "captures", "check_constraints", "check_objectives",
+    "check_occupied", "compare", "constant_sizes", "contains", "count", "counted", "cut_axis", "cuttable", "dense",
+    "dtype_name", "each", "exit_of", "export_node", "fits_constraints", "flops", "format_bytes", "free",
+    "free_memory", "full", "fused_regions", "graph_inputs", "grid_tiles", "hollow", "hookimpl", "intersect",
+    "is_empty", "is_hollow", "json_text", "leaves", "load_json", "load_plan", "macs", "memory_lacking",
+    "memory_needed", "memory_used", "named_axes", "names_read", "nearest", "objective_terms", "objective_values",
+    "output_shape", "part_of", "partition", "peak", "pipeline", "program_memory", "random_inputs", "raw_nbytes",
+    "read_within", "reduction", "registry", "remembered", "route_on", "run_model", "segment_values", "shape_of",
+    "share_task", "shares", "shift", "slices", "split", "ssh", "taken", "task_macs", "tile", "transfer_document",
+    "unique", "validate", "value_document", "volume", "weight_regions", "whole", "whole_plan", "with_interval",
+    "without",
 ]  # fmt: skip
 
 

@@ -9,12 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.model import CostModel, fault_of_seconds
-from dicompiler.ir.devices import Device
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import full, with_interval
-from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction
+from dicompiler.cost.model import fault_of_seconds
+from dicompiler.plugin_api import (
+    CostModel,
+    Device,
+    Layer,
+    LayerGraph,
+    Share,
+    align,
+    cuttable,
+    full,
+    output_shape,
+    reduction,
+    with_interval,
+)
 from dicompiler.testing.elsewhere import elsewhere
 from dicompiler.testing.faults import checking, expect, named, one_of
 from dicompiler.testing.samples import Sample, samples

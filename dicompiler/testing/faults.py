@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from dicompiler.base.errors import cause
-from dicompiler.plugin.registry import kind_of, registry
+from dicompiler.plugin.registry import kind_of
+from dicompiler.plugin_api import registry
 
 
 def expect(holds: Any, what: str) -> None:

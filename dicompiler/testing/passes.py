@@ -11,18 +11,22 @@ import onnx
 
 from dicompiler.base.specs import parse, spec_of
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import dumps
 from dicompiler.ir.platform import nameless
-from dicompiler.partition.lowering import split
-from dicompiler.partition.tiling import whole_plan
-from dicompiler.plugin.pass_manager import PassManager
-from dicompiler.plugin.passes import Pass
+from dicompiler.plugin_api import (
+    Compilation,
+    Model,
+    Pass,
+    PassManager,
+    compare,
+    graph_inputs,
+    random_inputs,
+    run_model,
+    split,
+    whole_plan,
+)
 from dicompiler.testing.faults import checking, expect, named, one_of
 from dicompiler.testing.samples import NETWORKS, network
-from dicompiler.verify.comparison import compare, graph_inputs, random_inputs
-from dicompiler.verify.executor import run_model
 
 
 def check_pass(step: Pass | type[Pass], on: Iterable[str | Path | onnx.ModelProto] = NETWORKS) -> None:

@@ -8,16 +8,23 @@ from typing import Any
 
 from dicompiler.base.errors import cause
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Plan
-from dicompiler.ir.program import Program
-from dicompiler.partition.lowering import split
-from dicompiler.search.constraints import check_constraints
-from dicompiler.search.problem import Problem
+from dicompiler.plugin_api import (
+    Check,
+    Compilation,
+    Executor,
+    Model,
+    Plan,
+    Problem,
+    Program,
+    check_constraints,
+    compare,
+    graph_inputs,
+    random_inputs,
+    run_model,
+    split,
+)
 from dicompiler.testing.faults import expect
-from dicompiler.verify.comparison import Check, compare, exact, graph_inputs, random_inputs, transfers
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.verify.comparison import exact, transfers
 
 
 def check_legal(problem: Problem, plan: Plan) -> None:

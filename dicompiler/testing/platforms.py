@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dicompiler.ir.platform import Platform, PlatformFamily, PlatformFormat, from_toml, to_toml
+from dicompiler.ir.platform import from_toml, to_toml
+from dicompiler.plugin_api import Platform, PlatformFamily, PlatformFormat
 from dicompiler.testing.faults import checking, expect
 
 

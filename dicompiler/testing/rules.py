@@ -16,18 +16,30 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.regions import Interval, Region, full, is_empty, with_interval
-from dicompiler.ir.rule import OperatorRule, fault_of
-from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
+from dicompiler.ir.rule import fault_of
 from dicompiler.partition.segmentation import cut, sent_bytes
-from dicompiler.plugin.registry import also, registry
+from dicompiler.plugin.registry import also
+from dicompiler.plugin_api import (
+    Compilation,
+    DicompilerError,
+    Executor,
+    Interval,
+    LayerGraph,
+    Model,
+    OperatorRule,
+    Part,
+    Plan,
+    Region,
+    cuttable,
+    full,
+    is_empty,
+    output_shape,
+    reduction,
+    registry,
+    run_model,
+    with_interval,
+)
 from dicompiler.testing.faults import checking, expect
-from dicompiler.verify.executor import Executor, run_model
 
 Array = NDArray[Any]
 

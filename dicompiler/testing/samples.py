@@ -12,12 +12,10 @@ from pathlib import Path
 import onnx
 
 from dicompiler import networks as built
-from dicompiler.base.objectives import OBJECTIVES
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.devices import Device, Host, Network, NetworkKind
-from dicompiler.ir.platform import Platform
+from dicompiler.ir.devices import NetworkKind
 from dicompiler.networks.weights import weight as filled
-from dicompiler.search.problem import Problem
+from dicompiler.plugin_api import OBJECTIVES, Device, Host, Network, Platform, Problem
 
 NETWORKS = ("branches", "lenet")
 """Names of what is tried by default: two outputs, a residual Add and a Concat; a chain with fully connected layers."""

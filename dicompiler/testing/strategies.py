@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dicompiler.base.errors import DicompilerError, PluginError
-from dicompiler.ir.plan import Plan, dumps
+from dicompiler.ir.plan import dumps
+from dicompiler.plugin_api import DicompilerError, Plan, PluginError, Strategy
 from dicompiler.search.constraints import check_memory
-from dicompiler.search.strategy import Strategy
 from dicompiler.testing.elsewhere import elsewhere
 from dicompiler.testing.faults import checking, expect, named, one_of
 from dicompiler.testing.plans import check_legal, check_plan

@@ -9,21 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.memory import program_memory
 from dicompiler.driver import compiler
-from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.plan import Plan
-from dicompiler.ir.program import Program
-from dicompiler.partition.tiling import whole_plan
-from dicompiler.plugin.registry import also, registry
-from dicompiler.target.interface import Target
-from dicompiler.target.records import RunOptions
+from dicompiler.plugin.registry import also
+from dicompiler.plugin_api import (
+    Compilation,
+    DicompilerError,
+    Plan,
+    Program,
+    RunOptions,
+    Target,
+    compare,
+    graph_inputs,
+    program_memory,
+    random_inputs,
+    registry,
+    run_model,
+    whole_plan,
+)
 from dicompiler.testing.elsewhere import elsewhere
 from dicompiler.testing.faults import checking, expect, named, one_of
 from dicompiler.testing.samples import Sample, cluster, samples
-from dicompiler.verify.comparison import compare, graph_inputs, random_inputs, transfers
-from dicompiler.verify.executor import run_model
+from dicompiler.verify.comparison import transfers
 
 SPLITS = ("single", "modnn", "pipeline")
 """The strategies whose plans are emitted: nothing is sent; tiles with halos; whole layers, one device after another."""

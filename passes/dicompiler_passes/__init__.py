@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
-from dicompiler.plugin.passes import Pass
+from dicompiler.plugin_api import API_VERSION, Pass, hookimpl
 
 dicompiler_api = API_VERSION
 

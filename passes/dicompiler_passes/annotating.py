@@ -8,15 +8,25 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
-from dicompiler.base.errors import DicompilerError, UsageError, nearest
-from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.lineage import Lineage
-from dicompiler.ir.plan import Part
-from dicompiler.ir.regions import Region, full, with_interval
-from dicompiler.partition.bounds_inference import output_shape
-from dicompiler.partition.tiling import Label, axis_of, cut_axis, whole_plan
-from dicompiler.plugin.passes import Pass
+from dicompiler.plugin_api import (
+    Compilation,
+    DicompilerError,
+    Label,
+    Layer,
+    LayerGraph,
+    Lineage,
+    Part,
+    Pass,
+    Region,
+    UsageError,
+    axis_of,
+    cut_axis,
+    full,
+    nearest,
+    output_shape,
+    whole_plan,
+    with_interval,
+)
 
 MOST = 1 << 16  # parts of a layer
 

@@ -13,8 +13,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from dicompiler.ir.onnx.graph import Graph, reads
-from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin_api import Graph, Model, names_read
 
 
 def simplify(model: Model) -> Model:
@@ -31,7 +30,7 @@ def _fold_norms(graph: Graph) -> None:
 
     Gemm(x, B, C) → BatchNormalization ⇒ Gemm(x, B', C')    (where nothing else reads the Gemm)
     """
-    counts = Counter(name for node in graph.nodes for name in reads(node))
+    counts = Counter(name for node in graph.nodes for name in names_read(node))
     counts.update(tensor.name for tensor in graph.outputs)
     gone = []
     for norm in graph.nodes:

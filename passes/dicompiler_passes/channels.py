@@ -6,12 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dicompiler.base.errors import UsageError
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part, Share
-from dicompiler.ir.regions import Interval, Region, shares
-from dicompiler.partition.bounds_inference import output_shape, reduction, share_task
-from dicompiler.partition.tiling import axis_of, fused_regions
+from dicompiler.plugin_api import (
+    Interval,
+    Layer,
+    LayerGraph,
+    Part,
+    Region,
+    Share,
+    UsageError,
+    axis_of,
+    fused_regions,
+    output_shape,
+    reduction,
+    share_task,
+    shares,
+)
 from dicompiler_passes.annotating import Annotation, LayerAnnotation
 
 

@@ -14,10 +14,16 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 
-from dicompiler.ir.onnx.graph import Graph, Held, Values, reads
-from dicompiler.ir.onnx.graph_export import to_node
-from dicompiler.ir.onnx.structure import captures
-from dicompiler.ir.onnx.weights import array_dtype, dense
+from dicompiler.plugin_api import (
+    ConstantValues,
+    Graph,
+    HeldAttribute,
+    array_dtype,
+    captures,
+    dense,
+    export_node,
+    names_read,
+)
 
 STANDARD = (None, "", "ai.onnx")
 
@@ -77,7 +83,7 @@ def _lift(graph: Graph) -> None:
 
 def _is_lifted(values: NDArray[Any] | LazyValues) -> bool:
     """Whether the data is sparse, or in a typed field (float_data …) where it would be a weight as raw data."""
-    if not isinstance(values, Values) or values.weight is not None:
+    if not isinstance(values, ConstantValues) or values.weight is not None:
         return isinstance(values, SparseValues)
     return not values.source.HasField("raw_data") and values.is_large
 
@@ -88,7 +94,7 @@ def _is_foldable(graph: Graph, node: gs.Node, known: Collection[str]) -> bool:
         return False
     if node.domain not in STANDARD or node.op in (*KEPT, *NOT_TENSORS):
         return False
-    return any(t.name for t in node.outputs) and _repeats(node) and not captures(to_node(node))
+    return any(t.name for t in node.outputs) and _repeats(node) and not captures(export_node(node))
 
 
 def _repeats(node: gs.Node) -> bool:
@@ -104,7 +110,7 @@ def _constant(node: gs.Node) -> NDArray[Any] | LazyValues:
     if name == "sparse_value":
         return dense(value.attribute.sparse_tensor)
     if name != "value":
-        given = onnx.helper.get_attribute_value(value.attribute) if isinstance(value, Held) else value
+        given = onnx.helper.get_attribute_value(value.attribute) if isinstance(value, HeldAttribute) else value
         return np.array(given, _CONSTANT_TYPES[name.removeprefix("value_").removesuffix("s")])
     return value.values if value._values.is_large else value._values
 
@@ -112,7 +118,7 @@ def _constant(node: gs.Node) -> NDArray[Any] | LazyValues:
 def _compute(graph: Graph, pending: Sequence[gs.Node]) -> list[gs.Node]:
     """Makes initializers of what the nodes `pending` compute for others. Returns those that it could compute."""
     inner = {id(node) for node in pending}
-    read = {name for node in graph.nodes if id(node) not in inner for name in reads(node)}
+    read = {name for node in graph.nodes if id(node) not in inner for name in names_read(node)}
     read |= {tensor.name for tensor in graph.outputs}
     results = {tensor.name: tensor for node in pending for tensor in node.outputs if tensor.name}
     found: dict[str, NDArray[Any]] = {}
@@ -126,7 +132,7 @@ def _compute(graph: Graph, pending: Sequence[gs.Node]) -> list[gs.Node]:
         except _Refused:
             groups = [[node] for node in group] if len(group) > 1 else groups
             failed += group if len(group) == 1 else []
-    read.update(name for node in failed for name in reads(node))
+    read.update(name for node in failed for name in names_read(node))
     for name in sorted(found.keys() & read):
         graph.settle(results[name], found[name])
     return [node for node in pending if node not in failed]
@@ -144,7 +150,7 @@ def _run(
 
     results = {"", *(tensor.name for node in nodes for tensor in node.outputs)}
     needed = {tensor.name: tensor for node in nodes for tensor in node.inputs if tensor.name not in results}
-    inner = onnx.GraphProto(name="constants", node=map(to_node, nodes))
+    inner = onnx.GraphProto(name="constants", node=map(export_node, nodes))
     inner.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
     feeds: dict[str, NDArray[Any]] = {}
     for name, tensor in sorted(needed.items()):

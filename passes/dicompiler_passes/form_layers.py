@@ -11,13 +11,19 @@ from typing import Any, ClassVar
 
 import onnx
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.structure import captures
-from dicompiler.ir.rule import STAND_IN_DOMAIN, Node, OperatorRule, Tensor
-from dicompiler.plugin.passes import Pass
+from dicompiler.plugin_api import (
+    STAND_IN_DOMAIN,
+    Compilation,
+    DicompilerError,
+    Layer,
+    LayerGraph,
+    Model,
+    Node,
+    OperatorRule,
+    Pass,
+    Tensor,
+    captures,
+)
 from dicompiler_passes.quantised import with_reader
 
 _JOINED_BEFORE_4 = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
@@ -38,7 +44,7 @@ class FormLayers(Pass):
     provides: ClassVar[tuple[str, ...]] = ("layers",)
 
     def run(self, compilation: Compilation) -> Compilation:
-        from dicompiler.plugin.registry import registry
+        from dicompiler.plugin_api import registry
 
         rules = {(p.value.domain, p.value.op): p.value for p in registry().operators.values()}
         return replace(compilation, layers=form_layers(compilation.model, rules))

@@ -15,13 +15,18 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from dicompiler.base.errors import DicompilerError, UsageError, nearest
-from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.onnx.graph import Graph, Variable
-from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.regions import Shape
-from dicompiler.ir.rule import Tensor
-from dicompiler.plugin.passes import Pass
+from dicompiler.plugin_api import (
+    Compilation,
+    DicompilerError,
+    Graph,
+    Model,
+    Pass,
+    Shape,
+    Tensor,
+    UsageError,
+    Variable,
+    nearest,
+)
 from dicompiler_passes.folding import STANDARD, fold
 from dicompiler_passes.tidying import int64, outputs_from_nodes, scalar_ranges, split_to_slices
 

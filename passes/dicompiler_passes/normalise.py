@@ -10,9 +10,7 @@ from typing import ClassVar
 
 import onnx
 
-from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.passes import Pass
+from dicompiler.plugin_api import Compilation, Model, Pass
 from dicompiler_passes.folding import fold
 from dicompiler_passes.quantised import own_dequantise
 from dicompiler_passes.tidying import fix_initializers, outputs_from_nodes, split_to_slices, trim_outputs

@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.ir.compilation import Compilation
-from dicompiler.partition.lowering import partition
-from dicompiler.plugin.passes import Pass
+from dicompiler.plugin_api import Compilation, Pass, partition
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import DicompilerError, UsageError, nearest
-from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.onnx.file import without
-from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.program import Value
-from dicompiler.plugin.passes import Pass
+from dicompiler.plugin_api import Compilation, DicompilerError, Model, Pass, UsageError, Value, nearest, without
 from dicompiler_passes.before_quantising import simplify
 from dicompiler_passes.normalise import normalise
 
@@ -58,7 +53,7 @@ class Quantise(Pass):
         if not self.calibrate:
             raise UsageError("quantise: no samples: give a file of them, quantise{calibrate=samples.npz}")
         model = normalise(compilation.model)
-        from dicompiler.verify.comparison import graph_inputs  # takes its time: onnxruntime
+        from dicompiler.plugin_api import graph_inputs
 
         samples = read_samples(Path(self.calibrate), graph_inputs(model))
         quantised = quantise(model, samples)

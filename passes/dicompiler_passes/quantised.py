@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx_graphsurgeon as gs
 
-from dicompiler.ir.onnx.graph import Graph, Variable
-from dicompiler.ir.rule import Node
+from dicompiler.plugin_api import Graph, Node, Variable
 
 DEQUANTISE = "DequantizeLinear"
 

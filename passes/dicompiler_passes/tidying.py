@@ -13,9 +13,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from dicompiler.ir.onnx.graph import Graph, Variable
-from dicompiler.ir.regions import Interval
-from dicompiler.ir.rule import Tensor
+from dicompiler.plugin_api import Graph, Interval, Tensor, Variable
 from dicompiler_passes.folding import STANDARD
 
 _FIRST_IR_WITH_FREE_INITIALIZERS = 4

@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part
-from dicompiler.ir.regions import Region
-from dicompiler.partition.tiling import exit_of, fused_regions, grid_tiles
+from dicompiler.plugin_api import Layer, LayerGraph, Part, Region, exit_of, fused_regions, grid_tiles
 from dicompiler_passes.annotating import Annotation, LayerAnnotation
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
+from dicompiler.plugin_api import API_VERSION, hookimpl
 
 if TYPE_CHECKING:
-    from dicompiler.ir.platform import PlatformFamily
-    from dicompiler.search.strategy import Strategy
+    from dicompiler.plugin_api import PlatformFamily, Strategy
 
 dicompiler_api = API_VERSION
 
@@ -36,7 +35,7 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:
 @hookimpl
 def dicompiler_platforms() -> Iterable[PlatformFamily]:
     """The cluster files of AutoDiCE, whose mappings the manual strategy takes."""
-    from dicompiler.ir.platform import PlatformFormat
+    from dicompiler.plugin_api import PlatformFormat
     from dicompiler_strategies.autodice import platform_from_hosts
 
     return [PlatformFormat("*.txt", "An AutoDiCE platform.txt: a line for each host.", platform_from_hosts)]

@@ -9,13 +9,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.base.objectives import objective_terms
-from dicompiler.ir.plan import Plan
-from dicompiler.plugin.registry import registry
-from dicompiler.search.constraints import check_constraints
-from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import INTERRUPTED, Strategy
+from dicompiler.plugin_api import (
+    INTERRUPTED,
+    DicompilerError,
+    Plan,
+    Problem,
+    Strategy,
+    check_constraints,
+    objective_terms,
+    registry,
+)
 from dicompiler_strategies.candidates import CandidateSearch, Evaluated
 from dicompiler_strategies.cpsat import MOST, TRIES, CpSat
 from dicompiler_strategies.tables.cost_tables import Tables

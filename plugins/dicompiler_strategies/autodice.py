@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dicompiler.base.errors import DicompilerError, nearest
-from dicompiler.base.schema import load_json
-from dicompiler.ir.devices import Device, Host, Network
-from dicompiler.ir.platform import Platform
+from dicompiler.plugin_api import Device, DicompilerError, Host, Network, Platform, load_json, nearest
 
 # AutoDiCE's files name no rates and no sizes. These are those of its own boards, see dicompiler/ir/boards.py.
 CORE_RATE = 91e9 / 6

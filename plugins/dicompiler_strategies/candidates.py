@@ -19,10 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.ir.metrics import Metrics
-from dicompiler.ir.plan import Plan
-from dicompiler.search.constraints import fits_constraints
-from dicompiler.search.problem import Problem
+from dicompiler.plugin_api import Metrics, Plan, Problem, fits_constraints
 from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
 from dicompiler_strategies.tables.cost_tables import Edge, Tables, original, restricted
 from dicompiler_strategies.tables.footprints import Floats

@@ -7,10 +7,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from dicompiler.base.errors import UsageError
-from dicompiler.ir.plan import Plan
-from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import INTERRUPTED, Strategy
+from dicompiler.plugin_api import INTERRUPTED, Plan, Problem, Strategy, UsageError
 from dicompiler_strategies.candidates import CandidateSearch, Evaluated
 from dicompiler_strategies.tables.choices import BASES, FINISHES, KINDS, SHARES, ChoiceSet
 from dicompiler_strategies.tables.cost_tables import Tables, tables

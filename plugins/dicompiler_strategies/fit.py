@@ -9,15 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.base.units import format_bytes
-from dicompiler.ir.devices import Host
-from dicompiler.ir.metrics import Occupied
-from dicompiler.ir.plan import Plan
-from dicompiler.ir.platform import Platform
-from dicompiler.search.constraints import check_occupied
-from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import Strategy
+from dicompiler.plugin_api import (
+    DicompilerError,
+    Host,
+    Occupied,
+    Plan,
+    Platform,
+    Problem,
+    Strategy,
+    check_occupied,
+    format_bytes,
+)
 from dicompiler_strategies.fit_stages import Board, Stages
 
 TRIES = 6

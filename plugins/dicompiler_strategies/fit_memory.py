@@ -9,12 +9,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dicompiler.cost.counting import task_macs, weight_regions
-from dicompiler.cost.memory import peak
-from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.regions import Region, shape_of
-from dicompiler.ir.tasks import ShareTask, Work
+from dicompiler.plugin_api import (
+    LayerGraph,
+    Region,
+    ShareTask,
+    Work,
+    peak,
+    raw_nbytes,
+    shape_of,
+    task_macs,
+    weight_regions,
+)
 
 FIXED, FOR_EACH_OPERATOR, FOR_EACH_CHANNEL = 1024, 350, 8
 """Bytes of an arena beside its tensors, on a host of 64 bits: fitted to 178 models that were measured there (mostly

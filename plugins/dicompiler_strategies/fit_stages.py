@@ -11,11 +11,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part, Share
-from dicompiler.ir.regions import Region, full, with_interval
-from dicompiler.partition.bounds_inference import output_shape, share_task
-from dicompiler.partition.tiling import aligned_cuts, cut_axis, fused_regions
+from dicompiler.plugin_api import (
+    Layer,
+    LayerGraph,
+    Part,
+    Region,
+    Share,
+    aligned_cuts,
+    cut_axis,
+    full,
+    fused_regions,
+    output_shape,
+    share_task,
+    with_interval,
+)
 from dicompiler_strategies.fit_memory import MemoryNeed, memory_need
 from dicompiler_strategies.named_axis import named_axis
 

@@ -7,16 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.base.errors import DicompilerError, nearest
-from dicompiler.ir.devices import Device
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.lineage import Lineage
-from dicompiler.ir.plan import Part, Plan, load_plan
-from dicompiler.ir.platform import Platform
-from dicompiler.ir.rule import Node
-from dicompiler.partition.tiling import tile
-from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import Strategy
+from dicompiler.plugin_api import (
+    Device,
+    DicompilerError,
+    Layer,
+    LayerGraph,
+    Lineage,
+    Node,
+    Part,
+    Plan,
+    Platform,
+    Problem,
+    Strategy,
+    load_plan,
+    nearest,
+    tile,
+)
 from dicompiler_strategies.autodice import Key, device_of, load_mapping, platform_from_autodice
 
 log = logging.getLogger("dicompiler")

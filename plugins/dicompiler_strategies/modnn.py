@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dicompiler.ir.layers import Layer
-from dicompiler.ir.plan import Part, Plan
-from dicompiler.partition.tiling import tile
-from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import Strategy
+from dicompiler.plugin_api import Layer, Part, Plan, Problem, Strategy, tile
 from dicompiler_strategies.named_axis import named_axis
 
 

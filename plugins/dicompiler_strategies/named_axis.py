@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.partition.bounds_inference import cuttable
-from dicompiler.partition.tiling import named_axes
+from dicompiler.plugin_api import Layer, LayerGraph, cuttable, named_axes
 
 
 def named_axis(layers: LayerGraph, layer: Layer, label: str) -> int | None:

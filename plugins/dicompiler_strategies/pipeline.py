@@ -9,11 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import ClassVar
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.devices import Device
-from dicompiler.ir.plan import Part, Plan, Share
-from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import Strategy
+from dicompiler.plugin_api import Device, DicompilerError, Part, Plan, Problem, Share, Strategy
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dicompiler.base.errors import UsageError
-from dicompiler.ir.devices import Device
-from dicompiler.ir.plan import Part, Plan
-from dicompiler.search.constraints import fits_constraints
-from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import Strategy
+from dicompiler.plugin_api import Device, Part, Plan, Problem, Strategy, UsageError, fits_constraints
 from dicompiler_strategies.pipeline import balance, runs_of_layers, whole_layer_seconds
 
 MOST = 16

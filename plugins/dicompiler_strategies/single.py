@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.devices import Device
-from dicompiler.ir.plan import Part, Plan
-from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import Strategy
+from dicompiler.plugin_api import Device, DicompilerError, Part, Plan, Problem, Strategy
 from dicompiler_strategies.pipeline import whole_layer_seconds
 
 

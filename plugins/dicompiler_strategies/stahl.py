@@ -15,14 +15,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from dicompiler.base.errors import DicompilerError, UsageError, nearest
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.regions import Interval, full, shares, volume
-from dicompiler.partition.bounds_inference import output_shape, reduction
-from dicompiler.partition.tiling import cut_axis, read_within, tile
-from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import Strategy
+from dicompiler.plugin_api import (
+    DicompilerError,
+    Interval,
+    Layer,
+    LayerGraph,
+    Part,
+    Plan,
+    Problem,
+    Strategy,
+    UsageError,
+    cut_axis,
+    full,
+    nearest,
+    output_shape,
+    read_within,
+    reduction,
+    shares,
+    tile,
+    volume,
+)
 from dicompiler_strategies.named_axis import named_axis
 
 Scheme = Literal["o", "i", "f", "s"]

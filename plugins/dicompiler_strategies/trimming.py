@@ -8,13 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.regions import Region, bounding
-from dicompiler.ir.routing import Box, Routing, leaves
-from dicompiler.ir.tasks import TaskId
-from dicompiler.partition.bounds_inference import align
-from dicompiler.partition.routing import route_on
-from dicompiler.search.problem import Problem
+from dicompiler.plugin_api import Box, Part, Plan, Problem, Region, Routing, TaskId, align, bounding, leaves, route_on
 
 ROUNDS = 32  # what one layer reads less its producers can compute less, in the next round
 

@@ -13,13 +13,17 @@ from pathlib import Path
 
 import onnx
 
-from dicompiler.ir.onnx.weights import Weight, is_hollow
-from dicompiler.ir.program import DeviceProgram, Program, Segment, Value
-from dicompiler.target.manifest import (
+from dicompiler.plugin_api import (
     ARTIFACT,
     TYPES,
+    DeviceProgram,
     Json,
+    Program,
+    Segment,
+    Value,
+    Weight,
     artifact_document,
+    is_hollow,
     json_text,
     transfer_document,
     value_document,

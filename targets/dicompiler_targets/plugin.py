@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
+from dicompiler.plugin_api import API_VERSION, hookimpl
 
 if TYPE_CHECKING:
-    from dicompiler.target.interface import Target
+    from dicompiler.plugin_api import Target
 
 dicompiler_api = API_VERSION
 

@@ -32,7 +32,7 @@ _LISTS = {_KINDS.FLOATS: "floats", _KINDS.INTS: "ints", _KINDS.STRINGS: "strings
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldAttribute:
     """An attribute that graphsurgeon cannot carry (an empty list, text that is not UTF-8, a sparse tensor, a type …).
 
     It stands in `node.attrs` under its name, so that a pass can see that it is there, move or delete it.
@@ -41,7 +41,7 @@ class Held:
     attribute: onnx.AttributeProto
 
 
-class Values(LazyValues):  # type: ignore[misc]
+class ConstantValues(LazyValues):  # type: ignore[misc]
     """The values of a constant: those of the message `source`, or of the weight that it stands for, not copied."""
 
     def __init__(self, source: onnx.TensorProto, weight: Weight | None = None) -> None:
@@ -99,7 +99,7 @@ class Constant(_Late, gs.Constant):  # type: ignore[misc]
     def _late(self, name: str) -> Any:
         if name != "_values":
             raise AttributeError(name)
-        return Values(self.source, self.weight)
+        return ConstantValues(self.source, self.weight)
 
     def to_variable(self, dtype: Any = None, shape: Any = ()) -> gs.Variable:
         """Turns it into a variable, in place: whoever reads it reads that."""
@@ -217,7 +217,7 @@ class Graph(gs.Graph):  # type: ignore[misc]
 
     def read(self) -> set[str]:
         """The names of all tensors that a node reads, also within bodies, or that are outputs."""
-        return {name for node in self.nodes for name in reads(node)} | {tensor.name for tensor in self.outputs}
+        return {name for node in self.nodes for name in names_read(node)} | {tensor.name for tensor in self.outputs}
 
     def is_fixed(self, tensor: gs.Tensor) -> bool:
         """Whether the tensor has the same value whenever the model runs."""
@@ -275,14 +275,14 @@ class Graph(gs.Graph):  # type: ignore[misc]
         dead = []
         for node in reversed(self.nodes):
             if any(tensor.name in live for tensor in node.outputs):
-                live.update(reads(node))
+                live.update(names_read(node))
             else:
                 dead.append(node)
         self.remove(dead)
         self.spare = [constant for constant in self.spare if constant.name in self.defaults]
 
 
-def reads(node: gs.Node) -> Iterator[str]:
+def names_read(node: gs.Node) -> Iterator[str]:
     """What the node reads, and all that its bodies name."""
     yield from (tensor.name for tensor in node.inputs if tensor.name)
     for body in node.subgraphs(recursive=True):
@@ -337,10 +337,10 @@ def _import(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: Mappin
 
 
 def _value_of(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tensor]) -> Any:
-    """An attribute's value as graphsurgeon has it, or Held."""
+    """An attribute's value as graphsurgeon has it, or HeldAttribute."""
     kind = attribute.type
     if attribute.ref_attr_name:
-        return Held(attribute)
+        return HeldAttribute(attribute)
     if kind == _KINDS.GRAPH:
         return _import(attribute.g, {}, outer)
     if kind == _KINDS.TENSOR:
@@ -353,7 +353,7 @@ def _value_of(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tensor]) ->
             return [text.decode() for text in value] if kind == _KINDS.STRINGS else list(value)
     except UnicodeDecodeError:
         pass
-    return Held(attribute)
+    return HeldAttribute(attribute)
 
 
 def adopted(graph: gs.Graph, original: onnx.GraphProto, weights: Mapping[str, Weight]) -> Graph:

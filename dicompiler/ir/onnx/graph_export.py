@@ -19,7 +19,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from dicompiler.ir.onnx.file import without
-from dicompiler.ir.onnx.graph import Graph, Held, Node, Values, adopted, said
+from dicompiler.ir.onnx.graph import ConstantValues, Graph, HeldAttribute, Node, adopted, said
 from dicompiler.ir.onnx.weights import LARGE, Weight, hollow, is_hollow
 
 _KINDS = onnx.AttributeProto
@@ -72,7 +72,7 @@ def _export(graph: Graph, new: onnx.GraphProto, weights: dict[str, Weight] | Non
     namesakes: dict[str, onnx.NodeProto] = {}
     if not all(isinstance(node, Node) for node in graph.nodes):
         namesakes = {node.name: node for node in graph.original.node if node.name}
-    new.node.extend(to_node(node, outer, namesakes.get(node.name)) for node in graph.nodes)
+    new.node.extend(export_node(node, outer, namesakes.get(node.name)) for node in graph.nodes)
 
 
 def _constants(graph: Graph, tensors: Mapping[str, gs.Tensor], outer: Collection[str]) -> dict[str, gs.Constant]:
@@ -100,7 +100,9 @@ def _tensor(constant: gs.Constant, weights: dict[str, Weight] | None) -> onnx.Te
     source: onnx.TensorProto | None = getattr(constant, "source", None)
     name, values = constant.name, constant._values
     if isinstance(values, LazyValues):
-        message, weight = (values.source, values.weight) if isinstance(values, Values) else (values.tensor, None)
+        message, weight = (
+            (values.source, values.weight) if isinstance(values, ConstantValues) else (values.tensor, None)
+        )
         if weight is not None and weights is None:
             return _of_weight(name, weight, message, None)
         if weight is not None and weights is not None:
@@ -186,7 +188,7 @@ def _info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onnx.Value
     return kept
 
 
-def to_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeProto | None = None) -> onnx.NodeProto:
+def export_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeProto | None = None) -> onnx.NodeProto:
     """The node, with all of its message (else of its `namesake`, if the operator is the same) that is not in the view.
 
     outer: the constants that its bodies only name.
@@ -226,7 +228,7 @@ def _attribute(
     else:
         new, body = without(original, "t", "g"), original.g
     new.name = name
-    if isinstance(value, Held):
+    if isinstance(value, HeldAttribute):
         new.CopyFrom(value.attribute)
         new.name = name
     elif isinstance(value, gs.Graph):

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.ir.platform import Platform
-from dicompiler.ir.regions import Region, Shape, full
+from dicompiler.plugin_api import Platform, Region, Shape, full
 from dicompiler_strategies.tables.footprints import Floats, Ints
 
 Flags = NDArray[np.bool_]

@@ -18,12 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.counting import macs
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.regions import shares
-from dicompiler.partition.bounds_inference import output_shape, reduction
-from dicompiler.partition.tiling import named_axes
+from dicompiler.plugin_api import DicompilerError, Layer, LayerGraph, macs, named_axes, output_shape, reduction, shares
 from dicompiler_strategies.dp.rows import RowMap, Rows, lengths, row_maps
 from dicompiler_strategies.tables.footprints import Ints
 

@@ -11,13 +11,23 @@ from typing import Literal
 
 import numpy as np
 
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.plan import Part, Share
-from dicompiler.ir.regions import Region, bounding, full, volume, with_interval
-from dicompiler.ir.tasks import Key
-from dicompiler.partition.bounds_inference import output_shape, reduction, share_task
-from dicompiler.partition.tiling import named_axes
+from dicompiler.plugin_api import (
+    Key,
+    Layer,
+    LayerGraph,
+    Part,
+    Region,
+    Share,
+    bounding,
+    full,
+    named_axes,
+    output_shape,
+    raw_nbytes,
+    reduction,
+    share_task,
+    volume,
+    with_interval,
+)
 from dicompiler_strategies.dp.boxes import Boxes, missing
 from dicompiler_strategies.dp.rows import Rows, lengths, union
 from dicompiler_strategies.dp.team import Form, Team

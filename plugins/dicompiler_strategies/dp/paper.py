@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.layers import Layer
-from dicompiler.ir.plan import Part
+from dicompiler.plugin_api import DicompilerError, Layer, Part
 from dicompiler_strategies.dp.coopai import CL, Block, Chain, Result, best_k, chain, mls
 from dicompiler_strategies.dp.moves import Run, parts
 from dicompiler_strategies.dp.team import Form, Team

@@ -10,15 +10,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dicompiler.base.remembering import remembered
-from dicompiler.cost.model import CostModel
-from dicompiler.ir.devices import Device
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import Interval, full, shares, with_interval
-from dicompiler.ir.tasks import Key
-from dicompiler.partition.bounds_inference import output_shape, share_task
-from dicompiler.partition.tiling import named_axes
+from dicompiler.plugin_api import (
+    CostModel,
+    Device,
+    Interval,
+    Key,
+    Layer,
+    LayerGraph,
+    Share,
+    full,
+    named_axes,
+    output_shape,
+    remembered,
+    share_task,
+    shares,
+    with_interval,
+)
 from dicompiler_strategies.named_axis import named_axis
 from dicompiler_strategies.tables.footprints import Floats
 

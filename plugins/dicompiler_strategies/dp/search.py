@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.regions import full
-from dicompiler.search.problem import Problem
+from dicompiler.plugin_api import LayerGraph, Problem, full
 from dicompiler_strategies.dp.boxes import Boxes, missing
 from dicompiler_strategies.dp.moves import Move, packed_element_bytes
 from dicompiler_strategies.dp.team import Form, Team

@@ -9,13 +9,18 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.base.units import format_bytes
-from dicompiler.ir.plan import Plan
-from dicompiler.ir.regions import full, volume
-from dicompiler.search.constraints import memory_needed
-from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import INTERRUPTED, Strategy
+from dicompiler.plugin_api import (
+    INTERRUPTED,
+    DicompilerError,
+    Plan,
+    Problem,
+    Strategy,
+    UsageError,
+    format_bytes,
+    full,
+    memory_needed,
+    volume,
+)
 from dicompiler_strategies.dp.moves import Rules, moves, packed_element_bytes, parts
 from dicompiler_strategies.dp.paper import choose, plan_parts
 from dicompiler_strategies.dp.search import SUMMED_OBJECTIVES, MovePath, Pricing, cheapest_path

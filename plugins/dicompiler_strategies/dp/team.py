@@ -13,15 +13,25 @@ from typing import Literal
 
 import numpy as np
 
-from dicompiler.cost.counting import macs
-from dicompiler.ir.devices import Device
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import Interval, Region, full, shape_of, shares, with_interval
-from dicompiler.partition.bounds_inference import output_shape, reduction, share_task
-from dicompiler.partition.tiling import cut_axis
-from dicompiler.search.problem import Problem
+from dicompiler.plugin_api import (
+    Device,
+    Interval,
+    Layer,
+    LayerGraph,
+    Problem,
+    Region,
+    Share,
+    cut_axis,
+    full,
+    macs,
+    output_shape,
+    raw_nbytes,
+    reduction,
+    shape_of,
+    share_task,
+    shares,
+    with_interval,
+)
 from dicompiler_strategies.dp.boxes import Boxes, Wire
 from dicompiler_strategies.dp.rows import RowMap, height_axis, row_maps, row_seconds
 from dicompiler_strategies.named_axis import named_axis

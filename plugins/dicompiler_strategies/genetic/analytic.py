@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.ir.plan import Part, Plan, Share
-from dicompiler.search.problem import Problem
+from dicompiler.plugin_api import Part, Plan, Problem, Share
 from dicompiler_strategies.genetic.flows import INPUT, SINK, Flow, Flows, Held, flows
 
 Array = NDArray[np.float64]

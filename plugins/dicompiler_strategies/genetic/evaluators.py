@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.metrics import Metrics
-from dicompiler.ir.plan import Plan
-from dicompiler.ir.platform import Platform
-from dicompiler.search.constraints import free_memory, memory_used
-from dicompiler.search.fronts import objective_values
-from dicompiler.search.problem import Problem
+from dicompiler.plugin_api import (
+    DicompilerError,
+    Metrics,
+    Plan,
+    Platform,
+    Problem,
+    free_memory,
+    memory_used,
+    objective_values,
+)
 from dicompiler_strategies.genetic.analytic import AnalyticModel, analytic_model
 from dicompiler_strategies.genetic.encoding import ChoicePerLayer, Encoding, Genes, Naive, SplitPoints
 from dicompiler_strategies.genetic.search import Array

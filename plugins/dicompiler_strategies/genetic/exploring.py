@@ -14,13 +14,20 @@ from typing import Literal
 
 import numpy as np
 
-from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.base.units import format_bytes
-from dicompiler.ir.plan import Plan
-from dicompiler.search.constraints import memory_needed
-from dicompiler.search.fronts import AUTODICE, Front, Point, Tell, check_objectives
-from dicompiler.search.problem import Problem
-from dicompiler.search.remote_evaluator import RemoteEvaluator
+from dicompiler.plugin_api import (
+    AUTODICE,
+    DicompilerError,
+    Front,
+    Plan,
+    Point,
+    Problem,
+    RemoteEvaluator,
+    Tell,
+    UsageError,
+    check_objectives,
+    format_bytes,
+    memory_needed,
+)
 from dicompiler_strategies.genetic.encoding import Encoding, Genes
 from dicompiler_strategies.genetic.evaluators import UNMEASURED, Level, Measure, TiledLayers, WholeLayers, measured
 from dicompiler_strategies.genetic.search import Array, Budget, Evaluate, ParetoRows, evolve, spread

@@ -9,13 +9,19 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dicompiler.cost.counting import weight_regions
-from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import Region, contains, full, intersect, volume
-from dicompiler.ir.tasks import ShareTask
-from dicompiler.partition.bounds_inference import share_task
+from dicompiler.plugin_api import (
+    LayerGraph,
+    Region,
+    Share,
+    ShareTask,
+    contains,
+    full,
+    intersect,
+    raw_nbytes,
+    share_task,
+    volume,
+    weight_regions,
+)
 
 SINK = -1
 INPUT = -1

@@ -10,11 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dicompiler.ir.metrics import DeviceMetrics
-from dicompiler.ir.plan import Plan
-from dicompiler.search.fronts import Measurement
-from dicompiler.search.problem import Problem
-from dicompiler.target.records import DeviceReport, RunOptions
+from dicompiler.plugin_api import DeviceMetrics, DeviceReport, Measurement, Plan, Problem, RunOptions
 
 PowerReader = Callable[[str, float], float]
 """Device name, seconds that the run took → the mean power in W that its board drew meanwhile. It is called once for
@@ -39,13 +35,12 @@ class OnThisHost:
     def __call__(self, plan: Plan) -> Measurement:
         """What was measured, averaged over the frames; bytes are those of the estimate, which are exact. Raises
         DicompilerError where the plan cannot be compiled, RunError where a run fails."""
-        from dicompiler.driver.artifact import run
-        from dicompiler.driver.compiler import compile
+        import dicompiler
 
         with tempfile.TemporaryDirectory(prefix="dicompiler-") as temporary:
             directory = Path(temporary, "artifact")
-            compile(self.model, self.problem.platform, plan=plan, target=self.target, output=directory)
-            result = run(directory, frames=self.frames, options=RunOptions(in_flight=0, keep=1))
+            dicompiler.compile(self.model, self.problem.platform, plan=plan, target=self.target, output=directory)
+            result = dicompiler.run(directory, frames=self.frames, options=RunOptions(in_flight=0, keep=1))
         estimate, period = self.problem.estimate(plan), result.total_s / self.frames
         reports = {report.device: report for report in result.reports}
         devices = tuple(_measured(entry, reports.get(entry.device), self.frames) for entry in estimate.devices)

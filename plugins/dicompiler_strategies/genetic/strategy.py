@@ -6,12 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dicompiler.base.objectives import objective_terms
-from dicompiler.ir.plan import Plan
-from dicompiler.search.constraints import memory_lacking
-from dicompiler.search.fronts import Front, Tell
-from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import Strategy
+from dicompiler.plugin_api import Front, Plan, Problem, Strategy, Tell, memory_lacking, objective_terms
 from dicompiler_strategies.genetic.exploring import Options, explore
 
 log = logging.getLogger("dicompiler")

@@ -12,8 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import UsageError, nearest
-from dicompiler.ir.platform import Platform
+from dicompiler.plugin_api import Platform, UsageError, nearest
 from dicompiler_strategies.tables.choices import ranked
 from dicompiler_strategies.tables.cost_tables import Edge, Tables, original, renumbered, total
 from dicompiler_strategies.tables.footprints import Floats, on_hosts, source_and_sink

@@ -12,13 +12,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.ir.devices import Device
-from dicompiler.ir.layers import Layer
-from dicompiler.ir.plan import Part, Share
-from dicompiler.ir.regions import Interval, Region, bounding, full, is_empty, with_interval
-from dicompiler.partition.bounds_inference import align, cuttable, output_shape, share_task
-from dicompiler.partition.tiling import cut_axis
-from dicompiler.search.problem import Problem
+from dicompiler.plugin_api import (
+    Device,
+    Interval,
+    Layer,
+    Part,
+    Problem,
+    Region,
+    Share,
+    align,
+    bounding,
+    cut_axis,
+    cuttable,
+    full,
+    is_empty,
+    output_shape,
+    share_task,
+    with_interval,
+)
 from dicompiler_strategies.named_axis import named_axis
 from dicompiler_strategies.tables.cost_tables import Edge, Slots, common, edges
 from dicompiler_strategies.tables.footprints import Floats, Ints, box, element_bytes, overlap, source_and_sink

@@ -9,11 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.ir.plan import Plan
-from dicompiler.search.constraints import memory_lacking
-from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import INTERRUPTED, Strategy
+from dicompiler.plugin_api import INTERRUPTED, DicompilerError, Plan, Problem, Strategy, UsageError, memory_lacking
 from dicompiler_strategies.gradient import paper
 from dicompiler_strategies.gradient.landscape import Landscape, check_objective, landscapes
 from dicompiler_strategies.gradient.opportunities import space

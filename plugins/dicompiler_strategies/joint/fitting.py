@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dicompiler.search.problem import Problem
+from dicompiler.plugin_api import Problem
 from dicompiler_strategies.joint.elimination import LIMIT
 from dicompiler_strategies.tables.choices import ChoiceSet, choices
 from dicompiler_strategies.tables.cost_tables import lines

@@ -12,8 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import UsageError
-from dicompiler.base.objectives import OBJECTIVES
+from dicompiler.plugin_api import OBJECTIVES, UsageError
 from dicompiler_strategies.joint.elimination import Graph, graph
 from dicompiler_strategies.tables.cost_tables import (
     Edge,

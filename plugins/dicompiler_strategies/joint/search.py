@@ -12,13 +12,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.base.units import format_bytes
-from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.plan import Plan
-from dicompiler.search.constraints import free_memory, memory_lacking, memory_needed
-from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import INTERRUPTED
+from dicompiler.plugin_api import (
+    INTERRUPTED,
+    DicompilerError,
+    Plan,
+    Problem,
+    format_bytes,
+    free_memory,
+    memory_lacking,
+    memory_needed,
+    raw_nbytes,
+)
 from dicompiler_strategies.joint.elimination import LIMIT
 from dicompiler_strategies.joint.model import JointModel, activations, joint_model
 from dicompiler_strategies.joint.relaxation import Relaxed, relax, unrelaxed

@@ -10,15 +10,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from dicompiler.base.errors import UsageError, nearest
-from dicompiler.base.remembering import remembered
-from dicompiler.ir.devices import Device
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part
-from dicompiler.ir.regions import Interval, Region, full, shares, with_interval
-from dicompiler.partition.bounds_inference import output_shape, reduction
-from dicompiler.partition.tiling import aligned_cuts, cut_axis, named_axes
-from dicompiler.search.problem import Problem
+from dicompiler.plugin_api import (
+    Device,
+    Interval,
+    Layer,
+    LayerGraph,
+    Part,
+    Problem,
+    Region,
+    UsageError,
+    aligned_cuts,
+    cut_axis,
+    full,
+    named_axes,
+    nearest,
+    output_shape,
+    reduction,
+    remembered,
+    shares,
+    with_interval,
+)
 from dicompiler_strategies.named_axis import named_axis
 
 KINDS = ("whole", "height", "grid", "lop", "lip")

@@ -13,10 +13,7 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.platform import Platform
-from dicompiler.search.problem import Problem
+from dicompiler.plugin_api import Layer, LayerGraph, Part, Plan, Platform, Problem
 from dicompiler_strategies.tables.choices import Choice, ChoiceSet, choices
 from dicompiler_strategies.tables.footprints import (
     Floats,

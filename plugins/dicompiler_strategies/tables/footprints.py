@@ -13,16 +13,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.counting import weight_regions
-from dicompiler.cost.model import Analytic
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.plan import Part, Share
-from dicompiler.ir.platform import Platform
-from dicompiler.ir.regions import Region, full, volume
-from dicompiler.ir.tasks import Key, ShareTask
-from dicompiler.partition.bounds_inference import share_task
-from dicompiler.search.problem import Problem
+from dicompiler.plugin_api import (
+    Analytic,
+    Key,
+    Layer,
+    LayerGraph,
+    Part,
+    Platform,
+    Problem,
+    Region,
+    Share,
+    ShareTask,
+    full,
+    raw_nbytes,
+    share_task,
+    volume,
+    weight_regions,
+)
 from dicompiler_strategies.tables.choices import Choice
 
 Ints = NDArray[np.int64]

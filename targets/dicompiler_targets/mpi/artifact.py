@@ -15,8 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.base.schema import load_json, validate
+from dicompiler.plugin_api import DicompilerError, load_json, validate
 from dicompiler_targets.mpi.emit import FORMAT, MANIFEST
 from dicompiler_targets.mpi.source import output_files
 

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dicompiler.base.errors import DicompilerError
+from dicompiler.plugin_api import DicompilerError
 from dicompiler_targets.mpi import tools
 from dicompiler_targets.mpi.tools import Tools
 

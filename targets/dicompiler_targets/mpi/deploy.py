@@ -20,11 +20,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import RunError, UsageError
-from dicompiler.base.schema import load_json
-from dicompiler.target.records import Installed, RunOptions, RunResult
-from dicompiler.target.remote import ssh
-from dicompiler.target.remote.hosts import Place
+from dicompiler.plugin_api import Installed, Place, RunError, RunOptions, RunResult, UsageError, load_json, ssh
 from dicompiler_targets.mpi import mpirun, tools
 from dicompiler_targets.mpi.artifact import Artifact, read_outputs, write_inputs
 from dicompiler_targets.mpi.emit import MANIFEST

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.program import Program
+from dicompiler.plugin_api import DicompilerError, Program
 from dicompiler_targets.files import (
     Contents,
     Json,

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from dicompiler.base.errors import DicompilerError
+from dicompiler.plugin_api import DicompilerError
 from dicompiler_targets.mpi import tools
 
 PACKAGE, SUITE = "libonnxruntime-dev", "trixie"

@@ -5,8 +5,7 @@ Program → bytes by device. BASE was measured on x86-64 Linux with glibc, Open 
 
 from __future__ import annotations
 
-from dicompiler.cost.memory import peak, segment_values
-from dicompiler.ir.program import DeviceProgram, Program
+from dicompiler.plugin_api import DeviceProgram, Program, peak, segment_values
 from dicompiler_targets.sockets import memory as sockets
 
 MIB = 1 << 20

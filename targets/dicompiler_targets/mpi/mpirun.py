@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dicompiler.base.errors import RunError, UsageError
-from dicompiler.target.records import DeviceReport, RunOptions, RunResult, Timed
+from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, RunResult, Timed, UsageError
 from dicompiler_targets.mpi.artifact import Artifact, Delivered
 
 GRACE_S = 5.0

@@ -9,8 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from dicompiler.ir.platform import Platform
-from dicompiler.ir.program import Program
+from dicompiler.plugin_api import Platform, Program
 from dicompiler_targets.mpi.source import Place
 
 RUN = """\

@@ -13,7 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dicompiler.target.records import RunOptions, RunResult
+from dicompiler.plugin_api import RunOptions, RunResult
 from dicompiler_targets.mpi import build, mpirun, tools
 from dicompiler_targets.mpi.artifact import Artifact, read_outputs, write_inputs
 

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dicompiler.ir.onnx.weights import dtype_name
-from dicompiler.ir.program import DeviceProgram, Program, Transfer
+from dicompiler.plugin_api import DeviceProgram, Program, Transfer, dtype_name
 from dicompiler_targets.files import TYPES, given_inputs
 
 WIDTH = 120

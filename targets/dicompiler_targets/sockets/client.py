@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dicompiler.target.records import RunOptions
+from dicompiler.plugin_api import RunOptions
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.session import Session, check_elsewhere
 

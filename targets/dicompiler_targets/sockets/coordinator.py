@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dicompiler.target.records import RunOptions, RunResult
+from dicompiler.plugin_api import RunOptions, RunResult
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.deploy import Remote
 from dicompiler_targets.sockets.processes import Start

@@ -22,11 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dicompiler.base.errors import DicompilerError, RunError, UsageError
-from dicompiler.target.records import Installed, RunOptions
-from dicompiler.target.remote import ssh
-from dicompiler.target.remote.certificates import DEVICES
-from dicompiler.target.remote.hosts import Place
+from dicompiler.plugin_api import DEVICES, DicompilerError, Installed, Place, RunError, RunOptions, UsageError, ssh
 from dicompiler_targets.sockets.artifact import Artifact, Manifest
 from dicompiler_targets.sockets.joining import Door
 from dicompiler_targets.sockets.processes import Process

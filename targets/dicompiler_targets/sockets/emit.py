@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.program import DeviceProgram, Program
+from dicompiler.plugin_api import DeviceProgram, DicompilerError, Program
 from dicompiler_targets.files import (
     Contents,
     Json,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dicompiler.base.errors import RunError, UsageError
+from dicompiler.plugin_api import RunError, UsageError
 from dicompiler_targets.sockets.processes import Process
 from dicompiler_targets.sockets.runtime.frames import Kind, ProtocolError, Refused
 from dicompiler_targets.sockets.runtime.line import (

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from dicompiler.cost.memory import constant_sizes, program_memory, segment_values
-from dicompiler.ir.program import DeviceProgram, Program, Segment
+from dicompiler.plugin_api import DeviceProgram, Program, Segment, constant_sizes, program_memory, segment_values
 
 MIB = 1 << 20
 BASE = 61 * MIB

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from dicompiler.base.errors import RunError
-from dicompiler.target.records import DeviceReport, Timed
+from dicompiler.plugin_api import DeviceReport, RunError, Timed
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.runtime.frames import ProtocolError
 from dicompiler_targets.sockets.runtime.wire import Channel

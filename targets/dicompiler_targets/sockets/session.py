@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dicompiler.base.errors import RunError, UsageError, nearest
-from dicompiler.target.records import DeviceReport, RunOptions
+from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, UsageError, nearest
 from dicompiler_targets.sockets.artifact import Artifact, from_payload, to_payload
 from dicompiler_targets.sockets.feed import Feed
 from dicompiler_targets.sockets.joining import LOOPBACK, Door

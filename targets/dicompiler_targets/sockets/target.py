@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.target.interface import Target
-from dicompiler.target.records import Installed, RunOptions, RunResult
-from dicompiler.verify.levels import Optimization
+from dicompiler.plugin_api import Installed, Optimization, RunOptions, RunResult, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.ir.compilation import Compilation
-    from dicompiler.ir.program import Program
+    from dicompiler.plugin_api import Compilation, Program
 
 
 @dataclass(frozen=True)

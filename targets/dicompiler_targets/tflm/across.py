@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from dicompiler.ir.regions import Shape
+from dicompiler.plugin_api import Shape
 from dicompiler_targets.tflm.elementwise import chained, operate
 from dicompiler_targets.tflm.graph import Node, refusal
 from dicompiler_targets.tflm.shaping import integers, place

@@ -12,8 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.program import DeviceProgram, Program
+from dicompiler.plugin_api import DeviceProgram, DicompilerError, Program
 from dicompiler_targets.files import Json, artifact_document, given_inputs, json_text, runtime_sources, write_parts
 from dicompiler_targets.tflm import sources
 from dicompiler_targets.tflm.flatbuffer import codes_of

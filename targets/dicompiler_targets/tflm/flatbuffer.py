@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.ir.regions import Shape
+from dicompiler.plugin_api import Shape
 from dicompiler_targets.tflm.packages import load
 
 ALIGN = 16

@@ -13,10 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.onnx.weights import Weight, dtype_name, is_hollow
-from dicompiler.ir.program import Segment
-from dicompiler.ir.regions import Shape
+from dicompiler.plugin_api import DicompilerError, Segment, Shape, Weight, dtype_name, is_hollow
 from dicompiler_targets.tflm.flatbuffer import TYPES, Quantisation
 from dicompiler_targets.tflm.qlinear import expanded
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from dicompiler.ir.program import DeviceProgram, Program, Value
+from dicompiler.plugin_api import DeviceProgram, Program, Value
 from dicompiler_targets.files import given_inputs
 from dicompiler_targets.tflm.lowering import Border, wire_shape
 from dicompiler_targets.tflm.moves import Peeled, copies

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dicompiler.ir.onnx.weights import Weight
-from dicompiler.ir.program import Segment
-from dicompiler.ir.regions import Shape
+from dicompiler.plugin_api import Segment, Shape, Weight
 from dicompiler_targets.tflm import across, averages, dense, elementwise, quantised, resize, shaping, windows
 from dicompiler_targets.tflm.folding import fold
 from dicompiler_targets.tflm.graph import Graph, Node, check_ranks, read, refusal

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from dicompiler.base.errors import DicompilerError
+from dicompiler.plugin_api import DicompilerError
 from dicompiler_targets.tflm.packages import load
 
 RUNTIME = "tflite_micro.python.tflite_micro.runtime"

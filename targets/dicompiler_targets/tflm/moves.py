@@ -18,9 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.ir.onnx.weights import is_hollow
-from dicompiler.ir.program import Segment, Value
-from dicompiler.ir.regions import Shape
+from dicompiler.plugin_api import Segment, Shape, Value, is_hollow
 from dicompiler_targets.tflm.flatbuffer import TYPES
 from dicompiler_targets.tflm.writer import IMAGE, permuted
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from dicompiler.base.errors import DicompilerError
+from dicompiler.plugin_api import DicompilerError
 
 
 def load(module: str) -> Any:

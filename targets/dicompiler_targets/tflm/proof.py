@@ -18,12 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import RunError
-from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.program import Program
-from dicompiler.target.records import RunResult
-from dicompiler.verify.comparison import Check, Tolerance, compare
-from dicompiler.verify.executor import Executor
+from dicompiler.plugin_api import Check, Executor, Model, Program, RunError, RunResult, Tolerance, compare
 from dicompiler_targets.tflm.lowering import Lowered, lower
 from dicompiler_targets.tflm.measure import RUNTIME
 from dicompiler_targets.tflm.packages import load

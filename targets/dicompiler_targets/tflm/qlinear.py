@@ -15,8 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.onnx.weights import Weight, is_hollow
+from dicompiler.plugin_api import DicompilerError, Weight, is_hollow
 
 RUNNING = ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
 """Operators of networks whose activations are quantised while they run."""

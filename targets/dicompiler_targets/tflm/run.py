@@ -15,9 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import DicompilerError, RunError, UsageError
-from dicompiler.base.schema import load_json, validate
-from dicompiler.target.records import DeviceReport, RunOptions, RunResult
+from dicompiler.plugin_api import (
+    DeviceReport,
+    DicompilerError,
+    RunError,
+    RunOptions,
+    RunResult,
+    UsageError,
+    load_json,
+    validate,
+)
 from dicompiler_targets.tflm.emit import FORMAT, MANIFEST
 from dicompiler_targets.tflm.measure import RUNTIME
 from dicompiler_targets.tflm.packages import load

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dicompiler.base.units import format_bytes
-from dicompiler.cost.memory import constant_sizes, segment_values
-from dicompiler.ir.metrics import Occupied
-from dicompiler.ir.program import DeviceProgram, Segment
-from dicompiler.partition.annotations import part_of
+from dicompiler.plugin_api import (
+    DeviceProgram,
+    Occupied,
+    Segment,
+    constant_sizes,
+    format_bytes,
+    part_of,
+    segment_values,
+)
 from dicompiler_targets.files import Json
 from dicompiler_targets.tflm.measure import STEP
 from dicompiler_targets.tflm.sources import DeviceModels

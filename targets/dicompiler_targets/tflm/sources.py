@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dicompiler.ir.program import DeviceProgram, Program
+from dicompiler.plugin_api import DeviceProgram, Program
 from dicompiler_targets.files import given_inputs
 from dicompiler_targets.tflm.layout import Layout, received
 from dicompiler_targets.tflm.moves import LOOPS, Copy

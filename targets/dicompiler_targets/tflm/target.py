@@ -7,17 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.ir.metrics import Occupied
-from dicompiler.target.interface import Target
-from dicompiler.target.records import RunOptions, RunResult
+from dicompiler.plugin_api import Occupied, RunOptions, RunResult, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.ir.compilation import Compilation
-    from dicompiler.ir.onnx.model import Model
-    from dicompiler.ir.program import Program
-    from dicompiler.verify.comparison import Check, Tolerance
+    from dicompiler.plugin_api import Check, Compilation, Model, Program, Tolerance
 
 
 @dataclass(frozen=True)

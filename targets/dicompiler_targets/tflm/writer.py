@@ -15,8 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.memory import peak
-from dicompiler.ir.regions import Shape
+from dicompiler.plugin_api import Shape, peak
 from dicompiler_targets.tflm.flatbuffer import Operation, Quantisation, Tensor, operator_codes, serialise
 from dicompiler_targets.tflm.graph import Graph
 

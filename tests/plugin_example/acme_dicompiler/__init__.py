@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dicompiler.plugin.hookspecs import hookimpl
+from dicompiler.plugin_api import hookimpl
 
 if TYPE_CHECKING:
-    from dicompiler.cost.model import CostModel
-    from dicompiler.ir.platform import PlatformFamily
-    from dicompiler.ir.rule import OperatorRule
-    from dicompiler.plugin.passes import Pass
-    from dicompiler.search.strategy import Strategy
-    from dicompiler.target.interface import Target
+    from dicompiler.plugin_api import CostModel, OperatorRule, Pass, PlatformFamily, Strategy, Target
 
 dicompiler_api = 1
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.cost.model import Analytic, CostModel
-from dicompiler.ir.devices import Device
-from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Share
+from dicompiler.plugin_api import Analytic, CostModel, Device, Layer, LayerGraph, Share
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dicompiler.ir.regions import Interval, Region
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.plugin_api import Interval, Operation, OperatorRule, Piece, Region
 
 
 def quick_gelu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dicompiler.ir.compilation import Compilation
-from dicompiler.plugin.passes import Pass
+from dicompiler.plugin_api import Compilation, Pass
 
 
 @dataclass(frozen=True)

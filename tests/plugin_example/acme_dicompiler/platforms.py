@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dicompiler.ir.devices import Device, Host, Network
-from dicompiler.ir.platform import Platform, PlatformFamily
+from dicompiler.plugin_api import Device, Host, Network, Platform, PlatformFamily
 
 
 def boards(count: int) -> Platform:

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import ClassVar, Literal
 
-from dicompiler.ir.plan import Part, Plan
-from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import Strategy
+from dicompiler.plugin_api import Part, Plan, Problem, Strategy
 
 
 @dataclass(frozen=True)

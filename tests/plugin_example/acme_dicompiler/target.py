@@ -11,12 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.program import Program
-from dicompiler.target.interface import Target
-from dicompiler.target.manifest import artifact_document, json_text
-from dicompiler.target.records import DeviceReport, RunOptions, RunResult
+from dicompiler.plugin_api import (
+    Compilation,
+    DeviceReport,
+    Model,
+    Program,
+    RunOptions,
+    RunResult,
+    Target,
+    artifact_document,
+    json_text,
+)
 
 Arrays = Mapping[str, Any]
 
