@@ -20,8 +20,8 @@ from dicompiler.ir.platform import Platform
 from dicompiler.search.constraints import (
     check_compute,
     check_constraints,
+    check_dealing,
     check_occupied,
-    check_program,
     fits_constraints,
     free_memory,
     memory_lacking,
@@ -67,14 +67,15 @@ def test_a_renamed_source_stays_the_source() -> None:
 
 def test_a_target_that_cannot_deal_refuses_before_it_writes() -> None:
     result = lenet(({}, {"b": "c"}), cluster("a", "b", "c"))
+    assert result.plan is not None
 
     class Other(SocketsTarget):
         name = "other"
         replicas = False
 
     with pytest.raises(DicompilerError, match=r"plan: replicas: target 'other' cannot deal out frames in turn"):
-        check_program(result, Other())
-    check_program(result, SocketsTarget())
+        check_dealing(result.plan, Other())
+    check_dealing(result.plan, SocketsTarget())
     assert not Target.replicas
 
 

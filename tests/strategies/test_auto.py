@@ -101,7 +101,7 @@ def test_an_interrupt_gives_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch
 SEARCH = """
 import logging, sys
 from dicompiler import networks
-from dicompiler.driver.compiler import load_problem
+from dicompiler.driver.prepare import load_problem
 from dicompiler_strategies.auto import Auto
 logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
 posed = load_problem(networks.build("resnet18", 0), "rpi4x4")

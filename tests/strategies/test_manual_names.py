@@ -14,6 +14,7 @@ import pytest
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver import compiler
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
@@ -64,7 +65,7 @@ def model() -> Model:
 
 
 def posed(model: Model | onnx.ModelProto) -> Problem:
-    return compiler.load_problem(model, Platform.load("rpi4x4"))
+    return load_problem(model, Platform.load("rpi4x4"))
 
 
 def mapped(problem: Problem, mapping: Mapping[str, Sequence[str]], place: Path) -> Plan:
