@@ -271,3 +271,22 @@ def test_a_copied_node_keeps_attributes_and_documentation() -> None:
     assert first.output == ["y_1"]
     assert first.name == "y_1"
     assert (first.attribute, first.doc_string) == (second.attribute, second.doc_string)
+
+
+def test_a_body_that_graphsurgeon_made_itself_is_exported_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    model = load("g (bool c, float[3] x) => (float[3] y) { y = Relu (x) }")
+    graph = model.graph()
+    inner = [gs.Variable(name, np.float32, [3]) for name in ("p", "q")]
+    bodies = [
+        gs.Graph([gs.Node(op, op, inputs=[graph.inputs[1]], outputs=[out])], [], [out], name=op)
+        for op, out in zip(("Neg", "Abs"), inner, strict=True)
+    ]
+    attributes = {"then_branch": bodies[0], "else_branch": bodies[1]}
+    result = gs.Variable("z", np.float32, [3])
+    graph.nodes.append(gs.Node("If", "choice", attributes, [graph.inputs[0]], [result]))
+    graph.outputs.append(result)
+    assert graph.unused("p") == "p_1"
+    new = model.with_graph(graph)
+    new.check("with a body")
+    assert [a.g.node[0].op_type for a in new.proto.graph.node[1].attribute] == ["Neg", "Abs"]
+    assert capsys.readouterr().out == ""

@@ -198,7 +198,7 @@ class Graph(gs.Graph):  # type: ignore[misc]
     # --- names
 
     def unused(self, wish: str) -> str:
-        """A tensor name that nobody has: `wish` or `wish_1` …"""
+        """A tensor name that nobody has: `wish` or `wish_1` … What exists is looked up once, at the first question."""
         return unique(wish, self._names()[0])
 
     def unused_node(self, wish: str) -> str:
@@ -209,7 +209,7 @@ class Graph(gs.Graph):  # type: ignore[misc]
         if self._taken is None:
             graphs = (self, *self.subgraphs(recursive=True))
             tensors = {name for graph in graphs for name in graph.tensors()}
-            tensors |= {constant.name for graph in graphs for constant in getattr(graph, "initializers", ())}
+            tensors |= {constant.name for graph in graphs for constant in vars(graph).get("initializers", ())}
             self._taken = tensors, {node.name for node in self.nodes}
         return self._taken
 

@@ -79,7 +79,7 @@ def _constants(graph: Graph, tensors: Mapping[str, gs.Tensor], outer: Collection
     """The graph's own, by name: in file order, then the new ones in the order in which they are met."""
     read = dict(tensors)
     for body in graph.subgraphs(recursive=True):
-        inside = {id(constant) for constant in getattr(body, "initializers", ())}
+        inside = {id(constant) for constant in vars(body).get("initializers", ())}
         for name, tensor in body.tensors().items():
             if isinstance(tensor, gs.Constant) and id(tensor) not in inside:
                 read.setdefault(name, tensor)
