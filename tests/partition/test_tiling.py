@@ -17,8 +17,8 @@ from dicompiler.driver.prepare import prepare
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import bounding, contains, full, volume, with_interval
-from dicompiler.partition.bounds_inference import align, cuttable, output_shape, share_task
+from dicompiler.ir.regions import bounding, contains, full, volume
+from dicompiler.partition.bounds_inference import cuttable, output_shape, share_task
 from dicompiler.partition.tiling import (
     axis_of,
     cut_axis,
@@ -55,7 +55,7 @@ def test_a_set_with_a_hole_has_two_exits(tiny: LayerGraph) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(SEEDS, st.lists(st.floats(0.1, 10), min_size=1, max_size=5))
-def test_shares_of_an_axis_tile_it_exactly_and_start_where_what_is_made_starts(seed: int, weights: list[float]) -> None:
+def test_shares_of_an_axis_tile_it_exactly(seed: int, weights: list[float]) -> None:
     layers = random_layers(seed)
     for layer in cut_layers(layers):
         whole = full(output_shape(layers, layer))
@@ -64,9 +64,6 @@ def test_shares_of_an_axis_tile_it_exactly_and_start_where_what_is_made_starts(s
             assert len(cuts) == len(weights)
             assert [start for start, _ in cuts] == [0, *(stop for _, stop in cuts[:-1])]
             assert cuts[-1][1] == whole[axis][1]
-            for start, stop in cuts:
-                if start < stop:
-                    assert align(layers, layer, with_interval(whole, axis, (start, start + 1)))[axis][0] == start
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -120,8 +117,8 @@ def test_a_fused_tile_holds_all_that_its_own_layers_need_in_between(seed: int, r
         wanted = [random_region(rng, layers, last) for _ in range(2)]
         for region, held in zip(wanted, fused_regions(layers, chosen, wanted), strict=True):
             assert contains(held[last.name], region)
-            for name, tile in held.items():  # a layer of which the tile needs nothing is not among them
-                for key, need in share_task(layers, layers.by_name[name], Share(tile)).needs.items():
+            for name, made in held.items():  # a layer of which the tile needs nothing is not among them
+                for key, need in share_task(layers, layers.by_name[name], Share(made)).needs.items():
                     maker = layers.producer.get(key.tensor)
                     if maker is not None and maker.name in held:
                         assert contains(held[maker.name], need)

@@ -1,7 +1,7 @@
 """The graphsurgeon graph in which every pass edits a model.
 
 In: a skeleton ModelProto with its weights. Out: a gs.Graph whose nodes and tensors hold the messages that they come
-from; attributes are read from these when asked for, weights stay views. The way back is in graphexport.py.
+from; attributes are read from these when asked for, weights stay views. The way back is in graph_export.py.
 """
 
 from __future__ import annotations

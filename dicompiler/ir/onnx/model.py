@@ -100,15 +100,15 @@ class Model:
 
     def graph(self) -> Graph:
         """A graphsurgeon graph of its own to edit; weights stay views, attributes and types are read when asked for."""
-        from dicompiler.ir.onnx import graph as graphview
+        from dicompiler.ir.onnx.graph import to_graph
 
-        return graphview.to_graph(self.proto, self.weights)
+        return to_graph(self.proto, self.weights)
 
     def with_graph(self, graph: gs.Graph) -> Model:
         """The model that `graph`, made by `graph()` and then changed, has become; keeps all that gs drops."""
-        from dicompiler.ir.onnx import graph_export as graphexport
+        from dicompiler.ir.onnx.graph_export import from_graph
 
-        proto, weights = graphexport.from_graph(graph, self.proto, self.weights)
+        proto, weights = from_graph(graph, self.proto, self.weights)
         return Model(proto, MappingProxyType(weights))
 
     @cached_property
