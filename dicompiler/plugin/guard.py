@@ -32,6 +32,7 @@ from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Region, Shape
 from dicompiler.ir.rule import Effort, Operation, OperatorRule, fault_of
+from dicompiler.plugin.moved import remedy
 from dicompiler.search.fronts import Front
 from dicompiler.target.interface import Target
 from dicompiler.target.manifest import MANIFEST
@@ -79,7 +80,7 @@ class Guard:
                 raise
             # Of what is called in the midst of something else the place in its code says enough.
             who = name if self.kind in ("pass", "strategy", "target") else self.plugin
-            line = culprit(error, dict.fromkeys(self.packages, who)) or f"{who}: {cause(error)}"
+            line = culprit(error, dict.fromkeys(self.packages, who)) or f"{who}: {cause(error)}{remedy(error)}"
             raise PluginError(line) from error
 
 
@@ -93,7 +94,7 @@ def culprit(error: BaseException, packages: Mapping[str, str]) -> str | None:
         if _package(frame) in packages:
             code = frame.f_code
             place = f"(in {code.co_qualname}, {code.co_filename.rpartition('/')[2]}:{number})"
-            return f"{packages[_package(frame)]}: {cause(error)} {place}"
+            return f"{packages[_package(frame)]}: {cause(error)}{remedy(error)} {place}"
     return None
 
 

@@ -26,6 +26,7 @@ from dicompiler.base.errors import DicompilerError, PluginError, UsageError, cau
 from dicompiler.base.specs import Spec, instantiate, options_of, parse
 from dicompiler.base.version import version
 from dicompiler.plugin import guard, hookspecs
+from dicompiler.plugin.moved import remedy
 
 log = logging.getLogger("dicompiler")
 
@@ -280,7 +281,7 @@ def load(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
             provided = _load_one(plugin, warnings)
         # A plugin that ends the process while it is imported is broken like any other.
         except (Exception, SystemExit) as error:
-            left_out.append(f"{plugin} is left out: {cause(error)}")
+            left_out.append(f"{plugin} is left out: {cause(error)}{remedy(error)}")
             warnings.append(left_out[-1])
             continue
         kept.append(plugin)

@@ -48,6 +48,11 @@ class TestBroken:
         ("source", "cause"),
         [
             ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+            (
+                "from dicompiler.problem import Strategy",
+                "ModuleNotFoundError: No module named 'dicompiler.problem'; plugins import from one door now: "
+                "from dicompiler.plugin_api import Strategy",
+            ),
             ("def f(:", "SyntaxError: "),
             ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
             ("raise SystemExit(3)", "SystemExit: 3"),
