@@ -23,7 +23,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.verify.executor import run_model
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "dicompiler" / "cmake"
+PACKAGE = ROOT / "dicompiler" / "cli" / "cmake"
 EXAMPLE = ROOT / "examples" / "cmake_mpi"
 GENERATORS = ("Ninja", "Unix Makefiles")
 COMPILING = "Compiling net: "

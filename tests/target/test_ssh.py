@@ -139,6 +139,9 @@ def test_what_ssh_says_comes_with_a_remedy(said: str, expected: str) -> None:
 
 
 def test_the_module_needs_nothing_heavy() -> None:
-    code = "import sys, dicompiler.ssh; print([m for m in ('numpy', 'onnx', 'jsonschema') if m in sys.modules])"
+    code = (
+        "import sys, dicompiler.target.remote.ssh; "
+        "print([m for m in ('numpy', 'onnx', 'jsonschema') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

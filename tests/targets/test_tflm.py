@@ -136,7 +136,7 @@ def test_no_transpose_stands_between_convolutions(name: str) -> None:
 
 def test_the_same_compilation_gives_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path[:0] = sys.argv[2].split(':'); from pathlib import Path; from tflm_runs import *; "
+        "import sys; sys.path[:0] = sys.argv[2].split(':'); from pathlib import Path; from support.tflm_runs import *; "
         "emitted(compiled(block(), 'modnn', 2), Path(sys.argv[1]))"
     )
     paths = ":".join(path for path in sys.path if path)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
+from dicompiler_targets.tflm.elementwise import unary
 from dicompiler_targets.tflm.flatbuffer import Quantisation
 from dicompiler_targets.tflm.graph import Graph, Node, refusal
 from dicompiler_targets.tflm.qlinear import REWRITES
@@ -76,8 +78,8 @@ def quantised(graph: Graph) -> Graph:
         after = readers.get(node.output, [])
         last = after[0] if len(after) == 1 and after[0].op == QUANTISE and node.output not in graph.outputs else None
         if last is not None and _can(changed, node, last, known):
-            changed, on_numbers = _on_numbers(changed, node, last, known)
-            nodes.extend(on_numbers)
+            changed, replacing = _on_numbers(changed, node, last, known)
+            nodes.extend(replacing)
             gone.add(last.output)
         elif node.output not in gone:
             nodes.append(node)
@@ -183,17 +185,8 @@ def _without_unread(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(kept[::-1]))
 
 
-def _convert(code: str, options: str) -> Callable[[Writer, Node], None]:
-    def lower(writer: Writer, node: Node) -> None:
-        form = writer.form(node.inputs[0])
-        x = writer.read(node.inputs[0], form)
-        writer.add(code, [x], [writer.make(node.output, form)], options)
-
-    return lower
-
-
 LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {
-    DEQUANTISE: _convert("DEQUANTIZE", "Dequantize"),
-    QUANTISE: _convert("QUANTIZE", "Quantize"),
-    "Requantise": _convert("QUANTIZE", "Quantize"),
+    DEQUANTISE: partial(unary, "DEQUANTIZE", "Dequantize"),
+    QUANTISE: partial(unary, "QUANTIZE", "Quantize"),
+    "Requantise": partial(unary, "QUANTIZE", "Quantize"),
 }
