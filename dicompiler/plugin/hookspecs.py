@@ -6,7 +6,7 @@ yield classes or records. Import what they yield inside them: looking for plugin
     [project.entry-points.dicompiler]
     mine = "my_module"
 
-A module may state `dicompiler_api = 1`, the version of these hooks that it was written for; without that it is taken to
+A module may state `dicompiler_api = 2`, the version of these hooks that it was written for; without that it is taken to
 be written for this one. A plugin for a newer version is not loaded. Names must differ from all others of their kind.
 
 An option that names a file to read says so: `field(default="", metadata={"file": True})`. `--depfile` then lists it.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dicompiler.search.strategy import Strategy
     from dicompiler.target.interface import Target
 
-API_VERSION = 1
+API_VERSION = 2
 PROJECT = "dicompiler"
 
 hookspec = pluggy.HookspecMarker(PROJECT)

@@ -283,7 +283,7 @@ def test_a_platform_is_named(fails: Callable[..., str]) -> None:
     ("source", "cause"),
     [
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("dicompiler_api = 2", "it is written for version 2 of the hooks, newer than 1"),
+        ("dicompiler_api = 3", "it is written for version 3 of the hooks, newer than 2"),
         (
             SOURCE + "\n@hookimpl\ndef dicompiler_passes():\n    raise ValueError('late')",
             "ValueError: late",

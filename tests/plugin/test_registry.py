@@ -56,7 +56,7 @@ class TestBroken:
             ("def f(:", "SyntaxError: "),
             ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
             ("raise SystemExit(3)", "SystemExit: 3"),
-            ("dicompiler_api = 2", "it is written for version 2 of the hooks, newer than 1"),
+            ("dicompiler_api = 3", "it is written for version 3 of the hooks, newer than 2"),
             ("dicompiler_api = 'one'", "TypeError: dicompiler_api is 'one', not a version of the hooks"),
             ("@hookimpl\ndef dicompiler_passes(extra): return []", "PluginValidationError: "),
             (

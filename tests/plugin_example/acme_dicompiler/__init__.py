@@ -10,7 +10,7 @@ from dicompiler.plugin_api import hookimpl
 if TYPE_CHECKING:
     from dicompiler.plugin_api import CostModel, OperatorRule, Pass, PlatformFamily, Strategy, Target
 
-dicompiler_api = 1
+dicompiler_api = 2
 
 
 @hookimpl
