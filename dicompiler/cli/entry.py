@@ -66,14 +66,15 @@ def _describe(error: Exception) -> tuple[int, str]:
 
 def _culprit(error: Exception) -> str | None:
     """The line for an exception in a third party's code that no guard has seen; None where there is no such code."""
+    from dicompiler.plugin.entry_points import is_ours, top
     from dicompiler.plugin.guard import culprit
-    from dicompiler.plugin.registry import is_ours, registry, top
+    from dicompiler.plugin.registry import registry
 
     try:
         plugins = registry().plugins
     except DicompilerError:  # two plugins collide: nothing was loaded
         return None
-    return culprit(error, {top(plugin.value): str(plugin) for plugin in plugins if not is_ours(plugin)})
+    return culprit(error, {top(plugin.value): str(plugin) for plugin in plugins if not is_ours(plugin.distribution)})
 
 
 def _usage(error: click.ClickException) -> str:

@@ -15,7 +15,8 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.specs import files_of
 from dicompiler.ir.onnx.importing import external_files
 from dicompiler.ir.platform import file_of
-from dicompiler.plugin.registry import Plugin, is_ours, registry, top
+from dicompiler.plugin.entry_points import Plugin, is_ours, top
+from dicompiler.plugin.registry import registry
 
 # Found by trying every character with GNU Make 4.3 and Ninja 1.11: neither's escapes help with these in the other.
 _UNREADABLE = re.compile(r"""["&'*;<=>?\[^`|\x00-\x1f\x7f]|^~|[ :\\]$|\\(?=[ #$:])|\(.*\)$""")
@@ -58,7 +59,7 @@ def prerequisites(model: Path, platform: str | None, plan: Path | None, parts: I
 
 def modules(plugins: Iterable[Plugin]) -> list[Path]:
     """The files of all loaded modules of third-party plugins' distributions, sorted."""
-    tops = {top for plugin in plugins if not is_ours(plugin) for top in _tops(plugin)}
+    tops = {top for plugin in plugins if not is_ours(plugin.distribution) for top in _tops(plugin)}
     files = [getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if top(name) in tops]
     return sorted({Path(file) for file in files if file})
 

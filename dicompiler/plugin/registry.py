@@ -10,7 +10,6 @@ import importlib
 import inspect
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,23 +23,15 @@ import pluggy
 
 from dicompiler.base.errors import DicompilerError, PluginError, UsageError, cause, nearest
 from dicompiler.base.specs import Spec, instantiate, options_of, parse
-from dicompiler.base.version import version
 from dicompiler.plugin import guard, hookspecs
+from dicompiler.plugin.entry_points import BUILTINS, GROUP, Plugin, canonical, installed, is_ours, top
 from dicompiler.plugin.moved import remedy
 
 log = logging.getLogger("dicompiler")
 
-GROUP = "dicompiler"
 RESTRICT = "DICOMPILER_PLUGINS"
 UNINSTALLED = "uninstalled"
 """The distribution of what `also` puts beside what is installed."""
-# What an uninstalled checkout loads, where no metadata tells of entry points: the same as in pyproject.toml.
-BUILTINS = (
-    ("core", "dicompiler.plugin.builtins"),
-    ("passes", "dicompiler_passes"),
-    ("strategies", "dicompiler_strategies"),
-    ("targets", "dicompiler_targets.plugin"),
-)
 
 
 @dataclass(frozen=True)
@@ -67,19 +58,6 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Plugin:
-    """An entry point: its `name`, its `value` (a module), and the distribution and version that it comes with."""
-
-    name: str
-    value: str
-    distribution: str
-    version: str
-
-    def __str__(self) -> str:
-        return f"plugin {self.name!r} of {self.distribution} {self.version}"
-
-
-@dataclass(frozen=True)
 class Provided:
     """One thing that a plugin provides: a class, an operator rule or a platform family, and where it comes from. That
     of a third party is guarded."""
@@ -95,7 +73,9 @@ class Provided:
         """How errors say where it is from: "of acme-dicompiler 1.2 (plugin 'acme')"."""
         if self.distribution == UNINSTALLED:
             return f"of module {self.value.__module__}"
-        return f"of {self.distribution} {self.version}" + ("" if is_ours(self) else f" (plugin {self.plugin!r})")
+        return f"of {self.distribution} {self.version}" + (
+            "" if is_ours(self.distribution) else f" (plugin {self.plugin!r})"
+        )
 
 
 @dataclass(frozen=True)
@@ -207,65 +187,6 @@ def loaded() -> Registry:
     return everything
 
 
-def installed() -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
-    """The entry points of our group, built-in ones included, and a warning for each distribution that hides its own."""
-    plugins: dict[tuple[str, str], Plugin] = {}
-    warnings = []
-    for distribution in metadata.distributions():
-        # One distribution with broken metadata would make `metadata.entry_points` fail for all.
-        try:
-            # A path that is searched twice, or an older copy further down, must not count again: the first one wins.
-            for plugin in _entry_points(distribution):
-                plugins.setdefault((canonical(plugin.distribution), plugin.name), plugin)
-        except Exception as error:
-            warnings.append(f"the entry points of {_name_of(distribution)} cannot be read: {cause(error)}")
-    return _with_builtins(tuple(plugins.values())), tuple(warnings)
-
-
-def _name_of(distribution: metadata.Distribution) -> str:
-    try:
-        return str(distribution.metadata["Name"])
-    except Exception as error:
-        return f"a distribution without metadata ({cause(error)})"
-
-
-def _entry_points(distribution: metadata.Distribution) -> tuple[Plugin, ...]:
-    text = distribution.read_text("entry_points.txt") or ""
-    if GROUP not in text:
-        return ()
-    points = [point for point in distribution.entry_points if point.group == GROUP]
-    name, version = str(distribution.metadata["Name"]), str(distribution.version)
-    return tuple(Plugin(point.name, point.value, name, version) for point in points)
-
-
-def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
-    """`plugins` and the built-in ones that no installed metadata names, each module once, built-in ones first."""
-    ours = {plugin.value: plugin for plugin in plugins if is_ours(plugin)}
-    for name, value in BUILTINS:
-        ours.setdefault(value, Plugin(name, value, "dicompiler", version()))
-    others = [plugin for plugin in plugins if plugin.value not in ours]
-    return (*sorted(ours.values(), key=_order), *sorted(others, key=_order))
-
-
-def is_ours(thing: Plugin | Provided) -> bool:
-    """Whether it comes with dicompiler itself."""
-    return canonical(thing.distribution) == "dicompiler"
-
-
-def _order(plugin: Plugin) -> tuple[str, str]:
-    return (canonical(plugin.distribution), plugin.name)
-
-
-def top(module: str) -> str:
-    """The top-level package, or module, that a module or an entry point's value is in."""
-    return re.split("[.:]", module)[0]
-
-
-def canonical(name: str) -> str:
-    """A distribution's name as PEP 503 compares it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def load(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
     """Loads plugins in the given order; touches no other state than imported modules.
 
@@ -346,7 +267,7 @@ def checked(plugin: Plugin, kind: str, value: Any) -> Provided:
     name = _name(KINDS[kind], value)
     code = value if KINDS[kind].classes else getattr(value, "piece", None) or value.make
     one = Provided(name, value, plugin.distribution, plugin.version, plugin.name)
-    if is_ours(plugin):
+    if is_ours(plugin.distribution):
         return one
     packages = {top(plugin.value), top(code.__module__)} - {top(module) for _, module in BUILTINS}
     watch = guard.Guard(KINDS[kind].one, one.origin, str(plugin), frozenset(packages))

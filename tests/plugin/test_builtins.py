@@ -12,7 +12,8 @@ import pytest
 from support.distributions import distribution, listed
 
 from dicompiler.plugin import builtins, hookspecs
-from dicompiler.plugin.registry import BUILTINS, registry
+from dicompiler.plugin.entry_points import BUILTINS
+from dicompiler.plugin.registry import registry
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.plan import Plan, Share
 from dicompiler.ir.rule import OperatorRule
 from dicompiler.plugin import registry as plugins
-from dicompiler.plugin.registry import KINDS, Plugin, Registry, registry
+from dicompiler.plugin.entry_points import Plugin
+from dicompiler.plugin.registry import KINDS, Registry, registry
 from dicompiler.search.remote_evaluator import RemoteEvaluator
 from dicompiler.testing import also, network
 

@@ -11,7 +11,8 @@ from typing import ClassVar
 import pytest
 
 from dicompiler.plugin import hookspecs
-from dicompiler.plugin.registry import KINDS, Plugin, load
+from dicompiler.plugin.entry_points import Plugin
+from dicompiler.plugin.registry import KINDS, load
 
 HOOKS = {name: value for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")}
 

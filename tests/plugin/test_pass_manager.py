@@ -13,6 +13,7 @@ from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.plugin import pass_manager
 from dicompiler.plugin import registry as plugins
+from dicompiler.plugin.entry_points import Plugin
 from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.plugin.passes import Pass, PassFailure
 
@@ -46,7 +47,7 @@ class Recorder:
 
 def provide(monkeypatch: pytest.MonkeyPatch, *classes: type[Pass], **of: str) -> None:
     """Makes the registry hold these passes and no others."""
-    plugin = plugins.Plugin("acme", "acme_passes", of.get("name", "acme"), of.get("version", "1.2"))
+    plugin = Plugin("acme", "acme_passes", of.get("name", "acme"), of.get("version", "1.2"))
     passes = {cls.name: plugins.checked(plugin, "passes", cls) for cls in classes}
     monkeypatch.setattr(pass_manager, "registry", lambda: plugins.Registry(passes=passes))
 

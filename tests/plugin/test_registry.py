@@ -14,7 +14,8 @@ import pytest
 from support.distributions import command, distribution, listed
 
 from dicompiler.base.errors import UsageError
-from dicompiler.plugin.registry import Plugin, load
+from dicompiler.plugin.entry_points import Plugin
+from dicompiler.plugin.registry import load
 
 
 def install(site: Path, name: str, source: str, version: str = "1.0", point: str | None = None) -> None:

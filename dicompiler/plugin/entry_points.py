@@ -1,0 +1,91 @@
+"""Which plugins there are: the entry points that installed distributions name, and the built-in ones."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import metadata
+
+from dicompiler.base.errors import cause
+from dicompiler.base.version import version
+
+GROUP = "dicompiler"
+# What an uninstalled checkout loads, where no metadata tells of entry points: the same as in pyproject.toml.
+BUILTINS = (
+    ("core", "dicompiler.plugin.builtins"),
+    ("passes", "dicompiler_passes"),
+    ("strategies", "dicompiler_strategies"),
+    ("targets", "dicompiler_targets.plugin"),
+)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """An entry point: its `name`, its `value` (a module), and the distribution and version that it comes with."""
+
+    name: str
+    value: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"plugin {self.name!r} of {self.distribution} {self.version}"
+
+
+def installed() -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
+    """The entry points of our group, built-in ones included, and a warning for each distribution that hides its own."""
+    plugins: dict[tuple[str, str], Plugin] = {}
+    warnings = []
+    for distribution in metadata.distributions():
+        # One distribution with broken metadata would make `metadata.entry_points` fail for all.
+        try:
+            # A path that is searched twice, or an older copy further down, must not count again: the first one wins.
+            for plugin in _entry_points(distribution):
+                plugins.setdefault((canonical(plugin.distribution), plugin.name), plugin)
+        except Exception as error:
+            warnings.append(f"the entry points of {_name_of(distribution)} cannot be read: {cause(error)}")
+    return _with_builtins(tuple(plugins.values())), tuple(warnings)
+
+
+def _name_of(distribution: metadata.Distribution) -> str:
+    try:
+        return str(distribution.metadata["Name"])
+    except Exception as error:
+        return f"a distribution without metadata ({cause(error)})"
+
+
+def _entry_points(distribution: metadata.Distribution) -> tuple[Plugin, ...]:
+    text = distribution.read_text("entry_points.txt") or ""
+    if GROUP not in text:
+        return ()
+    points = [point for point in distribution.entry_points if point.group == GROUP]
+    name, version = str(distribution.metadata["Name"]), str(distribution.version)
+    return tuple(Plugin(point.name, point.value, name, version) for point in points)
+
+
+def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
+    """`plugins` and the built-in ones that no installed metadata names, each module once, built-in ones first."""
+    ours = {plugin.value: plugin for plugin in plugins if is_ours(plugin.distribution)}
+    for name, value in BUILTINS:
+        ours.setdefault(value, Plugin(name, value, "dicompiler", version()))
+    others = [plugin for plugin in plugins if plugin.value not in ours]
+    return (*sorted(ours.values(), key=_order), *sorted(others, key=_order))
+
+
+def is_ours(distribution: str) -> bool:
+    """Whether it is dicompiler itself."""
+    return canonical(distribution) == "dicompiler"
+
+
+def _order(plugin: Plugin) -> tuple[str, str]:
+    return (canonical(plugin.distribution), plugin.name)
+
+
+def top(module: str) -> str:
+    """The top-level package, or module, that a module or an entry point's value is in."""
+    return re.split("[.:]", module)[0]
+
+
+def canonical(name: str) -> str:
+    """A distribution's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
