@@ -47,7 +47,8 @@ import functools, json, resource, sys
 def now():
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-import dicompiler.cli, dicompiler.compiler as compiler, dicompiler.lowering as lowering, dicompiler.passes as passes
+import dicompiler.cli, dicompiler.driver.compiler as compiler, dicompiler.partition.lowering as lowering
+import dicompiler.plugin.pass_manager as passes
 spent, inner = {}, [0.0]
 def clocked(place, attribute, name):
     function = getattr(place, attribute)
@@ -62,7 +63,7 @@ def clocked(place, attribute, name):
             inner[0] = outer + took
     setattr(place, attribute, call)
 clocked(passes, "_run_one", None)
-for attribute in ("decide", "weigh", "emit"):
+for attribute in ("decide", "predicted", "emit"):
     clocked(compiler, attribute, attribute)
 clocked(lowering, "cut", "cut")
 load = compiler.Model.load
