@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import with_interval as changed
+from dataclasses import replace as changed
 
 import numpy as np
 import onnx
