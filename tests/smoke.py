@@ -40,9 +40,9 @@ def check_files() -> None:
     for package in ("dicompiler", "dicompiler_passes", "dicompiler_targets", "dicompiler_strategies"):
         assert f"{package}/py.typed" in files, package
     for name in ("plan", "platform", "artifact", "manifest"):
-        assert f"dicompiler/schemas/{name}.schema.json" in files, name
+        assert f"dicompiler/base/schemas/{name}.schema.json" in files, name
     for name in ("dicompilerConfig.cmake", "dicompilerConfigVersion.cmake"):
-        assert Path(run("--cmakedir").strip(), name).is_file() and f"dicompiler/cmake/{name}" in files, name
+        assert Path(run("--cmakedir").strip(), name).is_file() and f"dicompiler/cli/cmake/{name}" in files, name
 
 
 def check_plugins() -> None:
