@@ -140,15 +140,13 @@ def _with_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
 
 
 def _load(request: Request) -> Compilation:
+    from dicompiler.driver.prepare import platform_of
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.plan import load_given
-    from dicompiler.ir.platform import Platform
-    from dicompiler.plugin.registry import registry
 
-    families = [provided.value for provided in registry().platforms.values()]
     return Compilation(
-        platform=None if request.platform is None else Platform.load(request.platform, families),
+        platform=None if request.platform is None else platform_of(request.platform),
         plan=None if request.plan is None else load_given(request.plan),
         model=Model.load(request.model),
     )

@@ -75,14 +75,18 @@ def count(
     multiply, pool, other = (sum(kind) for kind in zip(Effort(), *efforts, strict=True))
     ((key, region_made), *_) = task.outputs.items()
     size = 0 if region_made is None else volume(region_made)
-    moved = sum(weight_regions(layers, task).values())
-    moved += sum(_nbytes(layers, key.tensor, need) for key, need in (*task.needs.items(), *task.outputs.items()))
+    moved = sum(weight_regions(layers, task).values()) + live_nbytes(layers, task)
     moved += merge * _nbytes(layers, key.tensor, region_made)
     return Count(2 * multiply, pool, other, add=(merge - 1) * size if merge else 0, moved=moved)
 
 
 def _nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> int:
     return 0 if region is None else raw_nbytes(layers.tensors[tensor].dtype, shape_of(region))
+
+
+def live_nbytes(layers: LayerGraph, task: ShareTask) -> int:
+    """Bytes of what a task reads, weights apart, and of what it makes; nothing of tensors without static shape."""
+    return sum(_nbytes(layers, key.tensor, region) for key, region in (*task.needs.items(), *task.outputs.items()))
 
 
 def task_macs(layers: LayerGraph, task: ShareTask) -> int:

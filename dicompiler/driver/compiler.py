@@ -85,7 +85,7 @@ def compile(
     problem = replace(pose(compilation, objective, costs), executor=executor, target=runs)
     chosen_plan = decide(problem, decider, plan)
     log.info("splitting over %d devices", len(chosen_plan.devices))
-    watched = PassManager([registry().make("passes", "partition")], instruments)
+    watched = PassManager([known.make("passes", "partition")], instruments)
     compilation = split(replace(compilation, plan=chosen_plan), watched.run)
     memory: Mapping[str, MemoryUse] | None = None
     if output is not None:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
 
-from dicompiler.ir.rule import Effort, Node, Operation, OperatorRule, Piece, Tensor, whole
-
-__all__ = ["Effort", "Node", "Operation", "OperatorRule", "Piece", "Tensor", "builtin_rules", "whole"]
-
-MODULES = (
-    "elementwise windows transposed dense einsum quantised normalisation attention reductions shaping slicing "
-    "indexing resampling"
-).split()
+from dicompiler.ir.rule import OperatorRule
 
 
 def builtin_rules() -> Iterable[OperatorRule]:
     """All rules of this package, in a fixed order."""
-    for module in MODULES:
-        yield from import_module(f"{__name__}.{module}").RULES
+    from dicompiler.operators import (
+        attention,
+        dense,
+        einsum,
+        elementwise,
+        indexing,
+        normalisation,
+        quantised,
+        reductions,
+        resampling,
+        shaping,
+        slicing,
+        transposed,
+        windows,
+    )
+
+    modules = (elementwise, windows, transposed, dense, einsum, quantised, normalisation, attention, reductions)
+    for module in (*modules, shaping, slicing, indexing, resampling):
+        yield from module.RULES

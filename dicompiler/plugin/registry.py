@@ -127,7 +127,7 @@ class Registry:
 
     def named(self, kind: str, thing: Any) -> str:
         """A pass, strategy, target or cost model and where it is from: "pass 'acme' of acme 1.2 (plugin 'acme')"."""
-        return f"{KINDS[kind].one} {thing.name!r} {self._provider(kind, thing).origin}"
+        return guard.Guard(KINDS[kind].one, self._provider(kind, thing).origin).named(thing)
 
     def _provider(self, kind: str, thing: Any) -> Provided:
         """What is provided with the thing's class; nameless where no plugin provides it."""

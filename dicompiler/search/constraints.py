@@ -11,16 +11,13 @@ from typing import Literal
 
 from dicompiler.base.errors import DicompilerError, nearest
 from dicompiler.base.units import format_bytes
-from dicompiler.cost.counting import weight_regions
+from dicompiler.cost.counting import live_nbytes, weight_regions
 from dicompiler.cost.memory import MemoryUse
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.metrics import Metrics, Occupied
-from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.regions import shape_of
 from dicompiler.ir.routing import Routing
-from dicompiler.ir.tasks import Task
 from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem
 from dicompiler.target.interface import Target
@@ -192,7 +189,7 @@ def _remedy(need: MemoryNeed, routing: Routing, platform: Platform) -> str:
     sizes: dict[str, int] = {}
     for task in (task for role in routing.roles for task in role.tasks if platform.host_of[task.device] == need.host):
         known, weights = sizes.get(task.layer, 0), sum(weight_regions(routing.layers, task).values())
-        sizes[task.layer] = max(known, _live(routing, task)) if need.kind == "RAM" else known + weights
+        sizes[task.layer] = max(known, live_nbytes(routing.layers, task)) if need.kind == "RAM" else known + weights
     if not sizes:
         return "it only holds inputs or outputs: make another device the source or the sink"
     layer = max(sizes, key=lambda name: sizes[name])
@@ -200,10 +197,3 @@ def _remedy(need: MemoryNeed, routing: Routing, platform: Platform) -> str:
     if need.kind == "RAM":
         return f"cut it into smaller tiles, above all layer {layer!r}, which reads and makes {size} (--fit searches)"
     return f"give it less of the network, above all of layer {layer!r} ({size} of weights)"
-
-
-def _live(routing: Routing, task: Task) -> int:
-    """Bytes of what a task reads and makes."""
-    regions = {**task.needs, **{key: region for key, region in task.outputs.items() if region is not None}}
-    tensors = routing.layers.tensors
-    return sum(raw_nbytes(tensors[key.tensor].dtype, shape_of(region)) for key, region in regions.items())

@@ -173,16 +173,3 @@ class TestModels:
         onnx.save(proto, path)
         assert main(["compile", str(path), *COMPILE, str(tmp_path / "out")]) == 0
         assert main(["verify", str(tmp_path / "out")]) == 0
-
-
-@pytest.fixture(scope="module")
-def document(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A plan that fits, as text, for no network in particular."""
-    place = tmp_path_factory.mktemp("plan")
-    onnx.save(network(), place / "model.onnx")
-    path = str(place / "plan.json")
-    command = ["plan", str(place / "model.onnx"), "--platform", "rpi4x2", "--strategy", "modnn", "-o", path]
-    assert main(command) == 0
-    found = json.loads((place / "plan.json").read_text())
-    found.pop("network")
-    return json.dumps(found)

@@ -21,6 +21,18 @@ HEAVY = set(
 )
 
 
+def run_python(source: str) -> subprocess.CompletedProcess[str]:
+    """Runs the source in a fresh interpreter that sees what this one does."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+
 class TestStart:
     """Help comes at once and says what there is."""
 
@@ -33,14 +45,7 @@ class TestStart:
             print("heavy:", sorted(loaded & {HEAVY!r}), file=sys.stderr)
             print("commands:", [n for n in {list(COMMANDS)!r} if "dicompiler.cli." + n in sys.modules], file=sys.stderr)
         """
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(source)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
+        done = run_python(source)
         assert done.stderr == "heavy: []\ncommands: []\n"
         assert all(name in done.stdout for name in COMMANDS)
 
@@ -53,14 +58,7 @@ class TestStart:
             loaded = {{name.partition(".")[0] for name in sys.modules}}
             print("heavy:", sorted(loaded & {HEAVY - {"logging"}!r}), file=sys.stderr)
         """
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(source)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
+        done = run_python(source)
         assert done.stderr == "heavy: []\n"
 
     @pytest.mark.parametrize("name", COMMANDS)

@@ -18,7 +18,8 @@ from dicompiler.cost.profile import kind_of
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.regions import Interval, Region, Shape, full, with_interval
-from dicompiler.operators import Effort, Operation, OperatorRule, Piece, builtin_rules, whole
+from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, whole
+from dicompiler.operators import builtin_rules
 from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
 from dicompiler.plugin.registry import also, registry
 from dicompiler_passes.form_layers import form_layers

@@ -22,7 +22,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Interval, Region, full
-from dicompiler.operators import Operation, OperatorRule, Piece
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.partition.segmentation import cut
 from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.verify.comparison import Check, exact

@@ -351,9 +351,9 @@ def _value_of(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tensor]) ->
             return value.decode() if kind == _KINDS.STRING else value
         if kind in _LISTS and value:
             return [text.decode() for text in value] if kind == _KINDS.STRINGS else list(value)
+        return HeldAttribute(attribute)
     except UnicodeDecodeError:
-        pass
-    return HeldAttribute(attribute)
+        return HeldAttribute(attribute)
 
 
 def adopted(graph: gs.Graph, original: onnx.GraphProto, weights: Mapping[str, Weight]) -> Graph:

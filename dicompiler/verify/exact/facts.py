@@ -13,7 +13,8 @@ import onnx
 
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.regions import Shape
-from dicompiler.operators import OperatorRule, builtin_rules
+from dicompiler.ir.rule import OperatorRule
+from dicompiler.operators import builtin_rules
 
 #: (index of the node, index of its input): the place where a tensor is read.
 Use = tuple[int, int]

@@ -16,7 +16,7 @@ from support.operator_cases import Case, Draw, check_stand_in, integers, run_spl
 
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Interval, Region, full
-from dicompiler.operators import Operation, Piece
+from dicompiler.ir.rule import Operation, Piece
 from dicompiler.verify.exact import DOMAIN, check_model
 from dicompiler.verify.exact.normalised import NORMALISED
 from dicompiler.verify.executor import run_model
