@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from dicompiler.base.remembering import Remembers, remembered
-from dicompiler.ir.rule import Node, Operation, OperatorRule, Tensor, whole
+from dicompiler.ir.regions import Interval, Region, full
+from dicompiler.ir.rule import Node, Operation, OperatorRule, Piece, Tensor, whole
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: what follows from a layer is remembered
@@ -84,3 +85,11 @@ class LayerGraph(Remembers):
             tuple(self.tensors[name] if name else None for name in node.outputs),
             self.rule(node).output,
         )
+
+    @remembered
+    def piece(self, node: Node, region: Region, reduce: Interval | None = None) -> Piece:
+        """How a region of what the node makes is computed, as its rule says; all of it: by the node as it stands."""
+        operation = self.operation(node)
+        piece = self.rule(node).piece(operation, region, reduce)
+        everything = reduce is None and piece.out == full(operation.out_shape)
+        return whole(operation, region, reduce) if everything else piece

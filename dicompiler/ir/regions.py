@@ -75,6 +75,11 @@ def with_interval(region: Region, axis: int, interval: Interval) -> Region:
     return (*region[:axis], interval, *region[axis + 1 :])
 
 
+def blocks_of(interval: Interval, size: int) -> Interval:
+    """The blocks of `size` elements that an interval touches: (5, 9), 4 → (1, 3)."""
+    return interval[0] // size, -(-interval[1] // size)
+
+
 def shares(extent: int, weights: Sequence[float]) -> tuple[Interval, ...]:
     """Cuts 0..extent in proportion to `weights`, whole numbers, largest remainder first (ties: the earlier).
 

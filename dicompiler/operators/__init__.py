@@ -12,7 +12,6 @@ def builtin_rules() -> Iterable[OperatorRule]:
     from dicompiler.operators import (
         attention,
         dense,
-        einsum,
         elementwise,
         indexing,
         normalisation,
@@ -21,10 +20,9 @@ def builtin_rules() -> Iterable[OperatorRule]:
         resampling,
         shaping,
         slicing,
-        transposed,
         windows,
     )
 
-    modules = (elementwise, windows, transposed, dense, einsum, quantised, normalisation, attention, reductions)
+    modules = (elementwise, windows, dense, quantised, normalisation, attention, reductions)
     for module in (*modules, shaping, slicing, indexing, resampling):
         yield from module.RULES

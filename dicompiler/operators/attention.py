@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from dicompiler.ir.regions import Interval, Region, Shape, full
+from dicompiler.ir.regions import Interval, Region, Shape, blocks_of, full
 from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, whole
 from dicompiler.operators.elementwise import broadcast_need
 
@@ -28,7 +28,7 @@ def attention(operation: Operation, region: Region, reduce: Interval | None) -> 
         scores = full((operation.attribute("q_num_heads", 1), operation.shape(0)[1], operation.shape(1)[1]))
         return Piece((batch, *out[1:]), (*needs, *_mask(operation, (batch, *scores))))
     heads, shared = operation.shape(0)[1], operation.shape(0)[1] // operation.shape(1)[1]
-    first, last = region[1][0] // shared, -(-region[1][1] // shared)
+    first, last = blocks_of(region[1], shared)
     keys = [(batch, (first, last), *full(operation.shape(index)[2:])) for index in (1, 2)]
     rows = region[2] if not operation.attribute("is_causal", 0) else out[2]
     queries = (batch, (first * shared, min(heads, last * shared)), rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dicompiler.ir.regions import Interval, Region, full
+from dicompiler.ir.regions import Interval, Region
 from dicompiler.ir.rule import Operation, OperatorRule, Piece, each, free, whole
 
 UNARY = (
@@ -43,8 +43,7 @@ def batch_normalization(operation: Operation, region: Region, reduce: Interval |
 def cast_like(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """CastLike: a piece is a Cast to the type that the output has."""
     output = operation.outputs[0]
-    if region == full(operation.out_shape) or output is None:
-        return Piece(region, operation.full_needs())
+    assert output is not None
     return Piece(region, (region, None), {"to": output.dtype}, op="Cast")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dicompiler.ir.regions import Interval, Region, full, shape_of, with_interval
+from dicompiler.ir.regions import Interval, Region, blocks_of, shape_of, with_interval
 from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, free, whole
 from dicompiler.operators.elementwise import broadcast_need
 
@@ -16,8 +16,6 @@ FEW = 64
 
 def expand(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """Expand: as any broadcast; a piece is given its own shape."""
-    if region == full(operation.out_shape):
-        return Piece(region, operation.full_needs())
     shape = np.array(shape_of(region), np.int64)
     return Piece(region, (broadcast_need(operation.shape(0), region), None), {}, {1: shape})
 
@@ -28,14 +26,12 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
         return whole(operation, region, reduce)
     tiles: list[tuple[Interval, Interval, int]] = []
     for extent, (start, stop) in zip(operation.shape(0), region, strict=True):
-        first, last = start // extent, -(-stop // extent)
+        first, last = blocks_of((start, stop), extent)
         if last - first == 1:
             tiles.append(((start, stop), (start - first * extent, stop - first * extent), 1))
         else:
             tiles.append(((first * extent, last * extent), (0, extent), last - first))
     out, need, repeats = zip(*tiles, strict=True) if tiles else ((), (), ())
-    if out == full(operation.out_shape):
-        return whole(operation, region, reduce)
     return Piece(out, (need, None), {}, {1: np.array(repeats, np.int64)})
 
 
@@ -46,7 +42,7 @@ def gather(operation: Operation, region: Region, reduce: Interval | None) -> Pie
     axis = operation.attribute("axis", 0) % len(shape)
     picked = region[axis : axis + rank]
     values = operation.value(1)
-    if region == full(operation.out_shape) or values is None or values.size > FEW:
+    if values is None or not 0 < values.size <= FEW:
         return Piece(region, ((*region[:axis], (0, shape[axis]), *region[axis + rank :]), picked))
     cut = np.asarray(values[tuple(slice(*interval) for interval in picked)])
     cut = np.where(cut < 0, cut + shape[axis], cut).astype(values.dtype)
@@ -57,8 +53,6 @@ def gather(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 def gather_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """GatherElements: y[i] ← x[i, but along the axis what the index at i says]: x's axis in full."""
-    if region == full(operation.out_shape):
-        return Piece(region, operation.full_needs())
     axis = operation.attribute("axis", 0) % len(region)
     return Piece(region, (with_interval(region, axis, (0, operation.shape(0)[axis])), region))
 
@@ -66,7 +60,7 @@ def gather_elements(operation: Operation, region: Region, reduce: Interval | Non
 def depth_to_space(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """DepthToSpace: rows and columns in whole blocks; channels pass where those of a block lie together (mode CRD)."""
     size, (batch, channels, *tile) = operation.attribute("blocksize"), region
-    cells = [(start // size, -(-stop // size)) for start, stop in tile]
+    cells = [blocks_of(interval, size) for interval in tile]
     if operation.attribute("mode", "DCR") != "CRD":
         channels = (0, operation.out_shape[1])
     out = (batch, channels, *((start * size, stop * size) for start, stop in cells))
@@ -76,10 +70,8 @@ def depth_to_space(operation: Operation, region: Region, reduce: Interval | None
 def space_to_depth(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """SpaceToDepth: each row is a block of rows; the channels, which mix, in full."""
     size = operation.attribute("blocksize")
-    need = ((start * size, stop * size) for start, stop in region[2:])
-    return Piece(
-        with_interval(region, 1, (0, operation.out_shape[1])), ((region[0], (0, operation.shape(0)[1]), *need),)
-    )
+    need = (region[0], (0, operation.shape(0)[1]), *((start * size, stop * size) for start, stop in region[2:]))
+    return Piece(with_interval(region, 1, (0, operation.out_shape[1])), (need,))
 
 
 RULES = (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from dicompiler.ir.regions import Interval, Region, Shape, full, with_interval
+from dicompiler.ir.regions import Interval, Region, Shape, blocks_of, full, with_interval
 from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, taken
 from dicompiler.operators.elementwise import elementwise
 
@@ -52,7 +52,7 @@ def group_normalization(operation: Operation, region: Region, reduce: Interval |
     21, per channel since."""
     count, channels = operation.attribute("num_groups"), operation.out_shape[1]
     size = channels // count
-    first, last = region[1][0] // size, -(-region[1][1] // size)
+    first, last = blocks_of(region[1], size)
     out = (region[0], (first * size, last * size), *full(operation.out_shape[2:]))
     vector = ((first, last),) if operation.node.opset < 21 else (out[1],)
     attributes = {} if last - first == count else {"num_groups": last - first}

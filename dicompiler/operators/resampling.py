@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.ir.regions import Interval, full
-from dicompiler.ir.rule import Operation, OperatorRule, Piece, whole
+from dicompiler.ir.regions import Interval, Region, full
+from dicompiler.ir.rule import Operation, OperatorRule, Piece
 
 HALF = Fraction(1, 2)
 SHIFTS = {"half_pixel": HALF, "half_pixel_symmetric": HALF, "pytorch_half_pixel": HALF, "asymmetric": Fraction(0)}
@@ -85,8 +85,10 @@ def exact(factor: float, nearest: bool) -> Fraction | None:
 
 
 def _taps(operation: Operation, factor: Fraction) -> tuple[Callable[[Fraction], int], Callable[[Fraction], int]]:
-    """The first and the last input element that a coordinate reads."""
+    """The first and the last input element that a coordinate reads; one of an axis that stays as it is reads itself."""
     mode = operation.attribute("mode", "nearest")
+    if factor == 1:
+        return math.floor, math.floor
     if mode == "nearest":
         named = NEAREST[operation.attribute("nearest_mode", "round_prefer_floor")]
         nearest = named if not _old(operation) else math.ceil if factor < 1 else math.floor
@@ -96,71 +98,55 @@ def _taps(operation: Operation, factor: Fraction) -> tuple[Callable[[Fraction], 
     return math.floor, lambda at: math.floor(at) + 1
 
 
-def _special(operation: Operation, coordinates: str) -> bool:
+def _coordinates(operation: Operation) -> str:
+    return "asymmetric" if _old(operation) else operation.attribute("coordinate_transformation_mode", "half_pixel")
+
+
+def _special(operation: Operation) -> bool:
     """Whether a tile of a resampled axis would be resampled otherwise than the whole is."""
-    policy = operation.attribute("keep_aspect_ratio_policy", "stretch")
+    coordinates, policy = _coordinates(operation), operation.attribute("keep_aspect_ratio_policy", "stretch")
     if coordinates not in SHIFTS or policy != "stretch" or operation.attribute("antialias", 0):
         return True
     pairs = zip(operation.shape(0), operation.out_shape, strict=True)
     return coordinates == "pytorch_half_pixel" and any(out == 1 < extent for extent, out in pairs)
 
 
-def _axis(operation: Operation, extent: int, out: int, scale: float, coordinates: str) -> Axis | None:
-    """A resampled axis, where tiles of it are resampled as the whole is."""
-    factor = exact(scale, operation.attribute("mode", "nearest") == "nearest")
-    symmetric = coordinates == "half_pixel_symmetric"
-    if factor is None or out != (extent * factor if symmetric else math.floor(extent * factor)):
-        return None
-    taps = _taps(operation, factor) if factor != 1 else (math.floor, math.floor)
-    return Axis(extent, out, factor, SHIFTS[coordinates], *taps)
-
-
-def resampled(operation: Operation) -> list[Axis | None] | None:
-    """The axes that can be cut (None: one that cannot); None where none can. Those before the first that is resampled
-    (batch and channels) pass whatever the mode."""
-    coordinates = (
-        "asymmetric" if _old(operation) else operation.attribute("coordinate_transformation_mode", "half_pixel")
-    )
-    scales = factors(operation)
+def resampled(operation: Operation) -> list[Axis | None]:
+    """The axes that can be cut (None: one that cannot). Those before the first that is resampled (batch and channels)
+    pass whatever the mode."""
+    coordinates, scales, special = _coordinates(operation), factors(operation), _special(operation)
     if scales is None or coordinates == "tf_crop_and_resize":
-        return None
-    special, named = _special(operation, coordinates), operation.attribute("axes") or range(len(scales))
+        return [None] * len(operation.out_shape)
     aspect = operation.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
+    named = operation.attribute("axes") or range(len(scales))
     axes: list[Axis | None] = []
     leading = True
     for index, (extent, out, scale) in enumerate(zip(operation.shape(0), operation.out_shape, scales, strict=True)):
         leading = leading and scale == 1 and not (aspect and index in named)
-        if leading:
-            axes.append(Axis(extent, out, Fraction(1), Fraction(0), math.floor, math.floor))
+        factor = exact(scale, operation.attribute("mode", "nearest") == "nearest") if leading or not special else None
+        grown = extent * (factor or 0)
+        if factor is None or out != (grown if coordinates == "half_pixel_symmetric" else math.floor(grown)):
+            axes.append(None)
         else:
-            axes.append(None if special else _axis(operation, extent, out, scale, coordinates))
+            axes.append(Axis(extent, out, factor, SHIFTS.get(coordinates, HALF), *_taps(operation, factor)))
     return axes
 
 
-def resize(operation: Operation, region: tuple[Interval, ...], reduce: Interval | None) -> Piece:
+def resize(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """Resize, Upsample: y[tile] ← x[the blocks that it is made of, and what it blends with]. `scales` stay, sizes are
     those of the piece."""
-    axes = resampled(operation)
-    if axes is None or region == full(operation.out_shape):
-        return whole(operation, region, reduce)
-    tiles = [
-        ((0, out), (0, extent), (0, out)) if axis is None else tile(axis, interval)
-        for axis, interval, extent, out in zip(axes, region, operation.shape(0), operation.out_shape, strict=True)
-    ]
+    axes = zip(resampled(operation), region, full(operation.shape(0)), full(operation.out_shape), strict=True)
+    tiles = [(out, need, out) if axis is None else tile(axis, interval) for axis, interval, need, out in axes]
     out, need, raw = zip(*tiles, strict=True)
-    if out == full(operation.out_shape):
-        return whole(operation, region, reduce)
     needs, constants = [need, *operation.full_needs()[1:]], dict[int, NDArray[Any]]()
     if operation.has(3):
         over = operation.attribute("axes") or range(len(raw))
         sizes = [raw[axis][1] - raw[axis][0] for axis in over]
         if sizes != [operation.out_shape[axis] for axis in over]:
             constants[3], needs[3] = np.array(sizes, np.int64), None
-    attributes: dict[str, Any] = {}
-    coordinates = operation.attribute("coordinate_transformation_mode")
-    if coordinates == "pytorch_half_pixel" and not _special(operation, coordinates):
-        # It differs from half_pixel on axes of extent 1 alone, which a piece may have where the whole has more.
-        attributes["coordinate_transformation_mode"] = "half_pixel"
+    # pytorch_half_pixel differs on axes of extent 1 alone, which a piece may have where the whole has more.
+    plain = _coordinates(operation) == "pytorch_half_pixel" and not _special(operation)
+    attributes = {"coordinate_transformation_mode": "half_pixel"} if plain else {}
     return Piece(out, tuple(needs), attributes, constants, None if raw == out else raw)
 
 

@@ -78,14 +78,11 @@ def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Pi
     if operation.inputs[0] is None or 0 in operation.shape(0):
         return whole(operation, region, reduce)
     out, need = through(region, operation.out_shape, operation.shape(0))
-    rest = operation.full_needs()[1:]
-    if out == full(operation.out_shape):
-        return Piece(out, (need, *rest))
     removed = dict.fromkeys(operation.node.attributes)
     if operation.node.opset < 5:  # where the shape of a Reshape is an attribute
         return Piece(out, (need,), {**removed, "shape": list(shape_of(out))}, op="Reshape")
     shape = np.array(shape_of(out), np.int64)
-    return Piece(out, (need, *(None for _ in rest)), removed, {1: shape}, op="Reshape")
+    return Piece(out, (need, *(None for _ in operation.inputs[1:])), removed, {1: shape}, op="Reshape")
 
 
 def transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dicompiler.ir.regions import Interval, Region, full, shape_of
+from dicompiler.ir.regions import Interval, Region, shape_of
 from dicompiler.ir.rule import Operation, OperatorRule, Piece, free, whole
+from dicompiler.operators.windows import Tile, Window, tile
 
 
 def _numbers(operation: Operation, name: str, index: int) -> list[int] | None:
@@ -39,7 +39,7 @@ def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Pie
     """Slice: y[i] ← x[start + i·step], from the first to the last of them. A piece with steps of 1 copies what it is
     given, one with others takes every step-th of it."""
     known = _steps(operation)
-    if known is None or region == full(operation.out_shape):
+    if known is None:
         return whole(operation, region, reduce)
     need: list[Interval] = []
     for (start, step), (low, high) in zip(known, region, strict=True):
@@ -56,42 +56,23 @@ def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Pie
     return Piece(region, needs, removed, {i: np.array(values, np.int64) for i, values in numbers})
 
 
-@dataclass(frozen=True)
-class Border:
-    """One axis of a piece of a Pad: what it reads, the pads it puts, and what it writes (in the output's coordinates;
-    more than was asked for where a mirrored border must have all that it mirrors)."""
-
-    out: Interval
-    need: Interval
-    begin: int
-    end: int
-    raw: Interval
-
-
-def border(extent: int, pad: Interval, interval: Interval, mode: str) -> Border:
-    """One axis with pads (begin, end) on a tensor of this extent. Positions count from the input's first element."""
-    begin, (start, stop) = pad[0], interval
-    low, high = start - begin, stop - begin
-    if min(pad) <= -extent or (mode in ("reflect", "wrap") and (min(pad) < 0 or max(pad) >= extent)):
-        out = (0, extent + sum(pad))
-        return Border(out, (0, extent), *pad, out)
-    if mode in ("constant", "edge"):
-        # A tile in the pads alone has no input to give it a type and a size: it grows to the first element.
-        low, high = min(low, extent - 1), max(high, 1)
-        need, written = (max(0, low), min(extent, high)), (low, high)
-        start, stop = low + begin, high + begin
-    elif low >= 0 and high <= extent:
-        need = written = (low, high)
-    elif mode == "wrap" or (low < 0 and high > extent):
-        need, written = (0, extent), (min(low, 0), max(high, extent))
-    elif low < 0:
-        need = (0, max(high, 1 - low))
-        written = (low, need[1])
-    else:
-        need = (min(low, 2 * extent - 1 - high), extent)
-        written = (need[0], high)
-    raw = (written[0] + begin, written[1] + begin)
-    return Border((start, stop), need, need[0] - written[0], written[1] - need[1], raw)
+def border(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple[Tile, Interval]:
+    """One axis with pads (begin, end) on a tensor of this extent: its tile, and what that writes: more than was asked
+    for where a mirrored border must have all that it mirrors."""
+    begin, end = pad
+    out = (0, extent + begin + end)
+    if min(*pad, 0) <= -extent or (mode in ("reflect", "wrap") and (min(pad) < 0 or max(pad) >= extent)):
+        return Tile(out, (0, extent), begin, end), out
+    if mode in ("constant", "edge"):  # windows of one element; what an end takes away is not there for them
+        found = tile(Window(extent + min(0, end), out[1], begin=begin, end=max(0, end)), interval)
+        return found, found.out
+    low, high = interval[0] - begin, interval[1] - begin
+    need = (max(0, min(low, 2 * extent - 1 - high)), min(extent, max(high, 1 - low)))
+    if mode == "wrap":
+        need = (low, high) if low >= 0 and high <= extent else (0, extent)
+    written = (min(low, need[0]), max(high, need[1]))
+    tiled = Tile(interval, need, need[0] - written[0], written[1] - need[1])
+    return tiled, (written[0] + begin, written[1] + begin)
 
 
 def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
@@ -99,14 +80,14 @@ def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     attribute before opset 11, for some of the axes alone since 18."""
     shape, pads = operation.shape(0), _numbers(operation, "pads", 1)
     axes = _numbers(operation, "axes", 3) if operation.has(3) else list(range(len(shape)))
-    if pads is None or axes is None or region == full(operation.out_shape) or operation.node.opset < 2:
+    if pads is None or axes is None or operation.node.opset < 2:
         return whole(operation, region, reduce)
     both = {axis % len(shape): (pads[i], pads[len(axes) + i]) for i, axis in enumerate(axes)}
     mode = operation.attribute("mode", "constant")
     borders = [border(extent, both.get(axis, (0, 0)), region[axis], mode) for axis, extent in enumerate(shape)]
-    numbers = [b.begin for b in borders] + [b.end for b in borders]
-    out, need, raw = (tuple(axis) for axis in zip(*((b.out, b.need, b.raw) for b in borders), strict=True))
-    beside = None if raw == out else raw
+    tiles, raw = zip(*borders, strict=True)
+    out, need, begins, ends = zip(*tiles, strict=True)
+    numbers, beside = [*begins, *ends], None if raw == out else raw
     if operation.node.opset < 11:
         return Piece(out, (need,), {"pads": numbers}, raw=beside)
     rest = (None, *operation.full_needs()[2:3], *(None for _ in operation.inputs[3:]))
@@ -116,7 +97,7 @@ def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
 def trilu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Trilu: a tile of a matrix keeps its triangle when the diagonal is counted from the tile's own corner."""
     diagonal = _numbers(operation, "", 1)
-    if region == full(operation.out_shape) or (diagonal is None and operation.has(1)):
+    if diagonal is None and operation.has(1):
         return whole(operation, region, reduce)
     moved = (diagonal or [0])[0] + region[-2][0] - region[-1][0]
     constants: dict[int, Any] = {1: np.array(moved, np.int64)}

@@ -1,48 +1,43 @@
 """Convolutions and pools: a window slides over the spatial axes, so a tile of the output needs a halo of the input.
 
 Pads exist only at the tensor's true borders; a tile that ends at the border reads to the input's end, so that the
-whole is just the tile that ends at every border, and its node stays as it was.
+whole is just the tile that ends at every border, and its node stays as it was. A ConvTranspose is one turned round: the
+windows slide over its output and each input element writes one, so that a tile needs those whose windows touch it; its
+pads cut away what these write beside the tile.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.remembering import remembered
-from dicompiler.ir.regions import Interval, Region, Shape, full
+from dicompiler.ir.regions import Interval, Region, Shape, blocks_of, full
 from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, taken, whole
 
 
 @dataclass(frozen=True)
 class Window:
-    """One spatial axis: input and output extents, kernel, stride, dilation, and the pads at both ends."""
+    """One spatial axis: the extent over which windows slide, their `count`, the elements from a window's first tap to
+    its last (`span`), the stride, and the pads at both ends."""
 
     extent: int
-    out: int
-    kernel: int
-    stride: int
-    dilation: int
-    begin: int
-    end: int
-
-    @property
-    def span(self) -> int:
-        """Input elements from a window's first to its last tap."""
-        return (self.kernel - 1) * self.dilation + 1
+    count: int
+    span: int = 1
+    stride: int = 1
+    begin: int = 0
+    end: int = 0
 
     @property
     def reach(self) -> int:
         """Elements that all windows span, side by side."""
-        return (self.out - 1) * self.stride + self.span
+        return (self.count - 1) * self.stride + self.span
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """What one axis of a tile comes to: outputs [out), inputs [need), and the pads to put at both ends."""
 
     out: Interval
@@ -58,54 +53,78 @@ def tile(window: Window, interval: Interval) -> Tile:
     while True:
         low = start * window.stride - window.begin
         high = (stop - 1) * window.stride - window.begin + window.span
-        last = stop == window.out
+        last = stop == window.count
         need = (max(0, low), window.extent if last else min(high, window.extent))
         if need[0] < need[1]:
             return Tile((start, stop), need, max(0, -low), window.end if last else max(0, high - window.extent))
         start, stop = (start - 1, stop) if low >= window.extent else (start, stop + 1)
 
 
+def tile_transposed(window: Window, interval: Interval) -> Tile:
+    """The same where windows slide over the output; pads are what to cut away (less than nothing: zeros that follow).
+
+    At the tensor's border the tile reads to the border, so that the whole is just the tile that ends at both.
+    """
+    start, stop = interval[0] + window.begin, interval[1] + window.begin
+    # The first input whose window reaches into the tile; where a gap between windows comes first, the one before it.
+    first = min(-(-(start - window.span + 1) // window.stride), start // window.stride)
+    last = max((stop - 1) // window.stride, -(-(stop - window.span) // window.stride))
+    low = 0 if interval[0] == 0 else min(max(0, first), window.count - 1)
+    high = window.count if interval[1] == window.extent else max(low + 1, min(window.count, last + 1))
+    return Tile(interval, (low, high), start - low * window.stride, (high - 1) * window.stride + window.span - stop)
+
+
 @remembered
-def windows(operation: Operation, kernel: tuple[int, ...]) -> tuple[Window, ...]:
-    """The spatial axes of a convolution or pool with this kernel, which is the operation's own; `auto_pad` as pads."""
+def windows(operation: Operation, kernel: tuple[int, ...], transposed: bool = False) -> tuple[Window, ...]:
+    """The spatial axes of a convolution or pool with this kernel, which is the operation's own. `auto_pad` as pads, and
+    so is `output_shape`, which says how much a transposed one cuts away in all."""
     rank, mode = len(kernel), operation.attribute("auto_pad", "NOTSET")
     strides, dilations = (operation.attribute(name) or [1] * rank for name in ("strides", "dilations"))
     pads = (mode != "VALID" and operation.attribute("pads")) or [0] * (2 * rank)
+    added = operation.attribute("output_padding") or [0] * rank
+    under, over = operation.shape(0)[2:], operation.out_shape[2:]
     axes = []
-    for i, (extent, out) in enumerate(zip(operation.shape(0)[2:], operation.out_shape[2:], strict=True)):
-        axis = Window(extent, out, kernel[i], strides[i], dilations[i], pads[i], pads[rank + i])
-        if mode.startswith("SAME"):
-            total = max(0, axis.reach - extent)
+    for i, (extent, count) in enumerate(zip(over, under, strict=True) if transposed else zip(under, over, strict=True)):
+        span, begin, end = (kernel[i] - 1) * dilations[i] + 1, pads[i], pads[rank + i]
+        if mode.startswith("SAME") or operation.attribute("output_shape"):
+            total = max(0, (count - 1) * strides[i] + span + added[i] - extent)
             begin = total // 2 if mode == "SAME_UPPER" else total - total // 2
-            axis = replace(axis, begin=begin, end=total - begin)
-        axes.append(axis)
+            end = total - begin
+        axes.append(Window(extent, count, span, strides[i], begin, end))
     return tuple(axes)
 
 
 def spatial(operation: Operation, kernel: tuple[int, ...], region: Region) -> tuple[Region, Region, Mapping[str, Any]]:
     """Spatial part of a tile: (outputs, inputs, attributes to replace; none where the tile is all of it)."""
-    tiles = [tile(window, interval) for window, interval in zip(windows(operation, kernel), region, strict=True)]
-    out, need = tuple(t.out for t in tiles), tuple(t.need for t in tiles)
+    out, need, begins, ends = zip(*map(tile, windows(operation, kernel), region), strict=True)
     # ceil_mode stays: windows fit a tile exactly, but where it ends at the true border and rounds up as the whole does.
-    attributes = {"auto_pad": None, "pads": [t.begin for t in tiles] + [t.end for t in tiles]}
-    return out, need, {} if out == full(operation.out_shape[2:]) else attributes
+    return out, need, {} if out == full(operation.out_shape[2:]) else {"auto_pad": None, "pads": [*begins, *ends]}
+
+
+def spatial_transposed(operation: Operation, region: Region) -> tuple[Region, Mapping[str, Any]]:
+    """Spatial part of a tile of a transposed convolution: (inputs, attributes to replace)."""
+    if region == full(operation.out_shape[2:]):
+        return full(operation.shape(0)[2:]), {}
+    axes = windows(operation, operation.shape(1)[2:], transposed=True)
+    _, need, begins, ends = zip(*map(tile_transposed, axes, region), strict=True)
+    attributes = {"pads": [max(0, cut) for cut in (*begins, *ends)], "output_padding": [max(0, -cut) for cut in ends]}
+    return need, {"auto_pad": None, "output_shape": None, **attributes}
 
 
 def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interval, Interval]:
     """(groups, output channels): a range inside one group stays as it is, another one grows to whole groups."""
-    per_group, (start, stop) = channels // groups, interval
-    first, last = start // per_group, -(-stop // per_group)
+    per_group = channels // groups
+    first, last = blocks_of(interval, per_group)
     return (first, last), interval if last - first == 1 else (first * per_group, last * per_group)
 
 
-def conv_core(operation: Operation, weight: int, region: Region, reduce: Interval | None) -> Piece:
-    """y[n, m-range, tile] ← x[n, channels of those groups, tile + halo], w[m-range]: what it needs of those two alone.
-    The weight is input `weight`.
+def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """Conv: y[n, m-range, tile] ← x[n, channels of those groups, tile + halo], w[m-range], b[m-range].
 
     A range inside one group becomes an ungrouped convolution; otherwise it grows to whole groups. A partial sum over
-    input channels [r0, r1) reads x[:, r0:r1], w[:, r0:r1].
+    input channels [r0, r1) reads x[:, r0:r1], w[:, r0:r1]; the bias rides in the range that starts at 0.
     """
-    shape = operation.shape(weight)
+    shape = operation.shape(1)
     groups = operation.attribute("group", 1)
     if groups < 1 or shape[0] % groups or operation.shape(0)[1] != groups * shape[1]:
         raise DicompilerError(
@@ -114,18 +133,32 @@ def conv_core(operation: Operation, weight: int, region: Region, reduce: Interva
         )
     out, need, attributes = spatial(operation, shape[2:], region[2:])
     (first, last), filters = group_range(groups, shape[0], region[1])
-    if last - first != groups:
-        attributes = {**attributes, "group": last - first}
-    inputs = reduce or (first * shape[1], last * shape[1])
-    x, w = (region[0], inputs, *need), (filters, reduce or (0, shape[1]), *full(shape[2:]))
-    return Piece((region[0], filters, *out), (x, w), attributes)
+    x = (region[0], reduce or (first * shape[1], last * shape[1]), *need)
+    w = (filters, reduce or (0, shape[1]), *full(shape[2:]))
+    return _of_groups(operation, last - first, Piece((region[0], filters, *out), (x, w), attributes), reduce)
 
 
-def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Conv: see `conv_core`; b[m-range] rides in the range of input channels that starts at 0."""
-    core = conv_core(operation, 1, region, reduce)
-    bias = (core.out[1],) if operation.has(2) and (reduce is None or reduce[0] == 0) else None
-    return Piece(core.out, (*core.needs, *(bias for _ in operation.inputs[2:])), core.attributes)
+def conv_transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """ConvTranspose: y[n, m-range, tile] ← x[n, channels of those groups, what reaches the tile], w[those channels,
+    m-range of a group], b[m-range]; groups, partial sums and the bias as in Conv."""
+    weight, groups = operation.shape(1), operation.attribute("group", 1)
+    need, attributes = spatial_transposed(operation, region[2:])
+    (first, last), channels = group_range(groups, operation.out_shape[1], region[1])
+    inputs = reduce or (first * weight[0] // groups, last * weight[0] // groups)
+    # Within one group the filters count from its first one on.
+    start = channels[0] % weight[1]
+    filters = (start, start + channels[1] - channels[0]) if last - first == 1 else (0, weight[1])
+    x, w = (region[0], inputs, *need), (inputs, filters, *full(weight[2:]))
+    return _of_groups(operation, last - first, Piece((region[0], channels, *region[2:]), (x, w), attributes), reduce)
+
+
+def _of_groups(operation: Operation, groups: int, piece: Piece, reduce: Interval | None) -> Piece:
+    """The piece with so many groups, and with the bias of its output channels."""
+    attributes = (
+        piece.attributes if groups == operation.attribute("group", 1) else {**piece.attributes, "group": groups}
+    )
+    bias = (piece.out[1],) if operation.has(2) and (reduce is None or reduce[0] == 0) else None
+    return Piece(piece.out, (*piece.needs, *(bias for _ in operation.inputs[2:])), attributes)
 
 
 def ungrouped(operation: Operation) -> int | None:
@@ -161,6 +194,11 @@ def convolved(operation: Operation, out: Shape, needs: Sequence[Shape], weight: 
     return Effort(math.prod(out) * math.prod(needs[weight][1:]))
 
 
+def sown(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+    """Each input element goes to the filters of the weight (C, M/g, kernel…)."""
+    return Effort(math.prod(needs[0]) * math.prod(needs[1][1:]))
+
+
 def fused(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
     """A convolution with its activation, and with what it adds before that."""
     other = bool(operation.attribute("activation")) + operation.has(3)
@@ -178,18 +216,20 @@ def pooled(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort: 
     return Effort(pool=math.prod(out) * math.prod(operation.attribute("kernel_shape", ())))
 
 
-def strided(operation: Operation, weight: int | None = None) -> float:
+def strided(operation: Operation, weight: int = 1) -> float:
     """The least share of x that windows read: Π of min(1, kernel / stride) over the axes."""
-    kernel = operation.attribute("kernel_shape") or (operation.shape(weight)[2:] if weight else ())
+    kernel = operation.attribute("kernel_shape") or (operation.shape(weight)[2:] if operation.has(weight) else ())
     strides = operation.attribute("strides", ())
     return math.prod((min(1.0, size / stride) for size, stride in zip(kernel, strides, strict=False)), start=1.0)
 
 
 RULES = (
-    OperatorRule("Conv", conv, reduction=ungrouped, cost=convolved, reads=partial(strided, weight=1)),
+    OperatorRule("Conv", conv, reduction=ungrouped, cost=convolved, reads=strided),
     *counted(convolved, "NhwcConv CausalConvWithState"),
     *counted(fused, "FusedConv NhwcFusedConv"),
     *counted(deformed, "DeformConv", ""),
+    OperatorRule("ConvTranspose", conv_transpose, reduction=ungrouped, cost=sown),
+    *counted(sown, "ConvTransposeWithDynamicPads"),
     *(
         OperatorRule(op, pool, cost=pooled, reads=strided, stand_in=stand_in)
         for op, stand_in in {"MaxPool": "", "AveragePool": "window", "LpPool": "window"}.items()

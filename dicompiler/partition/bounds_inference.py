@@ -12,7 +12,7 @@ from dicompiler.base.remembering import remembered
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.regions import Interval, Region, Shape, bounding, full, with_interval
-from dicompiler.ir.rule import Node, Piece
+from dicompiler.ir.rule import Node
 from dicompiler.ir.tasks import Key, Kind, ShareTask, Task, Work
 
 
@@ -37,12 +37,7 @@ def output_shape(layers: LayerGraph, layer: Layer) -> Shape:
 
 def align(layers: LayerGraph, layer: Layer, region: Region) -> Region:
     """What really comes out when `region` of a layer that can be cut is asked for: its anchor's `out`, at least it."""
-    return _piece(layers, layer.nodes[layer.anchor], region, None).out
-
-
-@remembered
-def _piece(layers: LayerGraph, node: Node, region: Region, reduce: Interval | None) -> Piece:
-    return layers.rule(node).piece(layers.operation(node), region, reduce)
+    return layers.piece(layer.nodes[layer.anchor], region, None).out
 
 
 @remembered
@@ -109,7 +104,7 @@ def _walk(
         demand = demands.pop(layers.cut_output(node), None)
         if demand is None:  # nobody reads it
             continue
-        piece = _piece(layers, node, demand, reduce)
+        piece = layers.piece(node, demand, reduce)
         works.append(Work(node, piece))
         for name, need in zip(node.inputs, piece.needs, strict=True):
             if name and need is not None and not layers.tensors[name].constant:

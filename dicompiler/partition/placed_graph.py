@@ -1,4 +1,4 @@
-"""The placed graph before it is written: which node stands on which device when, what it reads and makes.
+"""The placed graph: which node stands on which device when, what it reads and makes, and what of that must travel.
 
 Names are given here, and how each opset wants a slice or a sum is known here; nothing is known of plans and layers.
 Partition writes the graph as ONNX; of a plan that is only evaluated it is cut unwritten.
@@ -8,22 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from dicompiler.ir.onnx.importing import unique
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.structure import bodies, body_reads, node_reads, rename_captures
-from dicompiler.ir.regions import Region, full, with_interval
+from dicompiler.ir.program import Value
+from dicompiler.ir.regions import Region, full, shape_of, with_interval
 from dicompiler.ir.rule import Piece
 from dicompiler.ir.tasks import TaskId
 from dicompiler.partition.routing import show
 
 Turn = tuple[int, int, int, int]  # when a node runs: run, lane (-1: before all lanes), place in layer order, phase
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+GIVEN = -1  # in the place of a node: what the graph inputs come from, which are there from the start
 
 
 class Cut(NamedTuple):
@@ -55,66 +59,66 @@ class Place(NamedTuple):
 
     device: str
     lane: int
-    turn: Turn
+    turn: Turn = (0, 0, 0, 0)
     part: TaskId | None = None
 
 
 class PlacedNode(NamedTuple):
-    """A node that is not written yet.
+    """A node in its place, and how it is written where it is not yet.
 
-    op: its operator. origin: the model's node or the tensor that it is made for; region: of what it makes (None: in
-    layers that stay whole). attributes: by name, None takes one away. copied: the node that it is a copy of, but for
-    all this; op "" is that one's. reads: the tensors that it reads, captured ones included.
+    origin: the model's node or the tensor that it is made for. reads: the tensors that it reads, captured ones too.
+    region: of what it makes (None: in layers that stay whole). op: its operator. copied: the node that it is a copy of,
+    but for all this; op "" is that one's. attributes: by name, None takes one away.
     """
 
-    op: str
-    name: str
-    inputs: Sequence[str]
-    outputs: Sequence[str]
     place: Place
     origin: str
-    region: Region | None
-    attributes: Mapping[str, Any]
-    copied: onnx.NodeProto | None
     reads: Sequence[str]
+    outputs: Sequence[str]
+    inputs: Sequence[str] = ()
+    name: str = ""
+    region: Region | None = None
+    op: str = ""
+    copied: onnx.NodeProto | None = None
+    attributes: Mapping[str, Any] = NOTHING
 
 
 @dataclass(frozen=True)
 class Given:
     """What placing asks a model, looked up once.
 
-    opset: of the standard operators (0: none of them is used). nodes: by name; values: value infos by tensor; whole:
-    the region that each initializer is. taken: the names of tensors. inputs, outputs: the graph's, by name.
-    initializers, sparse: their names. inner: what the bodies of a node name, where it has any.
+    opset: of the standard operators (0: none of them is used). nodes: by name; bodied: those with sub-graphs. values:
+    value infos by tensor; inputs, outputs: the graph's. whole: the region that each initializer is; sparse: the names
+    of sparse ones. taken: the names of tensors.
     """
 
     opset: int
     nodes: Mapping[str, onnx.NodeProto]
+    bodied: frozenset[str]
     values: Mapping[str, onnx.ValueInfoProto]
-    whole: Mapping[str, Region]
-    taken: frozenset[str]
     inputs: Mapping[str, onnx.ValueInfoProto]
     outputs: Mapping[str, onnx.ValueInfoProto]
-    initializers: frozenset[str]
+    whole: Mapping[str, Region]
     sparse: frozenset[str]
-    inner: Mapping[str, tuple[str, ...]]
+    taken: frozenset[str]
 
     @classmethod
     def of(cls, model: Model) -> Given:
         graph = model.proto.graph
+        values, inputs, outputs = ({v.name: v for v in of} for of in (graph.value_info, graph.input, graph.output))
         whole = {name: full(shape) for name, (_, shape) in model.initializers().items()}
-        taken = {name for node in graph.node for name in (*node_reads(node), *node.output)}
         return cls(
             next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), 0),
             {node.name: node for node in graph.node},
-            {value.name: value for value in graph.value_info},
+            frozenset(node.name for node in graph.node if bodies(node)),
+            values,
+            inputs,
+            outputs,
             whole,
-            frozenset(taken | {v.name for v in (*graph.input, *graph.output)} | set(whole)),
-            {value.name: value for value in graph.input},
-            {value.name: value for value in graph.output},
-            frozenset(tensor.name for tensor in graph.initializer),
             frozenset(tensor.values.name for tensor in graph.sparse_initializer),
-            {node.name: tuple(body_reads(node)) for node in graph.node if bodies(node)},
+            frozenset(inputs.keys() | outputs.keys() | whole.keys()).union(
+                *((*node_reads(node), *node.output) for node in graph.node)
+            ),
         )
 
 
@@ -122,18 +126,62 @@ class Given:
 class PlacedGraph:
     """`nodes`: in step order, those alone that lead to an output.
 
-    values: what is known of the tensors that are new, by name; a value info may bear another name. constants: the
-    initializers that are new. used: the names that are read or kept. sinks: the graph's outputs → the outputs of the
-    original that they are. source: the devices that hold the inputs.
+    infos: what is known of tensors by name; a value info may bear another name. inputs: the graph's, without constants;
+    source: the devices that hold them. sinks: the graph's outputs → the outputs of the original that they are.
+    constants: the initializers that are new. used: the names that are read or kept.
     """
 
-    given: Given
     nodes: Sequence[PlacedNode]
-    values: Mapping[str, Known]
-    constants: Mapping[str, Constant]
-    used: frozenset[str]
-    sinks: Mapping[str, str]
+    infos: Mapping[str, Known]
+    inputs: tuple[str, ...]
     source: tuple[str, ...]
+    sinks: Mapping[str, str]
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+    used: frozenset[str] = frozenset()
+
+    @cached_property
+    def maker(self) -> Mapping[str, int]:
+        """Tensor → index of the node that makes it."""
+        return {name: i for i, node in enumerate(self.nodes) for name in node.outputs if name}
+
+    @cached_property
+    def uses(self) -> Sequence[Sequence[str]]:
+        """Of each node the tensors that it reads, constants left out."""
+        there = self.maker.keys() | set(self.inputs)
+        return [[name for name in node.reads if name in there] for node in self.nodes]
+
+    @cached_property
+    def users(self) -> Mapping[str, Sequence[int]]:
+        """Tensor → indices of the nodes that read it, in order."""
+        users: dict[str, list[int]] = {}
+        for i, names in enumerate(self.uses):
+            for name in names:
+                users.setdefault(name, []).append(i)
+        return users
+
+    @cached_property
+    def wanted(self) -> Sequence[tuple[int, str, int, str]]:
+        """What must travel: (node that makes it, tensor, how many devices read it before this one does, the device), in
+        order."""
+        travels: list[tuple[int, str, int, str]] = []
+        devices = [node.place.device for node in self.nodes]
+        for name, indices in self.users.items():
+            at = self.maker.get(name, GIVEN)
+            there = self.source if at == GIVEN else (devices[at],)
+            if len(indices) == 1 and devices[indices[0]] in there:  # as it is most often
+                continue
+            readers = dict.fromkeys([devices[i] for i in indices])
+            travels += [(at, name, place, reader) for place, reader in enumerate(readers) if reader not in there]
+        return sorted(travels)
+
+    def value(self, tensor: str) -> Value:
+        """Its type and shape (no shape where it is not static, or where it is no tensor)."""
+        info = self.infos[tensor]
+        if isinstance(info, Held):
+            return Value(tensor, info.dtype, shape_of(info.region))
+        kind = info.type.tensor_type
+        dims = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in kind.shape.dim)
+        return Value(tensor, kind.elem_type, dims if kind.HasField("shape") and -1 not in dims else None)
 
 
 @dataclass
@@ -159,62 +207,56 @@ class PlacedGraphBuilder:
         held = self.values[name] = Held(name, region, dtype)
         return held
 
-    def constant(self, wanted: str, array: NDArray[Any]) -> str:
-        """An initializer with these values; the same values under the same wanted name are one."""
-        return self._constant((wanted, f"{array.dtype}{array.shape}", array.tobytes()), wanted, array)
-
-    def integers(self, values: tuple[int, ...]) -> str:
-        """An int64 vector as initializer."""
-        return self.named.get(values) or self._constant(values, f"int64{list(values)}", values)
+    def constant(self, value: Constant, wanted: str = "") -> str:
+        """The name of an initializer with this value, which is made once; of arrays, but for vectors of integers, once
+        for each wanted name."""
+        if isinstance(value, np.ndarray) and value.dtype == np.int64 and value.ndim == 1:
+            value = tuple(value.tolist())
+        key = (wanted, str(value.dtype), value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
+        if key not in self.named:
+            if isinstance(value, tuple):
+                wanted = value.weight + show(value.region) if isinstance(value, Cut) else f"int64{list(value)}"
+            name = self.named[key] = self.name(wanted)
+            self.constants[name] = value
+        return self.named[key]
 
     def weight(self, name: str, region: Region) -> str:
         """`region` of an initializer of the model: itself where that is all of it, else a cut of it."""
-        if region == self.given.whole[name]:
-            return name
-        cut = Cut(name, region)
-        return self.named.get(cut) or self._constant(cut, name + show(region), cut)
-
-    def _constant(self, key: object, wanted: str, value: Constant) -> str:
-        name = self.named.get(key)
-        if name is None:
-            name = self.named[key] = self.name(wanted)
-            self.constants[name] = value
-        return name
+        return name if region == self.given.whole[name] else self.constant(Cut(name, region))
 
     def copy(
-        self, node: str, name: str, tensors: tuple[Sequence[str], Sequence[str]], place: Place, how: Piece
+        self,
+        node: str,
+        name: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        place: Place,
+        how: Piece | None = None,
+        captured: Mapping[str, str] = NOTHING,
     ) -> None:
-        """The model's node, called `name`, with these inputs and outputs, as the piece says."""
-        name, (inputs, outputs), copied = unique(name, self.called), tensors, self.given.nodes[node]
-        reads = inputs
-        if "" in inputs or node in self.given.inner:
-            reads = [*filter(None, inputs), *self.given.inner.get(node, ())]
-        self.nodes.append(
-            PlacedNode(how.op or "", name, inputs, outputs, place, node, how.out, how.attributes, copied, reads)
-        )
-
-    def keep(self, node: str, names: Mapping[str, str], place: Place) -> None:
-        """The model's node as it stands, its tensors called as `names` says."""
-        copied = self.given.nodes[node]
-        inputs, outputs = ([names.get(name, name) for name in ends] for ends in (copied.input, copied.output))
-        reads = [*filter(None, inputs)]
-        if node in self.given.inner:
+        """The model's node, called `name`, with these inputs and outputs, as the piece says (None: as it stands).
+        captured: what its sub-graphs read → the name that it has here."""
+        copied, reads = self.given.nodes[node], [*filter(None, inputs)] if "" in inputs else inputs
+        if node in self.given.bodied:
             original, copied = copied, onnx.NodeProto()
             copied.CopyFrom(original)
-            rename_captures(copied, names)
-            reads += body_reads(copied)
-        name = unique(node, self.called)
-        self.nodes.append(PlacedNode("", name, inputs, outputs, place, node, None, NOTHING, copied, reads))
+            rename_captures(copied, captured)
+            reads = [*reads, *body_reads(copied)]
+        region, op, attributes = (None, "", NOTHING) if how is None else (how.out, how.op or "", how.attributes)
+        name = unique(name, self.called)
+        self.nodes.append(PlacedNode(place, node, reads, outputs, inputs, name, region, op, copied, attributes))
 
     def slice(self, held: Held, region: Region, place: Place, name: str = "") -> Held:
         """held → Slice → region, under this name. Itself where nothing is cut."""
         if held.region == region:
             return held
-        axes, starts, ends = _cuts(held.region, region)
+        pairs = enumerate(zip(region, held.region, strict=True))
+        cuts = [(axis, cut[0] - there[0], cut[1] - there[0]) for axis, (cut, there) in pairs if cut != there]
+        axes, starts, ends = zip(*cuts, strict=True)
         output = Held(name or self.name(held.name + show(region)), region, held.dtype)
         if 0 < self.given.opset < 10:
             return self._add("Slice", [held.name], output, place, held.name, axes=axes, ends=ends, starts=starts)
-        inputs = [held.name, self.integers(starts), self.integers(ends), self.integers(axes)]
+        inputs = [held.name, *(self.constant(numbers) for numbers in (starts, ends, axes))]
         return self._add("Slice", inputs, output, place, held.name)
 
     def concat(self, pieces: Sequence[Held], axis: int, place: Place, name: str) -> Held:
@@ -244,33 +286,22 @@ class PlacedGraphBuilder:
         name = unique(output.name, self.called)
         self.values[output.name] = output
         self.nodes.append(
-            PlacedNode(op, name, inputs, (output.name,), place, origin, output.region, attributes, None, inputs)
+            PlacedNode(place, origin, inputs, (output.name,), inputs, name, output.region, op, None, attributes)
         )
         return output
 
     def finish(self, kept: Iterable[str], extra: Mapping[str, str], source: tuple[str, ...]) -> PlacedGraph:
         """The placed graph. kept: initializers that stay though no node's inputs name them; extra: further outputs →
         the outputs that they are."""
-        sinks = {**{name: name for name in self.given.outputs}, **extra}
-        kept = frozenset(kept)
-        nodes = _live(sorted(self.nodes, key=lambda node: node.place.turn), {*sinks, *kept})
+        given, kept = self.given, frozenset(kept)
+        sinks = {**{name: name for name in given.outputs}, **extra}
+        wanted, nodes = {*sinks, *kept}, []
+        for node in sorted(self.nodes, key=lambda node: node.place.turn)[::-1]:
+            if not wanted.isdisjoint(node.outputs):  # a copy of what stays whole may have outputs that nobody reads
+                wanted.update(node.reads)
+                nodes.append(node)
         used = kept.union(*(node.inputs for node in nodes))
-        return PlacedGraph(self.given, nodes, self.values, self.constants, used, sinks, source)
-
-
-def _cuts(whole: Region, region: Region) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """(axes, starts, ends) of the Slice that makes `region` of a tensor that holds `whole`."""
-    pairs = enumerate(zip(region, whole, strict=True))
-    cuts = [(axis, cut[0] - held[0], cut[1] - held[0]) for axis, (cut, held) in pairs if cut != held]
-    axes, starts, ends = zip(*cuts, strict=True)
-    return axes, starts, ends
-
-
-def _live(nodes: Sequence[PlacedNode], wanted: set[str]) -> list[PlacedNode]:
-    """The nodes that lead to what is wanted: a copy of a layer that stays whole may have outputs that nobody reads."""
-    live = []
-    for node in reversed(nodes):
-        if not wanted.isdisjoint(node.outputs):
-            wanted.update(node.reads)
-            live.append(node)
-    return live[::-1]
+        infos = {**self.values, **given.inputs, **{name: given.outputs[output] for name, output in sinks.items()}}
+        constants = (given.whole.keys() & used) | given.sparse
+        inputs = tuple(name for name in given.inputs if name not in constants)
+        return PlacedGraph(nodes[::-1], infos, inputs, source, sinks, self.constants, used)

@@ -24,15 +24,14 @@ def write(model: Model, placed: PlacedGraph) -> Model:
     are used, and those that are new."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    if placed.given.opset == 0:  # operators of other domains alone: ours need the standard ones
+    if not any(entry.domain in ("", "ai.onnx") for entry in proto.opset_import):  # ours need the standard ones
         proto.opset_import.append(helper.make_opsetid("", OPSET))
     graph = proto.graph
     del graph.node[:], graph.value_info[:], graph.output[:], graph.initializer[:]
     graph.node.extend(_node(node) for node in placed.nodes)
-    outputs = placed.given.outputs
-    graph.output.extend(_renamed(outputs[output], name) for name, output in placed.sinks.items())
+    graph.output.extend(_info(placed, name) for name in placed.sinks)
     done = {v.name for v in (*graph.input, *graph.output)}
-    graph.value_info.extend(_info(placed, name) for name in placed.values if name not in done)
+    graph.value_info.extend(_info(placed, name) for name in placed.infos if name not in done)
     whole = [tensor for tensor in model.proto.graph.initializer if tensor.name in placed.used]
     graph.initializer.extend(whole)
     weights = {tensor.name: model.weights[tensor.name] for tensor in whole if tensor.name in model.weights}
@@ -63,15 +62,11 @@ def _node(node: PlacedNode) -> onnx.NodeProto:
 
 
 def _info(placed: PlacedGraph, name: str) -> onnx.ValueInfoProto:
-    known = placed.values[name]
+    known = placed.infos[name]
     if isinstance(known, Held):
         return helper.make_tensor_value_info(name, known.dtype, shape_of(known.region))
-    return _renamed(known, name)
-
-
-def _renamed(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
     copy = onnx.ValueInfoProto()
-    copy.CopyFrom(value)
+    copy.CopyFrom(known)
     copy.name = name
     return copy
 

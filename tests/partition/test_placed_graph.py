@@ -29,9 +29,9 @@ def test_a_name_that_the_model_or_the_draft_has_gets_a_number(draft: PlacedGraph
 
 def test_equal_constants_are_one_and_different_ones_have_names_of_their_own(draft: PlacedGraphBuilder) -> None:
     ones, twos = np.ones(2, np.float32), np.full(2, 2, np.float32)
-    assert draft.integers((0, 3)) == draft.integers((0, 3)) != draft.integers((3, 0))
-    assert draft.constant("c", ones) == draft.constant("c", ones.copy()) != draft.constant("c", twos)
-    assert draft.constant("c", ones.astype(np.float16)) != draft.constant("c", ones)
+    assert draft.constant((0, 3)) == draft.constant(np.array([0, 3]), "c") != draft.constant((3, 0))
+    assert draft.constant(ones, "c") == draft.constant(ones.copy(), "c") != draft.constant(twos, "c")
+    assert draft.constant(ones.astype(np.float16), "c") != draft.constant(ones, "c")
     assert len(draft.constants) == 5
 
 

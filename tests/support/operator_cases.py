@@ -48,7 +48,7 @@ def check_whole(layers: LayerGraph, model: Model) -> None:
     (layer,) = layers.layers
     (node,) = layer.nodes
     operation = layers.operation(node)
-    piece = layers.rule(node).piece(operation, full(operation.out_shape), None)
+    piece = layers.piece(node, full(operation.out_shape))
     assert piece.out == full(operation.out_shape)
     assert piece.needs == operation.full_needs()
     assert (piece.attributes, piece.constants, piece.raw, piece.op) == ({}, {}, None, None)
