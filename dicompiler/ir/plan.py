@@ -92,15 +92,6 @@ def _part_from_json(record: Mapping[str, Any]) -> Part:
     return Part(record["device"], region, (start, stop) if "reduce" in record else None, record.get("lane", 0))
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
-    """The plan as the JSON document that `from_json` reads: exact round trip."""
-    document: dict[str, Any] = {"format": FORMAT, "source": list(plan.source), "sink": list(plan.sink)}
-    optional = {"network": plan.network, "note": plan.note, "replicas": [dict(names) for names in plan.replicas]}
-    document |= {key: value for key, value in optional.items() if value}
-    document["layers"] = {name: [_part_to_json(p) for p in parts] for name, parts in plan.layers.items()}
-    return document
-
-
 def from_json(document: Any, place: str = "plan") -> Plan:
     """Checks `document` against the schema; an error names `place` (the file), the key and what is allowed."""
     from dicompiler.base.schema import validate
@@ -138,10 +129,11 @@ def load_given(path: str | Path) -> Plan:
 
 
 def dumps(plan: Plan) -> str:
-    """The plan file's text: one line for each part, so that two plans can be compared by eye and by diff."""
-    document = to_json(plan)
-    layers = document.pop("layers")
-    head = json.dumps(document, indent=1)[:-2]
-    lines = {name: ",\n   ".join(json.dumps(part) for part in parts) for name, parts in layers.items()}
-    rows = [f"  {json.dumps(name)}: [\n   {parts}]" for name, parts in lines.items()]
+    """The plan file's text, which reads back as the same plan: one line for each part, so that plans can be compared by
+    eye and by diff."""
+    document: dict[str, Any] = {"format": FORMAT, "source": list(plan.source), "sink": list(plan.sink)}
+    optional = {"network": plan.network, "note": plan.note, "replicas": [dict(names) for names in plan.replicas]}
+    head = json.dumps(document | {key: value for key, value in optional.items() if value}, indent=1)[:-2]
+    texts = {name: [json.dumps(_part_to_json(part)) for part in parts] for name, parts in plan.layers.items()}
+    rows = ["  {}: [\n   {}]".format(json.dumps(name), ",\n   ".join(parts)) for name, parts in texts.items()]
     return head + ',\n "layers": {\n' + ",\n".join(rows) + "}}\n"

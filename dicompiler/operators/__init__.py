@@ -11,18 +11,15 @@ def builtin_rules() -> Iterable[OperatorRule]:
     """All rules of this package, in a fixed order."""
     from dicompiler.operators import (
         attention,
+        axes,
         dense,
         elementwise,
-        indexing,
-        normalisation,
         quantised,
-        reductions,
         resampling,
         shaping,
         slicing,
         windows,
     )
 
-    modules = (elementwise, windows, dense, quantised, normalisation, attention, reductions)
-    for module in (*modules, shaping, slicing, indexing, resampling):
+    for module in (elementwise, windows, dense, quantised, axes, attention, shaping, slicing, resampling):
         yield from module.RULES

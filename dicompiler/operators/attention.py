@@ -46,48 +46,41 @@ def _mask(operation: Operation, scores: Region) -> tuple[Region | None, ...]:
     return ((*need[:-1], (0, shape[-1])), *(None for _ in operation.inputs[4:]))
 
 
-def _attended(operation: Operation, out: Shape, queries: int, rows: int, projected: int = 0) -> Effort:
-    """Q Kᵀ and P V over `rows` of k and v, beside the multiplications that make them; one FLOP for each score.
-    `queries`: elements of q."""
+def _attended(
+    operation: Operation, out: Shape, needs: Sequence[Shape], key: Shape, queries: int, past: int, projected: int = 0
+) -> Effort:
+    """Q Kᵀ and P V over the rows of k and v, beside the multiplications that make them; one FLOP for each score.
+
+    key: (batch, rows, width), (batch, heads, rows, size), or packed: (batch, rows, …). queries: elements of q. past:
+    the input whose rows, its last axis but one, come before those of k."""
+    rows = (key[2] if len(key) == 4 else key[1]) + (needs[past][-2] if operation.has(past) else 0)
     heads = operation.attribute("num_heads") or operation.attribute("q_num_heads", 1)
     scores = math.prod(out[:-1]) * (heads if len(out) == 3 else 1) * rows
     return Effort(projected + rows * (queries + math.prod(out)), other=scores)
 
 
-def attended(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
-    """Attention: the past's rows of k (input 4) come before its own."""
-    rows = needs[1][-2] + (needs[4][-2] if operation.has(4) else 0)
-    return _attended(operation, out, math.prod(needs[0]), rows)
-
-
-def multi_head(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
-    """MultiHeadAttention: k is (batch, rows, width), (batch, heads, rows, size), packed with v, or packed into q."""
+def attended(operation: Operation, out: Shape, needs: Sequence[Shape], past: int = 4) -> Effort:
+    """Attention, MultiHeadAttention: k can be packed with v, or with it into q."""
     query, key = needs[0], needs[1] if operation.has(1) else needs[0]
-    rows = key[2] if len(key) == 4 else key[1]
-    packed = 3 if len(query) == 5 else 1
-    past = needs[6][2] if operation.has(6) else 0
-    return _attended(operation, out, math.prod(query) // packed, rows + past)
+    return _attended(operation, out, needs, key, math.prod(query) // (3 if len(query) == 5 else 1), past)
 
 
 def projected(operation: Operation, out: Shape, needs: Sequence[Shape], past: int = 4) -> Effort:
-    """onnxruntime's own Attention, which makes q, k and v of its input by a weight (features, their widths together);
-    its past, at input `past`, is (2, batch, heads, rows, size)."""
+    """onnxruntime's own Attention, which makes q, k, v of its input by a weight (features, their widths together)."""
     x, columns = needs[0], needs[1][-1]
     queries = math.prod(x[:-1]) * (operation.attribute("qkv_hidden_sizes") or [columns // 3])[0]
-    rows = x[1] + (needs[past][3] if operation.has(past) else 0)
-    return _attended(operation, out, queries, rows, math.prod(x) * columns)
+    return _attended(operation, out, needs, x, queries, past, math.prod(x) * columns)
 
 
 def grouped(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
-    """GroupQueryAttention: queries are as wide as what comes out; the past's rows (input 3) come before its own."""
-    past = needs[3][2] if operation.has(3) else 0
-    return _attended(operation, out, math.prod(out), needs[0][1] + past)
+    """GroupQueryAttention: queries are as wide as what comes out."""
+    return _attended(operation, out, needs, needs[0], math.prod(out), 3)
 
 
 RULES = (
     OperatorRule("Attention", attention, cost=attended),
     *counted(projected, "Attention"),
     *counted(partial(projected, past=8), "QAttention"),
-    *counted(multi_head, "MultiHeadAttention"),
+    *counted(partial(attended, past=6), "MultiHeadAttention"),
     *counted(grouped, "GroupQueryAttention"),
 )

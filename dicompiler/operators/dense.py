@@ -19,13 +19,10 @@ from dicompiler.ir.regions import Interval, Region, Shape
 from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, each, taken
 from dicompiler.operators.elementwise import broadcast_need
 
-BATCH = "."
-"""Stands for the axes of an ellipsis."""
-
 
 @dataclass(frozen=True)
 class Equation:
-    """The terms of the inputs and of the output, one letter an axis; BATCH where the ellipsis is."""
+    """The terms of the inputs and of the output, one letter an axis."""
 
     inputs: tuple[str, ...]
     output: str
@@ -37,52 +34,48 @@ class Equation:
 
     def extent(self, letter: str, shapes: Sequence[Shape]) -> int:
         """The extent of a letter in inputs of those shapes, some of which can be broadcast."""
-        terms = [(term, shape, term.find(letter)) for term, shape in zip(self.inputs, shapes, strict=False)]
-        return max(shape[i - len(term) if BATCH in term[:i] else i] for term, shape, i in terms if i >= 0)
+        terms = zip(self.inputs, shapes, strict=False)
+        return max(shape[term.index(letter)] for term, shape in terms if letter in term)
 
 
-def parse(text: str) -> Equation:
+def parse(text: str, ranks: Sequence[int]) -> Equation:
     """ "bij, bjk -> bik" → its terms. Without an arrow the output has the ellipsis and then, in alphabetic order, the
-    letters that appear once."""
-    left, arrow, right = text.replace(" ", "").replace("...", BATCH).partition("->")
-    counts = Counter(left.replace(",", "").replace(BATCH, ""))
-    implicit = (BATCH if BATCH in left else "") + "".join(sorted(letter for letter in counts if counts[letter] == 1))
-    return Equation(tuple(left.split(",")), right if arrow else implicit)
+    letters that appear once. The axes of an ellipsis are letters too, the last one's the same in every term."""
+    left, arrow, right = text.replace(" ", "").replace("...", ".").partition("->")
+    counts = Counter(left.replace(",", "").replace(".", ""))
+    implicit = "." * ("." in left) + "".join(sorted(letter for letter in counts if counts[letter] == 1))
+    terms = left.split(",")
+    hidden = [rank - len(term.replace(".", "")) for term, rank in zip(terms, ranks, strict=True)]
+    batch = "".join(map(chr, reversed(range(max(hidden)))))
+    inputs = (term.replace(".", batch[len(batch) - own :]) for term, own in zip(terms, hidden, strict=True))
+    return Equation(tuple(inputs), (right if arrow else implicit).replace(".", batch))
 
 
 @remembered
 def equation(operation: Operation) -> Equation:
     """The equation of an Einsum, of a Gemm without what it adds, or of a MatMul: a vector has neither batch nor rows
     (columns)."""
+    ranks = [len(need or ()) for need in operation.full_needs()]
     if operation.node.op == "Einsum":
-        return parse(operation.attribute("equation"))
+        return parse(operation.attribute("equation"), ranks)
     if operation.node.op == "Gemm":
         turned = operation.attribute("transA", 0), operation.attribute("transB", 0)
         return Equation(("ki" if turned[0] else "ik", "jk" if turned[1] else "kj"), "ij")
-    rows, columns = (len(operation.shape(index)) > 1 for index in (0, 1))
-    return Equation((".ik" if rows else "k", ".kj" if columns else "k"), "." + "i" * rows + "j" * columns)
+    a, b = ("...ik", "i") if ranks[0] > 1 else ("k", ""), ("...kj", "j") if ranks[1] > 1 else ("k", "")
+    return parse(f"{a[0]},{b[0]}->...{a[1]}{b[1]}", ranks[:2])
 
 
 def contraction(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """A letter of the output passes its interval to every operand; the others are read in full, or the first of them in
     the range of a partial sum. An axis of extent 1 that stands for more is read whole."""
     terms = equation(operation)
-    batch = len(region) - len(terms.output.replace(BATCH, ""))
-    at = terms.output.find(BATCH)
-    named = region if at < 0 else (*region[:at], *region[at + batch :])
-    intervals = dict(zip(terms.output.replace(BATCH, ""), named, strict=True))
+    intervals = dict(zip(terms.output, region, strict=True))
     if reduce is not None:
         intervals[terms.summed[0]] = reduce
-    needs = []
-    for index, term in enumerate(terms.inputs):
-        shape = operation.shape(index)
-        hidden = len(shape) - len(term.replace(BATCH, ""))
-        cuts: list[Interval | None] = []
-        for letter in term:
-            cuts += region[at + batch - hidden : at + batch] if letter == BATCH else [intervals.get(letter)]
-        axes = zip(shape, cuts, strict=True)
-        needs.append(tuple((0, extent) if extent == 1 or cut is None else cut for extent, cut in axes))
-    return Piece(region, tuple(needs))
+    axes = (zip(term, operation.shape(index), strict=True) for index, term in enumerate(terms.inputs))
+    return Piece(
+        region, tuple(tuple((0, n) if n == 1 else intervals.get(letter, (0, n)) for letter, n in of) for of in axes)
+    )
 
 
 def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:

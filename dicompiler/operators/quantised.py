@@ -58,29 +58,16 @@ def on_floats(
     return replace(found, needs=tuple(read.get(index, need) for index, need in enumerate(operation.full_needs())))
 
 
+_CONV_INTEGER = partial(on_floats, conv, (0, 1), {3: (1, 0)})
+_QLINEAR_CONV = partial(on_floats, conv, (0, 3, 8), {4: (3, 0), 5: (3, 0)})
+_MATMUL_INTEGER = partial(on_floats, contraction, (0, 1), {2: (0, -2), 3: (1, -1)})
+_QLINEAR_MATMUL = partial(on_floats, contraction, (0, 3), {1: (0, -2), 2: (0, -2), 4: (3, -1), 5: (3, -1)})
+_CONVOLVED, _STRIDED = partial(convolved, weight=3), partial(strided, weight=3)
 RULES = (
     *(OperatorRule(op, quantize_linear, elementwise=True) for op in ("QuantizeLinear", "DequantizeLinear")),
-    OperatorRule(
-        "ConvInteger", partial(on_floats, conv, (0, 1), {3: (1, 0)}), reduction=ungrouped, cost=convolved, reads=strided
-    ),
-    OperatorRule(
-        "QLinearConv",
-        partial(on_floats, conv, (0, 3, 8), {4: (3, 0), 5: (3, 0)}),
-        cost=partial(convolved, weight=3),
-        reads=partial(strided, weight=3),
-        rounds=True,
-    ),
-    *counted(partial(convolved, weight=3), "QLinearConv"),
-    OperatorRule(
-        "MatMulInteger",
-        partial(on_floats, contraction, (0, 1), {2: (0, -2), 3: (1, -1)}),
-        reduction=summed_extent,
-        cost=product,
-    ),
-    OperatorRule(
-        "QLinearMatMul",
-        partial(on_floats, contraction, (0, 3), {1: (0, -2), 2: (0, -2), 4: (3, -1), 5: (3, -1)}),
-        cost=product,
-        rounds=True,
-    ),
+    OperatorRule("ConvInteger", _CONV_INTEGER, reduction=ungrouped, cost=convolved, reads=strided),
+    OperatorRule("QLinearConv", _QLINEAR_CONV, cost=_CONVOLVED, reads=_STRIDED, rounds=True),
+    *counted(_CONVOLVED, "QLinearConv"),
+    OperatorRule("MatMulInteger", _MATMUL_INTEGER, reduction=summed_extent, cost=product),
+    OperatorRule("QLinearMatMul", _QLINEAR_MATMUL, cost=product, rounds=True),
 )

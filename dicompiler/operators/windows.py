@@ -101,16 +101,6 @@ def spatial(operation: Operation, kernel: tuple[int, ...], region: Region) -> tu
     return out, need, {} if out == full(operation.out_shape[2:]) else {"auto_pad": None, "pads": [*begins, *ends]}
 
 
-def spatial_transposed(operation: Operation, region: Region) -> tuple[Region, Mapping[str, Any]]:
-    """Spatial part of a tile of a transposed convolution: (inputs, attributes to replace)."""
-    if region == full(operation.out_shape[2:]):
-        return full(operation.shape(0)[2:]), {}
-    axes = windows(operation, operation.shape(1)[2:], transposed=True)
-    _, need, begins, ends = zip(*map(tile_transposed, axes, region), strict=True)
-    attributes = {"pads": [max(0, cut) for cut in (*begins, *ends)], "output_padding": [max(0, -cut) for cut in ends]}
-    return need, {"auto_pad": None, "output_shape": None, **attributes}
-
-
 def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interval, Interval]:
     """(groups, output channels): a range inside one group stays as it is, another one grows to whole groups."""
     per_group = channels // groups
@@ -142,14 +132,19 @@ def conv_transpose(operation: Operation, region: Region, reduce: Interval | None
     """ConvTranspose: y[n, m-range, tile] ← x[n, channels of those groups, what reaches the tile], w[those channels,
     m-range of a group], b[m-range]; groups, partial sums and the bias as in Conv."""
     weight, groups = operation.shape(1), operation.attribute("group", 1)
-    need, attributes = spatial_transposed(operation, region[2:])
+    axes, tiled = windows(operation, weight[2:], True), region[2:]
+    _, need, begins, ends = zip(*map(tile_transposed, axes, tiled), strict=True)
+    attributes: dict[str, Any] = {}
+    if tiled != full(operation.out_shape[2:]):
+        pads, added = [max(0, cut) for cut in (*begins, *ends)], [max(0, -cut) for cut in ends]
+        attributes = {"auto_pad": None, "output_shape": None, "pads": pads, "output_padding": added}
     (first, last), channels = group_range(groups, operation.out_shape[1], region[1])
     inputs = reduce or (first * weight[0] // groups, last * weight[0] // groups)
     # Within one group the filters count from its first one on.
     start = channels[0] % weight[1]
     filters = (start, start + channels[1] - channels[0]) if last - first == 1 else (0, weight[1])
     x, w = (region[0], inputs, *need), (inputs, filters, *full(weight[2:]))
-    return _of_groups(operation, last - first, Piece((region[0], channels, *region[2:]), (x, w), attributes), reduce)
+    return _of_groups(operation, last - first, Piece((region[0], channels, *tiled), (x, w), attributes), reduce)
 
 
 def _of_groups(operation: Operation, groups: int, piece: Piece, reduce: Interval | None) -> Piece:

@@ -41,16 +41,12 @@ def annotation_of(node: onnx.NodeProto) -> Annotation:
     """What the node's metadata say. KeyError for a node that is on no device."""
     texts = {entry.key: entry.value for entry in node.metadata_props}
     lane = int(texts.get(LANE, "0"))
-    return Annotation(texts[DEVICE], texts.get(ORIGIN, ""), texts.get(REGION, ""), _part(texts.get(PART, "")), lane)
+    return Annotation(texts[DEVICE], texts.get(ORIGIN, ""), texts.get(REGION, ""), part_of(node), lane)
 
 
 def part_of(node: onnx.NodeProto) -> TaskId | None:
     """The part that the node belongs to; None where it belongs to none, or is on no device."""
-    return _part(next((entry.value for entry in node.metadata_props if entry.key == PART), ""))
-
-
-def _part(text: str) -> TaskId | None:
-    """ "conv1/2" → ("conv1", 2)."""
+    text = next((entry.value for entry in node.metadata_props if entry.key == PART), "")
     layer, slash, index = text.rpartition("/")
     return (layer, int(index)) if slash else None
 

@@ -20,7 +20,7 @@ from dicompiler.ir.onnx.importing import unique
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.structure import bodies, body_reads, node_reads, rename_captures
 from dicompiler.ir.program import Value
-from dicompiler.ir.regions import Region, full, shape_of, with_interval
+from dicompiler.ir.regions import Region, shape_of, with_interval
 from dicompiler.ir.rule import Piece
 from dicompiler.ir.tasks import TaskId
 from dicompiler.partition.routing import show
@@ -88,8 +88,8 @@ class Given:
     """What placing asks a model, looked up once.
 
     opset: of the standard operators (0: none of them is used). nodes: by name; bodied: those with sub-graphs. values:
-    value infos by tensor; inputs, outputs: the graph's. whole: the region that each initializer is; sparse: the names
-    of sparse ones. taken: the names of tensors.
+    value infos by tensor; inputs, outputs: the graph's. initializers, sparse: the names of all and of sparse ones.
+    taken: the names of tensors.
     """
 
     opset: int
@@ -98,7 +98,7 @@ class Given:
     values: Mapping[str, onnx.ValueInfoProto]
     inputs: Mapping[str, onnx.ValueInfoProto]
     outputs: Mapping[str, onnx.ValueInfoProto]
-    whole: Mapping[str, Region]
+    initializers: frozenset[str]
     sparse: frozenset[str]
     taken: frozenset[str]
 
@@ -106,7 +106,7 @@ class Given:
     def of(cls, model: Model) -> Given:
         graph = model.proto.graph
         values, inputs, outputs = ({v.name: v for v in of} for of in (graph.value_info, graph.input, graph.output))
-        whole = {name: full(shape) for name, (_, shape) in model.initializers().items()}
+        initializers = frozenset(model.initializers())
         return cls(
             next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), 0),
             {node.name: node for node in graph.node},
@@ -114,11 +114,9 @@ class Given:
             values,
             inputs,
             outputs,
-            whole,
+            initializers,
             frozenset(tensor.values.name for tensor in graph.sparse_initializer),
-            frozenset(inputs.keys() | outputs.keys() | whole.keys()).union(
-                *((*node_reads(node), *node.output) for node in graph.node)
-            ),
+            initializers.union(inputs, outputs, *((*node_reads(node), *node.output) for node in graph.node)),
         )
 
 
@@ -220,10 +218,6 @@ class PlacedGraphBuilder:
             self.constants[name] = value
         return self.named[key]
 
-    def weight(self, name: str, region: Region) -> str:
-        """`region` of an initializer of the model: itself where that is all of it, else a cut of it."""
-        return name if region == self.given.whole[name] else self.constant(Cut(name, region))
-
     def copy(
         self,
         node: str,
@@ -302,6 +296,6 @@ class PlacedGraphBuilder:
                 nodes.append(node)
         used = kept.union(*(node.inputs for node in nodes))
         infos = {**self.values, **given.inputs, **{name: given.outputs[output] for name, output in sinks.items()}}
-        constants = (given.whole.keys() & used) | given.sparse
+        constants = (given.initializers & used) | given.sparse
         inputs = tuple(name for name in given.inputs if name not in constants)
         return PlacedGraph(nodes[::-1], infos, inputs, source, sinks, self.constants, used)

@@ -12,7 +12,7 @@ from dicompiler.ir.regions import Region, full
 from dicompiler.ir.routing import Box, Routing, Take, Tree
 from dicompiler.ir.rule import Node, Piece
 from dicompiler.ir.tasks import Key, Task, TaskId, task_id
-from dicompiler.partition.placed_graph import Given, Held, Place, PlacedGraph, PlacedGraphBuilder, Turn
+from dicompiler.partition.placed_graph import Cut, Given, Held, Place, PlacedGraph, PlacedGraphBuilder
 from dicompiler.partition.routing import show
 
 
@@ -32,17 +32,13 @@ class _Placer:
         self.made: dict[object, Held] = {}  # what serves several readers: slices and joins
         self.kept: set[str] = set()
         self.alone = Counter(task.layer for task in routing.tasks)
+        self.firsts = {delivery.output: delivery for delivery in reversed(routing.deliveries)}
         self.delivered = self._delivered_as_computed()
 
     def run(self) -> PlacedGraph:
         for task in self.routing.tasks:
-            place = Place(task.device, task.lane, self._turn(task), task_id(task))
-            self._task(task, place)
+            self._task(task)
         return self.builder.finish(self.kept, self._deliver(), self.plan.source)
-
-    def _turn(self, task: Task) -> Turn:
-        position = self.layers.position[task.layer]
-        return (self.routing.runs[task_id(task)], task.lane, 2 * position + (task.kind != "partial"), 1)
 
     def _dtype(self, tensor: str) -> int:
         return self.layers.tensors[tensor].dtype
@@ -50,8 +46,7 @@ class _Placer:
     def _delivered_as_computed(self) -> dict[tuple[Key, TaskId], str]:
         """Outputs that the first sink computes itself in one piece: that piece bears the output's name."""
         names: dict[tuple[Key, TaskId], str] = {}
-        firsts = {delivery.output: delivery for delivery in reversed(self.routing.deliveries)}
-        for output, delivery in firsts.items():
+        for output, delivery in self.firsts.items():
             tree = delivery.tree
             if tree is None:
                 layer = self.layers.producer[output].name
@@ -103,8 +98,11 @@ class _Placer:
             self.made[at] = self.builder.slice(self._box(box.origin, place), box.region, early)
         return self.made[at]
 
-    def _task(self, task: Task, place: Place) -> None:
+    def _task(self, task: Task) -> None:
         """Inputs assembled, then node by node as the pieces say; those of a layer that stays whole as they stand."""
+        position = 2 * self.layers.position[task.layer] + (task.kind != "partial")
+        turn = (self.routing.runs[task_id(task)], task.lane, position, 1)
+        place = Place(task.device, task.lane, turn, task_id(task))
         reads = self.routing.reads.get(task_id(task), {})
         held = {key.tensor: self._hold(tree, key, place) for key, tree in reads.items() if key.reduce is None}
         if task.kind == "merger":
@@ -144,8 +142,8 @@ class _Placer:
                 inputs.append(self.builder.constant(array, f"{node.name}.{i}{array.tolist()}"))
             elif not tensor:
                 inputs.append("")
-            elif need is not None and self.layers.tensors[tensor].constant:
-                inputs.append(self.builder.weight(tensor, need))
+            elif need is not None and (known := self.layers.tensors[tensor]).constant:
+                inputs.append(tensor if need == full(known.shape or ()) else self.builder.constant(Cut(tensor, need)))
             elif need is not None:
                 inputs.append(self._local(held[tensor], need, place).name)
         while inputs and not inputs[-1]:
@@ -170,10 +168,8 @@ class _Placer:
         is."""
         last = 1 + max(self.routing.runs.values(), default=0)
         extra: dict[str, str] = {}
-        seen: set[str] = set()
         for delivery in self.routing.deliveries:
-            output, first = delivery.output, delivery.output not in seen
-            seen.add(output)
+            output, first = delivery.output, self.firsts[delivery.output] is delivery
             if delivery.tree is None or (first and output in self.delivered.values()):
                 continue
             place = Place(delivery.device, 0, (last, 0, 2 * len(self.layers.layers), 1))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dicompiler.base.errors import DicompilerError, nearest
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.regions import Interval, Region, contains, full, intersect, is_empty
+from dicompiler.ir.regions import Region, contains, full, intersect, is_empty
 from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction
 
 
@@ -70,17 +70,14 @@ def _check_part(layers: LayerGraph, layer: Layer, part: Part, place: str) -> Non
         if interval != (0, shape[axis]) and axis not in allowed:
             axes = ", ".join(str(a) for a in allowed) or "none"
             raise DicompilerError(f"{place}.region: axis {axis} of this layer cannot be cut (axes that can: {axes})")
-    if part.reduce is not None:
-        _check_reduce(layers, layer, part.reduce, place)
-
-
-def _check_reduce(layers: LayerGraph, layer: Layer, reduce: Interval, place: str) -> None:
+    if part.reduce is None:
+        return
     extent = reduction(layers, layer)
     if extent is None:
         op = layer.nodes[layer.anchor].op
         raise DicompilerError(f"{place}.reduce: {op} here has no input channels to sum over (grouped, or no weights)")
-    if not 0 <= reduce[0] < reduce[1] <= extent:
-        raise DicompilerError(f"{place}.reduce: {list(reduce)} is empty or outside 0..{extent}")
+    if not 0 <= part.reduce[0] < part.reduce[1] <= extent:
+        raise DicompilerError(f"{place}.reduce: {list(part.reduce)} is empty or outside 0..{extent}")
 
 
 def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> None:

@@ -50,7 +50,7 @@ class _Router:
     def __init__(self, layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> None:
         self.layers, self.plan, self.hosts = layers, plan, hosts
         self.rank = {device: i for i, device in enumerate(plan.devices)}
-        self.live: set[TaskId] = set()
+        self.live: set[TaskId | None] = set()  # None: a graph input is no task's
         self.readers: dict[Key, list[tuple[Order, Task, Region]]] = {}
         self.reads: dict[TaskId, dict[Key, Tree]] = {}
         self.received: list[Box] = []
@@ -93,7 +93,7 @@ class _Router:
         shape = self.layers.tensors[key.tensor].shape
         if shape is None:
             box = next((box for box in boxes if box.device in self.plan.sink), boxes[0])
-            self._use(box)
+            self.live.add(box.task)
             return [Delivery(key.tensor, box.device, None)]
         return [
             Delivery(key.tensor, sink, self._assemble(full(shape), (sink, 0), boxes, held, f"the sink {sink}"))
@@ -101,13 +101,16 @@ class _Router:
         ]
 
     def _merge(self, mergers: Sequence[Task], partials: Sequence[Task]) -> None:
-        """Every live merger reads, range by range, the partial sums over its region."""
+        """Every live merger reads, range by range, the partial sums that touch its region."""
+        sums = {key: _boxes(partials, key) for task in partials for key in task.outputs}
         for merger in mergers if partials else ():
             (region,) = merger.outputs.values()
             assert region is not None
-            self._read(merger, ((key, region) for key in touching(region, partials)))
-        for key in dict.fromkeys(key for task in partials for key in task.outputs):
-            self._serve(key, _boxes(partials, key))
+            for key in sorted(sums, key=lambda key: key.reduce or (0, 0)):
+                if any(box.region is not None and intersect(box.region, region) is not None for box in sums[key]):
+                    self._read(merger, [(key, region)])
+        for key, boxes in sums.items():
+            self._serve(key, boxes)
 
     def _assemble(
         self, need: Region, at: tuple[str, int], boxes: Sequence[Box], held: dict[str, list[Box]], reader: str
@@ -139,7 +142,7 @@ class _Router:
                 cuts = [with_interval(need, axis, c) for c in ((start, low), (low, high), (high, stop)) if c[0] < c[1]]
                 return Join(axis, tuple(self._assemble(cut, at, near, held, reader) for cut in cuts))
         if box.origin is None:
-            self._use(box)
+            self.live.add(box.task)
         if box.device != device:
             box = Box(box.key, overlap, device, lane, origin=box)
             held.setdefault(device, []).append(box)
@@ -154,10 +157,6 @@ class _Router:
         else:
             distance = 2 if self.hosts.get(box.device, box.device) == self.hosts.get(device, device) else 3
         return distance, -volume(overlap), self.rank[box.device], index
-
-    def _use(self, box: Box) -> None:
-        if box.task is not None:
-            self.live.add(box.task)
 
     def _order(self, task: Task) -> Order:
         """Layer order; within a layer partial sums first."""
@@ -180,13 +179,6 @@ class _Router:
 
 def _boxes(tasks: Sequence[Task], key: Key) -> list[Box]:
     return [Box(key, t.outputs[key], t.device, t.lane, task_id(t)) for t in tasks if key in t.outputs]
-
-
-def touching(region: Region | None, partials: Sequence[Task]) -> tuple[Key, ...]:
-    """The partial sums that touch `region`, in range order."""
-    sums = ((key, summed) for task in partials for key, summed in task.outputs.items() if summed is not None)
-    keys = {key for key, summed in sums if region is not None and intersect(summed, region) is not None}
-    return tuple(sorted(keys, key=lambda key: key.reduce or (0, 0)))
 
 
 def lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[Key, Tree]]) -> dict[TaskId, int]:

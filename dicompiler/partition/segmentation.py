@@ -161,8 +161,3 @@ def _written(
     proto.graph.initializer.extend(constants[n] for n in read if n in constants)
     proto.graph.sparse_initializer.extend(t for t in source.proto.graph.sparse_initializer if t.values.name in read)
     return proto
-
-
-def sent_bytes(transfers: Iterable[Transfer]) -> int:
-    """All bytes on the network for one frame."""
-    return sum(transfer.value.nbytes for transfer in transfers)

@@ -67,17 +67,12 @@ def _follow(layers: LayerGraph, layer: Layer, labelled: Axes) -> dict[str, int]:
             cut = {"channel"}
         for label in sorted(cut):
             labels.setdefault(label, axis)
-    _keep_small(layers, layer, labelled, labels)
-    return labels
-
-
-def _keep_small(layers: LayerGraph, layer: Layer, labelled: Axes, labels: dict[str, int]) -> None:
-    """A map so small that every tile's halo covers it shows no cut: a layer that keeps the rank keeps the axis."""
-    rank = len(output_shape(layers, layer))
-    same = (labelled.get(name, {}) for name in layer.inputs if len(layers.tensors[name].shape or ()) == rank)
+    # A map so small that every tile's halo covers it shows no cut: a layer that keeps the rank keeps the axis.
+    same = (labelled.get(name, {}) for name in layer.inputs if len(layers.tensors[name].shape or ()) == len(shape))
     for label, axis in (entry for axes_of in same for entry in axes_of.items()):
         if label != "channel" and label not in labels and axis not in labels.values():
             labels[label] = axis
+    return labels
 
 
 def axis_of(layers: LayerGraph, layer: Layer, label: Label) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from dicompiler.ir.rule import fault_of
-from dicompiler.partition.segmentation import cut, sent_bytes
+from dicompiler.partition.segmentation import cut
 from dicompiler.plugin.registry import also
 from dicompiler.plugin_api import (
     Compilation,
@@ -224,6 +224,6 @@ def run_split(model: Model, layers: LayerGraph, parts: Sequence[Part], feed: Map
     placed.model.check("partition")
     program = cut(placed.model, plan.devices)
     execution = Executor(program, "none").run(feed)
-    bytes_ = sum(execution.sent), placed.routing.total_bytes, sent_bytes(program.transfers)
+    bytes_ = sum(execution.sent), placed.routing.total_bytes, sum(t.value.nbytes for t in program.transfers)
     expect(len(set(bytes_)) == 1, f"{bytes_[0]} bytes are sent, {bytes_[1]} were predicted")
     return np.asarray(execution.outputs["y"])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.plan import Part, Plan, dumps, from_json, load_plan, to_json
+from dicompiler.ir.plan import Part, Plan, dumps, from_json, load_plan
 
 DESIGN = """
 {"format": "dicompiler.plan/1", "source": ["cam"], "sink": ["pi01"], "layers": {
@@ -65,7 +65,6 @@ PLANS = st.builds(
 
 @given(PLANS)
 def test_any_plan_reads_back_as_it_was(plan: Plan) -> None:
-    assert from_json(to_json(plan)) == plan
     assert from_json(json.loads(dumps(plan))) == plan
     assert dumps(from_json(json.loads(dumps(plan)))) == dumps(plan)
 
@@ -125,8 +124,8 @@ RENAMINGS = st.lists(st.dictionaries(st.text(min_size=1, max_size=4), st.text(mi
 @given(RENAMINGS)
 def test_a_plan_with_replicas_reads_back_as_it_was(replicas: list[dict[str, str]]) -> None:
     plan = replace(TWO, replicas=tuple(replicas))
-    assert from_json(to_json(plan)) == from_json(json.loads(dumps(plan))) == plan
-    assert ("replicas" in to_json(plan)) == bool(replicas)
+    assert from_json(json.loads(dumps(plan))) == plan
+    assert ("replicas" in json.loads(dumps(plan))) == bool(replicas)
 
 
 @pytest.mark.parametrize(

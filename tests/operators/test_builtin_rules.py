@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 
 from dicompiler.operators import builtin_rules
+from dicompiler.operators.axes import MERGED, OTHERS
 from dicompiler.operators.elementwise import BROADCASTING, CONTRIBUTED, UNARY
-from dicompiler.operators.reductions import MERGED, OTHERS
 
 TESTED = {
     *"Conv ConvTranspose MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool Gemm MatMul".split(),

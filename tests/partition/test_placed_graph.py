@@ -35,11 +35,10 @@ def test_equal_constants_are_one_and_different_ones_have_names_of_their_own(draf
     assert len(draft.constants) == 5
 
 
-def test_all_of_a_weight_is_the_weight_and_a_cut_of_it_is_made_once(draft: PlacedGraphBuilder) -> None:
-    assert draft.weight("w", full((4, 4, 3, 3))) == "w"
+def test_a_cut_of_a_weight_is_made_once(draft: PlacedGraphBuilder) -> None:
     region = ((1, 3), (0, 4), (0, 3), (0, 3))
-    name = draft.weight("w", region)
-    assert draft.weight("w", region) == name
+    name = draft.constant(Cut("w", region))
+    assert draft.constant(Cut("w", region)) == name
     assert draft.constants == {name: Cut("w", region)}
 
 

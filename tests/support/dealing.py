@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from random import Random
 
@@ -14,7 +15,7 @@ from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import from_json, to_json
+from dicompiler.ir.plan import dumps, from_json
 from dicompiler.ir.platform import Platform
 from dicompiler.partition.lowering import split
 from dicompiler.partition.tiling import whole_plan
@@ -39,7 +40,7 @@ def dealt(seed: int) -> tuple[Compilation, Model, Random]:
     renamings = [dict(zip(used, rng.sample(MORE, len(used)), strict=True)) for _ in range(rng.randint(1, 3))]
     # What stays need not be named.
     replicas = tuple({a: b for a, b in own.items() if a != b or rng.random() < 0.5} for own in renamings)
-    plan = from_json(to_json(replace(plan, replicas=replicas)))
+    plan = from_json(json.loads(dumps(replace(plan, replicas=replicas))))
     return split(Compilation(model=model, layers=layers, platform=cluster(*MORE), plan=plan)), model, rng
 
 

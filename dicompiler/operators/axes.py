@@ -1,4 +1,7 @@
-"""Operators that look along an axis, or over all of some axes: those are read in full, the others pass."""
+"""Operators that look along an axis, or over all of some axes: those are read in full, the others pass.
+
+Where parts of a reduced axis can be put together (sums, maxima, minima), the first reduced axis can be cut by LIP.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from collections.abc import Collection, Sequence
 from functools import partial
 
 from dicompiler.ir.regions import Interval, Region, Shape, blocks_of, full, with_interval
-from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, taken
+from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, taken, whole
 from dicompiler.operators.elementwise import elementwise
 
+MERGED = {"ReduceSum": "Add", "ReduceL1": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
+"""How partial results become the result. A mean is none: its parts would count by their numbers of elements."""
+OTHERS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSumSquare".split()
 SCALED = "- gain shift"
 """What becomes of a scale and a shift in the exact check."""
 
@@ -30,9 +36,8 @@ def _in_full(operation: Operation, region: Region, axes: Collection[int]) -> Reg
 
 def softmax(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Softmax and its kin: the axis in full; before opset 13 every axis from `axis` on."""
-    rank, modern = len(region), operation.node.opset >= 13
-    axis = operation.attribute("axis", -1 if modern else 1) % rank
-    return elementwise(operation, _in_full(operation, region, range(axis, axis + 1 if modern else rank)), reduce)
+    count, default = (1, -1) if operation.node.opset >= 13 else (None, 1)
+    return from_axis(operation, region, reduce, count, default)
 
 
 def mean_variance(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
@@ -59,15 +64,13 @@ def group_normalization(operation: Operation, region: Region, reduce: Interval |
     return Piece(out, (out, *(vector for _ in operation.inputs[1:])), attributes)
 
 
-def from_axis(operation: Operation, region: Region, reduce: Interval | None, count: int | None = None) -> Piece:
-    """LayerNormalization, RMSNormalization: every axis from `axis` on in full; scale and shift broadcast.
-    LpNormalization: that axis alone, `count` of them."""
-    return elementwise(operation, _in_full(operation, region, range(len(region))[_axis(operation) :][:count]), reduce)
-
-
-def _axis(operation: Operation) -> int:
-    """The attribute `axis`, the last one if it is left out."""
-    return int(operation.attribute("axis", -1)) % len(operation.out_shape)
+def from_axis(
+    operation: Operation, region: Region, reduce: Interval | None, count: int | None = None, default: int = -1
+) -> Piece:
+    """LayerNormalization, RMSNormalization: every axis from `axis` on in full, LpNormalization: `count` of them; scale
+    and shift broadcast."""
+    axes = range(len(region))[operation.attribute("axis", default) % len(region) :]
+    return elementwise(operation, _in_full(operation, region, axes[:count]), reduce)
 
 
 def cumulative(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
@@ -80,7 +83,7 @@ def cumulative(operation: Operation, region: Region, reduce: Interval | None) ->
 
 def top_k(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """TopK: the axis in full, in input and output; its values alone, or else whole."""
-    axis = _axis(operation)
+    axis = operation.attribute("axis", -1) % len(region)
     need = with_interval(region, axis, (0, operation.shape(0)[axis]))
     return Piece(_in_full(operation, region, (axis,)), (need, *operation.full_needs()[1:]))
 
@@ -93,6 +96,53 @@ def across(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort: 
 def skipped(operation: Operation, out: Shape, needs: Sequence[Shape], last: int) -> Effort:  # noqa: ARG001
     """A normalisation of the sum of two tensors, or of three where input `last` is there."""
     return Effort(other=(2 + operation.has(last)) * math.prod(out))
+
+
+def reduced_axes(operation: Operation) -> tuple[int, ...] | None:
+    """The axes that go: an attribute, or since opset 13 (ReduceSum) or 18 an input; None where they are not known.
+    ArgMax and ArgMin have one."""
+    rank = len(operation.shape(0))
+    axes = [operation.attribute("axis", 0)] if operation.node.op.startswith("Arg") else operation.attribute("axes")
+    if operation.has(1):
+        if (value := operation.value(1)) is None:
+            return None
+        axes = value.tolist()
+    if not axes:
+        return () if operation.attribute("noop_with_empty_axes", 0) else tuple(range(rank))
+    return tuple(sorted({axis % rank for axis in axes}))
+
+
+def reduce_axes(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """ReduceSum and its kin: y[kept axes] ← x[kept axes, all of the reduced ones, or a range of the first of them]."""
+    axes = reduced_axes(operation)
+    if axes is None:
+        return whole(operation, region, reduce)
+    # The region may have lost those axes.
+    kept = operation.attribute("keepdims", 1)
+    rest = iter([interval for axis, interval in enumerate(region) if not kept or axis not in axes])
+    need = tuple((0, extent) if axis in axes else next(rest) for axis, extent in enumerate(operation.shape(0)))
+    if reduce is not None:
+        need = with_interval(need, _cut_axis(operation, axes), reduce)
+    return Piece(region, (need, *operation.full_needs()[1:]))
+
+
+def _cut_axis(operation: Operation, axes: tuple[int, ...]) -> int:
+    """The first reduced axis that is longer than one element; the first where there is none."""
+    shape = operation.shape(0)
+    return next((axis for axis in axes if shape[axis] > 1), axes[0])
+
+
+def reduction(operation: Operation) -> int | None:
+    """The extent of the axis that LIP cuts; None where nothing is reduced, or where onnxruntime cannot join parts of
+    this type."""
+    from onnx import TensorProto
+
+    tensor, axes = operation.inputs[0], reduced_axes(operation)
+    if not axes or tensor is None:
+        return None
+    floats = (TensorProto.FLOAT, TensorProto.DOUBLE)
+    types = floats if operation.node.opset < 12 else (*floats, TensorProto.INT32, TensorProto.INT64)
+    return operation.shape(0)[_cut_axis(operation, axes)] if tensor.dtype in types else None
 
 
 RULES = (
@@ -109,4 +159,8 @@ RULES = (
     *counted(partial(skipped, last=3), "SkipSimplifiedLayerNormalization"),
     *(OperatorRule(op, cumulative) for op in ("CumSum", "CumProd")),
     OperatorRule("TopK", top_k, cost=taken),
+    *(OperatorRule(op, reduce_axes, reduction=reduction, merge=merge, cost=taken) for op, merge in MERGED.items()),
+    *(OperatorRule(op, reduce_axes, cost=taken, stand_in="reduce") for op in OTHERS),
+    *(OperatorRule(op, reduce_axes, cost=taken) for op in ("ArgMax", "ArgMin")),
+    *counted(taken, "QLinearReduceMean ReduceSumInteger"),
 )
