@@ -20,7 +20,7 @@ from dicompiler.ir.onnx.importing import unique
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.structure import bodies, body_reads, node_reads, rename_captures
 from dicompiler.ir.program import Value
-from dicompiler.ir.regions import Region, shape_of, with_interval
+from dicompiler.ir.regions import Region, full, shape_of, with_interval
 from dicompiler.ir.rule import Piece
 from dicompiler.ir.tasks import TaskId
 from dicompiler.partition.routing import show
@@ -88,8 +88,8 @@ class Given:
     """What placing asks a model, looked up once.
 
     opset: of the standard operators (0: none of them is used). nodes: by name; bodied: those with sub-graphs. values:
-    value infos by tensor; inputs, outputs: the graph's. initializers, sparse: the names of all and of sparse ones.
-    taken: the names of tensors.
+    value infos by tensor; inputs, outputs: the graph's. whole: the region that each initializer is; sparse: the names
+    of sparse ones. taken: the names of tensors.
     """
 
     opset: int
@@ -98,7 +98,7 @@ class Given:
     values: Mapping[str, onnx.ValueInfoProto]
     inputs: Mapping[str, onnx.ValueInfoProto]
     outputs: Mapping[str, onnx.ValueInfoProto]
-    initializers: frozenset[str]
+    whole: Mapping[str, Region]
     sparse: frozenset[str]
     taken: frozenset[str]
 
@@ -106,7 +106,8 @@ class Given:
     def of(cls, model: Model) -> Given:
         graph = model.proto.graph
         values, inputs, outputs = ({v.name: v for v in of} for of in (graph.value_info, graph.input, graph.output))
-        initializers = frozenset(model.initializers())
+        whole = {name: full(shape) for name, (_, shape) in model.initializers().items()}
+        taken = {name for node in graph.node for name in (*node_reads(node), *node.output)}
         return cls(
             next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), 0),
             {node.name: node for node in graph.node},
@@ -114,9 +115,9 @@ class Given:
             values,
             inputs,
             outputs,
-            initializers,
+            whole,
             frozenset(tensor.values.name for tensor in graph.sparse_initializer),
-            initializers.union(inputs, outputs, *((*node_reads(node), *node.output) for node in graph.node)),
+            frozenset({*taken, *inputs, *outputs, *whole}),
         )
 
 
@@ -208,9 +209,11 @@ class PlacedGraphBuilder:
     def constant(self, value: Constant, wanted: str = "") -> str:
         """The name of an initializer with this value, which is made once; of arrays, but for vectors of integers, once
         for each wanted name."""
-        if isinstance(value, np.ndarray) and value.dtype == np.int64 and value.ndim == 1:
-            value = tuple(value.tolist())
-        key = (wanted, str(value.dtype), value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
+        key: object = value
+        if isinstance(value, np.ndarray):
+            if value.dtype == np.int64 and value.ndim == 1:
+                return self.constant(tuple(value.tolist()))
+            key = (wanted, str(value.dtype), value.shape, value.tobytes())
         if key not in self.named:
             if isinstance(value, tuple):
                 wanted = value.weight + show(value.region) if isinstance(value, Cut) else f"int64{list(value)}"
@@ -296,6 +299,6 @@ class PlacedGraphBuilder:
                 nodes.append(node)
         used = kept.union(*(node.inputs for node in nodes))
         infos = {**self.values, **given.inputs, **{name: given.outputs[output] for name, output in sinks.items()}}
-        constants = (given.initializers & used) | given.sparse
+        constants = (given.whole.keys() & used) | given.sparse
         inputs = tuple(name for name in given.inputs if name not in constants)
         return PlacedGraph(nodes[::-1], infos, inputs, source, sinks, self.constants, used)

@@ -79,6 +79,8 @@ class _Placer:
 
     def _local(self, held: Held, region: Region, place: Place) -> Held:
         """A slice on the reader's device, shared by all its readers in that lane."""
+        if held.region == region:
+            return held
         at = (held.name, region, place.device, place.lane)
         if at not in self.made:
             self.made[at] = self.builder.slice(held, region, place)
@@ -142,8 +144,9 @@ class _Placer:
                 inputs.append(self.builder.constant(array, f"{node.name}.{i}{array.tolist()}"))
             elif not tensor:
                 inputs.append("")
-            elif need is not None and (known := self.layers.tensors[tensor]).constant:
-                inputs.append(tensor if need == full(known.shape or ()) else self.builder.constant(Cut(tensor, need)))
+            elif need is not None and self.layers.tensors[tensor].constant:
+                whole = need == self.given.whole[tensor]
+                inputs.append(tensor if whole else self.builder.constant(Cut(tensor, need)))
             elif need is not None:
                 inputs.append(self._local(held[tensor], need, place).name)
         while inputs and not inputs[-1]:
