@@ -39,11 +39,11 @@ def attention(operation: Operation, region: Region, reduce: Interval | None) -> 
 def _mask(operation: Operation, scores: Region) -> tuple[Region | None, ...]:
     """The mask's need, which broadcasts to the scores (batch, heads, rows of q, rows of k); its last axis can be
     shorter than the rows of k. Nothing where there is none."""
+    absent = tuple(None for _ in operation.inputs[3:])
     if not operation.has(3):
-        return tuple(None for _ in operation.inputs[3:])
+        return absent
     shape = operation.shape(3)
-    need = broadcast_need(shape, scores)
-    return ((*need[:-1], (0, shape[-1])), *(None for _ in operation.inputs[4:]))
+    return ((*broadcast_need(shape, scores)[:-1], (0, shape[-1])), *absent[1:])
 
 
 def _attended(

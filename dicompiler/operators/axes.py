@@ -9,6 +9,8 @@ import math
 from collections.abc import Collection, Sequence
 from functools import partial
 
+from onnx import TensorProto
+
 from dicompiler.ir.regions import Interval, Region, Shape, blocks_of, full, with_interval
 from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, taken, whole
 from dicompiler.operators.elementwise import elementwise
@@ -135,8 +137,6 @@ def _cut_axis(operation: Operation, axes: tuple[int, ...]) -> int:
 def reduction(operation: Operation) -> int | None:
     """The extent of the axis that LIP cuts; None where nothing is reduced, or where onnxruntime cannot join parts of
     this type."""
-    from onnx import TensorProto
-
     tensor, axes = operation.inputs[0], reduced_axes(operation)
     if not axes or tensor is None:
         return None

@@ -127,10 +127,8 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
     tiles: list[tuple[Interval, Interval, int]] = []
     for extent, (start, stop) in zip(operation.shape(0), region, strict=True):
         first, last = blocks_of((start, stop), extent)
-        if last - first == 1:
-            tiles.append(((start, stop), (start - first * extent, stop - first * extent), 1))
-        else:
-            tiles.append(((first * extent, last * extent), (0, extent), last - first))
+        low, high = (start, stop) if last - first == 1 else (first * extent, last * extent)
+        tiles.append(((low, high), (low - first * extent, min(extent, high - first * extent)), last - first))
     out, need, repeats = zip(*tiles, strict=True) if tiles else ((), (), ())
     return Piece(out, (need, None), {}, {1: np.array(repeats, np.int64)})
 

@@ -149,11 +149,9 @@ def conv_transpose(operation: Operation, region: Region, reduce: Interval | None
 
 def _of_groups(operation: Operation, groups: int, piece: Piece, reduce: Interval | None) -> Piece:
     """The piece with so many groups, and with the bias of its output channels."""
-    attributes = (
-        piece.attributes if groups == operation.attribute("group", 1) else {**piece.attributes, "group": groups}
-    )
+    changed = {} if groups == operation.attribute("group", 1) else {"group": groups}
     bias = (piece.out[1],) if operation.has(2) and (reduce is None or reduce[0] == 0) else None
-    return Piece(piece.out, (*piece.needs, *(bias for _ in operation.inputs[2:])), attributes)
+    return Piece(piece.out, (*piece.needs, *(bias for _ in operation.inputs[2:])), {**piece.attributes, **changed})
 
 
 def ungrouped(operation: Operation) -> int | None:

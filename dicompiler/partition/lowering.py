@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
@@ -22,6 +22,7 @@ from dicompiler.partition.placed_graph import Given
 from dicompiler.partition.placement import place
 from dicompiler.partition.routing import route, route_on
 from dicompiler.partition.segmentation import cut
+from dicompiler.partition.tiling import whole_plan
 from dicompiler.partition.writing import write
 
 log = logging.getLogger("dicompiler")
@@ -35,7 +36,7 @@ def partition(compilation: Compilation, quiet: bool = False) -> Compilation:
     without a plan every layer is on d0. quiet: nothing is said of parts that nobody reads."""
     layers, platform = compilation.layers, compilation.platform
     assert layers is not None
-    plan = compilation.plan or Plan({layer.name: (Part("d0"),) for layer in layers.layers}, ("d0",), ("d0",))
+    plan = compilation.plan or whole_plan(layers, "d0")
     routing = route(layers, plan) if platform is None else route_on(platform, layers, plan)
     for layer, index in () if quiet else routing.dropped:
         log.warning("partition: part %d of layer %r is read by nobody and is left out", index, layer)

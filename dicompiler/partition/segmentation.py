@@ -73,20 +73,18 @@ def _gather(graph: PlacedGraph) -> list[list[int]]:
     places, maker = [node.place for node in graph.nodes], graph.maker
     sends = {at for at, *_ in graph.wanted}
     groups: list[list[int]] = []
-    current: dict[
-        str, tuple[list[int], bool]
-    ] = {}  # device → its last segment, and whether that ends with what is sent
+    current: dict[str, list[int]] = {}  # device → its last segment
+    sending: dict[str, bool] = {}  # whether that ends with what another device needs
     for unit in _units(graph):
         device, lane, *_ = places[unit[0]]
-        sent = not sends.isdisjoint(unit)
-        group, sending = current.get(device, ([], True))
+        sent, group = not sends.isdisjoint(unit), current.get(device, [])
         read = [at for i in unit for name in graph.uses[i] if group and (at := maker.get(name, GIVEN)) > group[0]]
         newer = any(places[at].device != device for at in read)
-        if not group or newer or (sending and not sent) or places[group[-1]].lane != lane:
-            group = []
+        if not group or newer or (sending[device] and not sent) or places[group[-1]].lane != lane:
+            group = current[device] = []
             groups.append(group)
         group.extend(unit)
-        current[device] = group, sent
+        sending[device] = sent
     return groups
 
 
