@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from support.layer_graphs import formed, stack
 
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.rule import whole
+from dicompiler.ir.regions import full
+from dicompiler.ir.rule import OperatorRule, Piece, whole
 
 DIAMOND = """<ir_version: 8, opset_import: ["": 17]>
 g (float[1, 4, 6, 6] x) => (float[1, 4, 6, 6] y, float[1, 8, 6, 6] z)
@@ -51,6 +53,16 @@ def test_an_operator_without_a_rule_is_computed_whole(diamond: LayerGraph) -> No
     assert bare.rule(node).piece is whole
     assert bare.rule(node).op == "MaxPool"
     assert bare.cut_output(node) == "a"
+
+
+def test_all_of_an_output_is_the_node_as_it_stands_whatever_its_rule_changes(diamond: LayerGraph) -> None:
+    node = diamond.layers[0].nodes[0]
+    everything, half = full((1, 4, 6, 6)), ((0, 1), (0, 4), (0, 3), (0, 6))
+    rule = OperatorRule("MaxPool", lambda _, region, __: Piece(region, (region,), {"pads": [0, 0, 0, 0]}))
+    layers = replace(diamond, rules={("", "MaxPool"): rule})
+    assert layers.piece(node, everything) == Piece(everything, (everything,))
+    assert layers.piece(node, half) == Piece(half, (half,), {"pads": [0, 0, 0, 0]})
+    assert layers.piece(node, everything, (0, 2)).attributes
 
 
 def test_an_operation_has_the_tensors_of_its_node_and_none_where_one_is_left_out() -> None:
