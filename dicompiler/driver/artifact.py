@@ -141,7 +141,7 @@ def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = No
         return result
 
     log.info("check models, split by the same plan")
-    checks = [exact(model, program)]
+    checks = [exact(model, program, rules=registry().rules)]
     log.info("the programs themselves, against onnxruntime")
     count = len(plan.roles)  # a frame of each
     result = target.run(path, [given] * count, RunOptions())

@@ -19,7 +19,8 @@ from dicompiler.ir.regions import Interval, Region, Shape, contains, full
 
 STAND_IN_DOMAIN = "dicompiler.check"
 """Where the exact check (see dicompiler.verify.exact) puts a node whose operator rounds: there a function computes
-something exact from the same inputs, and the operator's own rule holds."""
+something exact from the same inputs, and the operator's own rule holds. Below it are the domains of other operators
+than the standard's: dicompiler.check.com.microsoft."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class OperatorRule:
     stand_in: what the exact check computes in its place where it rounds even small integers: an operator with the same
         inputs, or a body of dicompiler.verify.exact.standins. '': it is exact.
     constants: what its constant inputs become in the exact check, one word for each (the last one for all that follow),
-        of those of dicompiler.verify.exact.values; '-': it stays. The exact check asks the built-in rules alone.
+        of those of dicompiler.verify.exact.values; '-': it stays.
     """
 
     op: str

@@ -23,6 +23,7 @@ import pluggy
 
 from dicompiler.base.errors import DicompilerError, PluginError, UsageError, cause, nearest
 from dicompiler.base.specs import Spec, instantiate, options_of, parse
+from dicompiler.ir.rule import OperatorRule
 from dicompiler.plugin import guard, hookspecs
 from dicompiler.plugin.entry_points import BUILTINS, GROUP, Plugin, canonical, installed, is_ours, top
 from dicompiler.plugin.moved import remedy
@@ -99,6 +100,11 @@ class Registry:
         """What is provided of a kind, one of KINDS."""
         provided: Mapping[str, Provided] = getattr(self, kind)
         return provided
+
+    @property
+    def rules(self) -> Mapping[tuple[str, str], OperatorRule]:
+        """The operator rules by domain and operator type, as a layer graph has them."""
+        return {(one.value.domain, one.value.op): one.value for one in self.operators.values()}
 
     def find(self, kind: str, name: str) -> Provided:
         """The one of that name. UsageError names the nearest; PluginError names plugins that were left out."""

@@ -20,6 +20,7 @@ from dicompiler.plugin_api import (
     compare,
     graph_inputs,
     random_inputs,
+    registry,
     run_model,
     split,
 )
@@ -73,7 +74,7 @@ def verified(
 
     result = split(replace(prepared, plan=plan))
     assert result.program is not None and result.routing is not None
-    checks = [exact(prepared.model, program, seeds)]
+    checks = [exact(prepared.model, program, seeds, registry().rules)]
     sent: list[int] = []
     for role in result.program.roles:
         execution = Executor(role).run(inputs)

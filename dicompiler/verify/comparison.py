@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program, Transfer, Value
 from dicompiler.verify.exact import NotExact, check_model, coverage, seeds_needed
+from dicompiler.verify.exact.facts import Rules
 from dicompiler.verify.executor import Execution, Executor, run_model
 
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-10}
@@ -92,19 +93,21 @@ def _compare_values(name: str, reference: NDArray[Any], got: NDArray[Any], toler
     return Check(name, share <= tolerance.times, detail)
 
 
-def exact(model: Model, split: Callable[[Model], Program], seeds: Sequence[int] | None = None) -> Check:
+def exact(
+    model: Model, split: Callable[[Model], Program], seeds: Sequence[int] | None = None, rules: Rules | None = None
+) -> Check:
     """Proves the geometry: integer-valued check models of the same graph, split the same way, are bit-equal.
 
     `split` compiles a model by the plan in question. By default as many seeds as it takes to read every tap and every
     input channel of every convolution. It does not apply where an operator rounds that has no stand-in, or where values
-    would leave the exact range. Every role of a plan with replicas is checked.
+    would leave the exact range. Every role of a plan with replicas is checked. rules: as `check_model` takes them.
     """
     chosen = range(seeds_needed(model)) if seeds is None else seeds
     tried = []
     count = 1
     for seed in chosen:
         try:
-            checked, inputs = check_model(model, seed)
+            checked, inputs = check_model(model, seed, rules)
         except NotExact as error:
             return Check("exact", True, str(error).removeprefix("exact check: "), applies=False)
         tried.append(checked)

@@ -46,8 +46,7 @@ class FormLayers(Pass):
     def run(self, compilation: Compilation) -> Compilation:
         from dicompiler.plugin_api import registry
 
-        rules = {(p.value.domain, p.value.op): p.value for p in registry().operators.values()}
-        return replace(compilation, layers=form_layers(compilation.model, rules))
+        return replace(compilation, layers=form_layers(compilation.model, registry().rules))
 
 
 def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> LayerGraph:
@@ -82,7 +81,7 @@ def _nodes(model: Model) -> Iterator[Node]:
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.proto.opset_import}
     for proto in model.proto.graph.node:
         # A stand-in of the exact check is cut just as the operator that it stands for.
-        domain = "" if proto.domain in ("ai.onnx", STAND_IN_DOMAIN) else proto.domain
+        domain = "" if proto.domain == "ai.onnx" else proto.domain.removeprefix(STAND_IN_DOMAIN).removeprefix(".")
         attributes = {a.name: _plain(a) for a in proto.attribute}
         opset = opsets.get(domain, 1)
         yield Node(

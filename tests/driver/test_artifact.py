@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from dicompiler import networks
@@ -18,7 +19,9 @@ from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import dumps
-from dicompiler.plugin.registry import registry
+from dicompiler.ir.rule import OperatorRule
+from dicompiler.operators.elementwise import elementwise
+from dicompiler.plugin.registry import also, registry
 from dicompiler.verify.comparison import transfers
 
 
@@ -93,3 +96,18 @@ def test_what_is_no_artifact_is_told(tmp_path: Path) -> None:
     for use in (manifest, reopen, run, verify):
         with pytest.raises(DicompilerError, match="no artifact of dicompiler: compile a model into it first"):
             use(tmp_path)
+
+
+@pytest.mark.parametrize(("stand_in", "shape"), [("Relu", "<float[1, 4, 6, 6] z>"), ("Relu", ""), ("", "")])
+def test_the_exact_check_asks_plugins_what_stands_in_for_their_operators(
+    stand_in: str, shape: str, tmp_path: Path
+) -> None:
+    """Where the model says the shape of what the operator makes: else its layer stays whole, and must in the check."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        g (float[1, 4, 6, 6] x) => (float[1, 4, 6, 6] y) {shape} {{
+          z = com.microsoft.QuickGelu (x)
+          y = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (z) }}""")
+    with also(OperatorRule("QuickGelu", elementwise, "com.microsoft", elementwise=True, stand_in=stand_in)):
+        compile(model, "rpi4x4", strategy="modnn", output=tmp_path / "a")
+        exact, *others = verify(tmp_path / "a").checks
+    assert exact.applies == bool(shape) and exact.passed and all(check.passed for check in others)

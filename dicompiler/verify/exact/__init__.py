@@ -18,20 +18,21 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import LARGE, Weight, hollow, is_hollow
 from dicompiler.verify.exact.covering import Coverage, coverage, seeds_needed
-from dicompiler.verify.exact.facts import Facts, Use, gather, of_model
+from dicompiler.verify.exact.facts import Facts, Rules, Use, gather, of_model
 from dicompiler.verify.exact.magnitudes import Peak, peak
-from dicompiler.verify.exact.standins import DOMAIN, STAND_INS, declare, prepare
+from dicompiler.verify.exact.standins import DOMAIN, declare, prepare
 from dicompiler.verify.exact.values import SCHEDULES, constants, inputs
 
-__all__ = ["DOMAIN", "STAND_INS", "Coverage", "NotExact", "check_model", "coverage", "measure", "seeds_needed"]
+__all__ = ["DOMAIN", "Coverage", "NotExact", "check_model", "coverage", "measure", "seeds_needed"]
 
 
 class NotExact(DicompilerError):
     """A network that no integers take through exactly: an operator rounds, or sums grow too large."""
 
 
-def check_model(model: Model, seed: int) -> tuple[Model, dict[str, NDArray[Any]]]:
-    """The check model of `model` for `seed` (at least 0), and inputs for it.
+def check_model(model: Model, seed: int, rules: Rules | None = None) -> tuple[Model, dict[str, NDArray[Any]]]:
+    """The check model of `model` for `seed` (at least 0), and inputs for it. rules: by (domain, operator type), what
+    stands in for what (None: the built-in ones).
 
     It has the nodes, tensor names, attributes and shapes of `model`; only numbers differ, and operators that round
     move to the domain DOMAIN (see `standins`). Filters have one to three elements of ±1, or as many as it takes to
@@ -41,7 +42,7 @@ def check_model(model: Model, seed: int) -> tuple[Model, dict[str, NDArray[Any]]
     """
     if seed < 0:
         raise UsageError(f"exact check: seed is {seed}: take a number of at least 0")
-    known = gather(model)
+    known = gather(model, rules)
     for schedule in SCHEDULES:
         check = _with_constants(known, constants(known, seed, schedule))
         feed = inputs(_open_inputs(model), seed, schedule)

@@ -21,7 +21,7 @@ MODULUS = 16
 @dataclass(frozen=True)
 class Call:
     """What the calls of the operator `op` in a model have in common: the greatest number of inputs (`arity`), the type
-    of the first one, the opset; `given`: the attributes that are not 0 in some call.
+    of the first one, the opset; `given`: the attributes that are not 0 in some call; `domain`: of the operator.
     """
 
     op: str
@@ -29,10 +29,14 @@ class Call:
     arity: int
     dtype: int
     given: frozenset[str]
+    domain: str = ""
 
     @property
     def attributes(self) -> list[str]:
-        """All that the operator may have: a piece of a node can have some that the whole leaves to their defaults."""
+        """All that the operator may have: a piece of a node can have some that the whole leaves to their defaults. Of
+        an operator that is not the standard's: those that are given."""
+        if self.domain:
+            return sorted(self.given)
         return sorted(onnx.defs.get_schema(self.op, self.opset, "").attributes)
 
     @property

@@ -25,14 +25,15 @@ FLOATS: Mapping[int, int] = {
     onnx.TensorProto.BFLOAT16: 8,
 }
 """The floating-point types of the check model, with the bits of their significands: integers below 2^bits are exact."""
-RULES: Mapping[str, OperatorRule] = {rule.op: rule for rule in builtin_rules() if not rule.domain}
-"""The rules of the standard's operators, which say what stands in for one and what its constants become."""
+Rules = Mapping[tuple[str, str], OperatorRule]
+"""(domain, operator type) → the rule, which says what stands in for the operator and what its constants become."""
 
 
 @dataclass(frozen=True)
 class Facts:
     """`constants`: (dtype, shape) by name; `uses`: where a tensor is read; `dtypes`: of all tensors where it is known;
-    `captured`: names that a control-flow body reads; `outputs`: the graph's; `opset`: of the standard operators.
+    `captured`: names that a control-flow body reads; `outputs`: the graph's; `opset`: of the standard operators;
+    `rules`: of all operators; `static`: the tensors whose shape the model says.
     """
 
     model: Model
@@ -43,6 +44,12 @@ class Facts:
     captured: frozenset[str]
     outputs: frozenset[str]
     opset: int
+    rules: Rules
+    static: frozenset[str]
+
+    def rule(self, node: onnx.NodeProto) -> OperatorRule | None:
+        """The rule of the node's operator, if it has one."""
+        return self.rules.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
 
     def constant(self, node: onnx.NodeProto, index: int) -> bool:
         """Whether input `index` of `node` is there and is a constant of a floating-point type."""
@@ -62,8 +69,8 @@ class Facts:
         return None if tensor in self.captured or tensor in self.outputs else self.uses.get(tensor, ())
 
 
-def gather(model: Model) -> Facts:
-    """The facts of `model`. Types are inferred on the copy without weights."""
+def gather(model: Model, rules: Rules | None = None) -> Facts:
+    """The facts of `model`. Types are inferred on the copy without weights. rules: the built-in ones by default."""
     light = onnx.shape_inference.infer_shapes(model.light())
     nodes = tuple(model.proto.graph.node)
     uses: dict[str, list[Use]] = {}
@@ -80,6 +87,8 @@ def gather(model: Model) -> Facts:
         frozenset(name for node in nodes for graph in _bodies(node) for name in _read(graph)),
         frozenset(value.name for value in model.proto.graph.output),
         next((entry.version for entry in model.proto.opset_import if entry.domain in ("", "ai.onnx")), 1),
+        {(rule.domain, rule.op): rule for rule in builtin_rules()} if rules is None else rules,
+        frozenset(name for name, tensor in model.tensors().items() if tensor.shape is not None),
     )
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper
 
 from dicompiler.verify.exact.calls import MODULUS, Call, bounded, constant, total
-from dicompiler.verify.exact.facts import RULES
 
 AXES = (0, 2, 3)
 """Those that MeanVarianceNormalization takes by default."""
@@ -150,5 +149,3 @@ def _refer(node: NodeProto, name: str, attribute: str, kind: Any) -> None:
 
 BODIES = {"group": group, "instance": instance, "layer": layer, "lp": lp, "mean variance": mean_variance}
 """By the name that rules give them."""
-NORMALISED = {op: BODIES[rule.stand_in] for op, rule in RULES.items() if rule.stand_in in BODIES}
-"""Operator type → what computes in its place."""

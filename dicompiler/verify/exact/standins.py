@@ -1,8 +1,9 @@
 """Exact stand-ins: the node stays as it is but for its domain; a function of the model's own computes something exact.
 
 A node of an operator that rounds (Softmax, Sigmoid, an average of nine …) keeps its name, operator type, attributes,
-inputs and outputs and moves to DOMAIN, in the version of the model's standard operators. So the rule of the operator,
-under DOMAIN, is the operator's own rule: each stand-in reads at least what the operator reads.
+inputs and outputs and moves to DOMAIN (one that is not the standard's to a domain below it), in the version of the
+model's standard operators. So the rule of the operator, under DOMAIN, is the operator's own rule: each stand-in reads
+at least what the operator reads.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from onnx import FunctionProto, NodeProto, helper
 from dicompiler.ir.rule import STAND_IN_DOMAIN
 from dicompiler.verify.exact import normalised
 from dicompiler.verify.exact.calls import Body, Call, bounded, constant, total
-from dicompiler.verify.exact.facts import FLOATS, RULES, Facts, attribute, set_attribute
-from dicompiler.verify.exact.normalised import AXES, NORMALISED
+from dicompiler.verify.exact.facts import FLOATS, Facts, attribute, set_attribute
+from dicompiler.verify.exact.normalised import AXES
 
 DOMAIN = STAND_IN_DOMAIN
 MIN_IR = 8
@@ -113,17 +114,20 @@ BODIES: Mapping[str, Body] = {
     "window": _window,
     **normalised.BODIES,
 }
-"""By the name that rules give them. Any other name is that of an operator, which takes the same inputs."""
-STAND_INS = {op: BODIES.get(rule.stand_in, _one(rule.stand_in)) for op, rule in RULES.items() if rule.stand_in}
-"""Operator type → what computes in its place. What is bounded stays bounded (Sigmoid → Sign), what rectifies rectifies,
-an average becomes a sum over the same window of numbers that are bounded first: a maximum would hide most faults."""
+"""By the name that rules give them. Any other name is that of an operator, which takes the same inputs. What is bounded
+stays bounded (Sigmoid → Sign), what rectifies rectifies, an average becomes a sum over the same window of numbers that
+are bounded first: a maximum would hide most faults."""
 
 
 def needs_stand_in(node: NodeProto, known: Facts) -> bool:
     """Whether `node` rounds, even where its inputs are small integers."""
-    if node.domain not in ("", "ai.onnx") or node.op_type not in STAND_INS or not known.is_float(node.input[0]):
+    rule = known.rule(node)
+    if rule is None or not rule.stand_in or not known.is_float(node.input[0]):
         return False
-    if node.op_type in NORMALISED and (len(node.output) > 1 or not _alike(node, known)):
+    # What follows from a stand-in must not be what nobody knew of another operator: the layers would be others.
+    if rule.domain and not known.static.issuperset(filter(None, node.output)):
+        return False
+    if rule.stand_in in normalised.BODIES and (len(node.output) > 1 or not _alike(node, known)):
         return False
     return node.op_type != "AveragePool" or not averages_exactly(node)
 
@@ -149,10 +153,10 @@ def prepare(node: NodeProto, known: Facts) -> None:
     Clip's bounds go out of the way (0 stays), LeakyRelu becomes |x|, Gemm's factors and LRN's exponent become 1; the
     axes of what normalises are written out, as a body cannot know its operator's defaults.
     """
+    rule, numbers = known.rule(node), dict[str, Any]()
+    stand_in = rule.stand_in if rule is not None else ""
     if needs_stand_in(node, known):
-        node.domain = DOMAIN
-    numbers: dict[str, Any] = {}
-    stand_in = RULES[node.op_type].stand_in if node.op_type in RULES else ""
+        node.domain = DOMAIN if node.domain in ("", "ai.onnx") else f"{DOMAIN}.{node.domain}"
     if stand_in == "lrn":
         numbers = {"alpha": float(attribute(node, "size", 1)), "beta": 1.0, "bias": 1.0}
     elif stand_in in ("layer", "lp"):
@@ -185,20 +189,22 @@ def wide(name: str, value: float, dtype: int) -> float:
 
 def declare(proto: onnx.ModelProto, known: Facts) -> None:
     """Gives `proto`, which is changed, the functions that its nodes in DOMAIN call, and an IR that has functions."""
-    calls: dict[str, list[NodeProto]] = {}
+    calls: dict[tuple[str, str], list[NodeProto]] = {}
     for node in proto.graph.node:
-        if node.domain == DOMAIN:
-            calls.setdefault(node.op_type, []).append(node)
+        if node.domain == DOMAIN or node.domain.startswith(f"{DOMAIN}."):
+            calls.setdefault((node.domain, node.op_type), []).append(node)
     if not calls:
         return
     proto.ir_version = max(proto.ir_version, MIN_IR)
-    proto.opset_import.append(helper.make_opsetid(DOMAIN, known.opset))
-    proto.functions.extend(_function(op, calls[op], known) for op in sorted(calls))
+    proto.opset_import.extend(helper.make_opsetid(d, known.opset) for d in sorted({domain for domain, _ in calls}))
+    proto.functions.extend(_function(*calling, calls[calling], known) for calling in sorted(calls))
 
 
-def _function(op: str, nodes: Sequence[NodeProto], known: Facts) -> FunctionProto:
-    dtype = known.dtypes.get(nodes[0].input[0], onnx.TensorProto.FLOAT)
+def _function(domain: str, op: str, nodes: Sequence[NodeProto], known: Facts) -> FunctionProto:
+    dtype, most = known.dtypes.get(nodes[0].input[0], onnx.TensorProto.FLOAT), max(nodes, key=lambda n: len(n.input))
     given = frozenset(a.name for node in nodes for a in node.attribute if helper.get_attribute_value(a) != 0)
-    call = Call(op, known.opset, max(len(node.input) for node in nodes), dtype, given)
+    own = domain.removeprefix(DOMAIN).removeprefix(".")
+    call, stand_in = Call(op, known.opset, len(most.input), dtype, given, own), known.rules[own, op].stand_in
+    body = BODIES.get(stand_in, _one(stand_in))(call)
     opsets = [helper.make_opsetid("", known.opset)]
-    return helper.make_function(DOMAIN, op, call.inputs, ["Y"], STAND_INS[op](call), opsets, call.attributes)
+    return helper.make_function(domain, op, call.inputs, ["Y"], body, opsets, call.attributes)

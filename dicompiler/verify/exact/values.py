@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.base.seeded import generator
-from dicompiler.verify.exact.facts import FLOATS, RULES, Facts, Use
+from dicompiler.verify.exact.facts import FLOATS, Facts, Use
 from dicompiler.verify.exact.patterns import WEIGHTED, extent, sparse
 from dicompiler.verify.exact.standins import wide
 
@@ -75,8 +75,9 @@ def constants(known: Facts, seed: int, schedule: Schedule) -> dict[Use, Array]:
         taps = schedule.taps[min(depth, len(schedule.taps) - 1)]
         arrays |= _weighted(known, index, seed, taps, schedule, paired)
     for index, node in enumerate(known.nodes):
-        if node.domain in ("", "ai.onnx") and index not in depths:
-            arrays |= _other(known, index, seed, schedule.shifts, paired)
+        rule = known.rule(node)
+        if rule is not None and rule.constants and index not in depths:
+            arrays |= _other(known, index, rule.constants.split(), seed, schedule.shifts, paired)
     return arrays
 
 
@@ -159,11 +160,12 @@ def _per_channel(known: Facts, link: int) -> int:
     return 0 if constant is None else int(np.prod(known.constants[constant][1]))
 
 
-def _other(known: Facts, index: int, seed: int, shifts: int, paired: Mapping[int, Array]) -> dict[Use, Array]:
-    """The constants of a node that is not a weighted layer, by what its rule says that they become."""
+def _other(
+    known: Facts, index: int, words: list[str], seed: int, shifts: int, paired: Mapping[int, Array]
+) -> dict[Use, Array]:
+    """The constants of a node that is not a weighted layer, by the words of its rule for what they become."""
     node = known.nodes[index]
     places = [place for place in range(len(node.input)) if known.constant(node, place)]
-    words = RULES[node.op_type].constants.split() if node.op_type in RULES else []
     if "variance" in words and places != [1, 2, 3, 4]:
         return {}
     makers: Mapping[str, Callable[[Use], Array]] = {
@@ -177,7 +179,7 @@ def _other(known: Facts, index: int, seed: int, shifts: int, paired: Mapping[int
         "slope": lambda use: _slope(known, use, seed),
         "variance": lambda use: _deviation(known, use, seed) ** 2,
     }
-    named = {place: words[min(place, len(words) - 1)] for place in places if words}
+    named = {place: words[min(place, len(words) - 1)] for place in places}
     return {(index, place): makers[word]((index, place)) for place, word in named.items() if word in makers}
 
 

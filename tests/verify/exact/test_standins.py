@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
 from support.exact_models import from_text
+from support.operator_cases import run_split
 
-from dicompiler.verify.exact import DOMAIN, STAND_INS, check_model
-from dicompiler.verify.exact.normalised import NORMALISED
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.plan import Part
+from dicompiler.ir.rule import OperatorRule
+from dicompiler.operators import builtin_rules
+from dicompiler.operators.elementwise import elementwise
+from dicompiler.plugin.registry import also
+from dicompiler.verify.exact import DOMAIN, check_model
+from dicompiler.verify.exact.normalised import BODIES
 from dicompiler.verify.executor import run_model
+from dicompiler_passes.form_layers import form_layers
 
+STAND_INS = sorted(rule.op for rule in builtin_rules() if rule.stand_in and rule.stand_in not in BODIES)
 ATTRIBUTES = {
     "AveragePool": "<kernel_shape = [3, 3], pads = [1, 0, 1, 0], strides = [2, 1]>",
     "LRN": "<size = 5>",
@@ -25,7 +36,7 @@ TWO = ("Div", "Pow", "Mean")
 
 
 @pytest.mark.parametrize("opset", [7, 9, 12, 13, 17, 21])
-@pytest.mark.parametrize("op", sorted(STAND_INS.keys() - NORMALISED.keys()))
+@pytest.mark.parametrize("op", STAND_INS)
 def test_a_stand_in_gives_whole_numbers_of_the_operators_own_shape(op: str, opset: int) -> None:
     if not onnx.defs.has(op, opset, ""):
         assert not onnx.defs.has(op, 7, "")
@@ -116,3 +127,26 @@ def test_an_average_by_a_power_of_two_stays() -> None:
     assert domain("kernel_shape = [2, 4], pads = [1, 1, 0, 0]") == DOMAIN
     assert domain("kernel_shape = [3, 3]") == DOMAIN
     assert domain("kernel_shape = [2, 2], ceil_mode = 1") == DOMAIN
+
+
+@pytest.mark.parametrize(("attribute", "rounds"), [("alpha = 1.5", True), ("alpha = 0.0", False), ("", True)])
+def test_a_plugins_stand_in_takes_the_place_of_its_operator_and_is_cut_by_its_rule(
+    attribute: str, rounds: bool
+) -> None:
+    model = from_text(
+        f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        g (float[1, 4, 6, 6] x) => (float[1, 4, 6, 6] y) {{
+          ["node"] y = com.microsoft.QuickGelu <{attribute}> (x) }}""".replace("<>", "")
+    )
+    rule = OperatorRule("QuickGelu", elementwise, "com.microsoft", elementwise=True, stand_in="Relu")
+    with pytest.raises(DicompilerError, match="QuickGelu") if rounds else nullcontext():
+        check_model(model, 0)
+    with also(rule) as registered:
+        checked, inputs = check_model(model, 0, registered.rules)
+        checked.check("the check model")
+        assert checked.proto.graph.node[0].domain == f"{DOMAIN}.com.microsoft"
+        expected = run_model(checked, inputs)["y"]
+        assert np.array_equal(expected, np.maximum(inputs["x"], 0))
+        layers = form_layers(checked, registered.rules)
+        parts = [Part(device, ((0, 1), (0, 4), rows, (0, 6))) for device, rows in (("a", (0, 2)), ("b", (2, 6)))]
+        assert np.array_equal(run_split(checked, layers, parts, inputs), expected)
