@@ -162,8 +162,8 @@ class _Placer:
             if known is not None:
                 self.builder.values[held[tensor].name] = known
         self.kept.update(node.inputs)  # among them initializers that only sub-graphs name
-        names = {tensor: one.name for tensor, one in held.items()}
-        inputs, outputs = ([names.get(name, name) for name in ends] for ends in (node.inputs, node.outputs))
+        names, proto = {tensor: one.name for tensor, one in held.items()}, self.given.nodes[node.name]
+        inputs, outputs = ([names.get(name, name) for name in ends] for ends in (proto.input, proto.output))
         self.builder.copy(node.name, node.name, inputs, outputs, place, captured=names)
 
     def _deliver(self) -> dict[str, str]:
