@@ -8,19 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from support.layer_graphs import alexnet, formed, stack, vgg16
+from support.stahl_paper import chained, communication, memory, table_2, variant
 
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.networks import build
 from dicompiler_strategies.dp.coopai import Result, best_k, chain, mls
 from dicompiler_strategies.stahl import (
     Scheme,
-    chained,
-    communication,
-    memory,
     network_sizes,
     solve_ilp,
-    table_2,
-    variant,
 )
 
 F, G = 13.6e9, 100e6  # Raspberry Pi 4, FLOP/s; gateway, bit/s

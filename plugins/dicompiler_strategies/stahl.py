@@ -1,16 +1,12 @@
 """Stahl et al. (SAMOS 2019): fully connected and convolution layers in LOP, LIP and FUSE, chosen by an ILP.
 
 Sizes + N → IlpSolution (the ILP as printed, on communication);   Problem → sizes → schemes → Plan.   The paper's
-letters and equation numbers. Where the paper contradicts itself:
-
-- its example's optimum 22 needs the reuse of eq. (7) in eq. (9) too (`reuse`); as printed it is 26. Its table 2 is
-  without it, and "14.8 % reduction" there is LOP / FUSE − 1;
-- the optimum of table 2 is not the optimum of its ILP: a layer in LIP form that is not fused is better still.
+letters and equation numbers. Where the paper contradicts itself: its example's optimum 22 needs the reuse of eq. (7)
+in eq. (9) too (`reuse`); as printed it is 26. Its table 2 is without it.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -24,10 +20,8 @@ from dicompiler.plugin_api import (
     Plan,
     Problem,
     Strategy,
-    UsageError,
     cut_axis,
     full,
-    nearest,
     output_shape,
     read_within,
     reduction,
@@ -62,73 +56,12 @@ class Size:
 
 @dataclass(frozen=True)
 class IlpSolution:
-    """A scheme for each layer; `communication` in elements, times N so that it is a whole number; `proven`: no other
-    solution of the ILP sends less."""
+    """A scheme for each layer; communication: C of eq. (10), in elements; proven: no other solution of the ILP sends
+    less."""
 
     schemes: tuple[Scheme, ...]
-    scaled: int
-    N: int
+    communication: float
     proven: bool
-
-    @property
-    def communication(self) -> float:
-        """C of eq. (10), in elements."""
-        return self.scaled / self.N
-
-
-def chained(sizes: Sequence[int]) -> tuple[Size, ...]:
-    """Fully connected layers in a row: (4, 8, 16) → two layers, 4 × 8 and 8 × 16. Eq. (2): Q = K · M."""
-    return tuple(
-        Size(f"{at + 1}", M, K, M * K, at - 1 if at else None) for at, (M, K) in enumerate(itertools.pairwise(sizes))
-    )
-
-
-# Table 2: darknet's number of each convolution of YOLOv2 at 608 × 608 that counts: C, O (out), side of the map, U.
-_YOLO = {
-    **{16: (256, 512, 38, 3), 18: (512, 1024, 19, 3), 19: (1024, 512, 19, 1), 20: (512, 1024, 19, 3)},
-    **{21: (1024, 512, 19, 1), 22: (512, 1024, 19, 3), 23: (1024, 1024, 19, 3), 24: (1024, 1024, 19, 3)},
-    **{26: (512, 64, 38, 1), 29: (1280, 1024, 19, 3), 30: (1024, 425, 19, 1)},
-}
-_PAIRS = {
-    "LOP": (),
-    "FUSE4": ((19, 20), (21, 22), (23, 24), (29, 30)),
-    "FUSE3": ((18, 19), (21, 22), (23, 24), (29, 30)),
-    "FUSE2": ((18, 19), (20, 21), (23, 24), (29, 30)),
-    "FUSE1": ((18, 19), (20, 21), (22, 23), (29, 30)),
-}
-
-
-def table_2() -> tuple[Size, ...]:
-    """The layers of the paper's table 2. Pools, routes and reorg are not counted; layer 16's input is held in shares;
-    layer 26 reads layer 16. Eq. (5): Q = U · V · C · O."""
-    numbers = list(_YOLO)
-    return tuple(
-        Size(
-            f"{number}",
-            C * side * side,
-            out * side * side,
-            U * U * C * out,
-            None if number == 16 else 0 if number == 26 else at - 1,
-            number not in (18, 26, 29),
-            number == 16,
-        )
-        for at, (number, (C, out, side, U)) in enumerate(zip(numbers, _YOLO.values(), strict=True))
-    )
-
-
-def variant(name: str) -> tuple[Scheme, ...]:
-    """A row of table 2: LOP, FUSE4, FUSE3, FUSE2, FUSE1; layers that are not fused are in LOP form."""
-    if name not in _PAIRS:
-        raise UsageError(f"stahl: unknown variant {name!r}{nearest(name, _PAIRS)}")
-    roles: dict[int, Scheme] = {}
-    for first, second in _PAIRS[name]:
-        roles |= {first: "f", second: "s"}
-    return tuple(roles.get(number, "o") for number in _YOLO)
-
-
-def memory(layers: Sequence[Size], N: int) -> float:
-    """F_n of eq. (7), in elements: the weights in equal shares, whatever the schemes."""
-    return sum(layer.Q for layer in layers) / N
 
 
 def scaled_cost(layer: Size, scheme: Scheme, reused: bool, N: int) -> int:
@@ -142,15 +75,6 @@ def scaled_cost(layer: Size, scheme: Scheme, reused: bool, N: int) -> int:
         "f": inputs,
         "s": N * K * (N - 1),
     }[scheme]
-
-
-def communication(layers: Sequence[Size], schemes: Sequence[Scheme], N: int, reuse: bool = False) -> float:
-    """C of eq. (10) for given schemes, in elements."""
-    total = 0
-    for layer, scheme in zip(layers, schemes, strict=True):
-        held = layer.held if layer.before is None else schemes[layer.before] == "o"
-        total += scaled_cost(layer, scheme, held and (scheme == "o" or (reuse and scheme == "f")), N)
-    return total / N
 
 
 def solve_ilp(layers: Sequence[Size], N: int, reuse: bool = False, lip: bool = True, fuse: bool = True) -> IlpSolution:
@@ -205,7 +129,7 @@ def _solved(model: Any, x: Sequence[Mapping[Scheme, Any]], N: int) -> IlpSolutio
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise DicompilerError("stahl: the solver found nothing within its limit of work: take the strategy 'dp'")
     schemes = tuple(next(s for s, variable in row.items() if solver.boolean_value(variable)) for row in x)
-    return IlpSolution(schemes, round(solver.objective_value), N, status == cp_model.OPTIMAL)
+    return IlpSolution(schemes, round(solver.objective_value) / N, status == cp_model.OPTIMAL)
 
 
 @dataclass(frozen=True)

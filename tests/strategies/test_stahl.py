@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.layer_graphs import formed, stack, vgg16
 from support.planning import FREE, cluster, verify
+from support.stahl_paper import chained, communication, memory, table_2, variant
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.plan import Part
@@ -18,13 +19,8 @@ from dicompiler_strategies.stahl import (
     Scheme,
     Size,
     Stahl,
-    chained,
-    communication,
-    memory,
     network_sizes,
     solve_ilp,
-    table_2,
-    variant,
 )
 
 EXAMPLE = chained((4, 8, 16, 4, 4))
