@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
@@ -36,20 +34,13 @@ log = logging.getLogger("dicompiler")
 
 Measure = Callable[[Plan], Metrics]
 """The hook of the second level: a plan goes in, what it comes to comes out; a `Measurement` where the energy of each
-device was measured too. `Problem.evaluate` is one, `RemoteEvaluator` one for an executor of processes,
-and `OnThisHost` (measuring.py) one that compiles and runs the plan. DicompilerError where a plan cannot be measured: it
-is then left out, with a warning."""
-
-CHUNK = 4
-"""Plans that are handed to an executor at once."""
+device was measured too. DicompilerError where a plan cannot be measured: it is then left out, with a warning."""
 
 MIDDLE = (0.35, 0.65)
 """Where a run of layers is cut for another device: at a random share of its load between these."""
 
 UNMEASURED = 1e30
 """Every number of a plan that could not be measured: finite, because the search computes with it."""
-
-Record = tuple[list[float], float]
 
 
 class Level(Protocol):
@@ -212,41 +203,30 @@ class TiledLayers:
 
 
 def measured(
-    problem: Problem, names: Sequence[str], plan: Callable[[Genes], Plan], measure: Measure, executor: Executor | None
+    problem: Problem, names: Sequence[str], plan: Callable[[Genes], Plan], measure: Measure | None
 ) -> Callable[[Genes], tuple[Array, Array]]:
-    """The second level: every plan by `measure`, spread over `executor` where there is one."""
+    """The second level: every plan by `measure`, by default `Problem.evaluate_all`."""
 
     def evaluate(rows: Genes) -> tuple[Array, Array]:
         plans = [plan(row) for row in rows]
-        records = _spread(partial(_numbers, problem.platform, tuple(names), measure), plans, executor)
+        found = problem.evaluate_all(plans) if measure is None else [_attempt(measure, one) for one in plans]
+        records = [_numbers(problem.platform, names, metrics) for metrics in found]
         return np.array([numbers for numbers, _ in records]), np.array([over for _, over in records])
 
     return evaluate
 
 
-def _spread(function: Callable[[Plan], Record], plans: Sequence[Plan], executor: Executor | None) -> list[Record]:
-    """The function of every plan, in order. Ctrl-C withdraws what has not begun."""
-    if executor is None:
-        return [function(plan) for plan in plans]
-    chunks = [plans[start : start + CHUNK] for start in range(0, len(plans), CHUNK)]
-    futures = [executor.submit(_each, function, chunk) for chunk in chunks]
+def _attempt(measure: Measure, plan: Plan) -> Metrics | DicompilerError:
     try:
-        return [record for future in futures for record in future.result()]
-    finally:
-        for future in futures:
-            future.cancel()
-
-
-def _each(function: Callable[[Plan], Record], plans: Sequence[Plan]) -> list[Record]:
-    return [function(plan) for plan in plans]
-
-
-def _numbers(platform: Platform, names: Sequence[str], measure: Measure, plan: Plan) -> Record:
-    """The objectives of one plan, and by how much it passes the memory of a host."""
-    try:
-        metrics = measure(plan)
+        return measure(plan)
     except DicompilerError as error:
-        log.warning("a plan is left out: %s", error)
+        return error
+
+
+def _numbers(platform: Platform, names: Sequence[str], metrics: Metrics | DicompilerError) -> tuple[list[float], float]:
+    """The objectives of one plan, and by how much it passes the memory of a host."""
+    if isinstance(metrics, DicompilerError):
+        log.warning("a plan is left out: %s", metrics)
         return [UNMEASURED] * len(names), UNMEASURED
     reached = objective_values(platform, metrics, names)
     taken = memory_used(platform, metrics)

@@ -7,7 +7,6 @@ the Edge" (2022), section IV-B.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -21,7 +20,6 @@ from dicompiler.plugin_api import (
     Plan,
     Point,
     Problem,
-    RemoteEvaluator,
     Tell,
     UsageError,
     check_objectives,
@@ -90,29 +88,19 @@ def explore(
     problem: Problem,
     options: Options,
     measure: Measure | None = None,
-    executor: Executor | None = None,
     tell: Tell | None = None,
 ) -> Front:
     """The front of the plans of `problem` in `options.objectives`.
 
     K = ⌈log2 N⌉ stages for N computing devices; stage k searches on the 2^k fastest of them and starts with the front
-    of stage k − 1. measure: the second level, `Problem.evaluate` by default; it must be picklable for an executor of
-    processes. Ctrl-C ends the search with the front so far, marked as interrupted. DicompilerError where no plan was
-    found that fits the hosts' memory.
+    of stage k − 1. measure: the second level, `Problem.evaluate_all` by default. Ctrl-C ends the search with the front
+    so far, marked as interrupted. DicompilerError where no plan was found that fits the hosts' memory.
     """
     naive = options.encoding == "naive"
     level: Level = TiledLayers.of(problem) if options.encoding == "tiles" else WholeLayers.of(problem, naive)
-    second = _second(problem, options, level, measure, executor)
+    second = measured(problem, options.objectives, level.plan, measure) if options.measured else None
     front, depth, evaluations = _StagedSearch(problem, options, level, second, tell or (lambda _: None)).run()
     return _front(problem, options, level, front, depth, evaluations)
-
-
-def _second(
-    problem: Problem, options: Options, level: Level, measure: Measure | None, executor: Executor | None
-) -> Evaluate | None:
-    if not options.measured:
-        return None
-    return measured(problem, options.objectives, level.plan, measure or RemoteEvaluator(problem), executor)
 
 
 def stages(devices: int, count: int, generations: int) -> tuple[tuple[int, int], ...]:
