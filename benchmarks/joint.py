@@ -51,7 +51,7 @@ def row(name: str, layers: LayerGraph, count: int) -> tuple[list[str], bool]:
     found = solve(problem, known=known, options=known.options)
     end = time.process_time()
     one, modnn = known.value([0] * len(layers.layers)), problem.estimate(Modnn().plan(problem)).latency_s
-    choices = f"{known.size / len(layers.layers):.0f}"
+    choices = f"{sum(known.counts) / len(layers.layers):.0f}"
     cells = [name, str(count), choices, f"{one:.4f}", f"{modnn:.4f}", f"{found.value:.4f}", f"{found.bound:.4f}"]
     good = found.proven and end - start <= LIMIT_S
     return [*cells, "yes" if found.proven else "no", f"{filled - start:.2f}", f"{end - filled:.2f}"], good

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from support.layer_graphs import alexnet, formed, stack, vgg16
 from support.stahl_paper import chained, communication, memory, table_2, variant
 
-from dicompiler.ir.layers import LayerGraph
+from dicompiler.cost.counting import macs
+from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.networks import build
 from dicompiler_strategies.dp.coopai import Result, best_k, chain, mls
 from dicompiler_strategies.stahl import (
@@ -48,9 +49,28 @@ def line(name: str, published: Iterable[object], recomputed: Iterable[object]) -
     return f"{name:<34} {both[0]:<28} {both[1]:<28} {'=' if both[0] == both[1] else ''}"
 
 
+def longest_path(layers: LayerGraph) -> list[Layer]:
+    """The path from an input to an output with the most layers that multiply; of equals the one that comes first."""
+    length: dict[str, int] = {}
+    before: dict[str, Layer | None] = {}
+    for layer in layers.layers:
+        producers = [layers.producer[name] for name in layer.inputs if name in layers.producer]
+        best = max(producers, key=lambda producer: length[producer.name], default=None)
+        before[layer.name] = best
+        multiplies = 0 if layer.reason else int(macs(layers, layer) > 0)
+        length[layer.name] = multiplies + (length[best.name] if best else 0)
+    ends = [layers.producer[name] for name in layers.outputs if name in layers.producer]
+    at: Layer | None = max(ends, key=lambda layer: length[layer.name], default=None)
+    path = []
+    while at is not None:
+        path.append(at)
+        at = before[at.name]
+    return path[::-1]
+
+
 def coopai(name: str, graph: LayerGraph) -> None:
     """One network's rows. YOLOv2 has a branch: its longest path stands for it."""
-    layers = chain(graph, strict=False)
+    layers = chain(graph, longest_path(graph))
     many = [mls(layers, F, G, k) for k in COUNTS]
     single = [mls(layers, F, G, k, single=True) for k in COUNTS]
     blocks, counts, saved = COOPAI[name]

@@ -95,8 +95,7 @@ class CandidateSearch:
     """The best plan so far, by simulation. Plans are evaluated a few at a time, the same ones whether there is
     somebody to evaluate them at once or not.
 
-    name: who searches, for the log. deadline: of `time.monotonic`, from which on `late` is true. seen: how many plans
-    were evaluated.
+    name: who searches, for the log. deadline: of `time.monotonic`, from which on `late` is true.
     """
 
     def __init__(self, problem: Problem, name: str, deadline: float = math.inf) -> None:
@@ -107,10 +106,6 @@ class CandidateSearch:
         self.best: Evaluated | None = None
         self.late = False
         self._seen: set[object] = set()
-
-    @property
-    def seen(self) -> int:
-        return len(self._seen)
 
     def is_late(self) -> bool:
         """Whether the deadline is over; it stays so."""

@@ -90,23 +90,21 @@ Chain = tuple[CL | FL, ...]
 Round = tuple[Block, State, float]  # a block, the state that it leaves, and e_{i,j}^k
 
 
-def chain(layers: LayerGraph, strict: bool = True) -> Chain:
+def chain(layers: LayerGraph, path: Sequence[Layer] = ()) -> Chain:
     """The network as CoopAI sees it: its convolutions with their pools, and its fully connected layers, in a row.
 
-    Layers that are neither (Flatten, LRN, Softmax) count nothing. Raises DicompilerError for a network with branches;
-    with `strict` off the longest path stands for it, each layer with all of its input channels.
+    Layers that are neither (Flatten, LRN, Softmax) count nothing. path: of a network with branches the layers that
+    stand for it, each with all of its input channels. Raises DicompilerError for branches without it.
     """
-    path = _longest_path(layers)
-    if strict:
-        for layer in layers.layers:
-            if layer not in path or len(layer.inputs) != 1:
-                raise DicompilerError(
-                    f"dp: CoopAI is for a chain of layers, and layer {layer.name!r} is on a branch: "
-                    "leave paper=true out"
-                )
+    for i, layer in enumerate(() if path else layers.layers):
+        before = layers.layers[i - 1] if i else None
+        if len(layer.inputs) != 1 or layers.producer.get(layer.inputs[0]) is not before:
+            raise DicompilerError(
+                f"dp: CoopAI is for a chain of layers, and layer {layer.name!r} is on a branch: leave paper=true out"
+            )
     maps, labels = row_maps(layers), named_axes(layers)
     result: list[CL | FL] = []
-    for layer in path:
+    for layer in path or layers.layers:
         if layer.reason or not macs(layers, layer):
             last = result[-1] if result else None
             if layer.name in maps and isinstance(last, CL) and len(layer.inputs) == 1 and _behind(layers, last, layer):
@@ -123,25 +121,6 @@ def chain(layers: LayerGraph, strict: bool = True) -> Chain:
     if not result:
         raise DicompilerError("dp: CoopAI finds no convolutional or fully connected layer here: leave paper=true out")
     return tuple(result)
-
-
-def _longest_path(layers: LayerGraph) -> list[Layer]:
-    """The path from an input to an output with the most layers that multiply; of equals the one that comes first."""
-    length: dict[str, int] = {}
-    before: dict[str, Layer | None] = {}
-    for layer in layers.layers:
-        producers = [layers.producer[name] for name in layer.inputs if name in layers.producer]
-        best = max(producers, key=lambda producer: length[producer.name], default=None)
-        before[layer.name] = best
-        multiplies = 0 if layer.reason else int(macs(layers, layer) > 0)
-        length[layer.name] = multiplies + (length[best.name] if best else 0)
-    ends = [layers.producer[name] for name in layers.outputs if name in layers.producer]
-    at: Layer | None = max(ends, key=lambda layer: length[layer.name], default=None)
-    path = []
-    while at is not None:
-        path.append(at)
-        at = before[at.name]
-    return path[::-1]
 
 
 def _behind(layers: LayerGraph, last: CL, layer: Layer) -> bool:

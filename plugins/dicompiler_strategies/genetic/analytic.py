@@ -27,14 +27,13 @@ CHUNK = 2048
 class Estimates:
     """What plans come to for one frame. P plans, D devices and H hosts in platform order.
 
-    compute_s, network_s (P, D): seconds that a device computes, and that its lines carry what it sends and receives.
+    compute_s (P, D): seconds that a device computes.
     weights, activations, sent, received (P, D): bytes, as in `DeviceMetrics`. used (P, D): the plan names the device.
     latency_s, period_s, energy_j (P,): as in `Metrics`. device_energy_j (P, D): Joule between a frame of a stream
     and the next. host_memory (P, H): bytes.
     """
 
     compute_s: Array
-    network_s: Array
     weights: Array
     activations: Array
     sent: Array
@@ -320,7 +319,6 @@ class _Batch:
         stream = active * compute + idle * np.maximum(0.0, period - compute) + network * (out + into)
         return {
             "compute_s": compute.T,
-            "network_s": (out + into).T,
             "weights": self.weights.reshape(shape).T,
             "activations": self.peak.reshape(shape).T,
             "sent": self.sent.reshape(shape).T,

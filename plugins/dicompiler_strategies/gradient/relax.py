@@ -76,15 +76,6 @@ class FlatLandscape:
         e /= np.add.reduceat(e, self.starts, axis=1)[:, self.layer]
         return e
 
-    def loss(self, p: Floats, memory: float = 0.0) -> Floats:
-        """L (restarts,) of probabilities, in the unit of the landscape; `memory` · the excess of the expected load."""
-        L: Floats = p @ self._node
-        for (a, b), table in self.land.edge.items():
-            L += (product(p[:, self.spans[a]], table) * p[:, self.spans[b]]).sum(axis=1)
-        if memory and len(self.land.limits):
-            L += memory * self.land.excess(p @ self._weights)
-        return L
-
     def slope(self, p: Floats, memory: float = 0.0) -> Floats:
         """∂L/∂p (restarts, n): node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za, and the weights of the hosts that are too
         full."""
@@ -101,11 +92,6 @@ class FlatLandscape:
         """g less its mean under p in each layer: ∂L/∂W is p times this (at temperature 1)."""
         centred: Floats = g - np.add.reduceat(p * g, self.starts, axis=1)[:, self.layer]
         return centred
-
-    def gradient(self, W: Floats, memory: float = 0.0) -> Floats:
-        """∂L/∂W (restarts, n) in closed form, p = softmax(W): p · (g − Σ p g), g = ∂L/∂p."""
-        p = self.softmax(W)
-        return p * self.centred(p, self.slope(p, memory))
 
     def decode(self, p: Floats) -> Selections:
         """The likeliest choice of each layer, of equals the first: (restarts, layers)."""

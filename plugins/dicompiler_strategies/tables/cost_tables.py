@@ -125,20 +125,12 @@ class Tables:
         """Seconds (plans,) of selections (plans, layers)."""
         return total(self.node, self.edge, selections)
 
-    def bytes(self, selection: Sequence[int]) -> int:
-        """Bytes that travel for one frame."""
-        return round(float(total(self.node_traffic, self.traffic, np.asarray([selection]))[0]))
-
     def plan(self, selection: Sequence[int]) -> Plan:
         """The plan of one selection."""
         layers = self.problem.layers.layers
         return self.problem.plan(
             {layer.name: choice.parts for layer, choice in zip(layers, self.chosen(selection), strict=True)}
         )
-
-    def labels(self, selection: Sequence[int]) -> tuple[str, ...]:
-        """The labels of the chosen, in layer order."""
-        return tuple(choice.label for choice in self.chosen(selection))
 
     def chosen(self, selection: Sequence[int]) -> tuple[Choice, ...]:
         """The choices of one selection, in layer order."""
@@ -158,11 +150,6 @@ class Tables:
     def counts(self) -> tuple[int, ...]:
         """How many choices each layer has."""
         return tuple(map(len, self.choices))
-
-    @cached_property
-    def size(self) -> int:
-        """Choices of all layers."""
-        return sum(self.counts)
 
 
 def total(node: Sequence[Floats], edge: Mapping[Edge, Floats], selections: NDArray[np.integer]) -> Floats:
