@@ -30,7 +30,7 @@ from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import Partition
 from dicompiler_strategies.dp import Dp
-from dicompiler_strategies.dp.boxes import Boxes, Wire, missing
+from dicompiler_strategies.dp.boxes import Boxes, missing
 from dicompiler_strategies.dp.coopai import CL, FL, chain
 from dicompiler_strategies.dp.moves import Rules, moves, parts
 from dicompiler_strategies.dp.rows import row_maps, union
@@ -38,6 +38,7 @@ from dicompiler_strategies.dp.search import Pricing, cheapest_path
 from dicompiler_strategies.dp.strategy import candidate_counts
 from dicompiler_strategies.dp.team import Facts, Form, Team
 from dicompiler_strategies.stahl import Stahl
+from dicompiler_strategies.tables.cost_tables import lines
 
 
 def test_the_chain_has_the_pools_with_their_convolutions() -> None:
@@ -76,10 +77,10 @@ def test_the_network_is_as_busy_as_its_kind_says() -> None:
     rate = 8 / 1e6
     for kind, most in (("shared", 4500), ("gateway", 4500), ("switch", 3500)):
         platform = cluster(kind, 1, 1, 1, bandwidth=1e6)
-        assert Wire(platform).seconds(count) == pytest.approx(most * rate)
+        assert lines(platform).time(count) == pytest.approx(most * rate)
         slow = replace(platform, network=replace(platform.network, latency=0.1, message=0.01))
         messages = 2 if kind == "switch" else 3
-        assert Wire(slow).seconds(count) == pytest.approx(most * rate + 0.1 + messages * 0.01)
+        assert lines(slow).time(count) == pytest.approx(most * rate + 0.1 + messages * 0.01)
 
 
 CHAIN = [

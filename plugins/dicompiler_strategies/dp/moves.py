@@ -85,7 +85,7 @@ class Move(Run):
             count = 0.0
             for boxes in (sum(wanted[1:], wanted[0]) if wanted else None, self.sums):
                 if boxes is not None:
-                    seconds += team.wire.seconds(boxes)
+                    seconds += float(team.lines.time(boxes))
                     count += float(boxes.sum())
             self._times[key] = (seconds, count)
         return self._times[key]
@@ -246,7 +246,7 @@ def _exchange(team: Team, needs: Mapping[str, Boxes]) -> float:
     """Seconds until missing rows have travelled, of the tensors that lie in rows."""
     rows = [name for name in needs if name in team.layers.producer and team.layers.producer[name].name in team.maps]
     wanted = [missing(needs[name], team.held(name, "rows")) * packed_element_bytes(team.layers, name) for name in rows]
-    return team.wire.seconds(sum(wanted[1:], wanted[0])) if wanted else 0.0
+    return float(team.lines.time(sum(wanted[1:], wanted[0]))) if wanted else 0.0
 
 
 class RowBlock:

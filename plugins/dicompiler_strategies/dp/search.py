@@ -143,6 +143,6 @@ def _delivered(team: Team, pricing: Pricing, forms: Mapping[str, Form], node: _N
             form = forms[name]
             lack = missing(need, team.held(name, form), form in ("source", "everywhere"))
             total += lack * packed_element_bytes(team.layers, name)
-    seconds, count = team.wire.seconds(total), float(total.sum())
+    seconds, count = float(team.lines.time(total)), float(total.sum())
     cost = node.cost + pricing.cost(team, seconds, count, None)
     return _Node(cost, node.seconds + seconds, node.total_bytes + count, None, node)

@@ -32,9 +32,10 @@ from dicompiler.plugin_api import (
     shares,
     with_interval,
 )
-from dicompiler_strategies.dp.boxes import Boxes, Wire
+from dicompiler_strategies.dp.boxes import Boxes
 from dicompiler_strategies.dp.rows import RowMap, height_axis, row_maps, row_seconds
 from dicompiler_strategies.named_axis import named_axis
+from dicompiler_strategies.tables.cost_tables import Lines, lines
 from dicompiler_strategies.tables.footprints import Floats, source_and_sink
 
 Form = Literal["rows", "channels", "everywhere", "whole", "source"]
@@ -154,8 +155,8 @@ class Team:
         return self.facts.maps
 
     @cached_property
-    def wire(self) -> Wire:
-        return Wire(self.problem.platform)
+    def lines(self) -> Lines:
+        return lines(self.problem.platform)
 
     def indices(self, names: Sequence[str]) -> list[int]:
         """Platform indices of devices by name."""

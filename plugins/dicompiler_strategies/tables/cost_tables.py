@@ -50,19 +50,35 @@ class Lines:
     latency: Floats
     uniform: bool
 
-    def loads(self, sent: Ints) -> Floats:
+    def loads(self, sent: Ints | Floats) -> Floats:
         """Bytes (…, senders, receivers) → seconds (…, lines) that each line is busy."""
         flat = sent.reshape(*sent.shape[:-2], -1)
-        busy: Floats = flat.astype(np.float64) @ self.seconds
-        return busy + (flat > 0).astype(np.float64) @ self.message if self.message.any() else busy
+        busy: Floats = flat.astype(np.float64, copy=False) @ self.seconds
+        return busy + (flat > 0).astype(np.float64) @ self.message if self.messages else busy
 
-    def time(self, sent: Ints) -> Floats:
+    def time(self, sent: Ints | Floats) -> Floats:
         """Bytes (…, senders, receivers) → seconds (…) until all of it has arrived; the latency is waited for once."""
+        if self.uniform:
+            return self.alone(sent.sum(axis=(-2, -1)))
         busy: Floats = self.loads(sent).max(axis=-1)
         if self.alike is not None:
-            return busy + self.alike * (busy > 0)
+            return busy + self.alike * (busy > 0) if self.alike else busy
         waited: Floats = (self.latency * (sent.reshape(*sent.shape[:-2], -1) > 0)).max(axis=-1)
         return busy + waited
+
+    def alone(self, count: Ints | Floats) -> Floats:
+        """The same of bytes whoever sends them, where lines are uniform."""
+        rate, latency = self._only
+        return count * rate + latency * (count > 0)
+
+    @cached_property
+    def _only(self) -> tuple[float, float]:
+        return self.seconds.max(), self.latency.max(initial=0.0)
+
+    @cached_property
+    def messages(self) -> bool:
+        """Whether a transfer takes time beside that of its bytes."""
+        return bool(self.message.any())
 
     @cached_property
     def alike(self) -> float | None:
@@ -294,8 +310,7 @@ def carried(lines: Lines, flows: Sequence[Flow], shape: tuple[int, int]) -> tupl
         return seconds, moved
     if lines.uniform:
         missing = reduce(np.add, (sent_to(*flow).sum(axis=-1) for flow in flows))
-        rate, latency = lines.seconds.max(), lines.latency.max(initial=0.0)
-        return missing * rate + latency * (missing > 0), missing.astype(np.float64)
+        return lines.alone(missing), missing.astype(np.float64)
     devices = flows[0][0].shape[1]
     step = max(1, _BLOCK // (shape[1] * devices * devices))
     for start in range(0, shape[0], step):
