@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -104,14 +102,3 @@ def _power(writer: Writer, x: int, beta: float) -> int:
         operate(writer, "MUL", [root, unary("SQRT", root)], output)
         return output
     return unary("EXP", chained(writer, unary("LOG", x), (("MUL", -beta),)), "Exp")
-
-
-LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {
-    "Softmax": partial(softmax, "SOFTMAX", "Softmax"),
-    "LogSoftmax": partial(softmax, "LOG_SOFTMAX", "LogSoftmax"),
-    "ReduceMean": partial(reduction, "MEAN"),
-    "ReduceSum": partial(reduction, "SUM"),
-    "ReduceMax": partial(reduction, "REDUCE_MAX"),
-    "ReduceMin": partial(reduction, "REDUCE_MIN"),
-    "LRN": lrn,
-}

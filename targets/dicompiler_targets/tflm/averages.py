@@ -6,7 +6,7 @@ window, so that an average is the same number however the image is cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -170,9 +170,3 @@ def _joined(writer: Writer, parts: Sequence[int], axis: int) -> int:
     output = writer.like(parts[0], tuple(shape))
     writer.add("CONCATENATION", parts, [output], "Concatenation", Axis=axis, FusedActivationFunction=0)
     return output
-
-
-LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {
-    "AveragePool": average_pool,
-    "GlobalAveragePool": global_average_pool,
-}

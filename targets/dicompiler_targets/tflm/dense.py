@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -119,6 +118,3 @@ def matmul(writer: Writer, node: Node) -> None:
         writer.add(node.activation, [plain], [output])
     else:
         writer.add("BATCH_MATMUL", inputs, [output], "BatchMatMul", AdjX=False, AdjY=False)
-
-
-LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {"Gemm": gemm, "MatMul": matmul}

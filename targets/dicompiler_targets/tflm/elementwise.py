@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -187,37 +186,3 @@ def power(writer: Writer, node: Node) -> None:
         writer.add("SQRT" if exponent > 0 else "RSQRT", [x], [writer.make(node.output, form)])
     else:
         raise refusal(node, "its exponent is none of 2, 3, 0.5 and -0.5", "use target sockets")
-
-
-_UNARY = {
-    "Sigmoid": ("LOGISTIC", ""),
-    "Tanh": ("TANH", ""),
-    "HardSwish": ("HARD_SWISH", ""),
-    "Exp": ("EXP", "Exp"),
-    "Log": ("LOG", ""),
-    "Sqrt": ("SQRT", ""),
-    "Abs": ("ABS", "Abs"),
-    "Neg": ("NEG", "Neg"),
-    "Floor": ("FLOOR", ""),
-    "Ceil": ("CEIL", ""),
-    "Sin": ("SIN", ""),
-    "Cos": ("COS", ""),
-}
-_BINARY = {"Add": "ADD", "Sum": "ADD", "Sub": "SUB", "Mul": "MUL", "Div": "DIV", "Max": "MAXIMUM", "Min": "MINIMUM"}
-
-LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {
-    **{op: partial(combine, code) for op, code in _BINARY.items()},
-    **{op: partial(unary, *codes) for op, codes in _UNARY.items()},
-    "Identity": alias,
-    "Dropout": alias,
-    "Cast": cast,
-    "Clip": clip,
-    "Relu": clip,
-    "LeakyRelu": leaky_relu,
-    "PRelu": prelu,
-    "Elu": elu,
-    "Reciprocal": reciprocal,
-    "Pow": power,
-    "HardSigmoid": hard_sigmoid,
-    "BatchNormalization": batch_normalization,
-}

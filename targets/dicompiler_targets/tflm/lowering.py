@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -18,19 +19,57 @@ from dicompiler_targets.tflm.graph import Graph, Node, check_ranks, read, refusa
 from dicompiler_targets.tflm.widening import widened
 from dicompiler_targets.tflm.writer import IMAGE, Writer, natural, permuted
 
+_MOVES: Mapping[str, Callable[[Writer, Node], None]] = {
+    **dict.fromkeys(("Identity", "Dropout"), elementwise.alias),
+    "Cast": elementwise.cast,
+    "Concat": shaping.concat,
+    "Slice": shaping.slice_,
+    "Split": shaping.split,
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), shaping.reshape),
+    "Transpose": shaping.transpose,
+    "Pad": shaping.pad,
+    "DepthToSpace": partial(shaping.depth_space, "DEPTH_TO_SPACE", "DepthToSpace"),
+    "SpaceToDepth": partial(shaping.depth_space, "SPACE_TO_DEPTH", "SpaceToDepth"),
+    quantised.DEQUANTISE: partial(elementwise.unary, "DEQUANTIZE", "Dequantize"),
+    **dict.fromkeys((quantised.QUANTISE, "Requantise"), partial(elementwise.unary, "QUANTIZE", "Quantize")),
+}
+"""Operators that take numbers of any type; all others compute in float32, or on quantised numbers."""
+_UNARY = {
+    **{"Exp": ("EXP", "Exp"), "Log": ("LOG", ""), "Sqrt": ("SQRT", ""), "Abs": ("ABS", "Abs"), "Neg": ("NEG", "Neg")},
+    **{"Floor": ("FLOOR", ""), "Ceil": ("CEIL", ""), "Sin": ("SIN", ""), "Cos": ("COS", "")},
+    **{"Sigmoid": ("LOGISTIC", ""), "Tanh": ("TANH", ""), "HardSwish": ("HARD_SWISH", "")},
+}
+_BINARY = {"Add": "ADD", "Sum": "ADD", "Sub": "SUB", "Mul": "MUL", "Div": "DIV", "Max": "MAXIMUM", "Min": "MINIMUM"}
 LOWERINGS: Mapping[str, Callable[[Writer, Node], None]] = {
-    **windows.LOWERINGS,
-    **averages.LOWERINGS,
-    **dense.LOWERINGS,
-    **elementwise.LOWERINGS,
-    **shaping.LOWERINGS,
-    **across.LOWERINGS,
-    **resize.LOWERINGS,
-    **quantised.LOWERINGS,
+    **_MOVES,
+    "Conv": windows.conv,
+    "ConvTranspose": windows.conv_transpose,
+    "MaxPool": windows.max_pool,
+    "GlobalMaxPool": windows.global_max_pool,
+    "AveragePool": averages.average_pool,
+    "GlobalAveragePool": averages.global_average_pool,
+    "Gemm": dense.gemm,
+    "MatMul": dense.matmul,
+    **{op: partial(elementwise.combine, code) for op, code in _BINARY.items()},
+    **{op: partial(elementwise.unary, *codes) for op, codes in _UNARY.items()},
+    **dict.fromkeys(("Clip", "Relu"), elementwise.clip),
+    "LeakyRelu": elementwise.leaky_relu,
+    "PRelu": elementwise.prelu,
+    "Elu": elementwise.elu,
+    "Reciprocal": elementwise.reciprocal,
+    "Pow": elementwise.power,
+    "HardSigmoid": elementwise.hard_sigmoid,
+    "BatchNormalization": elementwise.batch_normalization,
+    "Softmax": partial(across.softmax, "SOFTMAX", "Softmax"),
+    "LogSoftmax": partial(across.softmax, "LOG_SOFTMAX", "LogSoftmax"),
+    "ReduceMean": partial(across.reduction, "MEAN"),
+    "ReduceSum": partial(across.reduction, "SUM"),
+    "ReduceMax": partial(across.reduction, "REDUCE_MAX"),
+    "ReduceMin": partial(across.reduction, "REDUCE_MIN"),
+    "LRN": across.lrn,
+    **dict.fromkeys(("Resize", "Upsample"), resize.resize),
 }
 """ONNX's operators that can be expressed: how each is written."""
-MOVING = (*shaping.LOWERINGS, *quantised.LOWERINGS, "Identity", "Cast", "Dropout")
-"""Those that take numbers of any type; all others compute in float32, or on quantised numbers."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +119,7 @@ def lower(segment: Segment, weights: Mapping[str, Weight]) -> Lowered:
 def _check_types(graph: Graph, node: Node) -> None:
     for name in (node.output, node.inputs[0]):
         dtype = graph.dtypes.get(name, "float32")
-        if node.op not in MOVING and dtype != "float32" and name not in graph.quantisations:
+        if node.op not in _MOVES and dtype != "float32" and name not in graph.quantisations:
             raise refusal(node, f"tensor {name!r} is of type {dtype}", "TFLite-micro computes in float32 or quantised")
 
 

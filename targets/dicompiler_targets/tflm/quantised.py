@@ -6,18 +6,15 @@ between a DEQUANTIZE and a QUANTIZE.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
-from dicompiler_targets.tflm.elementwise import unary
 from dicompiler_targets.tflm.flatbuffer import Quantisation
 from dicompiler_targets.tflm.graph import Graph, Node, refusal
 from dicompiler_targets.tflm.qlinear import REWRITES
 from dicompiler_targets.tflm.resize import on_numbers
-from dicompiler_targets.tflm.writer import Writer
 
 DEQUANTISE, QUANTISE = "DequantizeLinear", "QuantizeLinear"
 QUANTISING = (DEQUANTISE, QUANTISE, *REWRITES)
@@ -183,10 +180,3 @@ def _without_unread(graph: Graph) -> Graph:
             wanted.update(node.inputs)
             kept.append(node)
     return replace(graph, nodes=tuple(kept[::-1]))
-
-
-LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {
-    DEQUANTISE: partial(unary, "DEQUANTIZE", "Dequantize"),
-    QUANTISE: partial(unary, "QUANTIZE", "Quantize"),
-    "Requantise": partial(unary, "QUANTIZE", "Quantize"),
-}

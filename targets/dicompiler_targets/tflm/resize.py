@@ -130,6 +130,3 @@ def _lower_nearest(writer: Writer, node: Node, x: int, size: int, wanted: list[N
     writer.add("GATHER", [x, writer.constant(wanted[0], "rows")], [rows], "Gather", Axis=1)
     output = writer.make(node.output, "image")
     writer.add("GATHER", [rows, writer.constant(wanted[1], "columns")], [output], "Gather", Axis=2)
-
-
-LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {"Resize": resize, "Upsample": resize}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -131,15 +130,3 @@ def depth_space(code: str, options: str, writer: Writer, node: Node) -> None:
         raise refusal(node, "mode CRD", "TFLite-micro has DCR only; use target sockets")
     x = writer.read(node.inputs[0], "image")
     writer.add(code, [x], [writer.make(node.output, "image")], options, BlockSize=node.attribute("blocksize"))
-
-
-LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {
-    "Concat": concat,
-    "Slice": slice_,
-    "Split": split,
-    "Transpose": transpose,
-    "Pad": pad,
-    "DepthToSpace": partial(depth_space, "DEPTH_TO_SPACE", "DepthToSpace"),
-    "SpaceToDepth": partial(depth_space, "SPACE_TO_DEPTH", "SpaceToDepth"),
-    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), reshape),
-}

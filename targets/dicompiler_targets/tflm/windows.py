@@ -5,7 +5,7 @@ SAME and VALID where they fit; else the pads go into a PAD before the operator, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,11 +195,3 @@ def global_max_pool(writer: Writer, node: Node) -> None:
     """GlobalMaxPool → MAX_POOL_2D over the image."""
     windows = global_windows(writer.graph, node)
     pool(writer, node, "MAX_POOL_2D", writer.read(node.inputs[0], "image"), VALID, windows)
-
-
-LOWERINGS: dict[str, Callable[[Writer, Node], None]] = {
-    "Conv": conv,
-    "ConvTranspose": conv_transpose,
-    "MaxPool": max_pool,
-    "GlobalMaxPool": global_max_pool,
-}
