@@ -73,8 +73,7 @@ def combine(code: str, writer: Writer, node: Node) -> None:
 
 def unary(code: str, options: str, writer: Writer, node: Node) -> None:
     """An operator of one input that TFLite has too."""
-    form = writer.form(node.inputs[0])
-    x = writer.read(node.inputs[0], form)
+    x, form = writer.held(node.inputs[0])
     writer.add(code, [x], [writer.make(node.output, form)], options)
 
 
@@ -82,8 +81,8 @@ def alias(writer: Writer, node: Node) -> None:
     """Identity, and Dropout as it is after training: another name."""
     if len(node.outputs) > 1 or (node.op == "Dropout" and node.has(2)):
         raise refusal(node, "it drops elements", "export the network for inference")
-    form = writer.form(node.inputs[0])
-    writer.alias(node.output, form, writer.read(node.inputs[0], form))
+    x, form = writer.held(node.inputs[0])
+    writer.alias(node.output, form, x)
 
 
 def cast(writer: Writer, node: Node) -> None:
@@ -96,8 +95,7 @@ def cast(writer: Writer, node: Node) -> None:
 
 def clip(writer: Writer, node: Node) -> None:
     """Clip, Relu → RELU or RELU6 where they are it, else MAXIMUM and MINIMUM with constants."""
-    form = writer.form(node.inputs[0])
-    x = writer.read(node.inputs[0], form)
+    x, form = writer.held(node.inputs[0])
     activation = activation_of(writer.graph, node)
     if activation is not None:
         writer.add(activation, [x], [writer.make(node.output, form)])
@@ -116,8 +114,7 @@ def clip(writer: Writer, node: Node) -> None:
 
 def leaky_relu(writer: Writer, node: Node) -> None:
     """LeakyRelu → LEAKY_RELU."""
-    form = writer.form(node.inputs[0])
-    x = writer.read(node.inputs[0], form)
+    x, form = writer.held(node.inputs[0])
     slope = node.attribute("alpha", 0.01)
     writer.add("LEAKY_RELU", [x], [writer.make(node.output, form)], "LeakyRelu", Alpha=slope)
 
@@ -132,8 +129,7 @@ def prelu(writer: Writer, node: Node) -> None:
 
 def hard_sigmoid(writer: Writer, node: Node) -> None:
     """HardSigmoid = min(max(alpha x + beta, 0), 1), as it is written out."""
-    form = writer.form(node.inputs[0])
-    x = writer.read(node.inputs[0], form)
+    x, form = writer.held(node.inputs[0])
     steps = (("MUL", node.attribute("alpha", 0.2)), ("ADD", node.attribute("beta", 0.5)), ("MINIMUM", 1.0))
     x = chained(writer, x, steps)
     writer.add("RELU", [x], [writer.make(node.output, form)])
@@ -145,8 +141,7 @@ def batch_normalization(writer: Writer, node: Node) -> None:
         raise refusal(node, "it is in training mode", "export the network for inference")
     if any(name not in writer.graph.constants for name in node.inputs[1:5]):
         raise refusal(node, "its statistics are computed", "TFLite-micro wants constants; use target sockets")
-    form = writer.form(node.inputs[0])
-    x = writer.read(node.inputs[0], form)
+    x, form = writer.held(node.inputs[0])
     shape = [1] * len(writer.shape(x))
     shape[-1 if form == "image" else 1] = -1
     factor, shift = (value.reshape(shape).astype(np.float32) for value in batch_norm(writer.graph, node))
@@ -174,8 +169,7 @@ def power(writer: Writer, node: Node) -> None:
     """Pow with one constant exponent: 2 and 3 → MUL, 0.5 → SQRT, -0.5 → RSQRT."""
     given = writer.graph.constants.get(node.inputs[1])
     exponent = float(given.reshape(())) if given is not None and given.size == 1 else None
-    form = writer.form(node.inputs[0])
-    x = writer.read(node.inputs[0], form)
+    x, form = writer.held(node.inputs[0])
     if exponent in (2, 3):
         factor = x
         if exponent == 3:

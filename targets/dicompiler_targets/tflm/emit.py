@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dicompiler.plugin_api import DeviceProgram, DicompilerError, Program
+from dicompiler.plugin_api import DeviceProgram, DicompilerError, Host, Program
 from dicompiler_targets.files import Json, artifact_document, given_inputs, json_text, runtime_sources, write_parts
 from dicompiler_targets.tflm import sources
 from dicompiler_targets.tflm.flatbuffer import codes_of
@@ -20,7 +20,7 @@ from dicompiler_targets.tflm.layout import Layout, border, layout
 from dicompiler_targets.tflm.lowering import Border, Lowered, lower
 from dicompiler_targets.tflm.measure import arenas
 from dicompiler_targets.tflm.moves import Copy, Peeled, copies, peel
-from dicompiler_targets.tflm.sizes import Limits, Sizes, document, with_margin
+from dicompiler_targets.tflm.sizes import Sizes, document, with_margin
 
 FORMAT = "dicompiler.tflm/1"
 MANIFEST, MEMORY = "manifest.json", "memory.json"
@@ -108,8 +108,8 @@ def _device(
     return Device(device, peeled, lowered, models, needed, memory, peers)
 
 
-def write(program: Program, margin: float, limits: Mapping[str, Limits], directory: Path) -> None:
-    """Writes the artifact into `directory`. `limits`: of the devices' boards, by device, for memory.json.
+def write(program: Program, margin: float, boards: Mapping[str, Host], directory: Path) -> None:
+    """Writes the artifact into `directory`. boards: by device, for memory.json.
 
     DicompilerError for names that cannot be directories, and for what TFLite-micro cannot express.
     """
@@ -117,7 +117,7 @@ def write(program: Program, margin: float, limits: Mapping[str, Limits], directo
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", one.device) or one.device in OUTSIDE:
             raise DicompilerError(f"device {one.device!r}: no name for the device's directory: give it another one")
     compiled = devices(program, margin)
-    memory = document({device.program.device: device.sizes for device in compiled}, limits, margin)
+    memory = document({device.program.device: device.sizes for device in compiled}, boards, margin)
     digest = hashlib.sha256()
     for device in compiled:
         name = device.program.device

@@ -5,7 +5,7 @@ Segment + weights of the program → Graph. All shapes are static there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,8 +103,18 @@ def read(segment: Segment, weights: Mapping[str, Weight]) -> Graph:
                 _check(node, name, known.get(name))
     names = [*segment.inputs, *(name for node in nodes for name in node.outputs if name)]
     shapes = {name: tuple(d.dim_value for d in known[name].shape.dim) for name in names}
-    dtypes = {name: str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(known[name].elem_type))) for name in names}
+    dtypes = {name: type_name(known[name].elem_type) for name in names}
     return Graph(segment.name, tuple(nodes), constants, shapes, dtypes, segment.inputs, segment.outputs)
+
+
+def needed(steps: Sequence[Any], outputs: Iterable[Any]) -> list[Any]:
+    """The nodes or operations that the outputs depend on, in their order."""
+    wanted, chosen = set(outputs), []
+    for step in reversed(steps):
+        if wanted.intersection(step.outputs):
+            wanted.update(step.inputs)
+            chosen.append(step)
+    return chosen[::-1]
 
 
 def _node(proto: onnx.NodeProto, opset: int) -> Node:
@@ -114,16 +124,21 @@ def _node(proto: onnx.NodeProto, opset: int) -> Node:
     return Node(op, proto.name, tuple(proto.input), tuple(proto.output), plain, opset)
 
 
+def type_name(element: int) -> str:
+    """numpy's name of an onnx.TensorProto.DataType, ONNX's where numpy has none."""
+    try:
+        return str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element)))
+    except KeyError:
+        return dtype_name(element)
+
+
 def _check(node: Node, name: str, kind: Any) -> None:
     if kind is None or not kind.HasField("shape") or not all(d.HasField("dim_value") for d in kind.shape.dim):
         raise refusal(node, f"tensor {name!r} has no static shape", "fix the dimensions of the inputs (--shape)")
     shape = tuple(d.dim_value for d in kind.shape.dim)
     if 0 in shape:
         raise refusal(node, f"tensor {name!r} is empty", "leave out what makes it")
-    try:
-        dtype = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)))
-    except KeyError:
-        dtype = dtype_name(kind.elem_type)
+    dtype = type_name(kind.elem_type)
     if dtype not in TYPES:
         remedy = "quantise to int8" if dtype == "uint8" else f"take one of {', '.join(TYPES)}"
         raise refusal(node, f"tensor {name!r} is of type {dtype}", remedy)

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import onnx
-
 from dicompiler.plugin_api import DeviceProgram, Program, Value
 from dicompiler_targets.files import given_inputs
+from dicompiler_targets.tflm.graph import type_name
 from dicompiler_targets.tflm.lowering import Border, wire_shape
 from dicompiler_targets.tflm.moves import Peeled, copies
 
@@ -40,8 +38,7 @@ class Held:
 def border(value: Value) -> Border:
     """A tensor of the program as it lies on the wire; its shape is static."""
     assert value.shape is not None
-    dtype = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype)))
-    return Border(value.name, dtype, wire_shape(value.shape))
+    return Border(value.name, type_name(value.dtype), wire_shape(value.shape))
 
 
 def received(device: DeviceProgram) -> tuple[int, ...]:

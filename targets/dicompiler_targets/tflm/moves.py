@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import Segment, Shape, Value, is_hollow
 from dicompiler_targets.tflm.flatbuffer import TYPES
+from dicompiler_targets.tflm.graph import type_name
 from dicompiler_targets.tflm.writer import IMAGE, permuted
 
 LOOPS = 3
@@ -124,7 +125,7 @@ def peel(segment: Segment) -> Peeled:
 
 def copies(target: str | int, assembly: Assembly, values: Mapping[str, Value]) -> tuple[Copy, ...]:
     """What is to be copied for an assembly, as tensors lie on the wire. values: its sources."""
-    itemsize = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(assembly.dtype)).itemsize
+    itemsize = np.dtype(type_name(assembly.dtype)).itemsize
     axes = IMAGE if len(assembly.shape) == 4 else tuple(range(len(assembly.shape)))
     runs = []
     for piece in assembly.pieces:
@@ -153,11 +154,7 @@ def _whole(value: onnx.ValueInfoProto) -> Assembly | None:
     shape = tuple(dim.dim_value for dim in kind.shape.dim)
     if not kind.HasField("shape") or not all(dim.HasField("dim_value") for dim in kind.shape.dim):
         return None
-    try:
-        known = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))) in TYPES
-    except KeyError:
-        known = False
-    if not known:
+    if type_name(kind.elem_type) not in TYPES:
         return None
     zero = (0,) * len(shape)
     return Assembly(shape, kind.elem_type, (Piece(value.name, zero, zero, shape),))

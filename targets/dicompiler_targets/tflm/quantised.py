@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dicompiler_targets.tflm.flatbuffer import Quantisation
-from dicompiler_targets.tflm.graph import Graph, Node, refusal
+from dicompiler_targets.tflm.graph import Graph, Node, needed, refusal
 from dicompiler_targets.tflm.qlinear import REWRITES
 from dicompiler_targets.tflm.resize import on_numbers
 
@@ -80,7 +80,8 @@ def quantised(graph: Graph) -> Graph:
             gone.add(last.output)
         elif node.output not in gone:
             nodes.append(node)
-    return _without_unread(_floats(replace(changed, nodes=tuple(nodes))))
+    floats = _floats(replace(changed, nodes=tuple(nodes)))
+    return replace(floats, nodes=tuple(needed(floats.nodes, graph.outputs)))
 
 
 def _spread(graph: Graph, about: Mapping[str, Quantisation]) -> dict[str, Quantisation]:
@@ -170,13 +171,3 @@ def _floats(graph: Graph) -> Graph:
         else:
             nodes.append(node)
     return replace(graph, constants=constants, nodes=tuple(nodes))
-
-
-def _without_unread(graph: Graph) -> Graph:
-    """Without nodes whose outputs nothing reads."""
-    wanted, kept = set(graph.outputs), list[Node]()
-    for node in reversed(graph.nodes):
-        if wanted.intersection(node.outputs):
-            wanted.update(node.inputs)
-            kept.append(node)
-    return replace(graph, nodes=tuple(kept[::-1]))

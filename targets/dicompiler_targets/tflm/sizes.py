@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dicompiler.plugin_api import (
     DeviceProgram,
+    Host,
     Occupied,
     Segment,
     constant_sizes,
@@ -26,14 +27,6 @@ FORMAT = "dicompiler.tflm-memory/1"
 POINTER_SHARE = 0.6
 """What is left of the arena's records (tensors, nodes, operators' data) where pointers take 4 bytes in place of 8: an
 estimate from their fields; activations stay as they are."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bytes of RAM and flash that a board has for the network."""
-
-    ram: int
-    flash: int
 
 
 @dataclass(frozen=True)
@@ -69,13 +62,13 @@ def with_margin(size: int, margin: float) -> int:
     return -(-int(size * (1 + margin)) // STEP) * STEP
 
 
-def document(sizes: Mapping[str, Sizes], limits: Mapping[str, Limits], margin: float) -> Json:
-    """memory.json. Where a board has no flash, its RAM is for the models too."""
+def document(sizes: Mapping[str, Sizes], boards: Mapping[str, Host], margin: float) -> Json:
+    """memory.json; boards: by device. Where one has no flash, its RAM is for the models too."""
     entries = []
     for device, one in sizes.items():
         entry: Json = {"device": device, "ram": one.ram, "flash": one.models, **one.details}
-        if device in limits:
-            entry |= {"ram_limit": limits[device].ram, "flash_limit": limits[device].flash}
+        if device in boards:
+            entry |= {"ram_limit": boards[device].ram, "flash_limit": boards[device].flash}
         entries.append(entry)
     return {"format": FORMAT, "margin": margin, "devices": entries}
 

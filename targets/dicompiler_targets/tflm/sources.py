@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dicompiler.plugin_api import DeviceProgram, Program
+from dicompiler.plugin_api import DeviceProgram, Program, Transfer
 from dicompiler_targets.files import given_inputs
 from dicompiler_targets.tflm.layout import Layout, received
 from dicompiler_targets.tflm.moves import LOOPS, Copy
@@ -97,18 +97,22 @@ def program_source(
     """program.cc: the tables that program.h declares. moves: of each segment."""
     numbers = {one.device: i for i, one in enumerate(program.devices)}
     tensors = {name: i for i, name in enumerate(layout.held)}
+    incoming = [program.transfers[i] for i in received(device)]
     outgoing = [step.index for step in device.steps if step.kind == "send"]
+    arenas = zip(models.names, models.arenas, strict=True)
     tables = [
         f"const int kDevice = {numbers[device.device]};",
         _table("int kPeerDevices", [str(numbers[name]) for name in peers], "0"),
         _table("char* const kPeerNames", [json.dumps(name) for name in peers], "nullptr"),
         f"const int kPeerCount = {len(peers)};",
         _table("Tensor kTensors", [f"{{{one.offset}, {one.border.nbytes}}}" for one in layout.held.values()], "{0, 0}"),
-        _models(models),
-        _segments(device, models, layout, moves),
-        *_transfers("Incoming", program, received(device), peers, tensors, True),
-        f"const int kIncomingCount = {len(received(device))};",
-        *_transfers("Outgoing", program, outgoing, peers, tensors, False),
+        _table("Model kModels", [f"{{k_model_{name}, {n}}}" for name, n in arenas], "{nullptr, 0}"),
+        _segments(device, models, layout, moves, tensors),
+        _transfers("Incoming", [(one, one.sender) for one in incoming], peers, tensors),
+        f"const int kIncomingCount = {len(incoming)};",
+        _transfers(
+            "Outgoing", [(one, one.receiver) for one in (program.transfers[i] for i in outgoing)], peers, tensors
+        ),
         _steps(device, outgoing),
         f"const int kStepCount = {len(device.segments) + len(outgoing)};",
         *_borders(program, device, tensors),
@@ -126,13 +130,9 @@ def _table(head: str, entries: Sequence[str], none: str) -> str:
     return f"const {head}[] = {{\n{lines}}};"
 
 
-def _models(models: DeviceModels) -> str:
-    entries = [f"{{k_model_{name}, {size}}}" for name, size in zip(models.names, models.arenas, strict=True)]
-    return _table("Model kModels", entries, "{nullptr, 0}")
-
-
-def _segments(device: DeviceProgram, models: DeviceModels, layout: Layout, moves: Sequence[Moves]) -> str:
-    tensors = {name: i for i, name in enumerate(layout.held)}
+def _segments(
+    device: DeviceProgram, models: DeviceModels, layout: Layout, moves: Sequence[Moves], tensors: Mapping[str, int]
+) -> str:
     lists, entries = [], []
     for i, (segment, moved) in enumerate(zip(device.segments, moves, strict=True)):
         numbers = ", ".join(str(tensors[name]) for name in segment.inputs) or "0"
@@ -157,20 +157,10 @@ def _copy(copy: Copy, tensors: Mapping[str, int]) -> str:
     return f"{{{ends[0]}, {ends[1]}, {copy.start}, {copy.to}, {copy.run}, {columns}}}"
 
 
-def _transfers(
-    kind: str,
-    program: Program,
-    indices: Sequence[int],
-    peers: Sequence[str],
-    tensors: Mapping[str, int],
-    incoming: bool,
-) -> list[str]:
-    entries = []
-    for index in indices:
-        transfer = program.transfers[index]
-        peer = peers.index(transfer.sender if incoming else transfer.receiver)
-        entries.append(f"{{{index}, {peer}, {tensors[transfer.value.name]}}}")
-    return [_table(f"Transfer k{kind}", entries, "{0, 0, 0}")]
+def _transfers(kind: str, own: Sequence[tuple[Transfer, str]], peers: Sequence[str], tensors: Mapping[str, int]) -> str:
+    """own: the device's, each with the peer."""
+    entries = [f"{{{one.index}, {peers.index(peer)}, {tensors[one.value.name]}}}" for one, peer in own]
+    return _table(f"Transfer k{kind}", entries, "{0, 0, 0}")
 
 
 def _steps(device: DeviceProgram, outgoing: Sequence[int]) -> str:

@@ -35,15 +35,11 @@ class TflmTarget(Target):
     def emit(self, compilation: Compilation, directory: Path) -> None:
         """Writes artifact.json, memory.json and a directory per device."""
         from dicompiler_targets.tflm.emit import write
-        from dicompiler_targets.tflm.sizes import Limits
 
         program, platform = compilation.program, compilation.platform
         assert program is not None
-        limits = {}
-        if platform is not None:
-            hosts = {device.device: platform.host(platform.host_of[device.device]) for device in program.devices}
-            limits = {device: Limits(host.ram, host.flash) for device, host in hosts.items()}
-        write(program, self.margin, limits, directory)
+        boards = {} if platform is None else {name: platform.host(host) for name, host in platform.host_of.items()}
+        write(program, self.margin, boards, directory)
 
     def occupied(self, program: Program) -> tuple[Occupied, ...]:
         """Arenas as tried in TFLite-micro on this host, buffers, and models."""

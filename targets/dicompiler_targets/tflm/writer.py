@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import Shape, peak
 from dicompiler_targets.tflm.flatbuffer import Operation, Quantisation, Tensor, operator_codes, serialise
-from dicompiler_targets.tflm.graph import Graph
+from dicompiler_targets.tflm.graph import Graph, needed
 
 Form = Literal["image", "plain"]
 IMAGE = (0, 2, 3, 1)
@@ -129,6 +129,11 @@ class Writer:
         self._held[name, form] = index
         return index
 
+    def held(self, name: str) -> tuple[int, Form]:
+        """(the tensor as it is held, its form)."""
+        form = self.form(name)
+        return self.read(name, form), form
+
     # -- operations
 
     def add(self, code: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", **values: Any) -> None:
@@ -176,7 +181,7 @@ class Writer:
                 self._sources.pop(index, None)
                 index = self.reshape(index, self.shape(index), self.like(index, self.shape(index), name))
             outputs.append(index)
-        operations = _needed(self.operations, outputs)
+        operations = needed(self.operations, outputs)
         used = {*inputs, *outputs, *(i for operation in operations for i in (*operation.inputs, *operation.outputs))}
         places = {index: place for place, index in enumerate(sorted(used - {-1}))} | {-1: -1}
         moved = [
@@ -196,13 +201,3 @@ class Writer:
             last |= dict.fromkeys((*operation.inputs, *operation.outputs), time)
         last |= dict.fromkeys(outputs, len(operations) + 1)
         return peak((first[index], last[index], self.tensors[index].nbytes) for index in first)
-
-
-def _needed(operations: Sequence[Operation], outputs: Sequence[int]) -> list[Operation]:
-    """The operations that the outputs depend on, in their order."""
-    wanted, needed = set(outputs), list[Operation]()
-    for operation in reversed(operations):
-        if wanted.intersection(operation.outputs):
-            wanted.update(operation.inputs)
-            needed.append(operation)
-    return needed[::-1]
