@@ -117,8 +117,7 @@ if TYPE_CHECKING:
         memory_used,
     )
     from dicompiler.search.fronts import AUTODICE, Front, Measurement, Point, Tell, check_objectives, objective_values
-    from dicompiler.search.problem import Problem
-    from dicompiler.search.remote_evaluator import RemoteEvaluator
+    from dicompiler.search.problem import Problem, RemoteEvaluator
     from dicompiler.search.strategy import INTERRUPTED, Strategy
 
     # Artifacts and their runs

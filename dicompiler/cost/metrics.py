@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dicompiler.cost.counting import flops, weight_regions
+from dicompiler.cost.counting import weight_regions
 from dicompiler.cost.memory import Span, peak
 from dicompiler.cost.model import CostModel
-from dicompiler.cost.workload import Workload, merged, task_seconds
+from dicompiler.cost.workload import Workload, task_flops, task_seconds
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.metrics import DeviceMetrics, Method, Metrics
 from dicompiler.ir.plan import Plan
@@ -172,7 +172,7 @@ def _devices(roles: Sequence[_Role], platform: Platform, plan: Plan) -> tuple[De
         entries.append(
             DeviceMetrics(
                 name,
-                _mean(sum(_flops(role.routing, task) for role, task in work[name]), roles),
+                _mean(sum(task_flops(role.routing, task) for role, task in work[name]), roles),
                 sum(role.seconds[task_id(task)] for role, task in work[name]) / len(roles),
                 sum(weights.values()),
                 max(held.get(name, 0) for held in activations),
@@ -186,12 +186,6 @@ def _devices(roles: Sequence[_Role], platform: Platform, plan: Plan) -> tuple[De
 def _mean(total: int, roles: Sequence[_Role]) -> int:
     """Rounded up."""
     return -(-total // len(roles))
-
-
-def _flops(routing: Routing, task: Task) -> int:
-    layer = routing.layers.by_name[task.layer]
-    (key, region), *_ = task.outputs.items()
-    return flops(routing.layers, layer, None if layer.reason else region, key.reduce, merged(routing, task))
 
 
 def _activations(routing: Routing) -> dict[str, int]:

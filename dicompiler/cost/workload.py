@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from dicompiler.cost.counting import flops
 from dicompiler.cost.model import CostModel
+from dicompiler.ir.layers import Layer
 from dicompiler.ir.plan import Share
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
@@ -135,12 +137,18 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
 
 def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Task) -> float:
     """Seconds that a task computes on its device."""
+    return cost.seconds(routing.layers, *_share(routing, task), platform.device(task.device))
+
+
+def task_flops(routing: Routing, task: Task) -> int:
+    """Floating-point operations of a task."""
+    layer, share = _share(routing, task)
+    return flops(routing.layers, layer, *share)
+
+
+def _share(routing: Routing, task: Task) -> tuple[Layer, Share]:
+    """A task's layer and its share of it; it adds up the partial sums that it reads, if any."""
     layer = routing.layers.by_name[task.layer]
     (key, region), *_ = task.outputs.items()
-    device, region = platform.device(task.device), None if layer.reason else region
-    return cost.seconds(routing.layers, layer, Share(region, key.reduce, merged(routing, task)), device)
-
-
-def merged(routing: Routing, task: Task) -> int:
-    """How many partial sums a task adds up; 0 where it is no merger."""
-    return sum(key.reduce is not None for key in routing.reads.get(task_id(task), ()))
+    merge = sum(read.reduce is not None for read in routing.reads.get(task_id(task), ()))
+    return layer, Share(None if layer.reason else region, key.reduce, merge)

@@ -36,6 +36,11 @@ class Facts:
 
     name: str
     compilation: Compilation = field(repr=False)
+    platform: Platform = field(repr=False)
+    program: Program = field(repr=False)
+    routing: Routing = field(repr=False)
+    metrics: Metrics
+    single: Metrics
     target: Target
     problem: Problem = field(repr=False)
     simulation: Simulation = field(repr=False)
@@ -45,31 +50,6 @@ class Facts:
     log: Mapping[str, Any] | None = field(default=None, repr=False)
     comparison: Mapping[str, Any] | None = field(default=None, repr=False)
     front: Mapping[str, Any] | None = field(default=None, repr=False)
-
-    @property
-    def program(self) -> Program:
-        assert self.compilation.program is not None
-        return self.compilation.program
-
-    @property
-    def routing(self) -> Routing:
-        assert self.compilation.routing is not None
-        return self.compilation.routing
-
-    @property
-    def metrics(self) -> Metrics:
-        assert self.compilation.metrics is not None
-        return self.compilation.metrics
-
-    @property
-    def single(self) -> Metrics:
-        assert self.compilation.single is not None
-        return self.compilation.single
-
-    @property
-    def platform(self) -> Platform:
-        assert self.compilation.platform is not None
-        return self.compilation.platform
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -151,13 +131,19 @@ def gather(
         )
     compilation, target, problem = reopen(artifact, cost)
     ran = None if log is None else runlog.load(log, artifact, load_json(artifact / MANIFEST))
-    program = compilation.program
-    assert program is not None and compilation.plan is not None and problem.model is not None
+    program, routing, metrics = compilation.program, compilation.routing, compilation.metrics
+    assert program is not None and routing is not None and metrics is not None and compilation.single is not None
+    assert compilation.platform is not None and compilation.plan is not None and problem.model is not None
     digest = compilation.plan.network or problem.model.digest()
     compared = load_comparison(comparison, digest) if isinstance(comparison, Path) else comparison
     return Facts(
         artifact.resolve().name,
         compilation,
+        compilation.platform,
+        program,
+        routing,
+        metrics,
+        compilation.single,
         target,
         problem,
         play(compilation, problem.cost),

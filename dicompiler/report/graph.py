@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dicompiler.base.units import format_bytes, format_flops, format_seconds
-from dicompiler.cost.counting import flops
-from dicompiler.cost.workload import merged, task_seconds
+from dicompiler.cost.workload import task_flops, task_seconds
 from dicompiler.ir.layers import Layer
 from dicompiler.ir.regions import volume
 from dicompiler.ir.tasks import Task, task_id
@@ -140,10 +139,20 @@ def colour(number: int) -> str:
     return f"d{number % 8}" + (" again" if number >= 8 else "")
 
 
+def chip(number: int) -> Markup:
+    """A device's number in its colour."""
+    return element("b", number + 1, class_=f"chip {colour(number)}")
+
+
+def device_name(facts: Facts, name: str) -> Markup:
+    """A device's number and name."""
+    return element("span", chip(facts.number[name]), " ", clean(name))
+
+
 def _shares(facts: Facts, layer: Layer) -> dict[str, float]:
     """Device → its share of the layer's operations; of elements where there are none; in the devices' order."""
     tasks = facts.tasks[layer.name]
-    by_flops = [float(_flops(facts, layer, task)) for task in tasks]
+    by_flops = [float(task_flops(facts.routing, task)) for task in tasks]
     sizes = by_flops if sum(by_flops) else [float(_size(task)) for task in tasks]
     shares: dict[str, float] = {}
     for task, size in zip(tasks, sizes, strict=True):
@@ -155,26 +164,20 @@ def _size(task: Task) -> int:
     return sum(volume(region) for region in task.outputs.values() if region is not None)
 
 
-def _flops(facts: Facts, layer: Layer, task: Task) -> int:
-    (key, region), *_ = task.outputs.items()
-    routing = facts.routing
-    return flops(routing.layers, layer, None if layer.reason else region, key.reduce, merged(routing, task))
-
-
 def _details(facts: Facts, layer: Layer) -> str:
     """What is shown of a layer on demand: operators, shape, and each part with its region, time and bytes."""
     tensor = facts.routing.layers.tensors[layer.output]
     shape = "unknown" if tensor.shape is None else "×".join(map(str, tensor.shape)) or "a number"
     tasks = facts.tasks[layer.name]
-    total = sum(_flops(facts, layer, task) for task in tasks)
+    total = sum(task_flops(facts.routing, task) for task in tasks)
     head = [clean(layer.name), " + ".join(node.op for node in layer.nodes)]
     head.append(f"output {shape}, {format_flops(total)} in {len(tasks)} part{'' if len(tasks) == 1 else 's'}")
     if layer.reason:
         head.append(f"whole: {layer.reason}")
-    return "\n".join([*head, *(_part(facts, layer, task) for task in tasks)]) + ("" if tasks else "\nnobody reads it")
+    return "\n".join([*head, *(_part(facts, task) for task in tasks)]) + ("" if tasks else "\nnobody reads it")
 
 
-def _part(facts: Facts, layer: Layer, task: Task) -> str:
+def _part(facts: Facts, task: Task) -> str:
     (key, region), *_ = task.outputs.items()
     seconds = task_seconds(facts.routing, facts.platform, facts.problem.cost, task)
     words = [f"{task.device}: {'all' if region is None else show(region)}"]
@@ -184,6 +187,6 @@ def _part(facts: Facts, layer: Layer, task: Task) -> str:
         words.append("adds the sums up")
     if task.lane:
         words.append(f"lane {task.lane}")
-    words += [format_flops(_flops(facts, layer, task)), format_seconds(seconds)]
+    words += [format_flops(task_flops(facts.routing, task)), format_seconds(seconds)]
     came = facts.received_by_part.get(task_id(task), 0)
     return ", ".join([*words, f"receives {format_bytes(came)}"] if came else words)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dicompiler.base.units import format_bytes
 from dicompiler.cost.memory import MemoryCourse
 from dicompiler.report.facts import Facts
-from dicompiler.report.graph import colour
+from dicompiler.report.graph import chip, colour
 from dicompiler.report.markup import Markup, element, picture
 
 WIDTH, HEIGHT, LEFT, TOP = 300.0, 96.0, 4.0, 16.0
@@ -29,7 +29,7 @@ def _card(facts: Facts, name: str) -> Markup:
     total = course.peak + added
     shared = f", shared with {', '.join(others)} ({format_bytes(taken)})" if others else ""
     percent = 100 * (total + taken) / limit
-    head = element("h3", element("b", facts.number[name] + 1, class_=f"chip {colour(facts.number[name])}"), " ", name)
+    head = element("h3", chip(facts.number[name]), " ", name)
     words = f"{format_bytes(total)} of {format_bytes(limit)} ({percent:.3g} %){shared}"
     return element(
         "section",

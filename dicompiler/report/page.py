@@ -9,7 +9,7 @@ from typing import Any
 from dicompiler.base.units import format_bytes, format_flops, format_joules, format_seconds
 from dicompiler.ir.metrics import Metrics
 from dicompiler.report.facts import Facts
-from dicompiler.report.graph import colour, graph
+from dicompiler.report.graph import chip, device_name, graph
 from dicompiler.report.markup import Markup, clean, element, joined, table
 from dicompiler.report.memory import memory
 from dicompiler.report.tables import comparison, front, links
@@ -167,15 +167,7 @@ def _devices(facts: Facts) -> Markup:
     heads = ["device", "layers", "FLOP", "computes", "waits"]
     if facts.log is not None:
         heads += ["computed", "waited"]
-    rows = [
-        (
-            element(
-                "span", element("b", facts.number[name] + 1, class_=f"chip {colour(facts.number[name])}"), " ", name
-            ),
-            *rest,
-        )
-        for name, *rest in devices(facts)
-    ]
+    rows = [(device_name(facts, name), *rest) for name, *rest in devices(facts)]
     note = "computed, waited: measured, mean of a frame" if facts.log is not None else ""
     overview = table([*heads, "weights", "sends", "receives"], rows, "predicted for a frame")
     return joined((overview, element("p", note, class_="note") if note else ""))
@@ -183,10 +175,7 @@ def _devices(facts: Facts) -> Markup:
 
 def _key(facts: Facts) -> Markup:
     """Which number and colour stand for which device."""
-    chips = [
-        element("li", element("b", i + 1, class_=f"chip {colour(i)}"), " ", clean(name))
-        for i, name in enumerate(facts.devices)
-    ]
+    chips = [element("li", chip(i), " ", clean(name)) for i, name in enumerate(facts.devices)]
     return element(
         "ul", chips, element("li", element("i", class_="moving"), " data comes from other devices"), class_="key"
     )

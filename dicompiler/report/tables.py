@@ -10,7 +10,7 @@ from typing import Any
 
 from dicompiler.base.units import format_bytes, format_joules, format_seconds
 from dicompiler.report.facts import Facts
-from dicompiler.report.graph import colour
+from dicompiler.report.graph import device_name
 from dicompiler.report.markup import Markup, clean, element, picture, table
 from dicompiler.search.fronts import objective_values
 
@@ -41,14 +41,9 @@ def links(facts: Facts) -> Markup:
                 element("td", text, style=f"--v:{size / most:.3f}", class_="heat", title=words if size else None)
             )
         total = sum(size for (sender, _), size in sent.items() if sender == a)
-        rows.append((_device(facts, a), *cells, element("td", format_bytes(total / count), class_="total")))
-    heads = [_device(facts, name) for name in facts.devices]
+        rows.append((device_name(facts, a), *cells, element("td", format_bytes(total / count), class_="total")))
+    heads = [device_name(facts, name) for name in facts.devices]
     return table(("from \\ to", *heads, "all"), rows, "bytes of a frame", class_="links")
-
-
-def _device(facts: Facts, name: str) -> Markup:
-    number = facts.number[name]
-    return element("span", element("b", number + 1, class_=f"chip {colour(number)}"), " ", clean(name))
 
 
 def comparison(document: Mapping[str, Any]) -> Markup:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from dicompiler.base.units import format_bytes, format_seconds
 from dicompiler.report.facts import Facts
-from dicompiler.report.graph import colour
+from dicompiler.report.graph import chip, colour
 from dicompiler.report.markup import Markup, clean, element
 
 ROW, UPPER, LOWER = 36, 18, 9
@@ -89,10 +89,7 @@ def timeline(facts: Facts, bars: Sequence[Bar], name: str) -> Markup:
     for i, device in enumerate(facts.devices):
         drawn.append(element("rect", x=0, y=i * ROW, width=1_000_000, height=ROW, class_="row" if i % 2 else "row odd"))
         drawn += [_bar(facts, bar, i, scale) for bar in bars if bar.device == device]
-    labels = [
-        element("div", element("b", i + 1, class_=f"chip {colour(i)}"), element("span", clean(device)))
-        for i, device in enumerate(facts.devices)
-    ]
+    labels = [element("div", chip(i), element("span", clean(device))) for i, device in enumerate(facts.devices)]
     title = f"{name}: a row for each device"
     lines = [element("line", x1=x, x2=x, y1=0, y2=height, class_="tick") for x, _ in _ticks(end)]
     svg = element(

@@ -6,12 +6,16 @@ LayerGraph + Platform + CostModel + objective → Problem;   Problem → Plan;  
 from __future__ import annotations
 
 import gc
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import objective_terms
@@ -24,17 +28,15 @@ from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.lineage import Lineage
 from dicompiler.ir.metrics import Metrics
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.weights import Weight, raw_nbytes
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler.partition.lowering import split_unchecked, unwritten
 from dicompiler.partition.placed_graph import Given
-from dicompiler.search.remote_evaluator import RemoteEvaluator
 
 if TYPE_CHECKING:
-    import onnx
-
-    from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.routing import Routing
     from dicompiler.target.interface import Target
 
@@ -138,6 +140,53 @@ class Problem:
         if self.model is None:
             raise DicompilerError("problem: it was made without a model: give one, or use `estimate`")
         return self.model
+
+
+@dataclass(frozen=True)
+class RemoteEvaluator:
+    """`Problem.evaluate`, or without a model `Problem.estimate`, in a form that can be sent to other processes.
+
+    Weights stay at home: what a plan comes to does not depend on their values, and there may be gigabytes.
+    """
+
+    problem: Problem
+
+    def __call__(self, plan: Plan) -> Metrics:
+        """What `plan` comes to. Raises as `Problem.evaluate`."""
+        return self.problem.estimate(plan) if self.problem.model is None else self.problem.evaluate(plan)
+
+    def attempt(self, plan: Plan) -> Metrics | DicompilerError:
+        """The same, but what cannot be evaluated gives its error."""
+        try:
+            return self(plan)
+        except DicompilerError as error:
+            return error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restored, (self._parcel,)
+
+    @cached_property
+    def _parcel(self) -> bytes:
+        """What travels, the same for every plan."""
+        model = self.problem.model
+        problem = replace(self.problem, executor=None, model=None, loaded=None)
+        if model is None:
+            return pickle.dumps((problem, None, {}))
+        weights = {name: (weight.dtype, weight.shape) for name, weight in model.weights.items()}
+        return pickle.dumps((problem, model.proto.SerializeToString(), weights))
+
+
+@lru_cache(maxsize=1)  # so that what one plan makes known of the layers serves the next one
+def _restored(parcel: bytes) -> RemoteEvaluator:
+    """The evaluator in another process, with zeros for weights (which take no memory until somebody reads them)."""
+    problem, proto, weights = pickle.loads(parcel)
+    if proto is None:
+        return RemoteEvaluator(problem)
+    hollow = {
+        name: Weight(dtype, shape, np.zeros(raw_nbytes(dtype, shape), np.uint8).data)
+        for name, (dtype, shape) in weights.items()
+    }
+    return RemoteEvaluator(replace(problem, model=Model(onnx.ModelProto.FromString(proto), hollow)))
 
 
 @contextmanager

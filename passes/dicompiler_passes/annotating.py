@@ -66,9 +66,9 @@ class Annotation(Pass):
     ) -> Mapping[str, Sequence[Part]]:
         """The new parts, by layer name."""
 
-    @abstractmethod
     def count(self) -> int:
-        """How many devices are wanted at most."""
+        """How many devices are wanted at most: the option `parts`, where there is one."""
+        return int(getattr(self, "parts", 1))
 
     def run(self, compilation: Compilation) -> Compilation:
         graph, platform = compilation.layers, compilation.platform

@@ -35,9 +35,6 @@ class Lop(LayerAnnotation):
 
     parts: int = 2
 
-    def count(self) -> int:
-        return self.parts
-
     def parts_of(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
         return self.tiles(self.strips(graph, layer, "channel", self.parts), devices)
 
@@ -68,9 +65,6 @@ class Lip(LayerAnnotation):
 
     parts: int = 2
     merge: str = "one"
-
-    def count(self) -> int:
-        return self.parts
 
     def parts_of(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
         extent = reduction(graph, layer)
@@ -103,9 +97,6 @@ class Fuse(Annotation):
 
     parts: int = 2
     merge: str = "one"
-
-    def count(self) -> int:
-        return self.parts
 
     def annotate(
         self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]

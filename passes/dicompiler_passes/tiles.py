@@ -30,9 +30,6 @@ class Place(LayerAnnotation):
     def named(self) -> tuple[str, ...]:
         return (self.device,) if self.device else self.devices
 
-    def count(self) -> int:
-        return 1
-
     def parts_of(
         self,
         graph: LayerGraph,  # noqa: ARG002
@@ -60,9 +57,6 @@ class TileHeight(LayerAnnotation):
             raise ValueError("shares: expected numbers above 0")
         if self.shares and len(self.shares) != self.parts:
             raise ValueError(f"{len(self.shares)} shares for {self.parts} parts: give one for each")
-
-    def count(self) -> int:
-        return self.parts
 
     def parts_of(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
         return self.tiles(self.strips(graph, layer, "height", self.parts, self.shares), devices)

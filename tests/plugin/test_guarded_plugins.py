@@ -25,7 +25,7 @@ from dicompiler.ir.rule import OperatorRule
 from dicompiler.plugin import registry as plugins
 from dicompiler.plugin.entry_points import Plugin
 from dicompiler.plugin.registry import KINDS, Registry, registry
-from dicompiler.search.remote_evaluator import RemoteEvaluator
+from dicompiler.search.problem import RemoteEvaluator
 from dicompiler.testing import also, network
 
 BAD = Plugin("bad", "bad_plugins", "acme-bad", "1.2")

@@ -14,7 +14,7 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.plan import Part
-from dicompiler.search.remote_evaluator import RemoteEvaluator
+from dicompiler.search.problem import RemoteEvaluator
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
