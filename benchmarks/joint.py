@@ -48,7 +48,7 @@ def row(name: str, layers: LayerGraph, count: int) -> tuple[list[str], bool]:
     start = time.process_time()
     known = tables(problem, fitting(problem, CpSat().options()))
     filled = time.process_time()
-    found = solve(problem, known=known, options=known.options)
+    found = solve(known)
     end = time.process_time()
     one, modnn = known.value([0] * len(layers.layers)), problem.estimate(Modnn().plan(problem)).latency_s
     choices = f"{sum(known.counts) / len(layers.layers):.0f}"

@@ -13,8 +13,6 @@ from dicompiler_strategies.tables.choices import BASES, FINISHES, KINDS, SHARES,
 from dicompiler_strategies.tables.cost_tables import Tables, tables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dicompiler_strategies.joint.search import JointSolution
 
 log = logging.getLogger("dicompiler")
@@ -72,7 +70,7 @@ class CpSat(Strategy):
         """The same with its metrics, over tables that are there already. deadline: of `time.monotonic`, from which on
         nothing more is tried. An interrupt gives the best plan so far."""
         problem = cost_tables.problem
-        solution = self.solve(problem, known=cost_tables)
+        solution = self.solve(cost_tables)
         search = CandidateSearch(problem, self.name, deadline)
         interrupted = solution.interrupted
         try:
@@ -91,16 +89,12 @@ class CpSat(Strategy):
         note = INTERRUPTED if interrupted else best.plan.note
         return replace(best, plan=replace(best.plan, note=note), origin=self.name)
 
-    def solve(
-        self, problem: Problem, hint: Plan | Sequence[int] | None = None, known: Tables | None = None
-    ) -> JointSolution:
-        """The best plan found with its bound. hint: a plan, or a selection of the choice set, to begin with. known:
-        the tables where they are there already."""
+    def solve(self, cost_tables: Tables) -> JointSolution:
+        """The best plan found over the tables, with its bound."""
         from dicompiler_strategies.joint.search import solve
         from dicompiler_strategies.joint.solving import Effort
 
-        cost_tables = known or self.tables(problem)
-        solution = solve(problem, cost_tables.options, hint, Effort(self.time, self.workers, self.seed), cost_tables)
+        solution = solve(cost_tables, Effort(self.time, self.workers, self.seed))
         log.info("cpsat: %s", solution.text())
         return solution
 

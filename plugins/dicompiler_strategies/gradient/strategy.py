@@ -104,10 +104,10 @@ class Gradient(Strategy):
         counts = self.counts or some_counts(len(problem.platform.computing))
         return ChoiceSet(counts=counts, extra=self.fusion_limit, shares=_SHARES[self.partition or "all"])
 
-    def plan_of(self, cost_tables: Tables, hints: Sequence[Sequence[int]] = ()) -> Plan:
+    def plan_of(self, cost_tables: Tables) -> Plan:
         """The best plan over tables, its tensors within the hosts' memory. Raises as `plan`."""
         problem = cost_tables.problem
-        best = self.search(cost_tables, hints)
+        best = self.search(cost_tables)
         reserve: dict[str, int] = {}
         for _ in range(_REPAIRS):
             plan = cost_tables.plan(best.selection)

@@ -121,49 +121,49 @@ def joint_model(
     outputs, on the fullest host. limits: host → bytes that the weights of its devices may take, and with them the
     tensors of each layer in `full` (by place) while it is computed.
     """
-    problem = tables.problem
+    problem, place = tables.problem, on_hosts(tables.problem.platform)
     if problem.objective not in OBJECTIVES:
         raise UsageError(f"cpsat: objective {problem.objective!r} is none that it knows: {', '.join(OBJECTIVES)}")
-    node, edge = tables.node, dict(tables.edge)
-    load_node: list[list[Floats]] = [[] for _ in node]
+    node, edge = _costs(tables, on)
+    loads: list[list[Floats]] = [[] for _ in node]
     load_edge: dict[Edge, Floats] = {}
-    caps: list[float] = []
-    devices, hosts = problem.platform.devices, problem.platform.hosts
-    place = on_hosts(problem.platform)
-    minimax = problem.objective in ("throughput", "memory")
-    if problem.objective == "communication":
-        node, edge = tables.node_traffic, dict(tables.traffic)
-    elif problem.objective == "energy":
-        idle = sum(device.power_idle for device in devices if on is None or device.name in on)
-        extra = np.array([device.power_active - device.power_idle for device in devices])
-        node = tuple(idle * time + compute @ extra for time, compute in zip(tables.node, tables.compute, strict=True))
-        edge = {e: idle * table for e, table in tables.edge.items()}
-    elif minimax:
-        node, edge = tuple(np.zeros_like(seconds) for seconds in node), {e: np.zeros_like(t) for e, t in edge.items()}
     if problem.objective == "throughput":
         on_lines, load_edge = line_loads(tables)
-        for columns, compute, busy in zip(load_node, tables.compute, on_lines, strict=True):
-            columns += [busy, compute]
-        caps += [np.inf] * (len(devices) + on_lines[0].shape[1])
+        loads = [[busy, compute] for busy, compute in zip(on_lines, tables.compute, strict=True)]
     elif problem.objective == "memory":
-        for columns, held in zip(load_node, tables.weights, strict=True):
-            columns.append(held @ place)
-        caps += [np.inf] * len(hosts)
+        loads = [[held @ place] for held in tables.weights]
+    caps = [np.inf] * sum(load.shape[1] for columns in loads[:1] for load in columns)
+    minimax = bool(caps)
     if limits is not None:
         live = activations(tables) if full else ()
         for layer in full or (-1,):
-            for i, (columns, held) in enumerate(zip(load_node, tables.weights, strict=True)):
+            for i, (columns, held) in enumerate(zip(loads, tables.weights, strict=True)):
                 columns.append(held @ place + live[i] if i == layer else held @ place)
-            caps += [limits[host.name] for host in hosts]
+            caps += [limits[host.name] for host in problem.platform.hosts]
     return JointModel(
         node,
         edge,
-        tuple(np.concatenate(columns, axis=1) for columns in load_node) if caps else (),
+        tuple(np.concatenate(columns, axis=1) for columns in loads) if caps else (),
         load_edge,
         np.array(caps),
         minimax,
         tuple(np.arange(len(costs)) for costs in node),
     )
+
+
+def _costs(tables: Tables, on: Collection[str] | None) -> tuple[tuple[Floats, ...], Mapping[Edge, Floats]]:
+    """(node, edge) of an objective that is a sum; nothing of one that is a maximum."""
+    objective, devices = tables.problem.objective, tables.problem.platform.devices
+    if objective == "latency":
+        return tables.node, tables.edge
+    if objective == "communication":
+        return tables.node_traffic, tables.traffic
+    if objective != "energy":
+        return tuple(map(np.zeros_like, tables.node)), {e: np.zeros_like(table) for e, table in tables.edge.items()}
+    idle = sum(device.power_idle for device in devices if on is None or device.name in on)
+    extra = np.array([device.power_active - device.power_idle for device in devices])
+    node = tuple(idle * time + compute @ extra for time, compute in zip(tables.node, tables.compute, strict=True))
+    return node, {e: idle * table for e, table in tables.edge.items()}
 
 
 def activations(tables: Tables) -> tuple[Floats, ...]:

@@ -1,6 +1,6 @@
-"""The whole search: tables, relaxation, CP-SAT, and plans that fit into memory, with a bound and what it holds for.
+"""The whole search: relaxation, CP-SAT, and plans that fit into memory, with a bound and what it holds for.
 
-Problem + ChoiceSet → JointSolution.
+Tables → JointSolution.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dicompiler_strategies.joint.elimination import LIMIT
 from dicompiler_strategies.joint.model import JointModel, activations, joint_model
 from dicompiler_strategies.joint.relaxation import Relaxed, relax, unrelaxed
 from dicompiler_strategies.joint.solving import Effort, SolverResult, finish
-from dicompiler_strategies.tables.choices import ChoiceSet, ranked
-from dicompiler_strategies.tables.cost_tables import Tables, tables
+from dicompiler_strategies.tables.choices import ranked
+from dicompiler_strategies.tables.cost_tables import Tables
 from dicompiler_strategies.tables.footprints import on_hosts, source_and_sink
 
 log = logging.getLogger("dicompiler")
@@ -71,37 +71,19 @@ class JointSolution:
         )
 
 
-def solve(
-    problem: Problem,
-    options: ChoiceSet = ChoiceSet(),  # noqa: B008
-    hint: Plan | Sequence[int] | None = None,
-    effort: Effort = Effort(),  # noqa: B008
-    known: Tables | None = None,
-) -> JointSolution:
-    """The best plan of `problem` over the choices of `options`, its hosts' memory being hard limits.
+def solve(cost_tables: Tables, effort: Effort = Effort()) -> JointSolution:  # noqa: B008
+    """The best plan over the choices of the tables, the hosts' memory being hard limits.
 
-    hint: a plan or selection to begin with (of a plan those layers whose parts are choices). known: the tables where
-    they are there already. Ctrl-C ends the search with the best so far. Raises DicompilerError where no plan fits into
-    memory, with the smallest limit that would do, and the layer that fits nowhere where there is one.
+    Ctrl-C ends the search with the best so far. Raises DicompilerError where no plan fits into memory, with the
+    smallest limit that would do, and the layer that fits nowhere where there is one.
     """
-    cost_tables = known or tables(problem, options)
-    return _Joint(cost_tables, effort, _start(cost_tables, hint)).solve()
-
-
-def _start(cost_tables: Tables, hint: Plan | Sequence[int] | None) -> list[tuple[int, ...]]:
-    """Where to begin: everything on the fastest device, and the hint."""
-    start = [tuple(0 for _ in cost_tables.choices)]
-    if isinstance(hint, Plan):
-        layers = cost_tables.problem.layers.layers
-        start.append(tuple(cost_tables.number(i, hint.layers.get(x.name, ())) or 0 for i, x in enumerate(layers)))
-    elif hint is not None:
-        start.append(tuple(hint))
-    return start
+    return _Joint(cost_tables, effort).solve()
 
 
 class _Joint:
-    def __init__(self, cost_tables: Tables, effort: Effort, start: list[tuple[int, ...]]) -> None:
-        self.tables, self.problem, self.effort, self.start = cost_tables, cost_tables.problem, effort, start
+    def __init__(self, cost_tables: Tables, effort: Effort) -> None:
+        self.tables, self.problem, self.effort = cost_tables, cost_tables.problem, effort
+        self.start = [tuple(0 for _ in cost_tables.choices)]  # everything on the fastest device
         self.interrupted = False
         self.on: set[str] | None = None  # the devices that are on, where that is part of the question
         self.memory = {host.name: host.memory for host in cost_tables.problem.platform.hosts}

@@ -13,7 +13,7 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Layer, LayerGraph, Part, Plan, Platform, Problem
+from dicompiler.plugin_api import Layer, LayerGraph, Plan, Platform, Problem
 from dicompiler_strategies.tables.choices import Choice, ChoiceSet, choices
 from dicompiler_strategies.tables.footprints import (
     Floats,
@@ -154,13 +154,12 @@ class Tables:
 
     def selection(self, plan: Plan) -> tuple[int, ...] | None:
         """The selection that gives `plan`'s parts; None where a layer's parts are none of its choices."""
-        numbers = [self.number(i, plan.layers[layer.name]) for i, layer in enumerate(self.problem.layers.layers)]
+        numbers = [
+            next((number for number, choice in enumerate(choices) if choice.parts == plan.layers[layer.name]), None)
+            for layer, choices in zip(self.problem.layers.layers, self.choices, strict=True)
+        ]
         selection = tuple(number for number in numbers if number is not None)
         return selection if len(selection) == len(numbers) else None
-
-    def number(self, layer: int, parts: Sequence[Part]) -> int | None:
-        """The number of the layer's choice that has these parts; None where there is none."""
-        return next((number for number, choice in enumerate(self.choices[layer]) if choice.parts == parts), None)
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
