@@ -105,17 +105,9 @@ class Builder:
         if bias:
             inputs.append(self.weight(f"{name}.bias", (channels,), "bias"))
         reach = tuple((size - 1) * dilation + 1 for size in sizes)
-        return self.node(
-            "Conv",
-            name,
-            inputs,
-            (self.image[0], channels, *self._windows(x, reach, strides, border)),
-            kernel_shape=sizes,
-            strides=strides,
-            pads=border,
-            dilations=(dilation, dilation),
-            group=group,
-        )
+        shape = (self.image[0], channels, *self._windows(x, reach, strides, border))
+        windows = {"kernel_shape": sizes, "strides": strides, "pads": border, "dilations": (dilation, dilation)}
+        return self.node("Conv", name, inputs, shape, **windows, group=group)
 
     def pool(
         self,

@@ -42,16 +42,8 @@ def _residual(net: Builder, x: str, name: str, channels: int, stride: int, expan
     y = x
     for number, (kernel, step, times) in enumerate(steps, 1):
         last = number == len(steps)
-        y = _conv_norm(
-            net,
-            y,
-            f"{name}.conv{number}",
-            f"{name}.bn{number}",
-            channels * times,
-            kernel,
-            step,
-            gain=BRANCH if last else 1.0,
-        )
+        conv, norm, gain = f"{name}.conv{number}", f"{name}.bn{number}", BRANCH if last else 1.0
+        y = _conv_norm(net, y, conv, norm, channels * times, kernel, step, gain=gain)
         if not last:
             y = net.relu(y, f"{name}.relu{number}")
     if stride != 1 or net.channels(x) != channels * expansion:

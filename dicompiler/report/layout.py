@@ -41,12 +41,10 @@ def place(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> Layout:
     items: list[list[Item]] = [[] for _ in range(max(rows, default=-1) + 1)]
     for node, row in enumerate(rows):
         items[row].append((node, row))
-    for node, row in enumerate(rows):
-        for lower in range(row + 1, last.get(node, row) + 1):
-            items[lower].append((node, lower))
     above: dict[Item, list[Item]] = {}
     for node, row in enumerate(rows):
         for lower in range(row + 1, last.get(node, row) + 1):
+            items[lower].append((node, lower))
             above[node, lower] = [(node, lower - 1)]
     for a, b in edges:
         above.setdefault((b, rows[b]), []).append((a, rows[b] - 1))

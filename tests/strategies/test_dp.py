@@ -102,7 +102,7 @@ def test_the_search_finds_the_best_row_of_moves_of_a_chain(kind: str) -> None:
         """The cheapest way from `place` on, where the tensor before it lies in `form`: plain recursion, no table."""
         if place == len(layers):
             held = team.held(layers[-1].output, form)
-            return team.wire.seconds(4 * missing(output, held, form == "everywhere"))
+            return float(team.lines.time(4 * missing(output, held, form == "everywhere")))
         ways = known[place]
         tensor = layers[place].inputs[0]
         return min(move.time(team, {tensor: form})[0] + least(move.stop, move.after) for move in ways)
@@ -148,7 +148,7 @@ def test_the_search_finds_the_best_row_of_moves_of_a_branched_graph(kind: str, o
         if place == len(layers):
             form = forms[layers[-1].output]
             held = team.held(layers[-1].output, form)
-            return team.wire.seconds(4 * missing(output, held, form == "everywhere"))
+            return float(team.lines.time(4 * missing(output, held, form == "everywhere")))
         costs = []
         for move in known[place]:
             made: dict[str, Form] = {name: move.after for layer in layers[place : move.stop] for name in layer.outputs}
@@ -178,7 +178,7 @@ def test_devices_of_one_host_talk_for_nothing() -> None:
     metrics = problem.estimate(Dp(shares="equal", devices=2).plan(problem))
     assert metrics.latency_s <= problem.estimate(Dp(devices=1).plan(problem)).latency_s
     team = Team.of(Facts(problem), ("nx01_gpu", "nx01_cpu"))
-    assert team.wire.seconds(np.array([[0.0, 1e9], [1e9, 0.0]])) == 0
+    assert team.lines.time(np.array([[0.0, 1e9], [1e9, 0.0]])) == 0
 
 
 @pytest.mark.parametrize("kind", ["shared", "switch"])

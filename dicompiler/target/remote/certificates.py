@@ -158,17 +158,9 @@ def _usage(sign: bool) -> x509.KeyUsage:
     """What a key is for: signing certificates, or connections."""
     from cryptography import x509
 
-    return x509.KeyUsage(
-        digital_signature=not sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=sign,
-        crl_sign=sign,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    nothing = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    return x509.KeyUsage(digital_signature=not sign, key_cert_sign=sign, crl_sign=sign, **nothing)
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

@@ -20,6 +20,7 @@ from dicompiler.plugin_api import (
     LayerGraph,
     Problem,
     Region,
+    Remembers,
     Share,
     cut_axis,
     full,
@@ -27,6 +28,7 @@ from dicompiler.plugin_api import (
     output_shape,
     raw_nbytes,
     reduction,
+    remembered,
     shape_of,
     share_task,
     shares,
@@ -113,7 +115,7 @@ class Facts:
 
 
 @dataclass(frozen=True, eq=False)
-class Team:
+class Team(Remembers):
     """`members`: indices of devices of the problem's platform, in its order, with their `weights` (shares are in
     proportion); `leader`: the member that computes what stays whole. n below counts that platform's devices; it has
     no others than the members, the sources and the sinks (see `of`)."""
@@ -123,7 +125,6 @@ class Team:
     leader: int
     weights: tuple[float, ...]
     facts: Facts
-    _held: dict[tuple[str, Form], Boxes] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(facts: Facts, names: Sequence[str], equal: bool = False) -> Team:
@@ -189,14 +190,9 @@ class Team:
             cuts = cut_axis(self.layers, layer, axis, self.weights)
         return [with_interval(whole, axis, cut) if cut[0] < cut[1] else None for cut in cuts]
 
+    @remembered
     def held(self, tensor: str, form: Form) -> Boxes:
         """Where a tensor lies."""
-        key = (tensor, form)
-        if key not in self._held:
-            self._held[key] = self._boxes(tensor, form)
-        return self._held[key]
-
-    def _boxes(self, tensor: str, form: Form) -> Boxes:
         shape = self.layers.tensors[tensor].shape
         assert shape is not None
         if form == "source":

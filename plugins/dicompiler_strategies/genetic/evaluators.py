@@ -23,7 +23,7 @@ from dicompiler.plugin_api import (
     memory_used,
     objective_values,
 )
-from dicompiler_strategies.genetic.analytic import AnalyticModel, analytic_model
+from dicompiler_strategies.genetic.analytic import AnalyticModel
 from dicompiler_strategies.genetic.encoding import ChoicePerLayer, Encoding, Genes, Naive, SplitPoints
 from dicompiler_strategies.genetic.search import Array
 
@@ -68,11 +68,6 @@ class WholeLayers:
 
     model: AnalyticModel
     naive: bool
-
-    @classmethod
-    def of(cls, problem: Problem, naive: bool) -> WholeLayers:
-        """The level with the tables of `problem`."""
-        return cls(analytic_model(problem), naive)
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
         """All numbers from the batched model, see `analytic.AnalyticModel`."""

@@ -26,6 +26,7 @@ from dicompiler.plugin_api import (
     format_bytes,
     memory_needed,
 )
+from dicompiler_strategies.genetic.analytic import analytic_model
 from dicompiler_strategies.genetic.encoding import Encoding, Genes
 from dicompiler_strategies.genetic.evaluators import UNMEASURED, Level, Measure, TiledLayers, WholeLayers, measured
 from dicompiler_strategies.genetic.search import Array, Budget, Evaluate, ParetoRows, evolve, spread
@@ -97,7 +98,9 @@ def explore(
     so far, marked as interrupted. DicompilerError where no plan was found that fits the hosts' memory.
     """
     naive = options.encoding == "naive"
-    level: Level = TiledLayers.of(problem) if options.encoding == "tiles" else WholeLayers.of(problem, naive)
+    level: Level = (
+        TiledLayers.of(problem) if options.encoding == "tiles" else WholeLayers(analytic_model(problem), naive)
+    )
     second = measured(problem, options.objectives, level.plan, measure) if options.measured else None
     front, depth, evaluations = _StagedSearch(problem, options, level, second, tell or (lambda _: None)).run()
     return _front(problem, options, level, front, depth, evaluations)

@@ -5,7 +5,7 @@ Tables + objective → one Landscape (latency), or one for each set of devices t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import Platform, UsageError, nearest
 from dicompiler_strategies.tables.choices import ranked
-from dicompiler_strategies.tables.cost_tables import Edge, Tables, original, renumbered, total
+from dicompiler_strategies.tables.cost_tables import Edge, Tables, total
 from dicompiler_strategies.tables.footprints import Floats, on_hosts, source_and_sink
 
 Selections = NDArray[np.intp]
@@ -78,14 +78,6 @@ class Landscape:
         least = sum(float(table.min()) for table in self.node)
         most = sum(float(table.mean()) for table in (*self.node, *self.edge.values()))
         return (least or most or 1.0) / len(self.node)
-
-    def original(self, selection: Sequence[int]) -> tuple[int, ...]:
-        """A selection here as one of the tables."""
-        return original(self.kept, selection)
-
-    def place(self, selection: Sequence[int]) -> tuple[int, ...] | None:
-        """A selection of the tables as one here; None where one of its choices is not kept."""
-        return renumbered(self.kept, selection)
 
 
 def landscapes(tables: Tables, objective: str, reserve: Mapping[str, int] | None = None) -> tuple[Landscape, ...]:

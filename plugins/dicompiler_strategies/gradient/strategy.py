@@ -16,7 +16,7 @@ from dicompiler_strategies.gradient.opportunities import space
 from dicompiler_strategies.gradient.polish import Polish
 from dicompiler_strategies.gradient.relax import Descent, Interrupted, descend
 from dicompiler_strategies.tables.choices import ChoiceSet
-from dicompiler_strategies.tables.cost_tables import Tables, tables
+from dicompiler_strategies.tables.cost_tables import Tables, original, renumbered, tables
 
 Partition = Literal["equal", "proportional", "all"]
 _SHARES: Mapping[Partition, tuple[str, ...]] = {
@@ -189,7 +189,7 @@ class Gradient(Strategy):
 
 def _search_one(land: Landscape, how: Descent | None, hints: Sequence[Sequence[int]]) -> BestSelection | None:
     """The best of one landscape; None where there is nothing to polish."""
-    placed = [place for hint in hints if (place := land.place(hint)) is not None]
+    placed = [place for hint in hints if (place := renumbered(land.kept, hint)) is not None]
     starts = np.array(placed, np.intp).reshape(-1, len(land.node))
     stopped = False
     if how is not None:
@@ -206,7 +206,7 @@ def _search_one(land: Landscape, how: Descent | None, hints: Sequence[Sequence[i
     except KeyboardInterrupt:
         best, stopped = polish.ranked(starts)[:_OTHERS], True
     fits = bool(land.excess(land.loads(best[:1]))[0] == 0)
-    first, *others = (land.original(selection) for selection in best.tolist())
+    first, *others = (original(land.kept, selection) for selection in best.tolist())
     return BestSelection(first, float(land.values(best[:1])[0]), fits, tuple(others), stopped)
 
 
