@@ -42,19 +42,15 @@ class Sizes:
 
     @property
     def details(self) -> dict[str, int]:
-        """The figures beside RAM and flash; stack and the program's own variables come on top of all."""
+        """The figures beside RAM and flash; stack and the program's own variables come on top of all. The estimate is
+        of RAM where pointers take 4 bytes."""
+        records = max(0, self.arena - self.activations)
         return {
-            "ram_32_bit_estimate": self.ram_32,
+            "ram_32_bit_estimate": self.ram - records + int(records * POINTER_SHARE),
             "arena": self.arena,
             "arena_needed": self.needed,
             "beside_arena": self.ram - self.arena,
         }
-
-    @property
-    def ram_32(self) -> int:
-        """An estimate of the same where pointers take 4 bytes."""
-        records = max(0, self.arena - self.activations)
-        return self.ram - records + int(records * POINTER_SHARE)
 
 
 def with_margin(size: int, margin: float) -> int:
