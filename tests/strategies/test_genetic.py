@@ -5,8 +5,10 @@ from __future__ import annotations
 import statistics
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from support.layer_graphs import formed, stack
 
@@ -23,6 +25,7 @@ from dicompiler.search.fronts import AUTODICE, FRONT_OBJECTIVES, Front, Measurem
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.genetic.analytic import analytic_model
 from dicompiler_strategies.genetic.exploring import Options, explore, stages
+from dicompiler_strategies.genetic.measuring import OnThisHost
 from dicompiler_strategies.genetic.search import spread
 from dicompiler_strategies.genetic.strategy import Genetic
 
@@ -207,6 +210,32 @@ def test_the_hook_decides_on_the_second_level() -> None:
     assert 0 < len(seen) <= SMALL.measured
     assert {point.objectives["throughput"] for point in front.points} == {7.0}
     assert min(point.objectives["device-energy"] for point in front.points) >= 101.0
+
+
+def test_plans_are_measured_by_real_runs_on_this_host_and_by_a_power_reader(tmp_path: Path) -> None:
+    onnx.save(build("tiny"), tmp_path / "tiny.onnx")
+    problem = Problem(prepare(Model.load(tmp_path / "tiny.onnx")).layers, equal(2))  # type: ignore[arg-type]
+    read: list[tuple[str, float]] = []
+
+    def power(device: str, seconds: float) -> float:
+        read.append((device, seconds))
+        return 5.0
+
+    runs = OnThisHost(problem, tmp_path / "tiny.onnx", frames=3, power=power)
+    front = explore(problem, replace(SMALL, measured=2), measure=runs)
+    assert {device for device, _ in read} <= {"d0", "d1"}
+    for point in front.points:
+        period, memory, energy = (point.objectives[name] for name in AUTODICE)
+        assert 0 < period < 60
+        assert energy == pytest.approx(5.0 * period)
+        assert memory == max(entry.memory for entry in problem.estimate(point.plan).devices)
+
+
+def test_without_a_reader_the_energy_is_that_of_the_platforms_figures() -> None:
+    problem = Problem(chain(), equal(2))
+    entry = problem.estimate(problem.plan({layer.name: (Part("d0"),) for layer in problem.layers.layers})).devices[0]
+    measured = replace(entry, compute_s=2.0)
+    assert OnThisHost(problem, Path())._energy(measured, 5.0) == 3.0 * 2.0 + 1.0 * 3.0
 
 
 def test_a_plan_that_cannot_be_measured_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
