@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError, nearest
     from dicompiler.base.objectives import OBJECTIVES, objective_terms
     from dicompiler.base.remembering import Remembers, remembered
-    from dicompiler.base.schema import load_json, validate
+    from dicompiler.base.schema import load_json, read_text, validate
     from dicompiler.base.specs import Spec
     from dicompiler.base.units import format_bytes
 
@@ -141,10 +141,10 @@ if TYPE_CHECKING:
     from dicompiler.verify.levels import Optimization
 
 __all__ = [
-    "API_VERSION", "ARTIFACT", "AUTODICE", "DEVICES", "INTERRUPTED", "LARGE", "OBJECTIVES", "STAND_IN_DOMAIN",
-    "TYPES", "Analytic", "Box", "Check", "Compilation", "ConstantValues", "CostFunction", "CostModel", "Count",
-    "Device", "DeviceMetrics", "DeviceProgram", "DeviceReport", "DicompilerError", "Effort", "Executor", "Front",
-    "Graph", "HeldAttribute", "Host", "Hosts", "Installed", "Instrument", "Interval", "Json", "Key", "Label", "Layer",
+    "API_VERSION", "ARTIFACT", "AUTODICE", "DEVICES", "INTERRUPTED", "LARGE", "OBJECTIVES", "STAND_IN_DOMAIN", "TYPES",
+    "Analytic", "Box", "Check", "Compilation", "ConstantValues", "CostFunction", "CostModel", "Count", "Device",
+    "DeviceMetrics", "DeviceProgram", "DeviceReport", "DicompilerError", "Effort", "Executor", "Front", "Graph",
+    "HeldAttribute", "Host", "Hosts", "Installed", "Instrument", "Interval", "Json", "Key", "Label", "Layer",
     "LayerGraph", "Lineage", "Link", "Measurement", "Metrics", "Model", "Network", "Node", "Occupied", "Operation",
     "OperatorRule", "Optimization", "Part", "Pass", "PassFailure", "PassManager", "Piece", "PieceFunction", "Place",
     "Plan", "Platform", "PlatformFamily", "PlatformFormat", "PluginError", "Point", "Problem", "Program", "Region",
@@ -153,15 +153,14 @@ __all__ = [
     "Tolerance", "Transfer", "UsageError", "Value", "Variable", "Weight", "Work", "align", "aligned_cuts",
     "array_dtype", "artifact_document", "axis_of", "bounding", "captures", "check_constraints", "check_objectives",
     "check_occupied", "compare", "constant_sizes", "contains", "count", "counted", "cut_axis", "cuttable", "dense",
-    "dtype_name", "each", "exit_of", "export_node", "fits_constraints", "flops", "format_bytes", "free",
-    "free_memory", "full", "fused_regions", "graph_inputs", "grid_tiles", "hollow", "hookimpl", "intersect",
-    "is_empty", "is_hollow", "json_text", "leaves", "load_json", "load_plan", "macs", "memory_lacking",
-    "memory_needed", "memory_used", "named_axes", "names_read", "nearest", "objective_terms", "objective_values",
-    "output_shape", "part_of", "partition", "peak", "pipeline", "program_memory", "random_inputs", "raw_nbytes",
-    "read_within", "reduction", "registry", "remembered", "route_on", "run_model", "segment_values", "shape_of",
-    "share_task", "shares", "shift", "slices", "split", "ssh", "taken", "task_macs", "tile", "transfer_document",
-    "unique", "validate", "value_document", "volume", "weight_regions", "whole", "whole_plan", "with_interval",
-    "without",
+    "dtype_name", "each", "exit_of", "export_node", "fits_constraints", "flops", "format_bytes", "free", "free_memory",
+    "full", "fused_regions", "graph_inputs", "grid_tiles", "hollow", "hookimpl", "intersect", "is_empty", "is_hollow",
+    "json_text", "leaves", "load_json", "load_plan", "macs", "memory_lacking", "memory_needed", "memory_used",
+    "named_axes", "names_read", "nearest", "objective_terms", "objective_values", "output_shape", "part_of",
+    "partition", "peak", "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_text", "read_within",
+    "reduction", "registry", "remembered", "route_on", "run_model", "segment_values", "shape_of", "share_task",
+    "shares", "shift", "slices", "split", "ssh", "taken", "task_macs", "tile", "transfer_document", "unique",
+    "validate", "value_document", "volume", "weight_regions", "whole", "whole_plan", "with_interval", "without",
 ]  # fmt: skip
 
 

@@ -30,16 +30,21 @@ _DIGITS = 100
 _ORDER = ("const", "additionalProperties", "required", "type", "enum")
 
 
-def load_json(path: str | Path) -> Any:
-    """The document in a JSON file (UTF-8). Errors: no such file, not JSON (with line and column), a key given twice."""
+def read_text(path: str | Path, missing: str = "no such file") -> str:
+    """The text of a file (UTF-8). DicompilerError where there is none, in the words of `missing`, or no such text."""
     try:
         # Some editors open UTF-8 text with a byte order mark.
-        text = Path(path).read_text(encoding="utf-8-sig")
+        return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise DicompilerError(f"{path}: no such file") from None
+        raise DicompilerError(f"{path}: {missing}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text: byte {error.start} is not valid"
         raise DicompilerError(f"{path}: cannot be read: {reason}") from None
+
+
+def load_json(path: str | Path) -> Any:
+    """The document in a JSON file (UTF-8). Errors: no such file, not JSON (with line and column), a key given twice."""
+    text = read_text(path)
     try:
         return json.loads(
             text,

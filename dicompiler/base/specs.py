@@ -157,11 +157,6 @@ def parse_pipeline(text: str) -> tuple[Spec, ...]:
     return tuple(specs)
 
 
-def format_pipeline(specs: tuple[Spec, ...]) -> str:
-    """The text that `parse_pipeline` turns into `specs` again."""
-    return ",".join(map(str, specs))
-
-
 @dataclass(frozen=True)
 class Option:
     """An option of a pass, strategy or target as `list` shows it: a dataclass field seen from the command line.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from dicompiler.base.errors import DicompilerError, UsageError, nearest
 from dicompiler.base.remembering import Remembers, remembered
-from dicompiler.base.schema import validate
+from dicompiler.base.schema import read_text, validate
 from dicompiler.base.units import BANDWIDTH, MEMORY, POWER, RATE, TIME, parse, parse_bytes, write
 from dicompiler.ir.boards import BOARDS, Board
 from dicompiler.ir.devices import Device, Host, Link, Network, NetworkKind
@@ -179,16 +179,8 @@ def _boards(board: Board, count: int) -> Platform:
 
 
 def _load_file(path: Path, known: Sequence[PlatformFamily]) -> Platform:
-    try:
-        # Some editors open UTF-8 text with a byte order mark.
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        names = ", ".join(family.name for family in known)
-        raise DicompilerError(f"{path}: no such platform file (files apart, there are {names})") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text: save it as such"
-        raise DicompilerError(f"{path}: cannot be read: {reason}") from None
-    return from_toml(text, str(path))
+    names = ", ".join(family.name for family in known)
+    return from_toml(read_text(path, f"no such platform file (files apart, there are {names})"), str(path))
 
 
 def from_toml(text: str, place: str = "platform") -> Platform:

@@ -244,8 +244,3 @@ def _checked(transfer: Transfer, array: NDArray[Any]) -> NDArray[Any]:
             f"{dtype_name(value.dtype)} {value.shape} was predicted"
         )
     return array
-
-
-def execute(program: Program, inputs: Mapping[str, Any], keep_values: bool = False) -> Execution:
-    """Plays the program once; `Executor` keeps the sessions for more frames."""
-    return Executor(program).run(inputs, keep_values)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import Device, DicompilerError, Host, Network, Platform, load_json, nearest
+from dicompiler.plugin_api import Device, DicompilerError, Host, Network, Platform, load_json, nearest, read_text
 
 # AutoDiCE's files name no rates and no sizes. These are those of its own boards, see dicompiler/ir/boards.py.
 CORE_RATE = 91e9 / 6
@@ -89,15 +89,8 @@ def load_mapping(path: str | Path) -> dict[Key, tuple[str, ...]]:
 
 def load_hosts(path: str | Path) -> tuple[HostLine, ...]:
     """The hosts of a platform.txt; empty lines and lines that start with # are passed over."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise DicompilerError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise DicompilerError(f"{path}: cannot be read: {reason}") from None
     hosts: list[HostLine] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         host = _host_line(line, f"{path}:{number}")

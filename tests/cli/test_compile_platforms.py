@@ -53,7 +53,7 @@ class TestPlatforms:
         ("content", "words"),
         [
             (b"", "missing key 'host'"),
-            (PLATFORM.encode("utf-16"), "cannot be read: not UTF-8 text: save it as such"),
+            (PLATFORM.encode("utf-16"), "cannot be read: not UTF-8 text: byte 0 is not valid"),
             (b"\0\1", "not TOML"),
             (b"PK\x03\x04", "not TOML"),
             (None, "cannot be read: Is a directory"),

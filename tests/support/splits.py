@@ -16,7 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.specs import Spec, format_pipeline
+from dicompiler.base.specs import Spec
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import Layer, LayerGraph
@@ -89,7 +89,7 @@ class Case:
 
     def plan(self, split: Split) -> Plan:
         """The plan that the pipeline of `split` makes from its text, as `dicompiler opt -p` would."""
-        plan = PassManager(pipeline(format_pipeline(split.pipeline))).run(self.compilation).plan
+        plan = PassManager(pipeline(",".join(map(str, split.pipeline)))).run(self.compilation).plan
         assert plan is not None
         return plan
 

@@ -31,7 +31,7 @@ from dicompiler.partition.bounds_inference import reduction
 from dicompiler.plugin.pass_manager import PassManager, pipeline
 from dicompiler.target.records import RunOptions
 from dicompiler.verify.comparison import graph_inputs, random_inputs
-from dicompiler.verify.executor import execute, run_model
+from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.quantise import take_int8
 from dicompiler_targets.tflm.target import TflmTarget
 
@@ -128,7 +128,7 @@ def test_the_parts_of_a_quantised_network_are_bit_equal_in_onnxruntime_too(name:
     for one in found:
         program = split(case.with_plan(case.plan(one))).program
         assert program is not None
-        assert np.array_equal(execute(program, case.inputs).outputs["output"], case.reference["output"]), one.kind
+        assert np.array_equal(Executor(program).run(case.inputs).outputs["output"], case.reference["output"]), one.kind
 
 
 def test_a_quantised_layer_holds_its_quantising_nodes_and_has_no_partial_sums() -> None:
@@ -165,7 +165,7 @@ def test_partial_sums_are_of_integers_in_32_bits_or_refused() -> None:
     program = split(annotated).program
     assert program is not None
     inputs = {"x": np.random.default_rng(0).integers(0, 256, (1, 4, 3, 3)).astype(np.uint8)}
-    assert np.array_equal(execute(program, inputs).outputs["y"], run_model(model, inputs)["y"])
+    assert np.array_equal(Executor(program).run(inputs).outputs["y"], run_model(model, inputs)["y"])
     assert [t.value.dtype for t in program.transfers if "+" in t.value.name] == [onnx.TensorProto.INT32]
 
 

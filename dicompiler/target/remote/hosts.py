@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.base.errors import DicompilerError, nearest
-from dicompiler.base.schema import validate
+from dicompiler.base.schema import read_text, validate
 
 FORMAT = "dicompiler.hosts/1"
 DIRECTORY = ".cache/dicompiler/{}"
@@ -57,14 +57,8 @@ class Hosts:
     @staticmethod
     def load(path: str | Path) -> Hosts:
         """The file at `path`. DicompilerError of one line: the file, the key, the cause, what is allowed."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise DicompilerError(f"{path}: no such file: write one that says where the devices are reached") from None
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise DicompilerError(f"{path}: cannot be read: {reason}") from None
-        return from_toml(text, str(path))
+        missing = "no such file: write one that says where the devices are reached"
+        return from_toml(read_text(path, missing), str(path))
 
     def place(self, device: str, host: str, name: str) -> Place:
         """Where the device, which is part of that host of the platform, runs. name: what the artifact is called.

@@ -25,11 +25,6 @@ class Coverage:
     channels_read: int
     channels: int
 
-    @property
-    def complete(self) -> bool:
-        """Whether every tap and every input channel of every layer is read."""
-        return self.taps_read == self.taps and self.channels_read == self.channels
-
     def __str__(self) -> str:
         return f"{self.taps_read} of {self.taps} taps and {self.channels_read} of {self.channels} input channels read"
 

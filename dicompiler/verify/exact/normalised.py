@@ -33,11 +33,9 @@ def instance(call: Call) -> list[NodeProto]:
 def group(call: Call) -> list[NodeProto]:
     """GroupNormalization: over the maps of a group of channels; scale and shift by group before opset 21, by channel
     since."""
-    count = helper.make_node("Constant", [], ["count"])
-    _refer(count, "value_int", "num_groups", AttributeProto.INT)
     nodes = [
         *bounded(call),
-        count,
+        _attribute("count", "value_int", "num_groups", AttributeProto.INT),
         constant("one", np.array([1], np.int64)),
         constant("same", np.array([0], np.int64)),
         constant("rest", np.array([-1], np.int64)),
@@ -66,17 +64,13 @@ def layer(call: Call) -> list[NodeProto]:
     ]
     if call.arity == 2:
         return [*nodes, helper.make_node("Mul", ["shaped", "X1"], ["Y"])]
-    return [
-        *nodes,
-        helper.make_node("Mul", ["shaped", "X1"], ["scaled"]),
-        helper.make_node("Add", ["scaled", "X2"], ["Y"]),
-    ]
+    nodes.append(helper.make_node("Mul", ["shaped", "X1"], ["scaled"]))
+    return [*nodes, helper.make_node("Add", ["scaled", "X2"], ["Y"])]
 
 
 def mean_variance(call: Call) -> list[NodeProto]:
     """MeanVarianceNormalization: over its axes, which `prepare` writes out where they are those by default."""
-    axes = helper.make_node("Constant", [], ["axes"])
-    _refer(axes, "value_ints", "axes", AttributeProto.INTS)
+    axes = _attribute("axes", "value_ints", "axes", AttributeProto.INTS)
     return [*bounded(call), *_less_sum(call, "bounded", [axes], "axes", None, "Y")]
 
 
@@ -85,18 +79,10 @@ def lp(call: Call) -> list[NodeProto]:
     if call.opset < 13:
         inputs, own = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})
         nodes = [] if call.opset < 10 else [constant("one", np.array([1], np.int64))]
-        return [
-            *nodes,
-            call.node("TopK", inputs, ["greatest", "place"], **own),
-            helper.make_node("Sub", ["X0", "greatest"], ["Y"]),
-        ]
-    axis = helper.make_node("Constant", [], ["axis"])
-    _refer(axis, "value_int", "axis", AttributeProto.INT)
-    nodes = [
-        axis,
-        constant("one", np.array([1], np.int64)),
-        helper.make_node("Reshape", ["axis", "one"], ["axes"]),
-    ]
+        nodes.append(call.node("TopK", inputs, ["greatest", "place"], **own))
+        return [*nodes, helper.make_node("Sub", ["X0", "greatest"], ["Y"])]
+    axis = _attribute("axis", "value_int", "axis", AttributeProto.INT)
+    nodes = [axis, constant("one", np.array([1], np.int64)), helper.make_node("Reshape", ["axis", "one"], ["axes"])]
     return [*bounded(call), *_less_sum(call, "bounded", nodes, "axes", None, "Y")]
 
 
@@ -140,6 +126,13 @@ def _reshaped(tensor: str, like: str, target: str = "Y") -> list[NodeProto]:
         helper.make_node("Shape", [like], ["shape"]),
         helper.make_node("Reshape", [tensor, "shape"], [target]),
     ]
+
+
+def _attribute(name: str, value: str, attribute: str, kind: Any) -> NodeProto:
+    """A constant `name` of the body whose value is the attribute `attribute` of the call."""
+    node = helper.make_node("Constant", [], [name])
+    _refer(node, value, attribute, kind)
+    return node
 
 
 def _refer(node: NodeProto, name: str, attribute: str, kind: Any) -> None:

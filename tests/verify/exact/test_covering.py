@@ -23,7 +23,6 @@ def test_the_seeds_that_are_needed_read_everything(name: str, first: int) -> Non
     needed = seeds_needed(model)
     assert 1 <= needed <= 4
     read = coverage(check_model(model, seed)[0] for seed in range(first, first + needed))
-    assert read.complete
     assert str(read) == f"{read.taps} of {read.taps} taps and {read.channels} of {read.channels} input channels read"
 
 
