@@ -41,6 +41,7 @@ from dicompiler.partition.lowering import split
 from dicompiler.plugin.registry import registry
 from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.hosts import Hosts
+from dicompiler.target.seal import seal
 from dicompiler.verify.comparison import compare, random_inputs, transfers
 from dicompiler.verify.exact import check_model
 from dicompiler.verify.executor import run_model
@@ -180,6 +181,7 @@ def differing(case: Case, plan_: Plan, model: Model, inputs: Any, exact_: bool, 
     assert made.program is not None
     place.mkdir()
     MpiTarget(threads=1).emit(made, place)
+    seal(place)
     result = MpiTarget().run(place, [inputs], RunOptions())
     shutil.rmtree(place)
     reference = run_model(model, inputs)

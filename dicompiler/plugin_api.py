@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     # The hooks, and what they yield
     # Errors, options, files, numbers
-    from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError, nearest
+    from dicompiler.base.bounding import bounded_memory
+    from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError, nearest, one_line
     from dicompiler.base.objectives import OBJECTIVES, objective_terms
     from dicompiler.base.remembering import Remembers, remembered
-    from dicompiler.base.schema import load_json, read_text, validate
+    from dicompiler.base.schema import load_json, validate
     from dicompiler.base.specs import Spec
     from dicompiler.base.units import format_bytes
+    from dicompiler.base.version import version
+    from dicompiler.base.written import Written
 
     # What a plan comes to
     from dicompiler.cost.counting import Count, count, flops, macs, task_macs, weight_regions
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.onnx.graph_export import export_node
     from dicompiler.ir.onnx.importing import unique
     from dicompiler.ir.onnx.model import Model
+    from dicompiler.ir.onnx.soundness import check_size
     from dicompiler.ir.onnx.structure import captures
     from dicompiler.ir.onnx.weights import LARGE, Weight, array_dtype, dense, dtype_name, hollow, is_hollow, raw_nbytes
     from dicompiler.ir.plan import Part, Plan, Share, load_plan
@@ -136,6 +140,7 @@ if TYPE_CHECKING:
     from dicompiler.target.remote import ssh
     from dicompiler.target.remote.certificates import DEVICES
     from dicompiler.target.remote.hosts import Hosts, Place
+    from dicompiler.target.seal import check_files, file_digest, open_artifact, read_sealed, sealed_text
     from dicompiler.verify.comparison import Check, Tolerance, compare, graph_inputs, random_inputs
     from dicompiler.verify.executor import Executor, run_model
     from dicompiler.verify.levels import Optimization
@@ -150,17 +155,18 @@ __all__ = [
     "Plan", "Platform", "PlatformFamily", "PlatformFormat", "PluginError", "Point", "Problem", "Program", "Region",
     "Remembers", "RemoteEvaluator", "Routing", "RunError", "RunOptions", "RunResult", "Segment", "Session", "Shape",
     "Share", "ShareTask", "Spec", "Step", "Strategy", "Target", "Task", "TaskId", "Tell", "Tensor", "Timed",
-    "Tolerance", "Transfer", "UsageError", "Value", "Variable", "Weight", "Work", "align", "aligned_cuts",
-    "array_dtype", "artifact_document", "axis_of", "bounding", "captures", "check_constraints", "check_objectives",
-    "check_occupied", "compare", "constant_sizes", "contains", "count", "counted", "cut_axis", "cuttable", "dense",
-    "dtype_name", "each", "exit_of", "export_node", "fits_constraints", "flops", "format_bytes", "free", "free_memory",
-    "full", "fused_regions", "graph_inputs", "grid_tiles", "hollow", "hookimpl", "intersect", "is_empty", "is_hollow",
-    "json_text", "leaves", "load_json", "load_plan", "macs", "memory_lacking", "memory_needed", "memory_used",
-    "named_axes", "names_read", "nearest", "objective_terms", "objective_values", "output_shape", "part_of",
-    "partition", "peak", "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_text", "read_within",
-    "reduction", "registry", "remembered", "route_on", "run_model", "segment_values", "shape_of", "share_task",
-    "shares", "shift", "slices", "split", "ssh", "taken", "task_macs", "tile", "transfer_document", "unique",
-    "validate", "value_document", "volume", "weight_regions", "whole", "whole_plan", "with_interval", "without",
+    "Tolerance", "Transfer", "UsageError", "Value", "Variable", "Weight", "Work", "Written", "align", "aligned_cuts",
+    "array_dtype", "artifact_document", "axis_of", "bounded_memory", "bounding", "captures", "check_constraints",
+    "check_files", "check_objectives", "check_occupied", "check_size", "compare", "constant_sizes", "contains", "count",
+    "counted", "cut_axis", "cuttable", "dense", "dtype_name", "each", "exit_of", "export_node", "file_digest",
+    "fits_constraints", "flops", "format_bytes", "free", "free_memory", "full", "fused_regions", "graph_inputs",
+    "grid_tiles", "hollow", "hookimpl", "intersect", "is_empty", "is_hollow", "json_text", "leaves", "load_json",
+    "load_plan", "macs", "memory_lacking", "memory_needed", "memory_used", "named_axes", "names_read", "nearest",
+    "objective_terms", "objective_values", "one_line", "open_artifact", "output_shape", "part_of", "partition", "peak",
+    "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_sealed", "read_within", "reduction", "registry",
+    "remembered", "route_on", "run_model", "sealed_text", "segment_values", "shape_of", "share_task", "shares", "shift",
+    "slices", "split", "ssh", "taken", "task_macs", "tile", "transfer_document", "unique", "validate", "value_document",
+    "version", "volume", "weight_regions", "whole", "whole_plan", "with_interval", "without",
 ]  # fmt: skip
 
 

@@ -6,11 +6,14 @@ A path goes in, a path to fill comes out. A build system that looks at times the
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError
@@ -18,17 +21,24 @@ from dicompiler.base.errors import DicompilerError
 LISTED = ".outputs"
 """The file in a directory of ours that names what is ours in it: a relative path each line, the main file first."""
 
+MADE = ".made-by-dicompiler"
+"""The file in a hidden directory that is being filled, which says so."""
+_NAME = 200
+"""Characters of an output's name that a hidden directory beside it begins with."""
+
 
 @contextmanager
 def whole(path: Path, cannot: str = "it cannot be written") -> Iterator[Path]:
     """A path to write instead of `path`, in a hidden directory beside it; moved in when the block ends well, unless a
     file with the same bytes is there already, which stays as it is, with its times.
 
-    Nothing is left behind by a block that fails. DicompilerError, in the words of `cannot`, where it cannot be written.
+    Nothing is left behind by a block that fails, and what one that was killed has left goes with the next that writes
+    there. DicompilerError, in the words of `cannot`, where it cannot be written.
     """
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".dicompiler-") as temporary:
-            stage = Path(temporary, path.name)
+        with _scratch(path) as scratch:
+            (scratch / "new").mkdir()
+            stage = scratch / "new" / path.name
             yield stage
             if not _same_bytes(stage, path):
                 os.replace(stage, path)
@@ -58,27 +68,80 @@ def moved_in_whole(output: Path, mark: str, what: str) -> Iterator[Path]:
 
     What was ours in `output` and is not written again goes. A file of the same bytes and mode stays the very file, with
     its times; but `mark`, the main file, is a new one where any is: its time alone tells. Where all are the same,
-    `output` is not touched. What is not ours in `output` stays.
+    `output` is not touched. What is not ours in `output` stays. What others that were killed have left beside `output`
+    goes.
     """
-    check_place(output, mark, what)
     place = output.resolve() if output.is_symlink() else output
-    scratch = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.absolute().parent))
+    check_place(output, mark, what)
     try:
-        stage = scratch / "new"
-        stage.mkdir()
-        yield stage
-        files, _ = _entries(stage)
-        names = [mark, *sorted(files - {mark})]
-        (stage / LISTED).write_bytes(b"".join(os.fsencode(f"{name}\n") for name in names))
-        if place.exists() and not _carry_over(place, stage, names):
-            return
-        if place.exists():
-            place.rename(scratch / "old")
-        stage.rename(place)
+        with _scratch(place.absolute()) as scratch:
+            stage = scratch / "new"
+            stage.mkdir()
+            yield stage
+            files, _ = _entries(stage)
+            names = [mark, *sorted(files - {mark})]
+            (stage / LISTED).write_bytes(b"".join(os.fsencode(f"{name}\n") for name in names))
+            if place.exists() and not _carry_over(place, stage, names):
+                return
+            if place.exists():
+                place.rename(scratch / "old")
+            stage.rename(place)
     except OSError as error:
         raise DicompilerError(f"{output}: it cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def _scratch(place: Path) -> Iterator[Path]:
+    """A hidden directory beside `place`, in the end taken away; so are those of the same place whose makers are dead.
+
+    Each holds MADE, which its maker has locked as long as it lives: the system lets go of that lock, however it ends.
+    """
+    _clear(place)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{place.name[:_NAME]}.", dir=place.parent))
+    try:
+        with (scratch / "unlocked").open("wb") as file:
+            with suppress(OSError):  # some file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                (scratch / "unlocked").rename(scratch / MADE)  # nobody sees it without its lock
+            yield scratch
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        _remove(scratch)
+
+
+def _remove(scratch: Path) -> None:
+    """Takes a directory of `_scratch` away, MADE last: whoever is killed meanwhile leaves what can be recognised."""
+    for part in ("new", "old"):
+        shutil.rmtree(scratch / part, ignore_errors=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _clear(place: Path) -> None:
+    """Takes away what dead makers have left beside `place`."""
+    pattern = re.compile(rf"\.{re.escape(place.name[:_NAME])}\.[a-z0-9_]{{8}}")
+    with suppress(OSError):
+        for name in sorted(name for name in os.listdir(place.parent) if pattern.fullmatch(name)):
+            _clear_one(place, place.parent / name)
+
+
+def _clear_one(place: Path, scratch: Path) -> None:
+    with suppress(OSError):
+        if scratch.lstat().st_uid != os.geteuid() or not stat.S_ISREG((scratch / MADE).lstat().st_mode):
+            return
+        with (scratch / MADE).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its maker lives
+            old = scratch / "old"
+            if old.is_dir() and not os.path.lexists(place):  # killed between the two moves: what was there goes back
+                old.rename(place)
+            if not _holds_more(old, place):
+                _remove(scratch)
+
+
+def _holds_more(old: Path, place: Path) -> bool:
+    """Whether there is anything in `old` that is not ours and not in `place` as well."""
+    if not old.is_dir():
+        return False
+    ours = {*(listed(old) if (old / LISTED).is_file() else ()), LISTED}
+    return any(not _same_bytes(old / name, place / name) for name in _entries(old)[0] - ours)
 
 
 def listed(output: Path) -> tuple[str, ...]:

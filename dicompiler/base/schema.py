@@ -173,6 +173,7 @@ def _limit(kind: str, allowed: Any, value: Any) -> str:
         "exclusiveMinimum": f"{shown} is too small (allowed: more than {allowed})",
         "minItems": f"a list of {many} is too short (allowed: {allowed} or more entries)",
         "maxItems": f"a list of {many} is too long (allowed: {allowed} or fewer entries)",
+        "maxLength": f"a text that is too long (allowed: {allowed} or fewer characters)",
         "minLength": f"an empty text (allowed: {allowed} or more characters)",
         "minProperties": f"too few keys (allowed: {allowed} or more)",
         "uniqueItems": f"{shown} holds an entry twice (allowed: each once)",

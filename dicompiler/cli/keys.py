@@ -22,10 +22,10 @@ def command(directory: Path, output: Path | None, days: int, renew: bool, as_jso
     that are there already are kept. Copy to a device only KEYS/devices/ITS-NAME.
     """
     from dicompiler.cli.tables import show_json
-    from dicompiler.driver.artifact import manifest
     from dicompiler.target.remote.certificates import make
+    from dicompiler.target.seal import open_artifact
 
-    document = manifest(directory)
+    document = open_artifact(directory)
     place = output if output is not None else directory.absolute().with_name(f"{directory.absolute().name}.keys")
     written = make(document["devices"], place, days, renew)
     if as_json:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.errors import UsageError
 from dicompiler.base.schema import load_json, validate
 from dicompiler.driver.prepare import DEFAULT_COST, pose, prepare, single_device
 from dicompiler.ir import plan as plans
@@ -24,8 +24,9 @@ from dicompiler.partition.tiling import whole_plan
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem, evaluate
 from dicompiler.target.interface import Target
-from dicompiler.target.manifest import MADE, MANIFEST, PLAN, PLATFORM, REFERENCE
+from dicompiler.target.manifest import MADE, PLAN, PLATFORM, REFERENCE
 from dicompiler.target.records import Installed, RunOptions, RunResult
+from dicompiler.target.seal import check_files, open_artifact
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,15 +34,6 @@ if TYPE_CHECKING:
     from dicompiler.verify.comparison import Check, Verification
 
 log = logging.getLogger("dicompiler")
-
-
-def manifest(directory: Path) -> dict[str, Any]:
-    """The artifact.json of an artifact. DicompilerError where there is none."""
-    if not (directory / MANIFEST).is_file():
-        raise DicompilerError(f"{directory}: no artifact of dicompiler: compile a model into it first")
-    document: dict[str, Any] = load_json(directory / MANIFEST)
-    validate(document, "artifact", str(directory / MANIFEST))
-    return document
 
 
 @dataclass(frozen=True)
@@ -59,11 +51,19 @@ class Compiled(Compilation):
         return verify(self.artifacts, inputs)
 
 
-def _open(directory: str | Path) -> tuple[Path, Target, Model]:
-    """An artifact: (its directory, the target that wrote it, the model it was made from)."""
+WEIGHTS = f"{REFERENCE}.data"
+
+
+def _open(directory: str | Path, weights: bool = False, runs: bool = False) -> tuple[Path, Target, Model]:
+    """An artifact: (its directory, the target that wrote it, the model it was made from), with its files checked that
+    are read here. weights: those of the model too. runs: and those that its target does not check when it runs it."""
     path = Path(directory)
-    document = manifest(path)
-    return path, registry().make("targets", document["target"]), Model.load(path / REFERENCE)
+    document = open_artifact(path)
+    files, target = document["files"], registry().make("targets", document["target"])
+    own = {PLAN, PLATFORM, REFERENCE, WEIGHTS, MADE} & files.keys() | {PLAN, PLATFORM, REFERENCE}
+    others = files.keys() - own if runs and not target.checks_files else set()
+    check_files(path, files, sorted(others | (own if weights else own - {WEIGHTS})))
+    return path, target, Model.load(path / REFERENCE)
 
 
 def reopen(directory: str | Path, cost: str = "") -> tuple[Compilation, Target, Problem]:
@@ -108,7 +108,7 @@ def run(
     from dicompiler.verify.comparison import graph_inputs, random_inputs
     from dicompiler.verify.executor import check_inputs
 
-    path, target, model = _open(directory)
+    path, target, model = _open(directory, runs=True)
     values = graph_inputs(model)
     given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
     return target.run(path, [given] * frames, (options or RunOptions()).within(timeout))
@@ -117,7 +117,7 @@ def run(
 def install(directory: str | Path, options: RunOptions, timeout: float | None = None) -> tuple[Installed, ...]:
     """Copies an artifact to `options.hosts`, as far as they lack it, and checks that it can be run there; `run` with
     the same options then starts it there. timeout: as for `run`. RunError names the device, its host and the cause."""
-    path, target, _ = _open(directory)
+    path, target, _ = _open(directory, runs=True)
     return target.install(path, options.within(timeout))
 
 
@@ -127,7 +127,7 @@ def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = No
     from dicompiler.verify.comparison import Verification, exact, graph_inputs, random_inputs, transfers
     from dicompiler.verify.executor import check_inputs
 
-    path, target, model = _open(directory)
+    path, target, model = _open(directory, weights=True, runs=True)
     plan, platform = plans.load_plan(path / PLAN), Platform.load(path / PLATFORM)
     values = graph_inputs(model)
     given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
@@ -160,7 +160,7 @@ def compare_run(
     from dicompiler.verify.comparison import Verification, graph_inputs, random_inputs
     from dicompiler.verify.executor import check_inputs
 
-    path, target, model = _open(directory)
+    path, target, model = _open(directory, weights=True)
     values = graph_inputs(model)
     given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
     return Verification(tuple(_compared(model, given, result, len(plans.load_plan(path / PLAN).roles), target)))

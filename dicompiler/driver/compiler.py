@@ -33,6 +33,7 @@ from dicompiler.search.problem import Problem, evaluate
 from dicompiler.search.strategy import Strategy
 from dicompiler.target.interface import Target
 from dicompiler.target.manifest import KIND, MADE, MADE_FORMAT, MANIFEST, PLAN, PLATFORM, REFERENCE
+from dicompiler.target.seal import seal
 
 if TYPE_CHECKING:
     import onnx
@@ -167,4 +168,5 @@ def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
         if compilation.decision is not None:
             document = {"format": MADE_FORMAT, **asdict(compilation.decision)}
             (stage / MADE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        seal(stage)
     return replace(compilation, artifacts=output)

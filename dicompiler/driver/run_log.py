@@ -11,15 +11,15 @@ from typing import Any
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json, validate
-from dicompiler.driver.artifact import manifest
 from dicompiler.target.records import RunResult
+from dicompiler.target.seal import open_artifact
 
 FORMAT = "dicompiler.run/1"
 
 
 def document(directory: Path, result: RunResult) -> dict[str, Any]:
     """What `run` gave of the artifact in `directory`, without the outputs; see the schema run."""
-    artifact = manifest(directory)
+    artifact = open_artifact(directory)
     devices = [asdict(report) for report in result.reports]
     for device in devices:
         device["sent"] = {str(index): count for index, count in device["sent"].items()}

@@ -27,6 +27,7 @@ from dicompiler.search.lower_bounds import bound
 from dicompiler.search.problem import Problem, play
 from dicompiler.target.interface import Target
 from dicompiler.target.manifest import MANIFEST
+from dicompiler.target.seal import open_artifact
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def gather(
             "compile a model into it first"
         )
     compilation, target, problem = reopen(artifact, cost)
-    ran = None if log is None else runlog.load(log, artifact, load_json(artifact / MANIFEST))
+    ran = None if log is None else runlog.load(log, artifact, open_artifact(artifact))
     program, routing, metrics = compilation.program, compilation.routing, compilation.metrics
     assert program is not None and routing is not None and metrics is not None and compilation.single is not None
     assert compilation.platform is not None and compilation.plan is not None and problem.model is not None

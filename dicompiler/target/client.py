@@ -11,7 +11,6 @@ Arrays by name go in and come out. This needs numpy and nothing of ONNX; what co
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dicompiler.base.errors import DicompilerError, nearest
 from dicompiler.target.records import DeviceReport, RunOptions
+from dicompiler.target.seal import check_files, open_artifact
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,13 +74,13 @@ def connect(directory: str | Path, options: RunOptions | None = None, timeout: f
 
 def _client(path: Path) -> Callable[[Path, RunOptions], Session]:
     """What connects to the artifacts of the target that wrote this one."""
-    try:
-        name = str(json.loads((path / "artifact.json").read_text(encoding="utf-8"))["target"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise DicompilerError(f"{path}: no artifact of dicompiler: compile a model into it first") from None
+    document = open_artifact(path)
+    name = str(document.get("target"))
     known = BUILTINS | {point.name: point.value for point in metadata.entry_points(group=GROUP)}
     if name not in known:
         raise DicompilerError(f"{path}: one cannot connect to what target {name!r} wrote{nearest(name, known)}")
+    if name not in BUILTINS:  # those compare the files themselves
+        check_files(path, document["files"], document["files"])
     module, _, function = known[name].partition(":")
     found: Callable[[Path, RunOptions], Session] = getattr(importlib.import_module(module), function)
     return found

@@ -6,11 +6,13 @@ In: a Program. Out: JSON documents and their text, the same bytes for the same p
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.onnx.weights import dtype_name
-from dicompiler.ir.program import Program, Transfer, Value
+from dicompiler.base.version import version
+
+if TYPE_CHECKING:
+    from dicompiler.ir.program import Program, Transfer, Value
 
 ARTIFACT = "dicompiler.artifact/1"
 MANIFEST, PLAN, PLATFORM, REFERENCE = "artifact.json", "plan.json", "platform.toml", "reference/model.onnx"
@@ -39,11 +41,15 @@ def json_text(document: Json) -> str:
 
 def artifact_document(program: Program, target: str, digest: str) -> Json:
     """artifact.json, see the schema artifact. target: its name. digest: SHA-256 (hexadecimal) over what the devices
-    hold, weights included. DicompilerError for tensors that cannot be exchanged."""
+    hold, weights included. `files` and `seal` are filled in when all files are there (`target.seal`). DicompilerError
+    for tensors that cannot be exchanged."""
     return {
         "format": ARTIFACT,
+        "version": version(),
         "target": target,
         "digest": digest,
+        "files": {},
+        "seal": "0" * 64,
         "devices": [device.device for device in program.devices],
         "inputs": [value_document(value) for value in program.inputs],
         "outputs": [value_document(value) for value in program.outputs],
@@ -53,6 +59,8 @@ def artifact_document(program: Program, target: str, digest: str) -> Json:
 
 def value_document(value: Value) -> Json:
     """A tensor's name, type, shape and bytes. DicompilerError for a type that cannot be exchanged."""
+    from dicompiler.ir.onnx.weights import dtype_name  # clients, which read manifests, do without onnx
+
     dtype = dtype_name(value.dtype)
     if dtype not in TYPES:
         raise DicompilerError(

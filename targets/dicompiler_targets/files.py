@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import resources
 from pathlib import Path
 
 import onnx
@@ -28,22 +27,15 @@ from dicompiler.plugin_api import (
     transfer_document,
     value_document,
 )
+from dicompiler_targets.copies import WEIGHTS, runtime_sources
 
 __all__ = [
     "ALIGN", "ARTIFACT", "TYPES", "WEIGHTS", "Contents", "Json", "artifact_document", "given_inputs", "json_text",
     "runtime_sources", "transfer_document", "value_document", "write_parts",
 ]  # fmt: skip
 
-WEIGHTS = "weights.bin"
 ALIGN = 64
 """Bytes; each weight starts at a multiple of it, so that onnxruntime can use it in the mapped file."""
-
-
-def runtime_sources(target: str, endings: tuple[str, ...]) -> dict[str, bytes]:
-    """The sources in the runtime of a target's package that go into all its artifacts as they are, by name."""
-    folder = resources.files(f"dicompiler_targets.{target}").joinpath("runtime")
-    files = sorted(folder.iterdir(), key=lambda file: file.name)
-    return {file.name: file.read_bytes() for file in files if file.name.endswith(endings)}
 
 
 def given_inputs(program: Program, device: DeviceProgram) -> dict[int, Value]:

@@ -235,3 +235,80 @@ def test_a_single_file_with_the_same_bytes_keeps_its_time(tmp_path: Path) -> Non
             stage.write_text(text)
         assert path.read_text() == text
         assert (path.stat().st_mtime != 1e9) == new
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[3:]
+from dicompiler.base import atomic
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[2] == "between":
+    Path.rename = lambda self, target, rename=Path.rename: kill() if self.name == "new" else rename(self, target)
+if sys.argv[2] == "behind":
+    atomic._remove = kill
+with atomic.moved_in_whole(Path(sys.argv[1]), "main.json", "output") as stage:
+    (stage / "main.json").write_bytes(bytes(100_000))
+    if sys.argv[2] == "inside":
+        kill()
+    if sys.argv[2] == "waits":
+        print("inside", flush=True)
+        sys.stdin.read()
+"""
+
+
+def writer(output: Path, how: str) -> subprocess.Popen[bytes]:
+    """A process that writes `output` and kills itself on the way, or waits inside."""
+    paths = [os.path.abspath(entry) for entry in sys.path if entry]
+    command = [sys.executable, "-c", KILLED, str(output), how, *paths]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("how", ["inside", "between", "behind"])
+def test_what_killed_writers_left_goes_with_the_next(how: str, output: Path) -> None:
+    (output / "notes.txt").write_text("notes")
+    for _ in range(3):
+        assert writer(output, how).wait(20) == -9
+    write(output, {"main.json": "2"})
+    assert [path.name for path in output.parent.iterdir()] == ["out"]
+    assert held(output) == {"main.json": "2", "notes.txt": "notes"}
+
+
+def test_what_a_living_writer_writes_stays(output: Path) -> None:
+    with writer(output, "waits") as living:
+        assert living.stdout is not None and living.stdout.readline() == b"inside\n"
+        write(output, {"main.json": "2"})
+        (scratch,) = [path for path in output.parent.iterdir() if path != output]
+        assert (scratch / "new" / "main.json").stat().st_size == 100_000
+        living.communicate(timeout=20)
+    assert [path.name for path in output.parent.iterdir()] == ["out"]
+    assert (output / "main.json").stat().st_size == 100_000
+
+
+def test_what_is_not_ours_beside_an_output_stays(output: Path) -> None:
+    names = [".out.abcdefgh", ".out.12345678", ".outs.abcdefgh", ".out.abc", "out.abcdefgh"]
+    for name in names:
+        (output.parent / name / "new").mkdir(parents=True)
+        (output.parent / name / "new" / "mine.txt").write_text("mine")
+    for name in names[2:]:
+        (output.parent / name / ".made-by-dicompiler").touch()
+    (output.parent / ".out.12345678" / ".made-by-dicompiler").symlink_to("new/mine.txt")
+    os.mkfifo(output.parent / ".out.abcdefgh" / ".made-by-dicompiler")
+    write(output, {"main.json": "2"})
+    assert {path.name for path in output.parent.iterdir()} == {"out", *names}
+    assert all((output.parent / name / "new" / "mine.txt").is_file() for name in names)
+
+
+def test_files_of_killed_writers_go_with_the_next(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; sys.path[:0] = sys.argv[2:]\nfrom pathlib import Path\n"
+        "from dicompiler.base.atomic import whole\n"
+        "with whole(Path(sys.argv[1])) as stage:\n    stage.write_text('half')\n    os.kill(os.getpid(), 9)\n"
+    )
+    paths = [os.path.abspath(entry) for entry in sys.path if entry]
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "plan.json"), *paths], check=False)
+    assert done.returncode == -9 and list(tmp_path.iterdir())
+    with whole(tmp_path / "plan.json") as stage:
+        stage.write_text("whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]

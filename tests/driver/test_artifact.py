@@ -14,7 +14,7 @@ import pytest
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
-from dicompiler.driver.artifact import compare_run, manifest, reopen, run, verify
+from dicompiler.driver.artifact import compare_run, reopen, run, verify
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
@@ -22,6 +22,7 @@ from dicompiler.ir.plan import dumps
 from dicompiler.ir.rule import OperatorRule
 from dicompiler.operators.elementwise import elementwise
 from dicompiler.plugin.registry import also, registry
+from dicompiler.target.seal import open_artifact
 from dicompiler.verify.comparison import transfers
 
 
@@ -93,7 +94,7 @@ def test_an_artifact_is_reopened_as_the_compilation_that_it_was(tmp_path: Path) 
 
 
 def test_what_is_no_artifact_is_told(tmp_path: Path) -> None:
-    for use in (manifest, reopen, run, verify):
+    for use in (open_artifact, reopen, run, verify):
         with pytest.raises(DicompilerError, match="no artifact of dicompiler: compile a model into it first"):
             use(tmp_path)
 

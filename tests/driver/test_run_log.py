@@ -11,9 +11,9 @@ from support.handmade import halo
 from support.running import emit
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.driver.artifact import manifest
 from dicompiler.driver.run_log import document, load
 from dicompiler.target.records import DeviceReport, RunResult, Timed
+from dicompiler.target.seal import open_artifact
 
 REPORTS = tuple(
     DeviceReport(name, 0.5 * place, 0.25, 0.125, {place: 100, 10 + place: 7}, (0.1, 0.2), 2**20 + place, timeline)
@@ -38,12 +38,12 @@ def written(place: Path, **changes: Any) -> Path:
 
 def test_a_log_reads_back_as_it_was_written(artifact: Path) -> None:
     given = document(artifact, RESULT)
-    assert load(written(artifact), artifact, manifest(artifact)) == json.loads(json.dumps(given))
+    assert load(written(artifact), artifact, open_artifact(artifact)) == json.loads(json.dumps(given))
 
 
 def test_it_has_what_each_device_measured_and_whose_artifact_it_was(artifact: Path) -> None:
-    found = load(written(artifact), artifact, manifest(artifact))
-    assert (found["artifact"], found["target"]) == (manifest(artifact)["digest"], "sockets")
+    found = load(written(artifact), artifact, open_artifact(artifact))
+    assert (found["artifact"], found["target"]) == (open_artifact(artifact)["digest"], "sockets")
     assert (found["frames_s"], found["total_s"]) == ([1.5, 2.5], 3.0)
     for entry, report in zip(found["devices"], REPORTS, strict=True):
         assert entry["device"] == report.device
@@ -67,7 +67,7 @@ def test_a_log_that_does_not_belong_to_the_artifact_is_refused(
 ) -> None:
     path = written(artifact, **changes)
     with pytest.raises(DicompilerError, match=message) as caught:
-        load(path, artifact, manifest(artifact))
+        load(path, artifact, open_artifact(artifact))
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
 
@@ -76,4 +76,4 @@ def test_a_log_of_other_devices_is_refused(artifact: Path) -> None:
     given = json.loads(json.dumps(document(artifact, RESULT)))
     given["devices"].reverse()
     with pytest.raises(DicompilerError, match=r"devices: they are not those of .*: run it again with --log"):
-        load(written(artifact, devices=given["devices"]), artifact, manifest(artifact))
+        load(written(artifact, devices=given["devices"]), artifact, open_artifact(artifact))

@@ -12,6 +12,7 @@ from typing import Any
 from support.handmade import Made
 
 from dicompiler.ir.compilation import Compilation
+from dicompiler.target.seal import seal
 from dicompiler_targets.mpi import MpiTarget, tools
 
 
@@ -19,6 +20,7 @@ def emit(made: Made, directory: Path, **options: Any) -> Path:
     """Writes the program's artifact; options are the target's."""
     directory.mkdir(exist_ok=True)
     MpiTarget(**options).emit(Compilation(model=made[1], program=made[0]), directory)
+    seal(directory)
     return directory
 
 

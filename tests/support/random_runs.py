@@ -15,6 +15,7 @@ from dicompiler.ir.platform import nameless
 from dicompiler.partition.segmentation import cut
 from dicompiler.target.interface import Target
 from dicompiler.target.records import RunOptions, RunResult
+from dicompiler.target.seal import seal
 from dicompiler.verify.executor import run_model
 
 
@@ -29,6 +30,7 @@ def check_random(target: Target, seed: int, count: int, place: Path) -> None:
     assert placed.plan is not None and placed.routing is not None
     program = cut(placed.model, placed.plan.devices)
     target.emit(replace(placed, program=program, platform=nameless(4)), place)
+    seal(place)
     frames = [integers(Random(frame), model.proto) for frame in range(count)]
 
     result = target.run(place, frames, RunOptions(timeout_s=60, in_flight=1 + seed % 4))

@@ -16,6 +16,7 @@ from support.handmade import Made
 
 from dicompiler.base.schema import load_json
 from dicompiler.ir.compilation import Compilation
+from dicompiler.target.seal import seal
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.frames import Header, Kind, decode
 from dicompiler_targets.sockets.runtime.line import Line
@@ -28,6 +29,7 @@ LIMIT_S = 2.0
 def emit(made: Made, directory: Path) -> Path:
     directory.mkdir(exist_ok=True)
     SocketsTarget().emit(Compilation(model=made[1], program=made[0]), directory)
+    seal(directory)
     return directory
 
 

@@ -19,6 +19,7 @@ from dicompiler.ir.platform import nameless
 from dicompiler.networks.builder import Builder
 from dicompiler.plugin.registry import registry
 from dicompiler.target.records import RunOptions, RunResult
+from dicompiler.target.seal import seal
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.normalise import normalise
@@ -75,6 +76,7 @@ def emitted(compilation: Compilation, directory: Path, **options: Any) -> Path:
     """The artifact of a compilation."""
     directory.mkdir(exist_ok=True)
     TflmTarget(**options).emit(compilation, directory)
+    seal(directory)
     return directory
 
 

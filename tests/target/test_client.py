@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.handmade import partial
 from support.running import emit
+from support.tampering import rewrite
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError
@@ -41,6 +42,6 @@ def test_a_client_needs_numpy_only(tmp_path: Path) -> None:
 def test_what_is_no_artifact_cannot_be_connected_to(tmp_path: Path) -> None:
     with pytest.raises(DicompilerError, match=r"no artifact of dicompiler"):
         dicompiler.connect(tmp_path)
-    (tmp_path / "artifact.json").write_text('{"target": "socket"}')
+    rewrite(emit(partial(), tmp_path) / "artifact.json", lambda document: document.update(target="socket"))
     with pytest.raises(DicompilerError, match=r"target 'socket' wrote \(did you mean 'sockets'\?\)$"):
         dicompiler.connect(tmp_path)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -18,11 +17,14 @@ import onnx
 import pytest
 from support.refusing import Refused, image, network
 from support.running import pids, wait_until
+from support.tampering import reseal
 
 from dicompiler.cli import main
 from dicompiler.ir.onnx.model import Model
 from dicompiler.target.remote.certificates import make
 from dicompiler.verify.executor import run_model
+from dicompiler_targets.sockets import artifact as sockets_artifact
+from dicompiler_targets.sockets import processes
 
 
 def compiled(place: Path, seed: int = 7) -> Path:
@@ -63,15 +65,21 @@ def failing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Failing:
     return Failing(tmp_path, Refused(tmp_path, capsys))
 
 
-def tamper(artifact: Path, file: str, old: str, new: str) -> None:
-    """Another runtime on pi02: `old` becomes `new` in one of its files."""
-    path = artifact / "pi02" / file
-    text = path.read_text()
-    assert text.count(old) == 1
-    path.write_text(text.replace(old, new))
-    manifest = json.loads((artifact / "pi02" / "manifest.json").read_text())
-    manifest["files"][file]["bytes"] = path.stat().st_size
-    (artifact / "pi02" / "manifest.json").write_text(json.dumps(manifest))
+@pytest.fixture
+def tamper(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], None]:
+    """Gives pi02 another runtime, in which `old` became `new` in one of the files; devices are started with the runtime
+    in their directory, as by hand on boards."""
+
+    def change(file: str, old: str, new: str) -> None:
+        path = artifact / "pi02" / file
+        text = path.read_text()
+        assert text.count(old) == 1
+        path.write_text(text.replace(old, new))
+        reseal(artifact)
+        monkeypatch.setattr(processes, "ENTRY", ("-m", "runtime"))
+        monkeypatch.setattr(sockets_artifact, "check_sources", lambda *_: None)
+
+    return change
 
 
 def test_a_busy_port(artifact: Path, failing: Failing) -> None:
@@ -127,8 +135,8 @@ def test_keys_of_a_coordinator_that_are_not_there(artifact: Path, tmp_path: Path
     assert line == f"run: keys: {tmp_path / 'none'}/coordinator/ca.pem is missing: make keys with 'dicompiler keys'"
 
 
-def test_a_peer_of_another_version(artifact: Path, failing: Failing) -> None:
-    tamper(artifact, "runtime/frames.py", 'b"DICO", 2', 'b"DICO", 3')
+def test_a_peer_of_another_version(artifact: Path, failing: Failing, tamper: Callable[[str, str, str], None]) -> None:
+    tamper("runtime/frames.py", 'b"DICO", 2', 'b"DICO", 3')
     line = failing(artifact)
     assert line.startswith("device 'pi02': ") and "version" in line and "protocol" in line
 
@@ -138,7 +146,9 @@ def test_a_peer_with_other_weights(artifact: Path, tmp_path: Path, failing: Fail
     shutil.rmtree(artifact / "pi02")
     shutil.copytree(retrained / "pi02", artifact / "pi02")
     line = failing(artifact)
-    assert line == "device 'pi02': its directory belongs to another artifact: copy it again from this one"
+    assert line.startswith(f"{artifact}/pi02/manifest.json: ") and line.endswith(": compile it again, or copy it again")
+    reseal(artifact)
+    assert "the manifest of pi02 is of another artifact" in failing(artifact)
 
 
 WHOLE = "            small = len(payload) <= SMALL"
@@ -158,9 +168,15 @@ CUT = """            if kind is Kind.TENSOR:
     ids=["wrong length", "flipped bit", "truncated"],
 )
 def test_a_frame_that_is_corrupted_or_truncated(
-    artifact: Path, failing: Failing, file: str, old: str, new: str, words: str
+    artifact: Path,
+    failing: Failing,
+    tamper: Callable[[str, str, str], None],
+    file: str,
+    old: str,
+    new: str,
+    words: str,
 ) -> None:
-    tamper(artifact, f"runtime/{file}.py", old, new)
+    tamper(f"runtime/{file}.py", old, new)
     line = failing(artifact)
     assert line.startswith("device 'pi0") and "pi02" in line and words in line
 
@@ -191,11 +207,11 @@ def test_a_process_that_is_killed_or_stopped(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda device: shutil.rmtree(device), "pi02/manifest.json: no such file"),
-        (lambda device: (device / "manifest.json").write_text("{"), "pi02/manifest.json:1:2: not JSON"),
+        (lambda device: shutil.rmtree(device), "pi02/manifest.json: no such file: compile it again"),
+        (lambda device: (device / "manifest.json").write_text("{"), "pi02/manifest.json: it has 1 bytes instead of"),
         (lambda device: (device / "weights.bin").unlink(), "device 'pi02': file weights.bin is missing: copy the"),
         (lambda device: (device / "weights.bin").write_bytes(b""), "device 'pi02': file weights.bin has 0 bytes"),
-        (lambda device: shutil.rmtree(device / "runtime"), "device 'pi02': its process ended with exit code 1"),
+        (lambda device: shutil.rmtree(device / "runtime"), "device 'pi02': file runtime/__init__.py is missing"),
     ],
 )
 def test_a_device_whose_directory_is_not_whole(

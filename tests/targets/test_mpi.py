@@ -27,6 +27,7 @@ from dicompiler.cost.memory import program_memory
 from dicompiler.driver import artifact as artifacts
 from dicompiler.driver import compiler
 from dicompiler.target.records import RunOptions, RunResult
+from dicompiler.target.seal import file_digest, seal
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget, build, tools
 from dicompiler_targets.mpi.artifact import Artifact
@@ -100,6 +101,7 @@ def test_frames_are_dealt_out_to_replicas(seed: int, tmp_path: Path) -> None:
     assert program is not None and program.others
     target = MpiTarget()
     target.emit(compilation, tmp_path)
+    seal(tmp_path)
     frames = [integers(Random(frame), model.proto) for frame in range(7)]
 
     result = target.run(tmp_path, frames, RunOptions(timeout_s=60, in_flight=1 + 2 * seed))
@@ -144,7 +146,16 @@ def test_a_package_holds_its_own_segments_and_the_source_that_all_have(tmp_path:
     place = artifact_of("lenet", "modnn", tmp_path / "a")
     document = load_json(place / "artifact.json")
     validate(document, "artifact", "artifact.json")
-    shared = {"CMakeLists.txt", "main.cc", "run.sh", "rankfile", "hostfile", "sender.json", "receiver.json"}
+    shared = {
+        "CMakeLists.txt",
+        "main.cc",
+        "run.sh",
+        "rankfile",
+        "hostfile",
+        "sender.json",
+        "receiver.json",
+        "program.json",
+    }
     for host in document["devices"]:
         assert {path.name for path in (place / host).iterdir()} == shared | {"runtime", "manifest.json", host}
         for name in shared:
@@ -152,9 +163,9 @@ def test_a_package_holds_its_own_segments_and_the_source_that_all_have(tmp_path:
         listed = (place / host / host / "contents.txt").read_text().splitlines()
         sizes = {path.name: path.stat().st_size for path in (place / host / host).iterdir()}
         assert listed[0] == document["digest"]
-        assert {line.split()[1]: int(line.split()[0]) for line in listed[1:]} | {"contents.txt": 0} == sizes | {
-            "contents.txt": 0
-        }
+        entries = [line.split() for line in listed[1:-1]]
+        assert {name: int(size) for size, _, name in entries} | {"contents.txt": 0} == sizes | {"contents.txt": 0}
+        assert all(file_digest(place / host / host / name) == digest for _, digest, name in entries)
     ranks = {device: rank for rank, device in enumerate(document["devices"])}
     sender, receiver = (load_json(place / "pi01" / name) for name in ("sender.json", "receiver.json"))
     for transfer in document["transfers"]:

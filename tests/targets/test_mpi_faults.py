@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.platform import Platform
 from dicompiler.target.records import RunOptions
+from dicompiler.target.seal import seal
 from dicompiler_targets.mpi import MpiTarget, build, headers, packages, source, tools
 from dicompiler_targets.mpi.artifact import Artifact
 
@@ -95,6 +97,12 @@ def test_a_segment_that_takes_too_long_or_fails_is_named(tmp_path: Path) -> None
         MpiTarget().run(emit(one, tmp_path / "failing"), [one[2], bad], RunOptions(timeout_s=60))
 
 
+def listing(place: Path, text: str) -> None:
+    """Another contents.txt of b, whole by itself."""
+    (place / "b" / "b" / "contents.txt").write_text(f"{text}{hashlib.sha256(text.encode()).hexdigest()}\n")
+    seal(place)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -103,10 +111,10 @@ def test_a_segment_that_takes_too_long_or_fails_is_named(tmp_path: Path) -> None
             "segment000.onnx is missing: copy the device's",
         ),
         (lambda place: (place / "b" / "b" / "segment000.onnx").write_bytes(b"x"), "has 1 bytes instead of"),
-        (lambda place: (place / "b" / "b" / "contents.txt").unlink(), "contents.txt is missing"),
-        (lambda place: (place / "b" / "b" / "contents.txt").write_text("other\n"), "are of different artifacts"),
+        (lambda place: listing(place, "f" * 64 + "\n"), "are of different artifacts"),
+        (lambda place: listing(place, "f" * 64 + "\n9 0 segment000.onnx\n"), "bytes instead of 9"),
     ],
-    ids=["missing", "cut", "list", "other"],
+    ids=["missing", "cut", "other", "list"],
 )
 def test_files_that_do_not_belong_together_are_named(change: Any, words: str, artifact: Path) -> None:
     change(artifact)
@@ -117,7 +125,7 @@ def test_files_that_do_not_belong_together_are_named(change: Any, words: str, ar
 
 def test_a_package_that_is_missing_is_named(artifact: Path) -> None:
     shutil.rmtree(artifact / "c")
-    with pytest.raises(DicompilerError, match="the package with device 'c' is missing"):
+    with pytest.raises(DicompilerError, match=r"a/c/program\.json: no such file: compile it again"):
         MpiTarget().run(artifact, [halo()[2]], RunOptions(timeout_s=60))
 
 
@@ -137,6 +145,7 @@ def test_a_device_that_is_a_gpu_needs_its_provider(tmp_path: Path) -> None:
     from dicompiler_targets.mpi.emit import write
 
     write(program, places, "extended", "CUDA", source.Preprocessing("RGB", (0.0,), (1.0,)), tmp_path)
+    seal(tmp_path)
     with pytest.raises(RunError, match=r"rank 1 \(device 'b' on host 'b'\): the device is a GPU, but .* CUDAExec"):
         MpiTarget().run(tmp_path, [inputs], RunOptions(timeout_s=60))
 

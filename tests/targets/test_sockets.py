@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from support.handmade import Made, failing, halo, integers, partial, unknown_shape
+from support.tampering import rewrite
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json, validate
@@ -24,7 +24,8 @@ from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.onnx.model import Weight
 from dicompiler.ir.platform import Platform
 from dicompiler.target.records import RunOptions
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.target.seal import seal
+from dicompiler.verify.executor import execute, run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime import values as runtime_values
 
@@ -34,6 +35,7 @@ RUNTIME = Path(runtime_values.__file__).parent
 def emit(made: Made, directory: Path, **options: Any) -> Path:
     directory.mkdir(exist_ok=True)
     SocketsTarget(**options).emit(Compilation(model=made[1], program=made[0]), directory)
+    seal(directory)
     return directory
 
 
@@ -97,7 +99,7 @@ def test_it_agrees_with_the_executor(tmp_path: Path) -> None:
     result = SocketsTarget(optimization="none", threads=2).run(
         emit((program, model, inputs), tmp_path), [inputs], RunOptions(timeout_s=60)
     )
-    execution = Executor(program).run(inputs)
+    execution = execute(program, inputs)
     assert np.array_equal(result.outputs[0]["out"], execution.outputs["out"])
     assert {i: n for report in result.reports for i, n in report.sent.items()} == dict(enumerate(execution.sent))
 
@@ -189,7 +191,11 @@ def test_the_digest_includes_the_weights(tmp_path: Path) -> None:
     object.__setattr__(program, "weights", weights)
     second = load_json(emit((program, model, inputs), tmp_path / "2") / "artifact.json")
     assert first["digest"] != second["digest"]
-    assert first | {"digest": ""} == second | {"digest": ""}
+    changed = {"digest": "", "files": {}, "seal": ""}
+    assert first | changed == second | changed
+    assert {name for name in first["files"] if first["files"][name] != second["files"][name]} == {
+        *(f"{device}/manifest.json" for device in "abc"), "a/weights.bin", "b/weights.bin"
+    }  # fmt: skip
 
 
 def test_the_runtime_needs_only_python_numpy_and_onnxruntime() -> None:
@@ -255,8 +261,7 @@ def test_wrong_inputs_are_refused_before_anything_starts(tmp_path: Path) -> None
     directory = emit(halo(), tmp_path)
     with pytest.raises(DicompilerError, match=r"^input 'x' must have the shape"):
         SocketsTarget().run(directory, [{"x": np.zeros((1, 3, 4, 4), np.float32)}], RunOptions(timeout_s=60))
-    document = manifest(directory, "b")
-    del document["steps"]
-    (directory / "b" / "manifest.json").write_text(json.dumps(document))
+    rewrite(directory / "b" / "manifest.json", lambda document: document.pop("steps"))
+    seal(directory)
     with pytest.raises(DicompilerError, match=r"manifest\.json: missing key 'steps'"):
         SocketsTarget().run(directory, [halo()[2]], RunOptions(timeout_s=60))

@@ -18,12 +18,14 @@ import pytest
 from support.handmade import endless, failing, halo, partial
 from support.killing import COORDINATOR, kill_once
 from support.running import LIMIT_S, emit, fake, pids, wait_until
+from support.tampering import reseal
 
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
 from dicompiler.target.records import RunOptions
-from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets import SocketsTarget, processes
+from dicompiler_targets.sockets import artifact as sockets_artifact
 from dicompiler_targets.sockets.runtime.frames import (
     HEADER,
     MAGIC,
@@ -143,6 +145,7 @@ def test_what_a_segment_raises_is_told_in_words(tmp_path: Path) -> None:
 def test_a_broken_segment_names_its_device(tmp_path: Path) -> None:
     path = emit(halo(), tmp_path) / "b" / "segment001.onnx"
     path.write_bytes(bytes(path.stat().st_size))
+    reseal(tmp_path)
     with pytest.raises(RunError, match=r"^device 'b': segment 'b1' cannot be loaded: "):
         SocketsTarget().run(tmp_path, [halo()[2]], RunOptions(timeout_s=60))
 
@@ -158,9 +161,14 @@ def test_a_file_that_is_not_whole_names_its_device(change: str, found: str, tmp_
         SocketsTarget().run(tmp_path, [halo()[2]], RunOptions(timeout_s=60))
 
 
-def test_a_runtime_that_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_runtime_that_does_not_start_is_told_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = emit(halo(), tmp_path) / "c" / "runtime" / "values.py"
     path.write_text("raise ImportError('onnxruntime is too old')\n")
+    reseal(tmp_path)
+    monkeypatch.setattr(processes, "ENTRY", ("-m", "runtime"))  # as by hand on a board
+    monkeypatch.setattr(sockets_artifact, "check_sources", lambda *_: None)
     with pytest.raises(RunError, match=r"^device 'c': .* exit code 1: ImportError: onnxruntime is too old$"):
         SocketsTarget().run(tmp_path, [halo()[2]], RunOptions(timeout_s=60))
     assert pids(tmp_path) == {}
@@ -171,7 +179,7 @@ def test_a_directory_of_another_artifact_is_refused(tmp_path: Path) -> None:
     emit(halo(channels=5), tmp_path / "2")
     (tmp_path / "1" / "b").rename(tmp_path / "old")
     (tmp_path / "2" / "b").rename(tmp_path / "1" / "b")
-    with pytest.raises(RunError, match=r"^device 'b': its directory belongs to another artifact: copy it again"):
+    with pytest.raises(DicompilerError, match=r"1/b/manifest\.json: .*: compile it again, or copy it again$"):
         SocketsTarget().run(tmp_path / "1", [halo()[2]], RunOptions(timeout_s=60))
     assert pids(tmp_path / "1") == {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +12,7 @@ from support.dealing import dealt
 from support.generators import integers
 from support.killing import kill_once
 from support.running import LIMIT_S
+from support.tampering import reseal, rewrite
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
@@ -23,6 +23,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
 from dicompiler.target.records import RunOptions, RunResult
+from dicompiler.target.seal import seal
 from dicompiler.verify.comparison import compare, random_inputs
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
@@ -87,6 +88,7 @@ def test_any_plan_with_any_renamings_computes_the_same_bits(seed: int, tmp_path:
     compilation, model, _ = dealt(9100 + seed)
     assert compilation.program is not None and compilation.plan is not None
     SocketsTarget().emit(compilation, tmp_path)
+    seal(tmp_path)
     frames = [integers(Random(frame), model.proto) for frame in range(5)]
     result = SocketsTarget().run(tmp_path, frames, RunOptions(timeout_s=60, in_flight=1 + seed % 3))
     for inputs, delivered in zip(frames, result.delivered, strict=True):
@@ -137,18 +139,17 @@ def test_a_segment_that_fails_in_one_role_is_named(lenet: Any, tmp_path: Path) -
     compile(lenet, "rpi4x4", plan=plan("w0", replicas=SINGLES), output=tmp_path / "a")
     place = tmp_path / "a" / "pi03" / "segment000.onnx"
     place.write_bytes(b"\0" * place.stat().st_size)
+    reseal(tmp_path / "a")
     with pytest.raises(RunError, match=r"device 'pi03': segment .* cannot be loaded"):
         SocketsTarget().run(tmp_path / "a", [{"input": np.zeros((1, 1, 32, 32), np.float32)}], RunOptions(timeout_s=60))
 
 
 def test_devices_that_disagree_on_the_roles_are_refused(lenet: Any, tmp_path: Path) -> None:
     compile(lenet, "rpi4x4", plan=plan("w0", replicas=SINGLES), output=tmp_path / "a")
-    path = tmp_path / "a" / "pi03" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["others"].pop()
-    path.write_text(json.dumps(manifest))
+    rewrite(tmp_path / "a" / "pi03" / "manifest.json", lambda manifest: manifest["others"].pop())
+    reseal(tmp_path / "a")
     with pytest.raises(DicompilerError, match="different numbers of roles"):
-        Artifact.load(tmp_path / "a", check=True)
+        Artifact.load(tmp_path / "a")
 
 
 def test_what_another_role_sends_is_not_let_in() -> None:

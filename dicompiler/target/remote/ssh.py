@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,8 @@ STAMP = ".dicompiler"
 """The file that says what a copied directory holds; a directory without it is none of ours."""
 MARK = "dicompiler: "
 """What our scripts begin a line with, among all that a login on the other host may print."""
+_WORDS = 50_000
+"""Characters of file names that a command line takes in any case."""
 OPTIONS = {
     "BatchMode": "yes",  # nothing asks for passwords: nobody is there to answer
     "ConnectTimeout": str(CONNECT_S),
@@ -57,13 +59,20 @@ REMEDIES = (
 """Patterns of what ssh says, and what to do about it; {0} is what ssh connected to and {1} the hosts file."""
 
 # The directory is unpacked beside its place and takes it when it is whole: the stamp is the last file to come.
+# Arguments: the directory, the stamp's name, the files in it that stay.
 UNPACK = """
-set -eu; umask 077; target=$1; beside=$(dirname "$1")/.$(basename "$1"); new=$beside.new; old=$beside.old;
-if [ -e "$target" ] && ! [ -f "$target/$2" ] && [ -n "$(ls -A "$target")" ]; then
+set -eu; umask 077; target=$1; stamp=$2;
+beside=$(dirname "$1")/.$(basename "$1"); shift 2; new=$beside.new; old=$beside.old;
+if [ -e "$target" ] && ! [ -f "$target/$stamp" ] && [ -n "$(ls -A "$target")" ]; then
   echo "$target holds something else: give another directory, or remove it" >&2; exit 1; fi;
 trap 'rm -rf "$new"' EXIT; trap 'exit 1' HUP INT TERM PIPE;
-rm -rf "$new" "$old"; mkdir -p "$new"; tar -xomf - -C "$new";
-if ! [ -f "$new/$2" ]; then echo "the copy was cut short" >&2; exit 1; fi;
+rm -rf "$new" "$old"; mkdir -p "$new";
+for name in "$@"; do if [ -e "$target/$name" ]; then
+  mkdir -p "$(dirname "$new/$name")";
+  ln "$target/$name" "$new/$name" 2>/dev/null || cp -pPR "$target/$name" "$new/$name";
+fi; done;
+tar -xomf - -C "$new";
+if ! [ -f "$new/$stamp" ]; then echo "the copy was cut short" >&2; exit 1; fi;
 if [ -e "$target" ]; then mv "$target" "$old"; fi;
 mv "$new" "$target"; rm -rf "$old"
 """
@@ -200,16 +209,24 @@ class Calls:
             self._running.add(popen)
             return popen
 
-    def copy(self, place: Place, target: str, files: Mapping[str, Path], stamp: str) -> int:
-        """Makes `target` on the place's host hold these files (by their path there) and nothing else; their bytes.
+    def copy(
+        self, place: Place, target: str, files: Mapping[str, Path], stamp: str, there: Collection[str] = ()
+    ) -> int:
+        """Makes `target` on the place's host hold these files (by their path there) and nothing else but `there`: what
+        of it stays, files that are not sent again and directories. Returns the bytes that were sent.
 
         They can be read by their owner only. stamp: what the file STAMP there says afterwards. It appears whole or not
         at all; what it held before is replaced if it has a STAMP. RunError where that is not so, or there is no room.
         """
-        done = self.run(place, UNPACK, [path_word(target), STAMP], lambda stream: _pack(stream, files, stamp))
+        kept = sorted(there)
+        if sum(map(len, kept)) > _WORDS:
+            kept = []
+        sent = {name: path for name, path in files.items() if name not in kept}
+        words = [path_word(target), STAMP, *map(shlex.quote, kept)]
+        done = self.run(place, UNPACK, words, lambda stream: _pack(stream, sent, stamp))
         if done.code:
             raise RunError(f"{place.title}: cannot be copied to {target}: {_cause(done)}")
-        return sum(path.stat().st_size for path in files.values())
+        return sum(path.stat().st_size for path in sent.values())
 
 
 def _text(file: IO[bytes]) -> str:

@@ -5,6 +5,7 @@ In: an artifact's directory, arrays. Out: records, .npz files; arrays from .npy 
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DicompilerError, load_json, validate
-from dicompiler_targets.mpi.emit import FORMAT, MANIFEST
+from dicompiler.plugin_api import DicompilerError, check_files, load_json, open_artifact
+from dicompiler_targets.copies import check_sources, hashes
+from dicompiler_targets.mpi import source
+from dicompiler_targets.mpi.emit import CONTENTS, MANIFEST, PROGRAM, TABLES, sources
 from dicompiler_targets.mpi.source import output_files
 
 Delivered = tuple[dict[str, dict[str, NDArray[Any]]], ...]
@@ -33,18 +36,19 @@ class Artifact:
 
     @classmethod
     def load(cls, directory: Path) -> Artifact:
-        """The artifact in `directory`. DicompilerError where something is missing."""
-        document = load_json(directory / "artifact.json")
-        validate(document, "artifact", str(directory / "artifact.json"))
-        packages: dict[str, Path] = {}
-        for path in sorted(directory.glob(f"*/{MANIFEST}")):
-            manifest = load_json(path)
-            if manifest.get("format") == FORMAT:
-                packages |= {rank["device"]: path.parent.absolute() for rank in manifest["ranks"]}
-        for device in document["devices"]:
-            if device not in packages:
-                raise DicompilerError(f"{directory}: the package with device {device!r} is missing: compile it again")
-        return cls(directory, document, {device: packages[device] for device in document["devices"]})
+        """The artifact in `directory`: what it says of itself is whole and holds together, and what is built of it is
+        what this dicompiler writes. What the devices' files hold, the program itself checks. DicompilerError."""
+        document = open_artifact(directory)
+        try:
+            return cls(directory, document, _packages(directory, document))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DicompilerError(f"{directory}: no artifact of this version ({error}): compile it again") from None
+
+    @property
+    def files(self) -> Mapping[str, Any]:
+        """Size and SHA-256 of every file, by path in the artifact."""
+        found: Mapping[str, Any] = self.document["files"]
+        return found
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -54,6 +58,30 @@ class Artifact:
         """What messages call a rank."""
         device = self.devices[rank]
         return f"rank {rank} (device {device!r} on host {self.packages[device].name!r})"
+
+
+def _packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Path]:
+    """The package of each device. KeyError and the like for what does not hold together."""
+    files, owners = document["files"], dict[str, str]()
+    hosts = sorted(name.split("/")[0] for name in files if re.fullmatch(rf"[^/]+/{MANIFEST}", name))
+    for host in hosts:
+        own = [name for name in files if name.startswith(f"{host}/")]
+        check_files(directory, files, [f"{host}/{PROGRAM}"])
+        described = load_json(directory / host / PROGRAM)
+        places = {place.device: place.host for place in source.places(described)}
+        owners |= {device: host for device, at in places.items() if at == host}
+        if list(places) != document["devices"]:
+            raise ValueError(f"{host}: its program is of other devices")
+        data = {f"{host}/{device}/" for device, at in places.items() if at == host}
+        plain = [name for name in own if not any(name.startswith(place) for place in data)]
+        check_files(directory, files, [*plain, *(f"{place}{CONTENTS}" for place in data)])
+        built = {name.removeprefix(f"{host}/"): files[name]["sha256"] for name in plain}
+        found = {name: digest for name, digest in built.items() if name not in TABLES}
+        check_sources(directory / host, document, found, hashes(sources(described)))
+    for device in document["devices"]:
+        if device not in owners:
+            raise DicompilerError(f"{directory}: the package with device {device!r} is missing: compile it again")
+    return {device: directory.absolute() / owners[device] for device in document["devices"]}
 
 
 def write_inputs(place: Path, frames: Sequence[Mapping[str, NDArray[Any]]]) -> None:

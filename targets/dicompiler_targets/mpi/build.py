@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dicompiler.plugin_api import DicompilerError
+from dicompiler.plugin_api import DicompilerError, file_digest
 from dicompiler_targets.mpi import tools
 from dicompiler_targets.mpi.tools import Tools
 
@@ -34,19 +34,27 @@ def build(package: Path, toolchain: Tools, sanitize: bool = False) -> Path:
     source = _source(package)
     main = source.pop(MAIN)
     tree = tools.cache() / _key({**source, "tools": _about(toolchain, sanitize).encode()})
-    programs = tree / "programs"
-    programs.mkdir(parents=True, exist_ok=True)
+    programs, sums = tree / "programs", tree / "sums"
+    for place in (programs, sums):
+        place.mkdir(parents=True, exist_ok=True)
     program = programs / hashlib.sha256(main).hexdigest()[:32]
     with _locked(tree / "lock"):
-        if not program.is_file():
+        if not _is_whole(program, sums / program.name):
             _compile(tree, source, main, toolchain, sanitize)
             with tempfile.TemporaryDirectory(dir=tree) as temporary:
                 copy = Path(shutil.copy2(tree / "build" / PROGRAM, Path(temporary, PROGRAM)))
+                (sums / program.name).write_text(file_digest(copy), encoding="ascii")
                 os.replace(copy, program)
         os.utime(program)
         for old in sorted(programs.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
             old.unlink()
+            (sums / old.name).unlink(missing_ok=True)
     return program
+
+
+def _is_whole(program: Path, record: Path) -> bool:
+    """Whether it is there as it was built: one that was damaged since is built again."""
+    return program.is_file() and record.is_file() and record.read_text(encoding="ascii") == file_digest(program)
 
 
 def _source(package: Path) -> dict[str, bytes]:

@@ -20,22 +20,35 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Installed, Place, RunError, RunOptions, RunResult, UsageError, load_json, ssh
+from dicompiler.plugin_api import (
+    Installed,
+    Place,
+    RunError,
+    RunOptions,
+    RunResult,
+    UsageError,
+    check_files,
+    file_digest,
+    load_json,
+    ssh,
+)
 from dicompiler_targets.mpi import mpirun, tools
 from dicompiler_targets.mpi.artifact import Artifact, read_outputs, write_inputs
-from dicompiler_targets.mpi.emit import MANIFEST
+from dicompiler_targets.mpi.emit import CONTENTS, MANIFEST
 
-NEEDED = ("mpirun", "mpicxx", "cmake", "make", "g++")
-# Arguments: the package's place, the directory of its Python where that is no plain command.
+NEEDED = ("mpirun", "mpicxx", "cmake", "make", "g++", "sha256sum")
+# Arguments: the package's place, the directory of its Python where that is no plain command. Reads what sha256sum does.
 PROBE = f"""
 PATH=$2:$PATH; cd /; mkdir -p "$1" || exit 1;
 for tool in {" ".join(NEEDED)}; do echo "{ssh.MARK}$tool $(command -v $tool || echo -)"; done;
 echo "{ssh.MARK}version $(mpirun --version 2>/dev/null | head -n 1)"; cd "$1"; echo "{ssh.MARK}place $(pwd)";
-echo "{ssh.MARK}stamp $(cat {ssh.STAMP} 2>/dev/null)"; rmdir "$1" 2>/dev/null; exit 0
+echo "{ssh.MARK}stamp $(cat {ssh.STAMP} 2>/dev/null)";
+sha256sum -c - 2>/dev/null | sed -n "s/^\\(.*\\): OK\\$/{ssh.MARK}held \\1/p"; cd /; rmdir "$1" 2>/dev/null; exit 0
 """
 BUILD = """
-PATH=$2:$PATH; cd "$1"; if [ -x build/program ]; then exit 0; fi;
-{ cmake -S . -B build && cmake --build build; } >build.log 2>&1 && exit 0;
+PATH=$2:$PATH; cd "$1"; if [ -x build/program ] && sha256sum -c build/sum >/dev/null 2>&1; then exit 0; fi;
+rm -f build/program;
+{ cmake -S . -B build && cmake --build build && sha256sum build/program >build/sum; } >build.log 2>&1 && exit 0;
 grep -m 1 -i -A 1 -E "error:|CMake Error|missing" build.log >&2 || tail -n 1 build.log >&2; rm -rf build; exit 1
 """
 FETCH = 'cd "$1" && tar -cf - outputs | base64'
@@ -66,11 +79,13 @@ class Site:
 
 @dataclass(frozen=True)
 class HostState:
-    """What a host has: the absolute path of the package's place, its stamp ('': none), the version of mpirun."""
+    """What a host has: the absolute path of the package's place, its stamp ('': none), the version of mpirun, and the
+    names of the files whose content is right, which was read there."""
 
     package: str
     stamp: str
     version: str
+    held: frozenset[str]
 
 
 def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
@@ -79,13 +94,21 @@ def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
     mpirun.arguments(artifact, 1, options)
     sites = _sites(artifact, options)
     assert options.hosts is not None
+    check_files(directory, artifact.files, artifact.files)
     calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
 
     def work(site: Site) -> list[Installed]:
-        state, copied = _probe(calls, site), 0
-        if state.stamp != artifact.document["digest"]:
-            files = _files(artifact.packages[site.devices[0]])
-            copied = calls.copy(site.place, site.package, files, artifact.document["digest"])
+        files, digest = _files(artifact, site), artifact.document["digest"]
+        sums = {name: file_digest(path) for name, path in files.items()}
+        state, copied = _probe(calls, site, sums), 0
+        if (state.stamp, state.held) != (digest, frozenset(files)):
+            copied = calls.copy(site.place, site.package, files, digest, _kept(files, state) if state.stamp else ())
+            wrong = sorted(files.keys() - _probe(calls, site, sums).held)
+            if wrong:
+                raise RunError(
+                    f"{_title(site)}: {site.package}/{wrong[0]} is not there as it was sent: is its disk or memory "
+                    "failing? copy it again"
+                )
         done = calls.run(site.place, BUILD, _words(site, site.package))
         if done.code:
             said = " ".join(done.errors.split()) or f"exit code {done.code}"
@@ -159,26 +182,36 @@ def _words(site: Site, path: str) -> list[str]:
     return [ssh.path_word(path), ssh.path_word(site.bin)]
 
 
-def _probe(calls: ssh.Calls, site: Site) -> HostState:
-    """Looks at a host. RunError if it cannot be reached, or lacks what building and starting takes."""
-    done = calls.run(site.place, PROBE, _words(site, site.package))
+def _probe(calls: ssh.Calls, site: Site, sums: Mapping[str, str]) -> HostState:
+    """Looks at a host. sums: SHA-256 of the files that it may hold. RunError if it cannot be reached, or lacks what
+    building and starting takes."""
+    listed = "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode()
+    done = calls.run(site.place, PROBE, _words(site, site.package), lambda stream: stream.write(listed))
     answers = {name: value.strip() for name, _, value in (line.partition(" ") for line in done.marked)}
     for name in NEEDED:
         if answers.get(name, "-") == "-":
             said = f" ({done.errors.strip().splitlines()[-1]})" if done.errors.strip() else ""
             raise RunError(f"{_title(site)}: {name} is missing there{said}: install it with {tools.INSTALL[name]}")
-    return HostState(answers["place"], answers["stamp"], answers["version"])
+    held = frozenset(line.removeprefix("held ") for line in done.marked if line.startswith("held "))
+    return HostState(answers["place"], answers["stamp"], answers["version"], held)
 
 
-def _files(package: Path) -> dict[str, Path]:
-    """The files of a package by their path in it, and onnxruntime's headers, which not every system has."""
-    files = {str(path.relative_to(package)): path for path in sorted(package.rglob("*")) if path.is_file()}
+def _files(artifact: Artifact, site: Site) -> dict[str, Path]:
+    """The files of a host's package by their path in it, and onnxruntime's headers, which not every system has."""
+    names = [name for name in artifact.files if name.startswith(f"{site.host}/")]
+    files = {name.removeprefix(f"{site.host}/"): artifact.directory / name for name in names}
     return files | {f"include/{path.name}": path for path in sorted(tools.include().glob("*.h"))}
+
+
+def _kept(files: Mapping[str, Path], state: HostState) -> frozenset[str]:
+    """What of a package on a host stays: files as they should be, and what was built of such."""
+    built = {name for name in files if name.endswith((".cc", ".hpp", ".h", ".txt")) and not name.endswith(CONTENTS)}
+    return state.held | ({"build"} if built <= state.held else set())
 
 
 def _ready(calls: ssh.Calls, site: Site, artifact: Artifact, scratch: Path) -> str:
     """Copies the inputs to where they are read, and takes away old outputs; the absolute path of the package."""
-    state = _probe(calls, site)
+    state = _probe(calls, site, {})
     if state.stamp != artifact.document["digest"]:
         raise RunError(f"{_title(site)}: it does not hold this artifact: copy it there with 'dicompiler deploy'")
     ranks = load_json(artifact.packages[site.devices[0]] / MANIFEST)["ranks"]

@@ -23,16 +23,18 @@ from dicompiler_targets.files import (
     value_document,
     write_parts,
 )
-from dicompiler_targets.mpi import packages
-from dicompiler_targets.mpi.source import Place, Preprocessing, main_source
+from dicompiler_targets.mpi import packages, source
+from dicompiler_targets.mpi.source import Place, Preprocessing, describe
 
 FORMAT = "dicompiler.mpi/1"
-MANIFEST, CONTENTS = "manifest.json", "contents.txt"
+MANIFEST, CONTENTS, PROGRAM = "manifest.json", "contents.txt", "program.json"
 OUTSIDE = ("artifact.json", "plan.json", "platform.toml", "reference")
 """What stands beside the packages."""
 INSIDE = ("build", "runtime", "main.cc", "CMakeLists.txt", "run.sh", "rankfile", "hostfile", "sender.json",
-          "receiver.json", MANIFEST)  # fmt: skip
+          "receiver.json", MANIFEST, PROGRAM, "include")  # fmt: skip
 """What stands beside the devices' directories in a package."""
+TABLES = ("sender.json", "receiver.json", MANIFEST, PROGRAM)
+"""What a package says and nothing is built of."""
 MESSAGE = 2**31 - 1
 """The most bytes of a transfer: MPI counts them in an int."""
 
@@ -53,14 +55,12 @@ def write(
     artifact_document(program, "mpi", "")  # raises for tensors that cannot be exchanged, before anything is written
     contents = [Contents(program, index) for index in range(len(program.devices))]
     names = [one.names for one in contents]
+    document = describe(program, places, names, optimization, provider, preprocessing)
     common: dict[str, bytes] = {
-        "main.cc": main_source(program, places, names, optimization, provider, preprocessing).encode(),
-        "run.sh": packages.run_script(places).encode(),
-        "rankfile": packages.rankfile(places).encode(),
-        "hostfile": packages.hostfile(places).encode(),
+        PROGRAM: json_text(document).encode(),
         "sender.json": packages.senders(program).encode(),
         "receiver.json": packages.receivers(program).encode(),
-        **runtime(),
+        **sources(document),
     }
     files = {}
     for one, place in zip(contents, places, strict=True):
@@ -79,6 +79,19 @@ def write(
         manifest = _manifest(program, places, host, preprocessing) | {"digest": digest}
         (package / MANIFEST).write_text(json_text(manifest), encoding="utf-8")
     (directory / "artifact.json").write_text(json_text(artifact_document(program, "mpi", digest)), encoding="utf-8")
+
+
+def sources(document: Json) -> dict[str, bytes]:
+    """What of a package is built or run, and follows from its program.json, by path. KeyError, TypeError or ValueError
+    where that is none."""
+    places = source.places(document)
+    return {
+        "main.cc": source.main_source(document).encode(),
+        "run.sh": packages.run_script(places).encode(),
+        "rankfile": packages.rankfile(places).encode(),
+        "hostfile": packages.hostfile(places).encode(),
+        **runtime(),
+    }
 
 
 def runtime() -> dict[str, bytes]:
@@ -114,8 +127,11 @@ def _digest(common: Mapping[str, bytes], files: Mapping[str, Mapping[str, Json]]
 
 
 def _contents(digest: str, files: Mapping[str, Json]) -> str:
-    """contents.txt of a device: the artifact's digest, then the bytes and name of each file."""
-    return "".join([f"{digest}\n", *(f"{record['bytes']} {name}\n" for name, record in sorted(files.items()))])
+    """contents.txt of a device: the artifact's digest; the bytes, SHA-256 and name of each file; the SHA-256 of all
+    this."""
+    lines = [f"{record['bytes']} {record['sha256']} {name}\n" for name, record in sorted(files.items())]
+    text = "".join([f"{digest}\n", *lines])
+    return f"{text}{hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
 def _manifest(program: Program, places: Sequence[Place], host: str, preprocessing: Preprocessing) -> Json:

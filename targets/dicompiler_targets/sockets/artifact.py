@@ -5,6 +5,7 @@ In: an artifact's directory, arrays. Out: records, payloads. Needs numpy and not
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DicompilerError, load_json, nearest, validate
+from dicompiler.plugin_api import DicompilerError, check_files, nearest, open_artifact, read_sealed
+from dicompiler_targets.copies import WEIGHTS, check_sources, hashes, runtime_sources
 from dicompiler_targets.sockets.runtime.roles import roles
 
 Manifest = Mapping[str, Any]
+MANIFEST = "manifest.json"
 
 _NUMPY = {
     "FLOAT": "float32", "DOUBLE": "float64", "BFLOAT16": "bfloat16", "FLOAT8E4M3FN": "float8_e4m3fn",
@@ -35,28 +38,33 @@ class Role:
 
 @dataclass(frozen=True)
 class Artifact:
-    """`manifests` in the order of devices; `inputs` and `outputs` as artifact.json has them."""
+    """`manifests` in the order of devices; `inputs`, `outputs` and `files` as artifact.json has them."""
 
     directory: Path
     digest: str
     manifests: tuple[Manifest, ...]
     inputs: tuple[Mapping[str, Any], ...]
     outputs: tuple[Mapping[str, Any], ...]
+    files: Mapping[str, Any]
 
     @classmethod
-    def load(cls, directory: Path, check: bool) -> Artifact:
-        """The artifact in `directory`. `check`: against the schemas, which takes jsonschema. DicompilerError where
-        something is missing."""
-        document = _load(directory / "artifact.json", "artifact", check)
+    def load(cls, directory: Path) -> Artifact:
+        """The artifact in `directory`: what it says of itself is whole and holds together, and its copies of the
+        runtime are the installed one. What the files of the devices hold, they check themselves. DicompilerError."""
+        document = open_artifact(directory)
         try:
-            manifests = [_load(directory / name / "manifest.json", "manifest", check) for name in document["devices"]]
+            names = [f"{device}/{MANIFEST}" for device in document["devices"]]
+            check_files(directory, document["files"], names)
+            manifests = [read_sealed(directory / name, "manifest") for name in names]
+            for device, manifest in zip(document["devices"], manifests, strict=True):
+                _check_manifest(directory, document, device, manifest)
             inputs, outputs = tuple(document["inputs"]), tuple(document["outputs"])
             for manifest in manifests:
                 transfers = [transfer for role in roles(manifest) for transfer in role["transfers"]]
                 for peer in {t[end] for t in transfers for end in ("sender", "receiver")}:
                     if peer not in document["devices"]:
                         raise KeyError(f"{manifest['device']} needs {peer}, which is not there")
-            artifact = cls(directory, document["digest"], tuple(manifests), inputs, outputs)
+            artifact = cls(directory, document["digest"], tuple(manifests), inputs, outputs, document["files"])
             if len({len(roles(manifest)) for manifest in manifests}) > 1:
                 raise KeyError("the devices have different numbers of roles")
             return artifact
@@ -66,6 +74,11 @@ class Artifact:
     @property
     def devices(self) -> tuple[str, ...]:
         return tuple(manifest["device"] for manifest in self.manifests)
+
+    def files_of(self, device: str) -> dict[str, str]:
+        """SHA-256 of each file in the device's directory, by its path there."""
+        own = f"{device}/"
+        return {name.removeprefix(own): r["sha256"] for name, r in self.files.items() if name.startswith(own)}
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -96,11 +109,23 @@ class Artifact:
         return {name: next(outputs[name] for outputs in delivered.values() if name in outputs) for name in names}
 
 
-def _load(path: Path, schema: str, check: bool) -> Manifest:
-    document: Manifest = load_json(path)
-    if check:
-        validate(document, schema, str(path))
-    return document
+def _check_manifest(directory: Path, document: Manifest, device: str, manifest: Manifest) -> None:
+    """That a device's manifest is of this artifact, and names the files that it needs and no others. KeyError for what
+    does not hold together, DicompilerError for another runtime."""
+    files, parts = manifest["files"], (role["segments"] for role in roles(manifest))
+    if (manifest["device"], manifest["digest"]) != (device, document["digest"]):
+        raise KeyError(f"the manifest of {device} is of another artifact")
+    own = {name: record for name, record in document["files"].items() if name.startswith(f"{device}/")}
+    del own[f"{device}/{MANIFEST}"]
+    if {f"{device}/{name}": record for name, record in files.items()} != own:
+        raise KeyError(f"{device} and artifact.json name different files")
+    found = {name: record["sha256"] for name, record in files.items()}
+    segments = {segment["file"]: found[segment["file"]] for part in parts for segment in part}
+    if not all(re.fullmatch(r"segment\d{3,}\.onnx", name) for name in segments):
+        raise KeyError(f"{device}: names of segments")
+    code = {name: digest for name, digest in found.items() if name != WEIGHTS and name not in segments}
+    own = {f"runtime/{name}": content for name, content in runtime_sources("sockets", (".py",)).items()}
+    check_sources(directory / device, document, code, hashes(own))
 
 
 def _checked(value: Mapping[str, Any], inputs: Mapping[str, Any]) -> NDArray[Any]:

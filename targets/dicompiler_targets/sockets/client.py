@@ -11,7 +11,7 @@ from dicompiler_targets.sockets.session import Session, check_elsewhere
 
 def connect(directory: Path, options: RunOptions) -> Session:
     """Starts the artifact's devices: see dicompiler.connect."""
-    artifact = Artifact.load(directory, check=False)
+    artifact = Artifact.load(directory)
     check_elsewhere(options, artifact)
     if options.hosts is not None:
         from dicompiler_targets.sockets.deploy import Remote

@@ -27,7 +27,7 @@ def run(
 ) -> RunResult:
     """Runs the artifact in `directory` for `frames`: see Target.run. start: how its devices are started on
     this host."""
-    artifact = Artifact.load(directory, check=True)
+    artifact = Artifact.load(directory)
     check_elsewhere(options, artifact)
     if options.hosts is not None:
         remote = Remote(artifact, options)

@@ -22,7 +22,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import DEVICES, DicompilerError, Installed, Place, RunError, RunOptions, UsageError, ssh
+from dicompiler.plugin_api import (
+    DEVICES,
+    DicompilerError,
+    Installed,
+    Place,
+    RunError,
+    RunOptions,
+    UsageError,
+    check_files,
+    ssh,
+)
 from dicompiler_targets.sockets.artifact import Artifact, Manifest
 from dicompiler_targets.sockets.joining import Door
 from dicompiler_targets.sockets.processes import Process
@@ -39,29 +49,35 @@ OTHER_PYTHON = "install it, or name another one (python in the hosts file)"
 
 # Fed to the Python there, which may be of any version.
 PROBE = """
-import json, os, sys
+import hashlib, json, os, sys
 def read(*path):
     try:
         with open(os.path.join(*path)) as file:
             return file.read()
     except EnvironmentError:
         return ""
-def whole(place):
+def held(place, name, wanted):
+    path, found = os.path.join(place, *name.split("/")), hashlib.sha256()
     try:
-        files = json.loads(read(place, "manifest.json"))["files"]
-        return all(os.path.getsize(os.path.join(place, name)) == files[name]["bytes"] for name in files)
-    except Exception:
+        if os.path.islink(path) or not os.path.isfile(path):
+            return False
+        with open(path, "rb") as file:
+            for piece in iter(lambda: file.read(1 << 20), b""):
+                found.update(piece)
+    except EnvironmentError:
         return False
+    return found.hexdigest() == wanted
 versions, errors = {"Python": ".".join(map(str, sys.version_info[:3]))}, {}
 for name in ("numpy", "onnxruntime"):
     try:
         versions[name] = __import__(name).__version__
     except Exception as error:
         errors[name] = str(error)
-device, keys = sys.argv[1:]
-stamp = read(device, STAMP) if whole(device) else ""
-found = {"versions": versions, "errors": errors, "stamp": stamp, "keys": read(keys, STAMP)}
-print(MARK + json.dumps(found))
+places = []
+for place, wanted in zip(sys.argv[1:], WANTED):
+    names = [name for name in sorted(wanted) if held(place, name, wanted[name])]
+    places.append({"stamp": read(place, STAMP), "held": names})
+print(MARK + json.dumps({"versions": versions, "errors": errors, "places": places}))
 """
 RUN_PYTHON = 'cd / && "$1" - "$2" "$3"'
 # The parentheses: a shell stays behind, whose exit code tells of the signal that ends the device.
@@ -69,38 +85,76 @@ START = '(cd "$1" && shift && exec "$@"); exit $?'
 
 
 @dataclass(frozen=True)
+class Copy:
+    """What a directory on a host is to hold: the file of each name here, and its SHA-256. stamp: what names it all."""
+
+    target: str
+    files: Mapping[str, Path]
+    digests: Mapping[str, str]
+    stamp: str
+
+
+@dataclass(frozen=True)
 class HostState:
-    """What a host has: versions by program, and the stamps of the device's directory and of its keys ('': none)."""
+    """What a host has: versions by program; of each Copy the stamp that is there ('': none), and the names of the files
+    whose content is right, which was read there."""
 
     versions: Mapping[str, str]
-    stamp: str
-    keys: str
+    held: Sequence[tuple[str, frozenset[str]]]
+
+    def lacks(self, index: int, copy: Copy) -> bool:
+        """Whether the directory must be copied."""
+        return bool(copy.files) and self.held[index] != (copy.stamp, frozenset(copy.files))
 
 
 def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
     """Copies what the hosts lack of the artifact and of the devices' keys: see Target.install."""
-    artifact = Artifact.load(directory, check=True)
+    artifact = Artifact.load(directory)
     check_elsewhere(options, artifact)
     in_flight(options, len(artifact.devices))
     places = _places(artifact, options)
-    keys = {name: _keys(options.keys, name, directory) for name in places}
+    for name in places:
+        check_files(directory, artifact.files, [f"{name}/{file}" for file in artifact.files_of(name)])
+    copies = {name: _copies(artifact, place, options.keys) for name, place in places.items()}
     Door(_listen(options, list(places.values())), options.keys, options.insecure, artifact.digest).close()
     assert options.hosts is not None
     calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
-    states = dict(zip(places, calls.each(lambda place: _probe(calls, place), list(places.values())), strict=True))
+    states = dict(
+        zip(places, calls.each(lambda name: _probe(calls, places[name], copies[name]), list(places)), strict=True)
+    )
 
-    def work(manifest: Manifest) -> Installed:
-        name = str(manifest["device"])
-        place, copied = places[name], 0
-        if states[name].stamp != artifact.digest:
-            names = ("manifest.json", *manifest["files"])
-            copied += calls.copy(place, place.directory, {n: directory / name / n for n in names}, artifact.digest)
-        stamp = _stamp(keys[name])
-        if keys[name] and states[name].keys != stamp:
-            copied += calls.copy(place, _keys_there(place), keys[name], stamp)
-        return Installed(name, place.ssh, place.directory, copied, states[name].versions)
+    def work(name: str) -> Installed:
+        place, copied, state = places[name], 0, states[name]
+        for index, one in enumerate(copies[name]):
+            if state.lacks(index, one):
+                stamp, held = state.held[index]
+                copied += calls.copy(place, one.target, one.files, one.stamp, held if stamp else ())
+        if copied:
+            _check_copied(place, copies[name], _probe(calls, place, copies[name]))
+        return Installed(name, place.ssh, place.directory, copied, state.versions)
 
-    return tuple(calls.each(work, [manifest for manifest in artifact.manifests if manifest["device"] in places]))
+    return tuple(calls.each(work, list(places)))
+
+
+def _copies(artifact: Artifact, place: Place, keys: Path | None) -> list[Copy]:
+    """What a device's host is to hold: its directory, its keys."""
+    here, digests = artifact.directory / place.device, artifact.files_of(place.device)
+    own = Copy(place.directory, {name: here / name for name in digests}, digests, artifact.digest)
+    files = _keys(keys, place.device, artifact.directory)
+    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    stamp = hashlib.sha256("".join(digests.values()).encode()).hexdigest()
+    return [own, Copy(_keys_there(place), files, digests, stamp)]
+
+
+def _check_copied(place: Place, copies: Sequence[Copy], state: HostState) -> None:
+    """RunError where a host holds something else than what was just copied to it."""
+    for index, one in enumerate(copies):
+        wrong = sorted(one.files.keys() - state.held[index][1])
+        if wrong:
+            raise RunError(
+                f"{place.title}: {one.target}/{wrong[0]} is not there as it was sent: is its disk or memory failing? "
+                "copy it again"
+            )
 
 
 def _places(artifact: Artifact, options: RunOptions) -> dict[str, Place]:
@@ -123,10 +177,6 @@ def _keys(keys: Path | None, device: str, directory: Path) -> dict[str, Path]:
         if not path.is_file():
             raise DicompilerError(f"{path}: no such file: make it with 'dicompiler keys {directory} -o {keys}'")
     return files
-
-
-def _stamp(files: Mapping[str, Path]) -> str:
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files.values())).hexdigest()
 
 
 def _keys_there(place: Place) -> str:
@@ -154,10 +204,11 @@ def _python(place: Place) -> str:
     return ssh.path_word(place.python) if "/" in place.python else shlex.quote(place.python)
 
 
-def _probe(calls: ssh.Calls, place: Place) -> HostState:
+def _probe(calls: ssh.Calls, place: Place, copies: Sequence[Copy]) -> HostState:
     """Looks at a host. RunError if it cannot be reached, or has no Python with what the runtime needs."""
-    code = f"MARK, STAMP = {ssh.MARK!r}, {ssh.STAMP!r}\n{PROBE}".encode()
-    words = [_python(place), ssh.path_word(place.directory), ssh.path_word(_keys_there(place))]
+    wanted = [dict(one.digests) for one in copies]
+    code = f"MARK, STAMP, WANTED = {ssh.MARK!r}, {ssh.STAMP!r}, {wanted!r}\n{PROBE}".encode()
+    words = [_python(place), *(ssh.path_word(one.target) for one in copies)]
     done = calls.run(place, RUN_PYTHON, words, lambda stream: stream.write(code))
     if not done.marked:
         said = done.errors.strip().splitlines()[-1:] or [f"exit code {done.code}"]
@@ -172,7 +223,7 @@ def _probe(calls: ssh.Calls, place: Place) -> HostState:
         if tuple(map(int, re.findall(r"\d+", version)[:2])) < needed:
             remedy = OTHER_PYTHON if name == "Python" else f"run '{pip} --upgrade {name}' there"
             raise RunError(f"{place.title}: {name} {version} is too old, {oldest} or newer is needed: {remedy}")
-    return HostState(answer["versions"], answer["stamp"], answer["keys"])
+    return HostState(answer["versions"], [(one["stamp"], frozenset(one["held"])) for one in answer["places"]])
 
 
 class Remote:
@@ -197,7 +248,7 @@ class Remote:
             options += ["--threads", str(place.threads)]
         if place.cores:
             options += ["--cores", ",".join(map(str, place.cores))]
-        words = [ssh.path_word(place.directory), _python(place), "-m", "runtime", *map(shlex.quote, options)]
+        words = [ssh.path_word(place.directory), _python(place), "-B", "-m", "runtime", *map(shlex.quote, options)]
         written = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `Process.close`)
         popen = subprocess.Popen(
             ssh.command(place, START, words),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dicompiler.plugin_api import DeviceProgram, DicompilerError, Program
+from dicompiler.plugin_api import DeviceProgram, DicompilerError, Program, sealed_text
 from dicompiler_targets.files import (
     Contents,
     Json,
@@ -45,7 +45,7 @@ def write(program: Program, threads: Mapping[str, int], optimization: str, direc
     # The manifests name every file with its hash: what they hash to stands for the whole artifact.
     digest = hashlib.sha256("".join(map(json_text, manifests)).encode()).hexdigest()
     for manifest in manifests:
-        text = json_text(manifest | {"digest": digest})
+        text = sealed_text(manifest | {"digest": digest})
         (directory / manifest["device"] / "manifest.json").write_bytes(text.encode())
     (directory / "artifact.json").write_bytes(json_text(artifact_document(program, "sockets", digest)).encode())
 

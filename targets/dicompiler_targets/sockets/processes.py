@@ -18,8 +18,12 @@ from typing import IO, Any
 
 from dicompiler.plugin_api import DeviceReport, RunError, Timed
 from dicompiler_targets.sockets.artifact import Manifest
+from dicompiler_targets.sockets.runtime import __name__ as RUNTIME
 from dicompiler_targets.sockets.runtime.frames import ProtocolError
 from dicompiler_targets.sockets.runtime.wire import Channel
+
+ENTRY = ("-P", "-m", RUNTIME)
+"""How Python starts the installed runtime: where it is started, no module is looked for."""
 
 
 @dataclass
@@ -115,12 +119,13 @@ def here(directory: Path, keys: Path | None, pin: bool, count: int) -> Start:
 
 
 def launch(directory: Path, manifest: Manifest, arguments: Sequence[str]) -> Process:
-    """Starts the device's runtime in its directory on this host. RunError if the system refuses."""
+    """Starts the installed runtime for the device on this host: of its directory no code is run. RunError if the system
+    refuses."""
     log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `end`)
     try:
         # A session of its own: an interrupt from the terminal is for our process, which then ends the devices.
         popen = subprocess.Popen(
-            [sys.executable, "-m", "runtime", "--tethered", *arguments],
+            [sys.executable, *ENTRY, "--tethered", *arguments],
             cwd=directory / manifest["device"],
             env=_environment(),
             stdin=subprocess.PIPE,  # held open by this process: the device ends with it

@@ -22,8 +22,9 @@ from dicompiler.plugin_api import (
     RunOptions,
     RunResult,
     UsageError,
+    check_files,
     load_json,
-    validate,
+    open_artifact,
 )
 from dicompiler_targets.tflm.emit import FORMAT, MANIFEST
 from dicompiler_targets.tflm.measure import RUNTIME
@@ -54,9 +55,11 @@ def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: 
     """Runs the artifact for `frames`: see Target.run. The devices take turns; a frame ends before the next begins."""
     if options.keys is not None or options.elsewhere or options.hosts is not None:
         raise UsageError("run: target 'tflm' runs all devices in this process: leave out --keys, --elsewhere and hosts")
-    document = load_json(directory / "artifact.json")
-    validate(document, "artifact", str(directory / "artifact.json"))
-    players = [_player(directory, name) for name in document["devices"]]
+    document = open_artifact(directory)
+    try:
+        players = [_player(directory, document, name) for name in document["devices"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DicompilerError(f"{directory}: no artifact of this version ({error}): compile it again") from None
     deadline, begin = time.monotonic() + options.timeout_s, time.perf_counter()
     delivered, times = [], []
     keep = len(frames) if options.keep is None else options.keep
@@ -75,16 +78,16 @@ def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: 
     return RunResult(first, reports, tuple(delivered), tuple(times), time.perf_counter() - begin)
 
 
-def _player(directory: Path, device: str) -> Player:
+def _player(directory: Path, document: Mapping[str, Any], device: str) -> Player:
     path = directory / device / MANIFEST
-    if not path.is_file():
-        raise DicompilerError(f"{directory}: the directory of device {device!r} is missing: compile it again")
+    check_files(directory, document["files"], [f"{device}/{MANIFEST}"])
     manifest = load_json(path)
     if manifest.get("format") != FORMAT:
         raise DicompilerError(f"{path}: format: expected {FORMAT!r}: compile it again")
     models: dict[str, Any] = {}
     for segment in manifest["segments"]:
         if segment["model"] is not None and segment["model"] not in models:
+            check_files(directory, document["files"], [f"{device}/{segment['model']}"])
             models[segment["model"]] = _interpreter(directory / device / segment["model"], segment["arena"], device)
     steps = [step for step in manifest["steps"] if step[0] != "receive"]
     return Player(manifest, models, steps, seconds=[0.0] * len(manifest["segments"]))

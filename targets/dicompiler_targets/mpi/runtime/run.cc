@@ -7,9 +7,8 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
-#include <fstream>
-#include <sstream>
 
+#include "digest.hpp"
 #include "exchange.hpp"
 #include "options.hpp"
 #include "outputs.hpp"
@@ -26,28 +25,6 @@ extern "C" void stop_by_signal(int) { stopped = true; }
 std::string title(const Program& program, int rank) {
     const auto& device = program.ranks[static_cast<std::size_t>(rank)];
     return "rank " + std::to_string(rank) + " (device '" + device.name + "' on host '" + device.host + "')";
-}
-
-// Contents.txt of a device: the artifact's digest, then a line for each file with its bytes. Returns the digest.
-std::string check_files(const std::string& directory) {
-    std::ifstream list(directory + "/contents.txt");
-    std::string digest, line;
-    if (!std::getline(list, digest)) {
-        throw Error(directory + "/contents.txt is missing: copy the device's directory here");
-    }
-    while (std::getline(list, line)) {
-        std::istringstream words(line);
-        std::streamoff bytes = 0;
-        std::string name;
-        words >> bytes >> name;
-        std::ifstream file(directory + "/" + name, std::ios::binary | std::ios::ate);
-        if (!file) throw Error(directory + "/" + name + " is missing: copy the device's directory again");
-        if (static_cast<std::streamoff>(file.tellg()) != bytes) {
-            throw Error(directory + "/" + name + " has " + std::to_string(static_cast<std::streamoff>(file.tellg())) +
-                        " bytes instead of " + std::to_string(bytes) + ": copy the device's directory again");
-        }
-    }
-    return digest;
 }
 
 // All ranks must hold parts of the same artifact.
@@ -161,11 +138,19 @@ Measured exchange_or_end(const Task& task, const Flow& flow, std::vector<std::un
 }
 
 // Makes sessions and buffers, waits until all ranks have, and plays the frames.
-Times compute(const Task& task, const Flow& flow, Samples& samples, Outputs& outputs, Measured& measured) {
+Times compute(const Task& task, Contents& contents, const Flow& flow, Samples& samples, Outputs& outputs,
+              Measured& measured) {
     const auto directory = task.options.data + "/" + task.device.name;
     const auto engine =
         make_engine({task.threads, task.program.optimization, task.device.gpu ? task.program.provider : ""});
-    const auto loaded = load(*engine, task.roles, directory);
+    std::map<std::string, std::unique_ptr<Segment>> loaded;
+    try {
+        loaded = load(*engine, task.roles, directory);
+    } catch (const Error&) {
+        contents.check();  // a damaged file is the cause
+        throw;
+    }
+    contents.check();
     std::vector<std::vector<Segment*>> segments(task.roles.size());
     for (std::size_t i = 0; i < task.roles.size(); ++i) {
         for (const auto& run : task.roles[i].runs) segments[i].push_back(loaded.at(run.file).get());
@@ -191,7 +176,8 @@ void play(const Program& program, const Options& options, int self) {
         given = given || !role.inputs.empty();
         delivers = delivers || !role.outputs.empty();
     }
-    check_digests(program, check_files(options.data + "/" + device.name));
+    Contents contents(options.data + "/" + device.name);
+    check_digests(program, contents.digest());
     if (given && options.inputs.empty()) throw Error("there are no inputs: give a file or directory (--inputs)");
     Samples samples(program, given ? options.inputs : "");
     const auto flow = make_flow(program, options, samples.size());
@@ -200,8 +186,9 @@ void play(const Program& program, const Options& options, int self) {
     Measured measured;
     Times times;
     if (works) {
-        times = compute(task, flow, samples, outputs, measured);
+        times = compute(task, contents, flow, samples, outputs, measured);
     } else {
+        contents.check();
         barrier();
         MPI_Barrier(MPI_COMM_WORLD);
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import FORMAT
+from .files import Files, read_manifest
 from .line import Keys, split_address
 
 if TYPE_CHECKING:
@@ -24,7 +24,10 @@ def main() -> int:
     options = _options()
     if options.tethered:
         threading.Thread(target=_end_with_starter, daemon=True).start()
-    manifest = json.loads(options.manifest.read_text(encoding="utf-8"))
+    try:
+        manifest = read_manifest(options.manifest)
+    except (ValueError, OSError) as error:
+        return _end(str(error))
     if manifest.get("format") != FORMAT:
         return _end(f"{options.manifest}: format {manifest.get('format')!r}, this runtime reads {FORMAT!r}")
     try:
@@ -55,6 +58,8 @@ def _end_with_starter() -> None:
 
 def _device(options: Any, manifest: dict[str, Any]) -> Device:
     """ValueError for keys or an address that cannot be used."""
+    directory = options.manifest.resolve().parent
+    files = Files(directory, manifest)  # begins to read them
     from .device import Device  # takes its time (onnxruntime), in which the starter may go
 
     keys = None if options.keys is None else Keys(options.keys)
@@ -62,13 +67,14 @@ def _device(options: Any, manifest: dict[str, Any]) -> Device:
     if not options.heartbeat > 0:
         raise ValueError(f"--heartbeat must be more than 0 s, not {options.heartbeat:g}")
     return Device(
-        options.manifest.resolve().parent,
+        directory,
         manifest,
         time.monotonic() + options.timeout,
         keys,
         listen,
         options.insecure,
         options.heartbeat,
+        files,
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .files import Files
 from .frames import (
     IN_FLIGHT_LIMIT,
     Gate,
@@ -39,7 +40,8 @@ GREETING_S = 5.0
 
 class Device:
     """The process's state. `deadline` (of time.monotonic): until when the run must have begun. `listen`: the address
-    at which peers reach it (host, port; port 0: any), by default that through which it reaches the coordinator."""
+    at which peers reach it (host, port; port 0: any), by default that through which it reaches the coordinator.
+    `files`: what is checked while sessions are made."""
 
     def __init__(
         self,
@@ -50,8 +52,10 @@ class Device:
         listen: tuple[str, int] | None = None,
         insecure: bool = False,
         heartbeat_s: float = 2.0,
+        files: Files | None = None,
     ) -> None:
         self.directory, self.manifest, self.deadline = directory, manifest, deadline
+        self.files = files or Files(directory, manifest)
         self.name: str = manifest["device"]
         self.keys, self.listen, self.insecure = keys, listen, insecure
         self.control: Channel | None = None
@@ -79,12 +83,12 @@ class Device:
             self._to_control().greet(Kind.HELLO, hello, self.deadline)
             self._to_control().start(self._admit_control, self._deliver_control, self._lost_control)
             self.pulse.watch(self._to_control())
-            self._check_files()
-            sessions = make_sessions(self.directory, self.manifest, threads)
+            sessions = self._make_sessions(threads)
             peers = self.mailbox.take("peers", self.deadline + PATIENCE_S, "the list of devices")
             self.window = Window(max(1, min(IN_FLIGHT_LIMIT, int(peers["in_flight"]))))
             self.gate = Gate(self.inputs, self.window, self.other_inputs)
             self._join(listener, peers["addresses"])
+        self.files.check()
         player = Player(self.manifest, sessions, self.mailbox, self._send)
         self._to_control().send(Kind.READY)
         self._play(player)
@@ -112,13 +116,13 @@ class Device:
     def _hello(self) -> dict[str, Any]:
         return {"device": self.name, "digest": self.manifest["digest"]}
 
-    def _check_files(self) -> None:
-        for name, record in self.manifest["files"].items():
-            path = self.directory / name
-            size = path.stat().st_size if path.is_file() else None
-            if size != record["bytes"]:
-                found = "is missing" if size is None else f"has {size} bytes instead of {record['bytes']}"
-                raise DeviceError(f"file {name} {found}: copy the device's directory again")
+    def _make_sessions(self, threads: int) -> list[Any]:
+        self.files.check_sizes()
+        try:
+            return make_sessions(self.directory, self.manifest, threads)
+        except ValueError:
+            self.files.check()  # a damaged file is the cause where one cannot be loaded
+            raise
 
     def _join(self, listener: socket.socket, addresses: Mapping[str, Any]) -> None:
         """Connects to the peers behind it in the order of devices and accepts those before it."""

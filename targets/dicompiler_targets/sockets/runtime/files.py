@@ -1,0 +1,62 @@
+"""The device's files against its manifest: what was damaged is found before a number leaves.
+
+In: a manifest.json. Out: what it says; or ValueError that names the file, the cause and the remedy. Digests are taken
+in threads of their own, beside the making of the sessions, which reads the same files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+REMEDY = "copy the device's directory again"
+_SEAL = re.compile(rb'\n "seal": "([0-9a-f]{64})"')
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest in a file, whose seal is whole: the SHA-256 of the file without the seal's digits."""
+    data = path.read_bytes()
+    match = _SEAL.search(data)
+    if match is None or hashlib.sha256(data[: match.start(1)] + data[match.end(1) :]).hexdigest() != match[1].decode():
+        raise ValueError(f"{path}: its seal is broken, it is damaged: {REMEDY}")
+    document: dict[str, Any] = json.loads(data)
+    return document
+
+
+class Files:
+    """The files that a manifest names, whose digests are being taken from now on."""
+
+    def __init__(self, directory: Path, manifest: Mapping[str, Any]) -> None:
+        self._directory, self._records = directory, manifest["files"]
+        pool = ThreadPoolExecutor(2)
+        self._digests: dict[str, tuple[str, Future[str]]] = {
+            name: (record["sha256"], pool.submit(_digest, directory / name)) for name, record in self._records.items()
+        }
+        pool.shutdown(wait=False)
+
+    def check_sizes(self) -> None:
+        """At once. ValueError for a file that is missing, a link, or of another size."""
+        for name, record in self._records.items():
+            path = self._directory / name
+            size = path.stat().st_size if path.is_file() and not path.is_symlink() else None
+            if size != record["bytes"]:
+                found = "is missing" if size is None else f"has {size} bytes instead of {record['bytes']}"
+                raise ValueError(f"file {name} {found}: {REMEDY}")
+
+    def check(self) -> None:
+        """Waits for all digests. ValueError for a file that holds something else than the manifest says."""
+        for name, (wanted, digest) in self._digests.items():
+            if digest.result() != wanted:
+                raise ValueError(f"file {name} is damaged, its content is not what was compiled: {REMEDY}")
+
+
+def _digest(path: Path) -> str:
+    if not path.is_file():  # a pipe would be waited for
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
