@@ -130,6 +130,14 @@ class Cluster:
         (self.root / "known_hosts").write_text("".join(f"{address} {key}" for address in addresses))
 
 
+def shape(boards: Cluster, rate: str, queue: str) -> None:
+    """Makes both ends of each cable send at `rate` and hold `queue` bytes, as tc writes them."""
+    words = ("root", "tbf", "rate", rate, "burst", "8kb", "limit", queue)
+    for board in boards.boards.values():
+        call("ip", "netns", "exec", board.space, "tc", "qdisc", "add", "dev", "net", *words)
+        call("ip", "netns", "exec", boards.space, "tc", "qdisc", "add", "dev", board.space, *words)
+
+
 def enter(space: int) -> None:
     """Moves this thread to the network namespace of a file descriptor."""
     assert ctypes.CDLL(None, use_errno=True).setns(space, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())

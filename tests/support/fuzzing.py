@@ -161,6 +161,7 @@ class Receiver:
         the plan's."""
         device = self.device
         device.window, device.mailbox, device.announced = Window(IN_FLIGHT), Mailbox(), 0
+        device.departed = set()
         device.gate = Gate(device.inputs, device.window)
         expected = self.inputs if peer is None else self.peers[peer]
         # JSON comes from the coordinator only, one message at a time.

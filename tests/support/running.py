@@ -19,6 +19,7 @@ from dicompiler.ir.compilation import Compilation
 from dicompiler.target.seal import seal
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.frames import Header, Kind, decode
+from dicompiler_targets.sockets.runtime.greeting import CONTROL, TOKEN, Membership
 from dicompiler_targets.sockets.runtime.line import Line
 from dicompiler_targets.sockets.runtime.wire import Channel
 
@@ -53,19 +54,22 @@ def wait_until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
     raise AssertionError("it did not happen in time")
 
 
+MEMBER = Membership("12345678", "only members know it")
+"""The run of a `Fake`."""
+
+
 class Fake:
     """The coordinator's place, and that of the peers of a device, taken by a test."""
 
     def __init__(self, directory: Path, listener: socket.socket, device: str) -> None:
         self.messages: list[tuple[Header, Any]] = []
-        self.in_flight = 1
+        self.device, self.in_flight = device, 1
         self.end = time.monotonic() + 20
         self.digest = load_json(directory / "artifact.json")["digest"]
         address = "{}:{}".format(*listener.getsockname())
         command = [sys.executable, "-m", "runtime", "--control", address, "--timeout", "20", "--heartbeat", "60"]
-        self.process = subprocess.Popen(
-            command, cwd=directory / device, stderr=subprocess.PIPE, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-        )
+        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", TOKEN: MEMBER.token}
+        self.process = subprocess.Popen(command, cwd=directory / device, stderr=subprocess.PIPE, env=environment)
         self.socket = listener.accept()[0]
         self.control = Channel(Line(self.socket))
         self.hello = self.control.greeting(self.end)
@@ -75,12 +79,18 @@ class Fake:
 
     def meet(self, listener: socket.socket, message: Mapping[str, Any]) -> socket.socket:
         """Lets the device connect to `listener` as its peer b, and greets it with `message`."""
-        self.control.send_json(Kind.PEERS, {"addresses": {"b": listener.getsockname()}, "in_flight": self.in_flight})
+        self.tell_peers(b=listener.getsockname())
         peer = listener.accept()[0]
         channel = Channel(Line(peer))
-        assert channel.greeting(self.end) == {"device": "a", "digest": self.digest}
-        channel.greet(Kind.HELLO, message, self.end)
+        hello = {"device": "a", "digest": self.digest, **MEMBER.hello("a", "b")}
+        assert channel.greeting(self.end) == hello
+        channel.greet(Kind.HELLO, {**MEMBER.hello("b", "a"), **message}, self.end)
         return peer
+
+    def tell_peers(self, **addresses: Any) -> None:
+        """Tells the device, as its coordinator, where its peers are."""
+        peers = {"addresses": addresses, "in_flight": self.in_flight, **MEMBER.hello(CONTROL, self.device)}
+        self.control.send_json(Kind.PEERS, peers)
 
     def heard(self, kind: Kind) -> Any:
         """Waits for a message of that kind."""
@@ -114,3 +124,12 @@ def control(directory: Path) -> str:
         if "--control" in words:
             return words[words.index("--control") + 1]
     return ""
+
+
+def by_hand(directory: Path, message: str) -> subprocess.Popen[bytes]:
+    """Starts a device in its directory as the run's message tells a user to."""
+    device, words = message.removeprefix("start ").split(" in its directory on its host: ")
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.Popen(
+        words.replace("python3", sys.executable), cwd=directory / device, shell=True, env=environment
+    )

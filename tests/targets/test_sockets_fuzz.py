@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 from support.fuzzing import IN_FLIGHT, Frame, Receiver, fuzz, mutated
 from support.handmade import halo, partial
-from support.running import control, emit, fake, wait_until
+from support.running import MEMBER, by_hand, control, emit, fake, wait_until
 
 from dicompiler.base.schema import load_json
 from dicompiler.target.records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.processes import launch
 from dicompiler_targets.sockets.runtime.frames import Kind
 from dicompiler_targets.sockets.runtime.line import Line
 from dicompiler_targets.sockets.runtime.wire import Channel
@@ -56,13 +55,13 @@ def greetings(count: int) -> list[bytes]:
 
 def test_a_device_bears_hundreds_of_wrong_greetings(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path), "b") as (one, _):
-        one.control.send_json(Kind.PEERS, {"addresses": {}, "in_flight": 1})
+        one.tell_peers()
         for data in greetings(400):
             tell(one.hello["address"], data)
         with socket.create_connection(tuple(one.hello["address"])) as peer:
             channel = Channel(Line(peer))
-            channel.greet(Kind.HELLO, {"device": "a", "digest": one.digest}, one.end)
-            assert channel.greeting(one.end) == {"device": "b", "digest": one.digest}
+            channel.greet(Kind.HELLO, {"device": "a", "digest": one.digest, **MEMBER.hello("a", "b")}, one.end)
+            assert channel.greeting(one.end) == {"device": "b", "digest": one.digest, **MEMBER.hello("b", "a")}
             one.heard(Kind.READY)
 
 
@@ -83,9 +82,10 @@ def test_a_device_that_is_sent_mutated_tensors_ends_in_words(seed: int, tmp_path
         assert one.ended().startswith("a: ")
 
 
-def test_a_run_bears_hundreds_of_wrong_greetings(tmp_path: Path) -> None:
+def test_a_run_bears_hundreds_of_wrong_greetings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made, results = partial(), []  # type: ignore[var-annotated]
     directory = emit(made, tmp_path)
+    caplog.set_level("WARNING", "dicompiler")
     run = threading.Thread(
         target=lambda: results.append(
             SocketsTarget().run(directory, [made[2]], RunOptions(timeout_s=60, elsewhere=("b",)))
@@ -95,17 +95,15 @@ def test_a_run_bears_hundreds_of_wrong_greetings(tmp_path: Path) -> None:
     address = wait_until(lambda: control(directory))
     for data in greetings(400):
         tell(address.split(":"), data)
-    process = launch(directory, {"device": "b"}, ["--control", address, "--timeout", "20"])
+    process = by_hand(directory, caplog.messages[0])
     run.join(30)
     assert np.array_equal(results[0].outputs[0]["out"], run_model(made[1], made[2])["out"])
-    assert process.popen is not None and process.log is not None
-    assert process.popen.wait(5) == 0
-    process.log.close()
+    assert process.wait(5) == 0
 
 
 def test_bytes_that_come_one_by_one_are_not_waited_for_forever(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path), "b") as (one, _):
-        one.control.send_json(Kind.PEERS, {"addresses": {}, "in_flight": 1})
+        one.tell_peers()
         begun = time.monotonic()
         with socket.create_connection(tuple(one.hello["address"])) as slow, contextlib.suppress(OSError):
             slow.sendall(b"D")

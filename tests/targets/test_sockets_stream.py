@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.handmade import Made, endless, failing, halo, integers, partial, unknown_shape
-from support.running import emit, pids, wait_until
+from support.running import by_hand, emit, pids, wait_until
 
 import dicompiler
 from dicompiler import networks
@@ -24,7 +25,6 @@ from dicompiler.target.records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import Artifact
-from dicompiler_targets.sockets.processes import launch
 from dicompiler_targets.sockets.session import Session
 
 
@@ -182,30 +182,22 @@ def test_a_segment_that_fails_in_a_stream_is_told(tmp_path: Path) -> None:
         SocketsTarget().run(emit(failing(), tmp_path), [good, good, bad, good], RunOptions(timeout_s=60, in_flight=4))
 
 
-def test_devices_may_be_started_elsewhere(tmp_path: Path) -> None:
+def test_devices_may_be_started_elsewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = halo()
     artifact = Artifact.load(emit(made, tmp_path))
     with pytest.raises(UsageError, match=r"no device 'x'"):
         SocketsTarget().run(tmp_path, [made[2]], RunOptions(timeout_s=60, elsewhere=("x",)))
 
-    def by_hand() -> None:
-        port = wait_until(lambda: [w for w in commands(tmp_path) if w.startswith("127.0.0.1:")])[0]
-        started.append(launch(tmp_path, artifact.manifests[1], ["--control", port, "--timeout", "20"]))
-
-    started: list[Any] = []
-    hand = threading.Thread(target=by_hand)
+    started: list[subprocess.Popen[bytes]] = []
+    hand = threading.Thread(target=lambda: started.append(by_hand(tmp_path, wait_until(lambda: caplog.messages)[0])))
     hand.start()
-    with Session(artifact, RunOptions(timeout_s=20, elsewhere=("b",))) as session:
+    with (
+        caplog.at_level("WARNING", "dicompiler"),
+        Session(artifact, RunOptions(timeout_s=20, elsewhere=("b",))) as session,
+    ):
         check(made, made[2], session.infer(made[2]))
     hand.join()
-    assert started[0].popen.wait(5) == 0
-    started[0].log.close()
-
-
-def commands(directory: Path) -> list[str]:
-    """The words of the devices' command lines."""
-    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids(directory).values()]
-    return [word.decode() for line in lines for word in line.split(b"\0")]
+    assert started[0].wait(5) == 0
 
 
 def test_processes_can_be_pinned(tmp_path: Path) -> None:

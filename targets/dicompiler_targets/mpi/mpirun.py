@@ -15,13 +15,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, RunResult, Timed, UsageError
+from dicompiler.plugin_api import (
+    DeviceReport,
+    RunError,
+    RunOptions,
+    RunResult,
+    Timed,
+    UsageError,
+    Written,
+    printable,
+)
 from dicompiler_targets.mpi.artifact import Artifact, Delivered
 
 GRACE_S = 5.0
 """Seconds beyond the time allowed in which the ranks themselves must have said who is late."""
 SAYS = "dicompiler: "
 IN_FLIGHT_LIMIT = 1024
+REPORT_LIMIT = 1 << 26
+"""Bytes that are read of what rank 0 prints."""
 
 
 def arguments(artifact: Artifact, frames: int, options: RunOptions) -> list[str]:
@@ -44,16 +55,18 @@ def call(
     artifact: Artifact, line: Sequence[str], scratch: Path, timeout: float, more: Mapping[str, str]
 ) -> dict[str, Any]:
     """Runs mpirun to its end: what rank 0 printed. Nothing that it started is left behind. more: of the environment."""
-    with (scratch / "stdout").open("w+b") as output, (scratch / "stderr").open("w+b") as errors:
+    with (scratch / "stdout").open("w+b") as output:
         variables, late = {**environment(), **more}, False
         try:
             # A session of its own: an interrupt from the terminal is for our process, which then ends the ranks.
             popen = subprocess.Popen(
-                line, cwd=scratch, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+                line, cwd=scratch, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise RunError(f"{line[0]}: cannot be started: {error.strerror or error}") from None
+        assert popen.stderr is not None
+        errors = Written(popen.stderr)
         try:
             code = popen.wait(timeout + GRACE_S)
         except subprocess.TimeoutExpired:
@@ -61,14 +74,16 @@ def call(
         finally:
             _end(popen)
         output.seek(0)
-        errors.seek(0)
-        said, wrong = output.read().decode(errors="replace"), errors.read().decode(errors="replace")
+        said, wrong = output.read(REPORT_LIMIT).decode(errors="replace"), errors.read().decode(errors="replace")
     if late and SAYS not in wrong:
         raise RunError(f"the ranks did not finish within {timeout:g} s: allow more time (--timeout)")
     if code:
-        raise RunError(cause(artifact, wrong, code))
+        raise RunError(printable(cause(artifact, wrong, code)))
     start = said.find("{")
-    report: dict[str, Any] = json.loads(said[start:]) if start >= 0 else {}
+    try:
+        report: dict[str, Any] = json.loads(said[start:]) if start >= 0 else {}
+    except ValueError:
+        report = {}
     if not report:
         raise RunError("the ranks ended without a report: run them again, and look at what mpirun says")
     return report

@@ -30,13 +30,14 @@ from dicompiler.plugin_api import (
     RunError,
     RunOptions,
     UsageError,
+    Written,
     check_files,
     ssh,
 )
 from dicompiler_targets.sockets.artifact import Artifact, Manifest
 from dicompiler_targets.sockets.joining import Door
 from dicompiler_targets.sockets.processes import Process
-from dicompiler_targets.sockets.runtime.line import KEY_FILES, join_address
+from dicompiler_targets.sockets.runtime.line import KEY_FILES, join_address, split_address
 from dicompiler_targets.sockets.session import check_elsewhere, in_flight
 
 log = logging.getLogger("dicompiler")
@@ -116,7 +117,7 @@ def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
     for name in places:
         check_files(directory, artifact.files, [f"{name}/{file}" for file in artifact.files_of(name)])
     copies = {name: _copies(artifact, place, options.keys) for name, place in places.items()}
-    Door(_listen(options, list(places.values())), options.keys, options.insecure, artifact.digest).close()
+    Door(_listen(options, list(places.values())), options.keys, options.insecure).close()
     assert options.hosts is not None
     calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
     states = dict(
@@ -249,16 +250,25 @@ class Remote:
         if place.cores:
             options += ["--cores", ",".join(map(str, place.cores))]
         words = [ssh.path_word(place.directory), _python(place), "-B", "-m", "runtime", *map(shlex.quote, options)]
-        written = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `Process.close`)
         popen = subprocess.Popen(
             ssh.command(place, START, words),
             env=ssh.environment(),
             stdin=subprocess.PIPE,  # held open by this process: ssh, and the device at its other end, end with it
-            stdout=written,
-            stderr=written,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        return RemoteProcess(manifest, popen, written, where=f" on {place.ssh}", place=place, remote=self)
+        assert popen.stdout is not None
+        addresses = () if place.listen is None else (split_address(place.listen)[0],)
+        return RemoteProcess(
+            manifest,
+            popen,
+            Written(popen.stdout),
+            where=f" on {place.ssh}",
+            addresses=addresses,
+            place=place,
+            remote=self,
+        )
 
     def keep(self, device: str, written: bytes, failed: bool) -> None:
         """Keeps what a device wrote, if it was asked for, or if the run failed and it is anything."""
@@ -300,12 +310,11 @@ class RemoteProcess(Process):
 
     def ending(self) -> str | None:
         if self.exit_code() == ssh.SSH_FAILED:
-            last = "".join(self.written().splitlines()[-1:])
-            return f"ssh has lost it: {ssh.failure(self.place, last)}"
+            return f"ssh has lost it: {ssh.failure(self.place, self.last_line())}"
         return super().ending()
 
     def close(self) -> None:
-        if self.log is not None and not self.log.closed:
-            self.log.seek(0)
-            self.remote.keep(self.device, self.log.read(), self.report is None)
         super().close()
+        if self.log is not None:
+            self.remote.keep(self.device, self.log.read(), self.report is None)
+            self.log = None

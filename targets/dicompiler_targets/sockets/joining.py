@@ -1,6 +1,6 @@
 """The door of a run: where devices connect, who is let in, and who is sent away in words.
 
-In: the address to listen at, keys. Out: channels of devices that have greeted.
+In: the address to listen at, keys, the run's number and token. Out: channels of devices that have greeted.
 """
 
 from __future__ import annotations
@@ -9,49 +9,51 @@ import contextlib
 import errno
 import ipaddress
 import socket
-import time
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import RunError, UsageError
+from dicompiler.plugin_api import RunError, UsageError, printable
 from dicompiler_targets.sockets.processes import Process
-from dicompiler_targets.sockets.runtime.frames import Kind, ProtocolError, Refused
+from dicompiler_targets.sockets.runtime.frames import ProtocolError
+from dicompiler_targets.sockets.runtime.greeting import CONTROL, Entrance, Membership
 from dicompiler_targets.sockets.runtime.line import (
     DEVICE,
     Keys,
     check_identity,
     check_open,
     join_address,
-    secured,
     split_address,
 )
 from dicompiler_targets.sockets.runtime.wire import Channel
 
 LOOPBACK = "127.0.0.1:0"
 """Where to listen for devices on this host: any port."""
-GREETING_S = 5.0
-"""Seconds in which a connection must say who it is."""
+
+Joined = tuple[Process, Channel, tuple[str, int]]
 
 
 class Door:
-    """Listens at `listen` (HOST:PORT, port 0: any) for the devices that hold the artifact with that digest.
+    """Listens at `listen` (HOST:PORT, port 0: any) for a run's devices.
 
     keys: the directory that `dicompiler keys` made, or None. UsageError for an address that must not be used in the
-    clear, or cannot be told to devices; RunError for one that is taken. `refused`: why somebody was sent away last.
+    clear, or cannot be told to devices; RunError for one that is taken.
     """
 
-    def __init__(self, listen: str, keys: Path | None, insecure: bool, digest: str) -> None:
-        self.digest, self.refused = digest, ""
+    def __init__(self, listen: str, keys: Path | None, insecure: bool) -> None:
+        self._entrance: Entrance | None = None
+        self._joined: set[str] = set()
+        self._lock = threading.Lock()
         try:
-            self.keys = None if keys is None else Keys(keys / "coordinator")
+            self._keys = None if keys is None else Keys(keys / "coordinator")
             host, port = split_address(listen)
             self._listener = _listener(host, port)
         except ValueError as error:
             raise UsageError(f"run: {error}") from None
         try:
             bound = self._listener.getsockname()
-            check_open(bound[0], self.keys, insecure)
+            check_open(bound[0], self._keys, insecure)
             if ipaddress.ip_address(bound[0].partition("%")[0]).is_unspecified:
                 raise ValueError(f"{bound[0]} cannot be told to devices: listen at the address at which they reach us")
         except ValueError as error:
@@ -61,49 +63,55 @@ class Door:
 
     def close(self) -> None:
         """Nobody is let in any more."""
+        if self._entrance is not None:
+            self._entrance.close()
         self._listener.close()
 
-    def admit(self, processes: Mapping[str, Process], deadline: float, wait_s: float) -> Process | None:
-        """Waits for at most `wait_s` for someone to connect: the device that came, now with channel and address.
+    def open(self, processes: Mapping[str, Process], membership: Membership, digest: str) -> None:
+        """Lets in the devices of `processes` that hold the artifact with that digest, and nobody else."""
+        self._processes, self._membership, self._digest = processes, membership, digest
+        self._entrance = Entrance(self._listener, self._keys, self._meet)
 
-        None if nobody came, or a stranger. RunError if it is one of ours that must be refused.
+    @property
+    def refused(self) -> str:
+        """Why somebody was sent away last, as the end of a message; '' if nobody was."""
+        why = printable(self._entrance.refused) if self._entrance else ""
+        return f"; refused meanwhile: {why}" if why else ""
+
+    def admit(self, seconds: float) -> Process | None:
+        """The next device that came, now with channel and address; None if none came in that time.
+
+        RunError if it is one of ours that must be refused.
         """
-        self._listener.settimeout(wait_s)
-        try:
-            connection, address = self._listener.accept()
-        except TimeoutError:
+        assert self._entrance is not None
+        joined: Joined | None = self._entrance.take(seconds)
+        if joined is None:
             return None
-        end = min(deadline, time.monotonic() + GREETING_S)
-        try:
-            channel = Channel(secured(connection, self.keys, True, end))
-        except (OSError, ProtocolError, Refused) as error:
-            self.refused = f"{address[0]}: {error}"
-            return None
-        return self._meet(channel, address[0], processes, end)
-
-    def _meet(self, channel: Channel, host: str, processes: Mapping[str, Process], end: float) -> Process | None:
-        process = None
-        try:
-            hello = channel.greeting(end)
-            process = processes.get(str(hello.get("device")))
-            if process is None or process.channel is not None:
-                process = None
-                raise ProtocolError(f"device {hello.get('device')!r} is not awaited")
-            check_identity(channel.identity, DEVICE.format(process.device), f"device {process.device!r}")
-            if hello.get("digest") != self.digest:
-                raise ProtocolError("its directory belongs to another artifact: copy it again from this one")
-            process.address = _address(hello.get("address"))
-        except (OSError, ProtocolError, Refused) as error:
-            self.refused = f"{host}: {error}"
-            with contextlib.suppress(OSError):  # it may be gone already
-                channel.greet(Kind.ERROR, {"message": str(error)}, end)
-            channel.close()
-            # Without keys anybody can say any name: a stranger must not end the run.
-            if process is not None and isinstance(error, ProtocolError):
-                raise RunError(f"{process.title}: {error}") from None
-            return None
-        process.channel = channel
+        process, channel, address = joined
+        process.channel, process.address = channel, address
         return process
+
+    def _meet(self, channel: Channel, host: str, deadline: float) -> Joined:
+        """See greeting.Meet. Only who has shown that it is a device of this run can end the run."""
+        hello = channel.greeting(deadline)
+        name = str(hello.get("device"))
+        process = self._processes.get(name)
+        if process is None:
+            raise ProtocolError(f"device {name[:100]!r} is not awaited")
+        check_identity(channel.identity, DEVICE.format(name), f"device {name!r}")
+        self._membership.check(hello, name, CONTROL)
+        try:
+            if hello.get("digest") != self._digest:
+                raise ProtocolError("its directory belongs to another artifact: copy it again from this one")
+            address = _address(hello.get("address"), {host, *process.addresses})
+        except ProtocolError as error:
+            channel.refuse(str(error), deadline)
+            raise RunError(f"{process.title}: {error}") from None
+        with self._lock:
+            if name in self._joined:
+                raise ProtocolError(f"device {name!r} is there already")
+            self._joined.add(name)
+        return process, channel, address
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -117,8 +125,20 @@ def _listener(host: str, port: int) -> socket.socket:
         raise RunError(f"{host}:{port}: cannot listen there: {cause}: give an address of this host") from None
 
 
-def _address(value: Any) -> tuple[str, int]:
-    """The address that a device says its peers reach it at."""
+def _address(value: Any, known: set[str]) -> tuple[str, int]:
+    """The address that a device says its peers reach it at: one that it is known to have, or it could send them
+    anywhere."""
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or type(value[1]) is not int:
         raise ProtocolError("its greeting tells no address")
-    return value[0], value[1]
+    with contextlib.suppress(ValueError):
+        if 0 < value[1] < 1 << 16 and _bare(value[0]) in map(_bare, known):
+            return value[0], value[1]
+    raise ProtocolError(
+        f"it names {value[0][:100]!r}, port {value[1]}, to its peers, and came from {min(known)}: let it listen where "
+        "it reaches us, or give its address in the hosts file"
+    )
+
+
+def _bare(host: str) -> str:
+    """The address without the interface, whose name each host chooses."""
+    return str(ipaddress.ip_address(host.partition("%")[0]))

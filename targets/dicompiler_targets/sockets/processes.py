@@ -10,13 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from dicompiler.plugin_api import DeviceReport, RunError, Timed
+from dicompiler.plugin_api import DeviceReport, RunError, Timed, Written, printable
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.runtime import __name__ as RUNTIME
 from dicompiler_targets.sockets.runtime.frames import ProtocolError
@@ -32,17 +31,18 @@ class Process:
 
     popen: None for one that someone else starts, else the process on this host (which may be one that reaches another
     host, such as ssh); it must end with the device's exit code. log: what it writes. where: what messages add to the
-    device's name.
+    device's name. addresses: those that it may name to its peers, besides the one that it comes from.
     """
 
     manifest: Manifest
     popen: subprocess.Popen[bytes] | None = None
-    log: IO[bytes] | None = None
+    log: Written | None = None
     channel: Channel | None = None
     address: Any = None
     report: DeviceReport | None = None
     messages: int = 0
     where: str = ""
+    addresses: tuple[str, ...] = ()
 
     @property
     def device(self) -> str:
@@ -57,6 +57,13 @@ class Process:
         """The channel of a device that has greeted."""
         assert self.channel is not None
         return self.channel
+
+    def tell(self, token: str) -> None:
+        """Gives it the run's token by its standard input, which nobody else can read."""
+        if self.popen is not None and self.popen.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and is told so where endings are looked for
+                self.popen.stdin.write(f"{token}\n".encode())
+                self.popen.stdin.flush()
 
     def exit_code(self) -> int | None:
         """None while it runs, or where it is not ours to know."""
@@ -76,22 +83,18 @@ class Process:
     def close(self) -> None:
         """Lets go of what belongs to a process that has ended."""
         if self.popen is not None and self.popen.stdin is not None:
-            self.popen.stdin.close()
-        if self.log is not None:
-            self.log.close()
+            with contextlib.suppress(BrokenPipeError):
+                self.popen.stdin.close()
         if self.channel is not None:
             self.channel.close()
 
-    def written(self) -> str:
-        """The end of what it has written."""
-        if self.log is None:
-            return ""
-        self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - 4096))
-        return self.log.read().decode(errors="replace").strip()
+    def last_line(self) -> str:
+        """The last line that it has written, '' without one."""
+        lines = [] if self.log is None else self.log.read()[-4096:].decode(errors="replace").strip().splitlines()
+        return printable(lines[-1], 500) if lines else ""
 
     def _last_words(self) -> str:
-        lines = self.written().splitlines()
-        return f": {lines[-1].strip()[:500]}" if lines else ""
+        return f": {line}" if (line := self.last_line()) else ""
 
 
 Start = Callable[[Manifest, Sequence[str]], Process]
@@ -121,7 +124,6 @@ def here(directory: Path, keys: Path | None, pin: bool, count: int) -> Start:
 def launch(directory: Path, manifest: Manifest, arguments: Sequence[str]) -> Process:
     """Starts the installed runtime for the device on this host: of its directory no code is run. RunError if the system
     refuses."""
-    log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `end`)
     try:
         # A session of its own: an interrupt from the terminal is for our process, which then ends the devices.
         popen = subprocess.Popen(
@@ -129,14 +131,14 @@ def launch(directory: Path, manifest: Manifest, arguments: Sequence[str]) -> Pro
             cwd=directory / manifest["device"],
             env=_environment(),
             stdin=subprocess.PIPE,  # held open by this process: the device ends with it
-            stdout=log,
-            stderr=log,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     except OSError as error:
-        log.close()
         raise RunError(f"device {manifest['device']!r}: its process cannot be started: {error}") from error
-    return Process(manifest, popen, log)
+    assert popen.stdout is not None
+    return Process(manifest, popen, Written(popen.stdout))
 
 
 def _environment() -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import secrets
 import subprocess
 import time
 from collections import deque
@@ -33,6 +34,7 @@ from dicompiler_targets.sockets.runtime.frames import (
     check_message,
     decode,
 )
+from dicompiler_targets.sockets.runtime.greeting import CONTROL, TOKEN, Membership
 from dicompiler_targets.sockets.runtime.line import left
 from dicompiler_targets.sockets.runtime.wire import Pulse
 
@@ -88,7 +90,7 @@ class Session:
         self._ended: str | None = None
         count = len(artifact.devices) - len(options.elsewhere)
         self._start = start or here(artifact.directory, options.keys, options.pin, max(1, count))
-        door = Door(options.listen or LOOPBACK, options.keys, options.insecure, artifact.digest)
+        door = Door(options.listen or LOOPBACK, options.keys, options.insecure)
         self._pulse = Pulse(options.heartbeat_s)
         with self._guarded(), contextlib.closing(door):
             self._join(door)
@@ -163,28 +165,32 @@ class Session:
     def _join(self, door: Door) -> None:
         """Starts the devices and waits until every one is connected to all its peers and has made its sessions."""
         deadline = self._until()
-        common = ["--control", door.address, "--timeout", f"{self.options.timeout_s:g}"]
+        # With keys, certificates tell who is who.
+        member = Membership(secrets.token_hex(8), "" if self.options.keys else secrets.token_hex(16))
+        common = ["--control", door.address, "--run", member.run, "--timeout", f"{self.options.timeout_s:g}"]
         common += ["--heartbeat", f"{self.options.heartbeat_s:g}", *["--insecure"] * self.options.insecure]
+        door.open(self.processes, member, self.artifact.digest)
         for manifest in self.artifact.manifests:
             name = manifest["device"]
             if name in self.options.elsewhere:
                 self.processes[name] = Process(manifest)
-                hint = " --keys KEYS" if self.options.keys is not None else ""
-                log.warning(
-                    "start %s in its directory on its host: python3 -m runtime %s%s", name, " ".join(common), hint
-                )
+                before = "" if self.options.keys else f"{TOKEN}={member.token} "
+                after = " --keys KEYS" if self.options.keys else ""
+                words = f"{before}python3 -m runtime {' '.join(common)}{after}"
+                log.warning("start %s in its directory on its host: %s", name, words)
             else:
                 self.processes[name] = self._start(manifest, common)
+                self.processes[name].tell(member.token)
         while waiting := [p.device for p in self.processes.values() if p.channel is None]:
-            process = door.admit(self.processes, deadline, TICK_S)
+            process = door.admit(TICK_S)
             if process is not None:
                 self._listen_to(process)
-            refused = f"; refused meanwhile: {door.refused}" if door.refused else ""
             self._look()
-            self._check_time(deadline, waiting, refused)
+            self._check_time(deadline, waiting, door.refused)
         addresses = {name: process.address for name, process in self.processes.items()}
-        for process in self.processes.values():
-            process.connection().send_json(Kind.PEERS, {"addresses": addresses, "in_flight": self.in_flight})
+        for name, process in self.processes.items():
+            peers = {"addresses": addresses, "in_flight": self.in_flight, **member.hello(CONTROL, name)}
+            process.connection().send_json(Kind.PEERS, peers)
         self._wait(lambda: deadline, lambda: [name for name in self.processes if name not in self._ready])
 
     def _listen_to(self, process: Process) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import FORMAT
 from .files import Files, read_manifest
+from .greeting import TOKEN, Membership
 from .line import Keys, split_address
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 def main() -> int:
     """Runs the device that the manifest describes until the coordinator ends the run. 0: all went well."""
     options = _options()
+    token = os.environ.get(TOKEN, "")
     if options.tethered:
+        with open(0, "rb", buffering=0, closefd=False) as starter:
+            token = starter.readline().decode(errors="replace").strip()
         threading.Thread(target=_end_with_starter, daemon=True).start()
     try:
         manifest = read_manifest(options.manifest)
@@ -33,7 +37,7 @@ def main() -> int:
     try:
         if options.cores:
             os.sched_setaffinity(0, map(int, options.cores.split(",")))
-        device = _device(options, manifest)
+        device = _device(options, manifest, Membership(options.run, token))
         address = split_address(options.control)
     except (ValueError, OSError) as error:
         return _end(f"{manifest['device']}: {error}")
@@ -56,7 +60,7 @@ def _end_with_starter() -> None:
     os._exit(1)
 
 
-def _device(options: Any, manifest: dict[str, Any]) -> Device:
+def _device(options: Any, manifest: dict[str, Any], membership: Membership) -> Device:
     """ValueError for keys or an address that cannot be used."""
     directory = options.manifest.resolve().parent
     files = Files(directory, manifest)  # begins to read them
@@ -75,6 +79,7 @@ def _device(options: Any, manifest: dict[str, Any]) -> Device:
         options.insecure,
         options.heartbeat,
         files,
+        membership,
     )
 
 
@@ -83,6 +88,7 @@ def _options() -> Any:
     add = parser.add_argument
     add("--manifest", type=Path, default=Path("manifest.json"), help="the device's manifest.json")
     add("--control", required=True, metavar="HOST:PORT", help="where the coordinator listens")
+    add("--run", default="", metavar="NUMBER", help="the run to join, as the coordinator numbers it")
     add("--listen", metavar="HOST:PORT", help="where peers reach this device (port 0: any)")
     add("--keys", type=Path, help="the device's directory of those that 'dicompiler keys' made")
     add("--insecure", action="store_true", help="allow connections in the clear to other hosts")
@@ -90,7 +96,8 @@ def _options() -> Any:
     add("--cores", help="run on these processors only (0,1,…)")
     add("--timeout", type=float, default=3600.0, help="seconds until the run must have begun")
     add("--heartbeat", type=float, default=2.0, help="seconds between signs of life; who misses three is lost")
-    add("--tethered", action="store_true", help="end when standard input does")
+    add("--tethered", action="store_true", help="read the run's token from standard input, and end when that does")
+    parser.epilog = f"Without keys, the environment variable {TOKEN} must hold the run's token, or standard input does."
     return parser.parse_args()
 
 

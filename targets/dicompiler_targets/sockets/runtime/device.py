@@ -28,20 +28,18 @@ from .frames import (
     check_message,
     decode,
 )
+from .greeting import CONTROL, Entrance, Membership
 from .line import COORDINATOR, DEVICE, Keys, check_identity, check_open, left, secured
 from .play import PATIENCE_S, SPANS, DeviceError, Mailbox, Player
 from .roles import roles
 from .values import make_sessions, one_line
 from .wire import Channel, Pulse
 
-GREETING_S = 5.0
-"""Seconds in which a connection must say who it is."""
-
 
 class Device:
     """The process's state. `deadline` (of time.monotonic): until when the run must have begun. `listen`: the address
     at which peers reach it (host, port; port 0: any), by default that through which it reaches the coordinator.
-    `files`: what is checked while sessions are made."""
+    `files`: what is checked while sessions are made. `membership`: what it was told of the run that it belongs to."""
 
     def __init__(
         self,
@@ -53,6 +51,7 @@ class Device:
         insecure: bool = False,
         heartbeat_s: float = 2.0,
         files: Files | None = None,
+        membership: Membership | None = None,
     ) -> None:
         self.directory, self.manifest, self.deadline = directory, manifest, deadline
         self.files = files or Files(directory, manifest)
@@ -61,7 +60,8 @@ class Device:
         self.control: Channel | None = None
         self.pulse = Pulse(heartbeat_s)
         self.peers: dict[str, Channel] = {}
-        self.refused = self.farewell = ""
+        self.membership = membership or Membership()
+        self.farewell = ""
         self.mailbox = Mailbox()
         self.window = Window(1)
         self.announced = 0
@@ -77,17 +77,24 @@ class Device:
         host, port = self.listen or (control.getsockname()[0], 0)
         self._enter(control)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.create_server((host, port), family=family, backlog=64) as listener:
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.create_server((host, port), family=family, backlog=64))
             check_open(listener.getsockname()[0], self.keys, self.insecure)
-            hello = {**self._hello(), "address": list(listener.getsockname()[:2])}
+            before = {peer["device"] for peer in self.manifest["peers"] if peer["index"] < self.manifest["index"]}
+            # Open at once: strangers that wait in the listener's queue would keep peers from entering it.
+            entrance = stack.enter_context(
+                contextlib.closing(Entrance(listener, self.keys, lambda *guest: self._welcome(before, *guest)))
+            )
+            hello = {**self._hello(CONTROL), "address": list(listener.getsockname()[:2])}
             self._to_control().greet(Kind.HELLO, hello, self.deadline)
             self._to_control().start(self._admit_control, self._deliver_control, self._lost_control)
             self.pulse.watch(self._to_control())
             sessions = self._make_sessions(threads)
             peers = self.mailbox.take("peers", self.deadline + PATIENCE_S, "the list of devices")
+            self._believe(peers)
             self.window = Window(max(1, min(IN_FLIGHT_LIMIT, int(peers["in_flight"]))))
             self.gate = Gate(self.inputs, self.window, self.other_inputs)
-            self._join(listener, peers["addresses"])
+            self._join(entrance, before, peers["addresses"])
         self.files.check()
         player = Player(self.manifest, sessions, self.mailbox, self._send)
         self._to_control().send(Kind.READY)
@@ -113,8 +120,17 @@ class Device:
         assert self.control is not None
         return self.control
 
-    def _hello(self) -> dict[str, Any]:
-        return {"device": self.name, "digest": self.manifest["digest"]}
+    def _hello(self, receiver: str) -> dict[str, Any]:
+        digest = self.manifest["digest"]
+        return {"device": self.name, "digest": digest, **self.membership.hello(self.name, receiver)}
+
+    def _believe(self, peers: Mapping[str, Any]) -> None:
+        """Takes the run's number from the coordinator's first message. DeviceError if it is not of this run."""
+        try:
+            self.membership.check(peers, CONTROL, self.name)
+        except ProtocolError as error:
+            raise DeviceError(f"the coordinator cannot be trusted: {error}") from None
+        self.membership = Membership(str(peers.get("run")), self.membership.token)
 
     def _make_sessions(self, threads: int) -> list[Any]:
         self.files.check_sizes()
@@ -124,68 +140,55 @@ class Device:
             self.files.check()  # a damaged file is the cause where one cannot be loaded
             raise
 
-    def _join(self, listener: socket.socket, addresses: Mapping[str, Any]) -> None:
-        """Connects to the peers behind it in the order of devices and accepts those before it."""
-        awaited = []
+    def _join(self, entrance: Entrance, before: set[str], addresses: Mapping[str, Any]) -> None:
+        """Connects to the peers behind it in the order of devices and awaits those before it."""
         for peer in self.manifest["peers"]:
-            if peer["index"] < self.manifest["index"]:
-                awaited.append(peer["device"])
-            else:
+            if peer["device"] not in before:
                 self._connect(peer["device"], addresses[peer["device"]])
-        while awaited:
-            listener.settimeout(left(self.deadline))
-            try:
-                name = self._accept(listener.accept()[0], awaited)
-            except TimeoutError:
-                raise DeviceError(f"did not connect in time{self.refused}", awaited[0]) from None
-            if name is not None:
-                awaited.remove(name)
+        while awaited := sorted(before - set(self.peers)):
+            met = entrance.take(left(self.deadline))
+            if met is None:
+                refused = f" (refused meanwhile: {entrance.refused})" if entrance.refused else ""
+                raise DeviceError(f"did not connect in time{refused}", awaited[0])
+            name, channel = met
+            if self.peers.setdefault(name, channel) is not channel:
+                channel.close()
         for name, channel in self.peers.items():
             channel.start(*self._callbacks(name))
             self.pulse.watch(channel)
 
     def _connect(self, peer: str, address: Any) -> None:
-        host, port = address
         try:
+            host, port = address
             connection = socket.create_connection((host, port), left(self.deadline))
             check_open(connection.getpeername()[0], self.keys, self.insecure)
             channel = Channel(secured(connection, self.keys, False, self.deadline))
-            channel.greet(Kind.HELLO, self._hello(), self.deadline)
-            self._meet(channel, [peer], self.deadline)
+            channel.greet(Kind.HELLO, self._hello(peer), self.deadline)
+            self._meet(channel, {peer}, self.deadline)
         except (OSError, ProtocolError, Refused, ValueError) as error:
             raise DeviceError(f"cannot connect to {peer!r}: {error}", peer) from None
+        self.peers[peer] = channel
 
-    def _accept(self, connection: socket.socket, awaited: list[str]) -> str | None:
-        """The peer that came; None for a stranger, who is sent away and must not disturb."""
-        deadline = min(self.deadline, time.monotonic() + GREETING_S)
-        try:
-            where = connection.getpeername()[0]
-            channel = Channel(secured(connection, self.keys, True, deadline))
-            name = self._meet(channel, awaited, deadline)
-            channel.greet(Kind.HELLO, self._hello(), deadline)
-        except (OSError, ProtocolError, Refused) as error:
-            self.refused = f" (refused meanwhile: {where}: {error})"
-            return None
+    def _welcome(self, awaited: set[str], channel: Channel, _: str, deadline: float) -> tuple[str, Channel]:
+        """A peer that came, by name: see greeting.Meet. A stranger is sent away and must not disturb."""
+        name = self._meet(channel, awaited, deadline)
+        channel.greet(Kind.HELLO, self._hello(name), deadline)
+        return name, channel
+
+    def _meet(self, channel: Channel, expected: set[str], deadline: float) -> str:
+        """Reads who is at the other end: a member of this run, one of `expected`. ProtocolError if it is not;
+        DeviceError if it is, but with another artifact, which both are told."""
+        hello = channel.greeting(deadline)
+        name = str(hello.get("device"))
+        if name not in expected:
+            raise ProtocolError(f"device {name[:100]!r} came, one of {sorted(expected)} was expected")
+        check_identity(channel.identity, DEVICE.format(name), f"device {name!r}")
+        self.membership.check(hello, name, self.name)
+        if hello.get("digest") != self.manifest["digest"]:
+            words = f"devices {name!r} and {self.name!r} hold different artifacts: copy the same one to both"
+            channel.refuse(words, deadline)
+            raise DeviceError(words)
         return name
-
-    def _meet(self, channel: Channel, expected: list[str], deadline: float) -> str:
-        """Reads who is at the other end; refuses, in words and at both ends, one that does not belong here."""
-        try:
-            hello = channel.greeting(deadline)
-            name, digest = hello.get("device"), hello.get("digest")
-            if name not in expected:
-                raise ProtocolError(f"device {name!r} came, one of {expected} was expected")
-            check_identity(channel.identity, DEVICE.format(name), f"device {name!r}")
-            if digest != self.manifest["digest"]:
-                words = f"devices {name!r} and {self.name!r} hold different artifacts: copy the same one to both"
-                channel.greet(Kind.ERROR, {"message": words}, deadline)
-                raise DeviceError(words)
-        except ProtocolError as error:
-            with contextlib.suppress(OSError):  # it may be gone already
-                channel.greet(Kind.ERROR, {"message": str(error)}, deadline)
-            raise
-        self.peers[name] = channel
-        return str(name)
 
     def _admit_control(self, header: Header) -> None:
         if header.kind is Kind.INPUT:
@@ -210,6 +213,9 @@ class Device:
         elif header.kind is Kind.FINISH:
             self.mailbox.put("finish", True)
         else:
+            if self.departed:
+                gone = min(self.departed)
+                self._fail_early(DeviceError(f"{gone!r} said good-bye before the end of the run", gone))
             self.announced += 1
             times = time.perf_counter(), time.monotonic() + header.index / 1000
             self.mailbox.put(("frame", header.frame), times)
@@ -245,6 +251,8 @@ class Device:
 
         def deliver(header: Header, payload: Any) -> None:
             if header.kind is Kind.BYE:
+                if self.window.oldest < self.announced:
+                    raise ProtocolError(f"BYE came while frame {self.window.oldest} was on its way")
                 self.departed.add(peer)
                 self.mailbox.put(("bye", peer), True)
             else:
@@ -252,7 +260,7 @@ class Device:
 
         def lost(error: Exception) -> None:
             if isinstance(error, ProtocolError):
-                self._fail_early(DeviceError(f"from {peer!r}: {error}"))
+                self._fail_early(DeviceError(f"from {peer!r}: {error}", peer))
             elif peer not in self.departed:
                 self._fail_early(DeviceError(f"the connection to {peer!r} was lost: {error}", peer))
 

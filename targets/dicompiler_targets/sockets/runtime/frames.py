@@ -19,6 +19,8 @@ HEADER = struct.Struct("<4sBBHIQQ")
 """Magic, protocol version, kind, flags (0), index (of a transfer, an input or an output), frame, payload length."""
 JSON_LIMIT = 1 << 20
 """Bytes that a JSON message can have."""
+GREETING_LIMIT = 1 << 14
+"""Bytes that it can have before the other end has shown who it is."""
 UNKNOWN_LIMIT = 1 << 31
 """Bytes that a tensor can have whose shape is not known before the run."""
 IN_FLIGHT_LIMIT = 1024
@@ -199,10 +201,10 @@ class Gate:
         self._seen.add((header.frame, header.index))
 
 
-def check_message(header: Header) -> None:
+def check_message(header: Header, limit: int = JSON_LIMIT) -> None:
     """ProtocolError if a JSON message is too long."""
-    if header.length > JSON_LIMIT:
-        raise ProtocolError(f"{header.kind.name} has {header.length} bytes, allowed are {JSON_LIMIT}")
+    if header.length > limit:
+        raise ProtocolError(f"{header.kind.name} has {header.length} bytes, allowed are {limit}")
 
 
 def check_empty(header: Header) -> None:

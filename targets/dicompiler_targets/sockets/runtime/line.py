@@ -6,10 +6,13 @@ In: a connected socket, and the keys of this end where it is to be secure. Out: 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import json
 import socket
 import ssl
+import sys
+import termios
 import threading
 import time
 from collections.abc import Sequence
@@ -42,14 +45,24 @@ class Line:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self._deadline: float | None = None
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def wait_until(self, deadline: float | None) -> None:
-        """What is sent and received from now on must be done by then."""
+        """All that is sent and received from now on must be done by then, in however many pieces."""
+        self._deadline = deadline
         self._socket.settimeout(None if deadline is None else left(deadline))
+
+    def _limit(self) -> None:
+        """Lets the next call wait for no longer than is left. TimeoutError where nothing is."""
+        if self._deadline is not None:
+            if time.monotonic() >= self._deadline:
+                raise TimeoutError("timed out")
+            self._socket.settimeout(left(self._deadline))
 
     def send(self, buffers: Sequence[memoryview]) -> int:
         """Sends some of the bytes, waiting for room; their number."""
+        self._limit()
         return self._socket.sendmsg(buffers)
 
     def send_now(self, buffers: Sequence[memoryview]) -> int:
@@ -59,9 +72,26 @@ class Line:
         except OSError:  # no room, or an error that `send` will meet and tell
             return 0
 
+    def waiting(self) -> int:
+        """Bytes that the system has taken and the other end has not acknowledged."""
+        try:
+            return int.from_bytes(fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except (OSError, ValueError):  # closed: who sends next is told
+            return 0
+
     def receive_into(self, view: memoryview) -> int:
         """Waits for bytes and stores at most as many as fit; their number, 0 at the end."""
+        self._limit()
         return self._socket.recv_into(view)
+
+    def linger(self) -> None:
+        """Lets the other end read why it is refused: if we close while it sends, the system throws that away."""
+        with contextlib.suppress(OSError):  # the other end may be gone, or not stop sending
+            self._socket.shutdown(socket.SHUT_WR)
+            self.wait_until(time.monotonic() + LINGER_S)
+            scratch = memoryview(bytearray(CHUNK))
+            while Line.receive_into(self, scratch):
+                continue
 
     def close(self) -> None:
         """Ends the connection in both directions."""
@@ -84,13 +114,13 @@ class SecureLine(Line):
         try:
             if server and connection.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL) == MAGIC:
                 self._refuse_clear()
-                self._linger()
+                self.linger()
                 raise ProtocolError("it does not use TLS: give both ends keys (--keys)")
             self._shake_hands()
         except ssl.SSLError as error:
             with contextlib.suppress(OSError):  # the alert that tells the other end why
                 self._flush()
-            self._linger()
+            self.linger()
             raise _reason(error) from None
         certificate = self._tls.getpeercert() or {}
         names: Sequence[tuple[str, str]] = certificate.get("subjectAltName", ())  # type: ignore[assignment]
@@ -108,19 +138,13 @@ class SecureLine(Line):
                 self._flush()
                 return
 
-    def _linger(self) -> None:
-        """Lets the other end read why it is refused: if we close while it sends, the system throws that away."""
-        with contextlib.suppress(OSError):  # the other end may be gone
-            self._socket.shutdown(socket.SHUT_WR)
-            self.wait_until(time.monotonic() + LINGER_S)
-            while self._socket.recv(CHUNK):
-                continue
-
     def _flush(self) -> None:
         if data := self._outgoing.read():
+            self._limit()
             self._socket.sendall(data)
 
     def _fill(self) -> bool:
+        self._limit()
         data = self._socket.recv(CHUNK)
         if data:
             with self._lock:
@@ -139,6 +163,7 @@ class SecureLine(Line):
         with self._lock:
             count = self._tls.write(plain)
             data = self._outgoing.read()
+        self._limit()
         self._socket.sendall(data)
         return count
 

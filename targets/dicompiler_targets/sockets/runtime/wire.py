@@ -13,11 +13,24 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .frames import HEADER, Header, Kind, ProtocolError, Reader, Refused, check_empty, check_message, decode, pack
+from .frames import (
+    GREETING_LIMIT,
+    HEADER,
+    Header,
+    Kind,
+    ProtocolError,
+    Reader,
+    Refused,
+    check_empty,
+    check_message,
+    decode,
+    pack,
+)
 from .line import Line
+from .pace import Pace
 
 SMALL = 1 << 16
-"""Bytes up to which a payload goes out at once where the system can take it, which saves waking a thread."""
+"""Bytes up to which a frame goes out at once where the line is free, which saves waking a thread."""
 PATIENCE = 3
 """Intervals of signs of life without one after which the other end counts as lost."""
 
@@ -40,6 +53,7 @@ class Channel:
     def __init__(self, line: Line) -> None:
         self._line = line
         self._reader = Reader(line)
+        self._pace = Pace(line.waiting)
         self.identity = line.identity
         self.sent: dict[int, int] = {}
         self.send_s = 0.0
@@ -65,11 +79,18 @@ class Channel:
             raise ConnectionError("closed before a greeting")
         if header.kind not in (Kind.HELLO, Kind.ERROR):
             raise ProtocolError(f"{header.kind.name} came before a greeting")
-        check_message(header)
+        check_message(header, GREETING_LIMIT)
         message = decode(self._reader.payload(header.length))
         if header.kind is Kind.ERROR:
             raise Refused(str(message.get("message")))
         return message
+
+    def refuse(self, words: str, deadline: float) -> None:
+        """Tells the other end, before `start`, why it is sent away, and ends the connection when it can have read."""
+        with contextlib.suppress(OSError):  # it may be gone already
+            self.greet(Kind.ERROR, {"message": words}, deadline)
+        self._line.linger()
+        self.close()
 
     def start(self, admit: Admit, deliver: Deliver, lost: Lost) -> None:
         """Starts the threads. `admit` raises ProtocolError for a frame that must not come, before memory is taken for
@@ -86,9 +107,10 @@ class Channel:
         header = Header(kind, index, frame, len(payload))
         with self._turn:
             start = time.perf_counter()
-            small = len(payload) <= SMALL and self._queued == 0
+            size = HEADER.size + len(payload)
+            small = size <= SMALL and self._queued == 0 and self._pace.room(size)
             done = self._line.send_now(_buffers(header, payload)) if small else 0
-            if done == HEADER.size + len(payload):
+            if done == size:
                 self._count(header, start)
             else:
                 self._queued += 1
@@ -152,10 +174,11 @@ class Channel:
 
     def _write(self, buffers: list[memoryview], done: int) -> None:
         """Writes all but the first `done` bytes. Header and payload go in one call: a small frame is one packet."""
-        total = sum(map(len, buffers))
-        while done < total:
-            head, payload = buffers
-            done += self._line.send([head[done:], payload[max(0, done - len(head)) :]])
+        head, payload = buffers
+        while done < len(head) + len(payload):
+            end = done + self._pace.wait(len(head) + len(payload) - done)
+            begin = max(0, done - len(head))
+            done += self._line.send([head[done:end], payload[begin : max(0, end - len(head))]])
 
     def _read_all(self, admit: Admit, deliver: Deliver, lost: Lost) -> None:
         try:

@@ -1,0 +1,47 @@
+"""What other programs and hosts say: as much of it as can be kept, and as it can be shown.
+
+In: a pipe, or text. Out: the beginning and the end of what came; one line without control characters.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import IO
+
+KEPT = 1 << 19
+"""Bytes that are kept of the beginning of what a process writes, and of its end."""
+
+
+class Written:
+    """What a process writes: all is read, or it would wait, and of much the beginning and the end are kept."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._first, self._last, self._left_out = bytearray(), bytearray(), 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._read_all, args=(pipe,), daemon=True)
+        self._thread.start()
+
+    def read(self) -> bytes:
+        """What was written so far; all of it where the process has ended."""
+        self._thread.join(0.2)
+        with self._lock:
+            gap = f"\n[{self._left_out} bytes are left out here]\n".encode() if self._left_out else b""
+            return bytes(self._first) + gap + bytes(self._last)
+
+    def _read_all(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            while data := os.read(pipe.fileno(), 1 << 16):
+                with self._lock:
+                    room = KEPT - len(self._first)
+                    self._first += data[:room]
+                    self._last += data[room:]
+                    over = max(0, len(self._last) - KEPT)
+                    self._left_out += over
+                    del self._last[:over]
+
+
+def printable(text: str, limit: int = 1000) -> str:
+    """The text as one line of at most `limit` characters that a terminal can be given: without control characters."""
+    line = " ".join(text[: 4 * limit].split())
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)[:limit]

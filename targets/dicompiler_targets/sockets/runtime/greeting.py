@@ -1,0 +1,147 @@
+"""Greetings: who connects says who it is, side by side with all others, each until a deadline of its own.
+
+In: a listening socket, and who belongs to the run. Out: channels of those who do, and why the last other was refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import queue
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .frames import ProtocolError, Refused
+from .line import Keys, secured
+from .wire import Channel
+
+GREETING_S = 5.0
+"""Seconds in which a connection must say who it is."""
+GUESTS = 64
+"""Connections that are greeted at once; beyond, the host with most of them loses its oldest one."""
+TOKEN = "DICOMPILER_TOKEN"
+"""The environment variable with the run's token, for a device that is started by hand."""
+CONTROL = ""
+"""What stands for the coordinator where a device's name would."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What the members of one run know: its number, which others may know, and a token that they may not.
+
+    The token shows who belongs to the run where certificates do not; it goes to devices by inheritance and is never
+    sent. '' for what this end was not told.
+    """
+
+    run: str = ""
+    token: str = ""
+
+    def hello(self, sender: str, receiver: str) -> dict[str, str]:
+        """What shows `receiver` that `sender` belongs to the run."""
+        return {"run": self.run, "proof": self._proof(sender, receiver)}
+
+    def check(self, message: Mapping[str, Any], sender: str, receiver: str) -> None:
+        """ProtocolError unless the message has what `hello` gives."""
+        run, proof = str(message.get("run") or ""), str(message.get("proof"))
+        if run and self.run and run != self.run:
+            raise ProtocolError("it belongs to another run: start it again for this one")
+        if self.token and not hmac.compare_digest(proof.encode(), self._proof(sender, receiver).encode()):
+            raise ProtocolError(f"it does not know this run's token: use keys (--keys), or set {TOKEN} as the run says")
+
+    def _proof(self, sender: str, receiver: str) -> str:
+        if not self.token:
+            return ""
+        words = json.dumps([sender, receiver]).encode()
+        return hmac.new(self.token.encode(), words, hashlib.sha256).hexdigest()
+
+
+Meet = Callable[[Channel, str, float], Any]
+"""Reads who is at the other end of a channel: (channel, host, deadline) → what `Entrance.take` returns. It raises
+ProtocolError to refuse it in words, Refused or OSError to let it go, and any other error for `take` to raise."""
+
+
+class Entrance:
+    """Accepts connections at `listener`, which it closes in the end, and lets `meet` greet each in its own thread.
+
+    A stranger delays nobody: each has GREETING_S, and at most GUESTS are inside. `refused`: why the last was refused.
+    """
+
+    def __init__(self, listener: socket.socket, keys: Keys | None, meet: Meet) -> None:
+        self.refused = ""
+        self._listener, self._keys, self._meet = listener, keys, meet
+        self._met: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._guests: dict[socket.socket, str] = {}
+        self._lock, self._closed = threading.Lock(), False
+        threading.Thread(target=self._accept_all, daemon=True).start()
+
+    def take(self, seconds: float) -> Any:
+        """What `meet` returned for the next one who belongs here; None if nobody came. Raises what it raised."""
+        try:
+            met = self._met.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        if isinstance(met, Exception):
+            raise met
+        return met
+
+    def close(self) -> None:
+        """Nobody is let in any more, and who has not been greeted is sent away."""
+        with self._lock:
+            self._closed = True
+            for guest in self._guests:
+                _shut(guest)
+        _shut(self._listener)  # wakes the thread that accepts
+        self._listener.close()
+
+    def _accept_all(self) -> None:
+        while not self._closed:
+            try:
+                connection, address = self._listener.accept()
+            except OSError:  # closed, or out of descriptors for a moment
+                time.sleep(0.05)
+                continue
+            with self._lock:
+                self._make_room()
+                self._guests[connection] = address[0]
+            threading.Thread(target=self._greet, args=(connection, address[0]), daemon=True).start()
+
+    def _make_room(self) -> None:
+        if len(self._guests) >= GUESTS:
+            crowd = Counter(self._guests.values()).most_common(1)[0][0]
+            oldest = next(guest for guest, host in self._guests.items() if host == crowd)
+            del self._guests[oldest]
+            _shut(oldest)  # its thread notices
+
+    def _greet(self, connection: socket.socket, host: str) -> None:
+        deadline = time.monotonic() + GREETING_S
+        channel = None
+        try:
+            channel = Channel(secured(connection, self._keys, True, deadline))
+            met = self._meet(channel, host, deadline)
+        except (OSError, ProtocolError, Refused) as error:
+            self.refused = f"{host}: {error}"
+            if channel is None:
+                connection.close()
+            elif isinstance(error, ProtocolError):
+                channel.refuse(str(error), deadline)
+            else:
+                channel.close()
+        except Exception as error:
+            self._met.put(error)
+        else:
+            self._met.put(met)
+        finally:
+            with self._lock:
+                self._guests.pop(connection, None)
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it may be gone already
+        connection.shutdown(socket.SHUT_RDWR)

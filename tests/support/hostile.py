@@ -1,0 +1,98 @@
+"""A device of a run that a test plays, as one who has its keys or token could: it does what it likes.
+
+In: a run's message that tells how to start it. Out: its channel to the coordinator, and what a real device would say.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.running import wait_until
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.schema import load_json
+from dicompiler.target.records import RunOptions
+from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.runtime.frames import Header, Kind, decode
+from dicompiler_targets.sockets.runtime.greeting import CONTROL, TOKEN, Membership
+from dicompiler_targets.sockets.runtime.line import Keys, secured, split_address
+from dicompiler_targets.sockets.runtime.wire import Channel
+
+
+class Hostile:
+    """Device `name`. `keys`: a directory of keys of any device."""
+
+    def __init__(self, directory: Path, name: str, message: str, keys: Path | None = None) -> None:
+        words = shlex.split(message.partition("host: ")[2])
+        token = next((word.partition("=")[2] for word in words if word.startswith(TOKEN)), "")
+        after = dict(itertools.pairwise(words))
+        self.name, self.member = name, Membership(after["--run"], token)
+        self.digest = load_json(directory / "artifact.json")["digest"]
+        self.end = time.monotonic() + 20
+        self.messages: list[tuple[Header, Any]] = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.connection = socket.create_connection(split_address(after["--control"]))
+        self.control = Channel(secured(self.connection, None if keys is None else Keys(keys), False, self.end))
+        self.hello = {
+            "device": name,
+            "digest": self.digest,
+            "address": list(self.listener.getsockname()),
+            **self.member.hello(name, CONTROL),
+        }
+
+    def greet(self, **changes: Any) -> None:
+        """Greets the coordinator as a right device would, but for these changes."""
+        self.control.greet(Kind.HELLO, {**self.hello, **changes}, self.end)
+        self.control.start(
+            lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
+        )
+
+    def heard(self, kind: Kind) -> Any:
+        """Waits for a message of that kind."""
+        header, payload = wait_until(lambda: next((m for m in self.messages if m[0].kind is kind), None))
+        return decode(payload) if kind in (Kind.PEERS, Kind.ERROR) else header
+
+    def welcome(self, peer: str) -> Channel:
+        """Accepts a peer, and greets it."""
+        channel = Channel(secured(self.listener.accept()[0], None, True, self.end))
+        assert channel.greeting(self.end)["device"] == peer
+        channel.greet(
+            Kind.HELLO, {"device": self.name, "digest": self.digest, **self.member.hello(self.name, peer)}, self.end
+        )
+        return channel
+
+    def close(self) -> None:
+        self.control.close()
+        self.listener.close()
+
+
+def outcome(directory: Path, inputs: Any, options: RunOptions, act: Callable[[str], None]) -> Any:
+    """How a run ends, its result or its error, in which `act` plays a device, as the message tells how to start it."""
+    messages: list[str] = []
+
+    class Messages(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    log, handler = logging.getLogger("dicompiler"), Messages(logging.WARNING)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING)
+    player = threading.Thread(target=lambda: act(wait_until(lambda: messages)[0]), daemon=True)
+    player.start()
+    try:
+        return SocketsTarget().run(directory, [inputs], options)
+    except DicompilerError as error:
+        return error
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        player.join(20)

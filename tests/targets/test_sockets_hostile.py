@@ -1,0 +1,133 @@
+"""A hostile device, or holder of one key: what it can do to a run, and that nobody else is blamed for it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.handmade import endless, partial
+from support.hostile import Hostile, outcome
+from support.running import MEMBER, by_hand, emit, fake, pids
+
+from dicompiler.base.errors import RunError
+from dicompiler.target.records import RunOptions
+from dicompiler.target.remote.certificates import make
+from dicompiler.verify.executor import run_model
+from dicompiler_targets.sockets.runtime.frames import Kind
+
+OPTIONS = RunOptions(timeout_s=20, elsewhere=("b",))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"digest": "0" * 64, "proof": ""}, {"proof": ""}, {"proof": "0" * 64}, {"run": "0" * 16}, {"proof": None}],
+    ids=str,
+)
+def test_who_does_not_know_the_token_is_not_taken_for_a_device(changes: Any, tmp_path: Path) -> None:
+    made = partial()
+    directory, words = emit(made, tmp_path), []
+
+    def act(message: str) -> None:
+        stranger = Hostile(directory, "b", message)
+        stranger.greet(**changes)
+        words.append(stranger.heard(Kind.ERROR)["message"])
+        assert by_hand(directory, message).wait(15) == 0
+
+    result = outcome(directory, made[2], OPTIONS, act)
+    assert np.array_equal(result.outputs[0]["out"], run_model(made[1], made[2])["out"])
+    assert "another run" in words[0] or "does not know this run's token" in words[0]
+
+
+def test_the_token_is_on_no_command_line(tmp_path: Path) -> None:
+    made = endless()
+    directory, lines = emit(made, tmp_path), []
+
+    def act(message: str) -> None:
+        token = Hostile(directory, "b", message).member.token
+        assert len(token) == 32
+        lines.extend(Path(f"/proc/{pid}/cmdline").read_text() for pid in pids(directory).values())
+        assert not any(token in line for line in lines)
+
+    outcome(directory, made[2], RunOptions(timeout_s=2, elsewhere=("b",)), act)
+    assert lines
+
+
+def test_a_key_of_another_device_ends_nothing(tmp_path: Path) -> None:
+    made = partial()
+    directory, keys, words = emit(made, tmp_path / "artifact"), tmp_path / "keys", []
+    make("ab", keys)
+
+    def act(message: str) -> None:
+        hostile = Hostile(directory, "b", message, keys / "devices" / "a")
+        hostile.greet()
+        words.append(hostile.heard(Kind.ERROR)["message"])
+        assert by_hand(directory, message.replace("KEYS", str(keys / "devices" / "b"))).wait(15) == 0
+
+    result = outcome(directory, made[2], RunOptions(timeout_s=20, elsewhere=("b",), keys=keys), act)
+    assert np.array_equal(result.outputs[0]["out"], run_model(made[1], made[2])["out"])
+    assert words[0].startswith("device 'b' shows the certificate of 'dicompiler:device:a'")
+
+
+@pytest.mark.parametrize("address", [["10.9.8.7", 80], ["127.0.0.2", 80], ["localhost", 80], ["127.0.0.1", 0], [1, 2]])
+def test_a_device_cannot_send_its_peers_elsewhere(address: Any, tmp_path: Path) -> None:
+    made = partial()
+    directory = emit(made, tmp_path)
+    error = outcome(directory, made[2], OPTIONS, lambda words: Hostile(directory, "b", words).greet(address=address))
+    assert isinstance(error, RunError)
+    assert str(error).startswith(
+        "device 'b': its greeting" if address[0] == 1 else f"device 'b': it names {address[0]!r}"
+    )
+
+
+def test_a_good_bye_that_comes_early_is_told_at_once_of_who_said_it(tmp_path: Path) -> None:
+    made = partial()
+    directory = emit(made, tmp_path)
+
+    def act(message: str) -> None:
+        hostile = Hostile(directory, "b", message)
+        hostile.greet()
+        hostile.heard(Kind.PEERS)
+        peer = hostile.welcome("a")
+        peer.start(lambda _: None, lambda *_: None, lambda _: None)
+        hostile.control.send(Kind.READY)
+        hostile.heard(Kind.RUN)
+        peer.send(Kind.BYE)
+        time.sleep(5)
+
+    begun = time.monotonic()
+    error = str(outcome(directory, made[2], RunOptions(timeout_s=60, elsewhere=("b",)), act))
+    assert error.startswith("device 'b': device 'a' says: ")
+    assert "BYE came while frame 0" in error or "said good-bye before the end of the run" in error
+    assert time.monotonic() - begun < 15
+
+
+def test_what_a_device_says_cannot_steer_a_terminal_nor_fill_it(tmp_path: Path) -> None:
+    made = partial()
+    directory = emit(made, tmp_path)
+
+    def act(message: str) -> None:
+        hostile = Hostile(directory, "b", message)
+        hostile.greet()
+        hostile.control.send_json(Kind.ERROR, {"message": "\x1b[2Jall is well\n\x07" + 200_000 * "x", "peer": None})
+
+    error = str(outcome(directory, made[2], OPTIONS, act))
+    assert error.startswith("device 'b': �[2Jall is well �xxx")
+    assert error.isprintable()
+    assert len(error) < 1100
+
+
+def test_a_peer_that_is_not_of_the_run_is_refused_by_a_device(tmp_path: Path) -> None:
+    with fake(emit(partial(), tmp_path)) as (one, listener):
+        with one.meet(listener, {"device": "b", "digest": one.digest, "proof": MEMBER.hello("b", "c")["proof"]}):
+            message = one.heard(Kind.ERROR)
+        assert message["peer"] == "b"
+        assert "it does not know this run's token" in message["message"]
+
+
+def test_a_coordinator_that_is_not_of_the_run_is_not_believed(tmp_path: Path) -> None:
+    with fake(emit(partial(), tmp_path)) as (one, listener):
+        one.control.send_json(Kind.PEERS, {"addresses": {"b": listener.getsockname()}, "in_flight": 1})
+        assert "the coordinator cannot be trusted: it does not know this run's token" in one.ended()

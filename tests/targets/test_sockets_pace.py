@@ -1,0 +1,93 @@
+"""What is on its way at once: on a slow line signs of life are not late, and a fast one is used."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.boards import cluster, shape
+from support.handmade import halo
+from support.running import emit
+
+import dicompiler
+from dicompiler.target.records import RunOptions
+from dicompiler.target.remote.hosts import Hosts
+from dicompiler.verify.executor import run_model
+from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.runtime import pace
+from dicompiler_targets.sockets.runtime.pace import AHEAD_S, FIRST, LEAST, Pace
+
+
+def test_on_a_slow_line_no_healthy_device_is_taken_for_lost(tmp_path: Path) -> None:
+    """64 frames of 12 kB at 64 kbit/s: without a limit they fill the line for 98 s at once."""
+    made = halo(32)
+    right = run_model(made[1], made[2])["out"]
+    with cluster(tmp_path, "abc") as boards, boards.inside():
+        directory = emit(made, tmp_path / "artifact")
+        hosts = Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
+        options = RunOptions(timeout_s=300, in_flight=64, hosts=hosts, insecure=True)
+        SocketsTarget().install(directory, options)
+        shape(boards, "64kbit", "1mb")
+        with contextlib.suppress(Enough), dicompiler.connect(directory, options) as session:
+            begun = time.monotonic()
+            for outputs in session.stream([made[2]] * 64):
+                assert np.array_equal(outputs["out"], right)
+                if time.monotonic() - begun > 15:
+                    raise Enough
+
+
+class Enough(Exception):
+    """Enough was seen: frames that are still on their way are not waited for."""
+
+
+class Wire:
+    """A line that carries `rate` bytes a second, but the first `burst` at once; time passes as it is told to."""
+
+    def __init__(self, rate: float, burst: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rate, self.burst, self.now, self.given = rate, burst, 0.0, 0
+        self.carried = 0.0
+        monkeypatch.setattr(pace.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(pace.time, "sleep", self.passes)
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.carried = min(self.given, max(self.carried + seconds * self.rate, min(self.given, self.burst)))
+
+    def waiting(self) -> int:
+        return self.given - int(self.carried)
+
+
+@pytest.mark.parametrize("rate", [1e3, 8e3, 1e6, 1e8])
+def test_a_line_is_given_what_it_carries_in_half_a_second(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(rate, 8192, monkeypatch)
+    limit = Pace(wire.waiting)
+    assert limit.allowed == FIRST
+    total, most, begun = int(20 * rate), 0.0, 0.0
+    left = total
+    while left:
+        count = limit.wait(left)
+        assert 0 < count <= left
+        wire.given += count
+        left -= count
+        wire.passes(1e-5)
+        most = max(most, wire.waiting() / rate)
+        begun = begun or wire.now
+    assert most < max(4 * AHEAD_S, 8 * FIRST / rate)
+    # The line was hardly ever idle.
+    assert wire.now < 1.1 * total / rate + 1
+    assert limit.allowed >= LEAST
+
+
+def test_a_line_that_becomes_slow_is_given_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(1e7, 0, monkeypatch)
+    limit = Pace(wire.waiting)
+    for rate, seconds in ((1e7, 5), (1e4, 60)):
+        wire.rate = rate
+        end = wire.now + seconds
+        while wire.now < end:
+            wire.given += limit.wait(1 << 16)
+            wire.passes(1e-4)
+        assert limit.allowed <= 2 * AHEAD_S * rate
