@@ -81,11 +81,14 @@ def moved_in_whole(output: Path, mark: str, what: str) -> Iterator[Path]:
             files, _ = _entries(stage)
             names = [mark, *sorted(files - {mark})]
             (stage / LISTED).write_bytes(b"".join(os.fsencode(f"{name}\n") for name in names))
+            shutil.copymode(stage / mark, stage / LISTED)  # who may not read what is there need not know its names
             if place.exists() and not _carry_over(place, stage, names):
                 return
-            if place.exists():
+            if not place.exists():
+                stage.rename(place)
+            elif not _exchanged(stage, place):
                 place.rename(scratch / "old")
-            stage.rename(place)
+                stage.rename(place)
     except OSError as error:
         raise DicompilerError(f"{output}: it cannot be written: {error.strerror or error}") from error
 
@@ -142,6 +145,15 @@ def _holds_more(old: Path, place: Path) -> bool:
         return False
     ours = {*(listed(old) if (old / LISTED).is_file() else ()), LISTED}
     return any(not _same_bytes(old / name, place / name) for name in _entries(old)[0] - ours)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Whether two directories have changed places, in a single step: at no time is either missing. Linux alone can."""
+    import ctypes
+
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of linux/fcntl.h and linux/fs.h
+    return exchange is not None and exchange(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
 
 
 def listed(output: Path) -> tuple[str, ...]:

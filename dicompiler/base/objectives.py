@@ -35,6 +35,13 @@ def objective_terms(text: str) -> Mapping[str, float]:
     return MappingProxyType(weights)
 
 
+def speed_key(objective: str) -> str:
+    """Which of the metrics says how fast a plan is for who wants that objective: the seconds between frames where it
+    is of throughput and not of latency, else those of a frame."""
+    wanted = objective_terms(objective)
+    return "period_s" if "throughput" in wanted and "latency" not in wanted else "latency_s"
+
+
 def _weight(text: str, objective: str) -> float:
     try:
         weight = float(text)

@@ -23,6 +23,7 @@ from dicompiler.cli.options import (
     listen_option,
     log_option,
     stream_options,
+    tell_expiry,
     timeout_option,
 )
 from dicompiler.target.records import Installed, RunOptions
@@ -61,6 +62,7 @@ def command(
     if copy_only and (verify or any(path is not None for path in (stream.outputs, options.logs, stream.log))):
         raise UsageError("deploy: --copy-only runs nothing: there are no outputs, checks or logs then")
     stream.check()
+    tell_expiry(options.keys)
     check_parent(options.logs)
     insecure = options.insecure or copy_only  # nothing is sent where nothing is run
     options = dataclasses.replace(options, hosts=Hosts.load(places), insecure=insecure)

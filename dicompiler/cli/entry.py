@@ -13,21 +13,43 @@ from collections.abc import Sequence
 import click
 
 from dicompiler.base.errors import DicompilerError, nearest, one_line
-from dicompiler.cli.group import root
+from dicompiler.cli.group import COMMANDS, root
 
 INTERNAL = 70
 INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line (None: that of the process) and returns the exit code; errors are one line on stderr."""
+    """Runs a command line and returns the exit code; errors are one line on stderr.
+
+    None: that of the process, which is watched from outside where third parties' plugins are installed. In any case
+    what they print in Python goes to stderr.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # Help, which comes at once, loads no plugin.
+    if given and given[0] in COMMANDS and "--help" not in given:
+        from dicompiler.plugin.entry_points import third_parties
+
+        if plugins := third_parties(os.environ):
+            from dicompiler.plugin.guardian import sorted_stdout, watched
+
+            if arguments is None:
+                return watched(lambda: _run(given), plugins)
+            with sorted_stdout(plugins):
+                return _run(given)
+    return _run(given)
+
+
+def _run(given: list[str]) -> int:
     try:
         result = root.main(given, prog_name="dicompiler", standalone_mode=False)
         # A full disk or a reader that went away shows only now.
         sys.stdout.flush()
-    except Exception as error:
-        if isinstance(error, BrokenPipeError):
+    except BaseException as error:
+        if isinstance(error, BrokenPipeError) or _is_clicks_end(error):
             _silence()
             return 1
         if "--debug" in given:
@@ -40,16 +62,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _is_clicks_end(error: BaseException) -> bool:
+    """Whether click has ended the process: what it makes of a broken pipe."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return isinstance(error, SystemExit) and trace is not None and trace.tb_frame.f_globals["__name__"] == "click.core"
+
+
 def _silence() -> None:
     """Nobody reads stdout any more: lets the interpreter's last flush go nowhere instead of failing."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _describe(error: Exception) -> tuple[int, str]:
+def _describe(error: BaseException) -> tuple[int, str]:
     """The exit code and the line for an error."""
     if isinstance(error, DicompilerError):
         return error.exit_code, f"error: {one_line(str(error))}"
-    if isinstance(error, click.Abort):
+    if isinstance(error, click.Abort | KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
     if isinstance(error, click.ClickException):
         return error.exit_code, f"error: {_usage(error)}"
@@ -64,7 +94,7 @@ def _describe(error: Exception) -> tuple[int, str]:
     return INTERNAL, f"internal error: {one_line(cause)}; run again with --debug for the traceback"
 
 
-def _culprit(error: Exception) -> str | None:
+def _culprit(error: BaseException) -> str | None:
     """The line for an exception in a third party's code that no guard has seen; None where there is no such code."""
     from dicompiler.plugin.entry_points import is_ours, top
     from dicompiler.plugin.guard import culprit

@@ -6,20 +6,32 @@ from pathlib import Path
 
 import click
 
-from dicompiler.cli.options import directory_argument, json_option, output_option
+from dicompiler.cli.options import directory_argument, json_option, output_option, tell_expiry
+from dicompiler.target.remote.certificates import DAYS, MOST_DAYS
 
 
 @click.command("keys")
 @directory_argument
 @output_option(metavar="KEYS", help="Where to keep them. Default: DIR.keys, beside DIR.")
-@click.option("--days", metavar="N", type=click.IntRange(min=1), default=825, help="How long they last. Default: 825.")
+@click.option(
+    "--days", metavar="N", type=click.IntRange(1, MOST_DAYS), default=DAYS, help=f"How long they last. Default: {DAYS}."
+)
 @click.option("--renew", is_flag=True, help="Make all anew; those of before are not accepted any more.")
+@click.option(
+    "--revoke",
+    metavar="DEVICE",
+    multiple=True,
+    help="A device that is not to be let in any more; with --renew it alone gets new keys. Can be repeated.",
+)
 @json_option
-def command(directory: Path, output: Path | None, days: int, renew: bool, as_json: bool) -> None:
+def command(
+    directory: Path, output: Path | None, days: int, renew: bool, revoke: tuple[str, ...], as_json: bool
+) -> None:
     """Make the keys that the devices of a compiled model need to talk over a network.
 
     For the coordinator (this host) and each device a certificate, signed by an authority of the cluster's own. Keys
-    that are there already are kept. Copy to a device only KEYS/devices/ITS-NAME.
+    that are there already are kept. Copy to a device only KEYS/devices/ITS-NAME; after --revoke copy to all of them
+    again, as 'dicompiler deploy' does.
     """
     from dicompiler.cli.tables import show_json
     from dicompiler.target.remote.certificates import make
@@ -27,8 +39,10 @@ def command(directory: Path, output: Path | None, days: int, renew: bool, as_jso
 
     document = open_artifact(directory)
     place = output if output is not None else directory.absolute().with_name(f"{directory.absolute().name}.keys")
-    written = make(document["devices"], place, days, renew)
+    written = make(document["devices"], place, days, renew, revoke)
+    tell_expiry(place)
     if as_json:
-        show_json({"keys": str(place), "made": list(written)})
+        show_json({"keys": str(place), "made": list(written), "revoked": list(revoke)})
         return
-    click.echo(f"{place}: {', '.join(written) if written else 'nothing to do: all keys are there'}")
+    did = [*([", ".join(written)] if written else []), *([f"revoked {', '.join(revoke)}"] if revoke else [])]
+    click.echo(f"{place}: {'; '.join(did) or 'nothing to do: all keys are there'}")

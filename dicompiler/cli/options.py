@@ -203,6 +203,16 @@ class Stream:
             return run(directory, given, self.frames, options=replace(options, keep=1))
 
 
+def tell_expiry(keys: Path | None) -> None:
+    """Warns of certificates in a directory of keys that expire soon."""
+    import logging
+
+    from dicompiler.target.remote.certificates import notice
+
+    if keys is not None and (line := notice(keys)):
+        logging.getLogger("dicompiler").warning(line)
+
+
 def check_parent(path: Path | None) -> None:
     """DicompilerError where nothing can be written at `path`: said before the work, not after."""
     if path is None:

@@ -43,7 +43,9 @@ def command(
     measure on a device that has only Python, numpy and onnxruntime: copy the directory there and run its
     profile_run.py, which also measures the links between hosts.
     """
+    import logging
     import tempfile
+    from dataclasses import replace
 
     from dicompiler.base.atomic import whole
     from dicompiler.cli.progress import progress
@@ -75,7 +77,9 @@ def command(
     with scratch as temporary, whole(output) as result, progress("making pieces of the layers") as tell:
         profiling.write_package(compilation, Path(temporary), numbers, device or "")
         profiling.run_package(Path(temporary), result, threads, repeat, tell)
-        profile = load(result)
+        profile = replace(load(result), place=str(output))
+    if profile.busy:
+        logging.getLogger("dicompiler").warning(profile.busy)
     if as_json:
         show_json({"profile": str(output), **_numbers_of(profile)})
         return

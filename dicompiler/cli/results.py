@@ -234,7 +234,7 @@ def _compared(row: Row, comparison: Comparison) -> tuple[str, ...]:
         f"{metrics.energy_j:.3g}",
         f"{metrics.memory / 2**20:.1f}",
         f"{metrics.total_bytes / 1e6:.2f}",
-        f"{comparison.single.latency_s / metrics.latency_s:.2f}×",
+        f"{metrics.faster_than(comparison.single, comparison.problem.objective):.2f}×",
         f"{row.seconds:.1f}",
     )
 
@@ -254,6 +254,8 @@ def _show_best(comparison: Comparison) -> None:
         )
     click.echo(f"\nthe best by {objective}, {best.strategy}: {comparison.binding}\n")
     show_shares(best.metrics)
+    if doubt := best.metrics.doubt(comparison.single, objective):
+        click.echo(f"doubtful: {doubt}")
     if len(best.metrics.devices) == 1:
         click.echo("one device alone is best here")
 

@@ -17,6 +17,7 @@ from dicompiler.cli.options import (
     listen_option,
     log_option,
     stream_options,
+    tell_expiry,
     timeout_option,
 )
 from dicompiler.target.records import RunOptions
@@ -48,6 +49,7 @@ def command(directory: Path, stream: Stream, options: RunOptions, as_json: bool)
     from dicompiler.driver.run_log import document
 
     stream.check()
+    tell_expiry(options.keys)
     result = stream.run(directory, read_inputs(stream.inputs), options)
     if stream.outputs is not None:
         write_npz(stream.outputs, result.outputs[0])

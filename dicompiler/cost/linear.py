@@ -55,6 +55,7 @@ class Linear(CostModel):
     )
     rate: str = field(default="", metadata={"help": "rate of the device that the coefficients hold for: 13.6 GFLOP/s"})
     others: bool = field(default=False, metadata={"help": "take the first profile for devices that none is of"})
+    force: bool = field(default=False, metadata={"help": "take profiles that were measured on a busy host"})
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.coefficients):
@@ -71,7 +72,7 @@ class Linear(CostModel):
 
     @cached_property
     def _profiles(self) -> Profiles:
-        return Profiles.load(self.file, self.others)
+        return Profiles.load(self.file, self.others, self.force)
 
     @cached_property
     def _given(self) -> Mapping[str, Coefficients]:

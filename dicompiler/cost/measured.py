@@ -37,6 +37,7 @@ class Measured(CostModel):
 
     file: tuple[str, ...] = field(metadata={"help": "profiles, one for each kind of device", "file": True})
     others: bool = field(default=False, metadata={"help": "take the first profile for devices that none is of"})
+    force: bool = field(default=False, metadata={"help": "take profiles that were measured on a busy host"})
 
     def __post_init__(self) -> None:
         if not self.file:
@@ -44,7 +45,7 @@ class Measured(CostModel):
 
     @cached_property
     def _profiles(self) -> Profiles:
-        return Profiles.load(self.file, self.others)
+        return Profiles.load(self.file, self.others, self.force)
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
         """Measured or interpolated. DicompilerError for a profile of another network or device, naming both."""

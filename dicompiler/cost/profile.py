@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,11 +19,14 @@ import numpy as np
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.remembering import Remembers, remembered
+from dicompiler.base.units import format_seconds
 from dicompiler.ir.devices import Device, Link
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.rule import Tensor
 
 FORMAT = "dicompiler.profile/1"
+SPREAD = 2.0
+"""How many times the shortest times the medians of a network's layers may be, all together."""
 Cut = str
 """What makes a measured piece smaller than its layer: "whole" (nothing), "axis 2" (of the output), "reduce" (a range of
 the reduction axis: a partial sum), "merge" (adding partial sums up; its size is their number)."""
@@ -122,6 +126,30 @@ class Profile(Remembers):
         one = next(m for m in self.layers[signature].measurements if m.cut == "whole")
         return max(0.0, one.seconds - self.call_s)
 
+    @cached_property
+    def spread(self) -> float:
+        """How many times the shortest times the medians are: all layers one after another. Infinite without times."""
+        wholes = [
+            (m, len(layer.names)) for layer in self.layers.values() for m in layer.measurements if m.cut == "whole"
+        ]
+        shortest = sum(number * one.low for one, number in wholes)
+        return sum(number * one.seconds for one, number in wholes) / shortest if shortest else math.inf
+
+    @property
+    def busy(self) -> str:
+        """The line that says that the host was busy while it was measured, with the layers of which that is most true;
+        '' where it was not."""
+        if self.spread <= SPREAD:
+            return ""
+        wholes = [(m, one.names) for one in self.layers.values() for m in one.measurements if m.cut == "whole"]
+        wholes.sort(key=lambda entry: len(entry[1]) * (entry[0].low - entry[0].seconds))
+        apart = [(m, names[0]) for m, names in wholes[:3] if m.seconds > SPREAD * m.low]
+        named = ", ".join(f"{name} {format_seconds(m.seconds)} against {format_seconds(m.low)}" for m, name in apart)
+        return (
+            f"{self.place}: its host was busy: medians are {self.spread:.3g} times the shortest times, and at most "
+            f"{SPREAD:g} is taken (above all {named}): measure it again on an idle host"
+        )
+
     @remembered
     def curve(self, signature: str, cut: Cut, extent: int | None = None) -> Curve | None:
         """Seconds, without the call, by size along a cut; None where nothing was measured along it. extent: the size
@@ -174,12 +202,15 @@ class Profiles:
     others: bool = False
 
     @classmethod
-    def load(cls, files: Sequence[str], others: bool) -> Profiles:
-        """Reads all files. DicompilerError for one that is missing, wrong, or without a measured layer."""
+    def load(cls, files: Sequence[str], others: bool, force: bool = False) -> Profiles:
+        """Reads all files. DicompilerError for one that is missing, wrong, or without a measured layer, and unless
+        `force` for one that was measured on a busy host."""
         profiles = tuple(load(file) for file in files)
         for profile in profiles:
             if not profile.layers:
                 raise DicompilerError(f"{profile.place}: no layer has been measured yet: run its package on the device")
+            if profile.busy and not force:
+                raise DicompilerError(f"{profile.busy}, or take it as it is (force=true)")
         return cls(profiles, others)
 
     def of(self, layers: LayerGraph, device: Device) -> Profile:

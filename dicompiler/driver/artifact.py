@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import UsageError
 from dicompiler.base.schema import load_json, validate
-from dicompiler.driver.prepare import DEFAULT_COST, pose, prepare, single_device
+from dicompiler.driver.prepare import DEFAULT_COST, pose, prepare
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
 from dicompiler.ir.onnx.model import Model
@@ -90,7 +90,7 @@ def reopen(directory: str | Path, cost: str = "") -> tuple[Compilation, Target, 
     compilation = replace(compilation, plan=plans.load_plan(path / PLAN), platform=Platform.load(path / PLATFORM))
     problem = pose(compilation, decision.objective if decision else "latency", costs)
     compilation = split_unchecked(compilation)
-    single = single_device(problem)
+    single = problem.alone[1]
     metrics = evaluate(compilation, costs)
     return replace(compilation, metrics=metrics, single=single, decision=decision, artifacts=path), target, problem
 
@@ -105,13 +105,11 @@ def run(
     """Starts every device's program on this host and gives each of `frames` frames the same `inputs` (by name; by
     default seeded random ones), one after another unless `options` says otherwise. timeout: seconds for all of it, by
     default those of `options`. Raises RunError naming the device that failed."""
-    from dicompiler.verify.comparison import graph_inputs, random_inputs
-    from dicompiler.verify.executor import check_inputs
+    from dicompiler.verify.given import advising, given_inputs
 
     path, target, model = _open(directory, runs=True)
-    values = graph_inputs(model)
-    given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
-    return target.run(path, [given] * frames, (options or RunOptions()).within(timeout))
+    with advising(model, inputs):
+        return target.run(path, [given_inputs(model, inputs)] * frames, (options or RunOptions()).within(timeout))
 
 
 def install(directory: str | Path, options: RunOptions, timeout: float | None = None) -> tuple[Installed, ...]:
@@ -124,13 +122,12 @@ def install(directory: str | Path, options: RunOptions, timeout: float | None = 
 def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
     """Verifies an artifact on both levels: exact check models in this process, then its real programs, run on this host
     and compared with onnxruntime; what its target checks itself; and that each transfer carried the bytes predicted."""
-    from dicompiler.verify.comparison import Verification, exact, graph_inputs, random_inputs, transfers
-    from dicompiler.verify.executor import check_inputs
+    from dicompiler.verify.comparison import Verification, exact, transfers
+    from dicompiler.verify.given import advising, given_inputs
 
     path, target, model = _open(directory, weights=True, runs=True)
     plan, platform = plans.load_plan(path / PLAN), Platform.load(path / PLATFORM)
-    values = graph_inputs(model)
-    given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
+    given = given_inputs(model, inputs)
 
     def program(variant: Model, whole: bool = False) -> Program:
         base = replace(prepare(variant), platform=platform)
@@ -144,8 +141,9 @@ def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = No
     checks = [exact(model, program, rules=registry().rules)]
     log.info("the programs themselves, against onnxruntime")
     count = len(plan.roles)  # a frame of each
-    result = target.run(path, [given] * count, RunOptions())
-    checks += _compared(model, given, result, count, target)
+    with advising(model, inputs):
+        result = target.run(path, [given] * count, RunOptions())
+        checks += _compared(model, given, result, count, target)
     checks += target.proofs(model, lambda: program(model, whole=True), given, result)
     sent = {index: total for report in result.reports for index, total in report.sent.items()}
     checks.append(transfers(program(model).all_transfers, sent, 1, count))
@@ -157,12 +155,11 @@ def compare_run(
 ) -> Verification:
     """Verifies the first frame (of each replica) of what `run` gave for these inputs: its outputs against those of
     onnxruntime."""
-    from dicompiler.verify.comparison import Verification, graph_inputs, random_inputs
-    from dicompiler.verify.executor import check_inputs
+    from dicompiler.verify.comparison import Verification
+    from dicompiler.verify.given import given_inputs
 
     path, target, model = _open(directory, weights=True)
-    values = graph_inputs(model)
-    given = check_inputs(values, random_inputs(values) if inputs is None else inputs)
+    given = given_inputs(model, inputs)
     return Verification(tuple(_compared(model, given, result, len(plans.load_plan(path / PLAN).roles), target)))
 
 

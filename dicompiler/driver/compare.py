@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.driver.prepare import single_device
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
@@ -69,7 +68,7 @@ def compare(
         if tell is not None:
             tell(name)
         rows.append(_row(problem, name, registry().adopt("strategies", strategy)))
-    return Comparison(problem, tuple(rows), single_device(problem), bound(problem))
+    return Comparison(problem, tuple(rows), problem.alone[1], bound(problem))
 
 
 def _row(problem: Problem, name: str, strategy: Strategy) -> Row:

@@ -18,7 +18,7 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cost.memory import MemoryUse
 from dicompiler.cost.model import CostModel
 from dicompiler.driver.artifact import Compiled
-from dicompiler.driver.prepare import DEFAULT_COST, platform_of, pose, prepare, single_device, uncut
+from dicompiler.driver.prepare import DEFAULT_COST, platform_of, pose, prepare
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
 from dicompiler.ir.onnx.model import Model
@@ -131,7 +131,7 @@ def occupy(compilation: Compilation, problem: Problem) -> Compilation:
     occupied = problem.target.occupied(compilation.program)
     if not occupied:
         return compilation
-    single = problem.sketch(uncut(problem)).program
+    single = problem.sketch(problem.alone[0]).program
     assert single is not None
     try:
         alone = problem.target.occupied(single)
@@ -143,7 +143,7 @@ def occupy(compilation: Compilation, problem: Problem) -> Compilation:
 def predicted(compilation: Compilation, problem: Problem, memory: Mapping[str, MemoryUse] | None) -> Compilation:
     """Adds the metrics of the program, by simulation (memory: see `evaluate`), and those of the best single device
     beside them; warns where that one would be better."""
-    metrics, single = evaluate(compilation, problem.cost, memory), single_device(problem)
+    metrics, single = evaluate(compilation, problem.cost, memory), problem.alone[1]
     objective = problem.objective
     if metrics.value(objective) > NOTABLY * single.value(objective):
         log.warning(
@@ -152,6 +152,8 @@ def predicted(compilation: Compilation, problem: Problem, memory: Mapping[str, M
             metrics.value(objective),
             single.value(objective),
         )
+    if doubt := metrics.doubt(single, objective):
+        log.warning("this plan is predicted to be %s", doubt)
     return replace(compilation, metrics=metrics, single=single)
 
 

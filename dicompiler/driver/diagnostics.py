@@ -30,6 +30,7 @@ class VerifyEach(Watch):
 
     inputs: Mapping[str, NDArray[Any]] | None = None
     _reference: list[Any] = field(default_factory=list)
+    _given: dict[str, Any] = field(default_factory=dict)
 
     def before(self, index: int, step: Pass, compilation: Compilation) -> None:  # noqa: ARG002
         if not self._reference:
@@ -48,13 +49,16 @@ class VerifyEach(Watch):
 
     def _run(self, model: Model) -> list[Any]:
         """The outputs in graph order; none where an input has no static shape yet."""
-        from dicompiler.verify.comparison import graph_inputs, random_inputs
+        from dicompiler.verify.comparison import graph_inputs
         from dicompiler.verify.executor import run_model
+        from dicompiler.verify.given import advising, given_inputs
 
-        values = graph_inputs(model)
-        if self.inputs is None and any(value.shape is None for value in values):
+        if self.inputs is None and any(value.shape is None for value in graph_inputs(model)):
             return []
-        outputs = run_model(model, random_inputs(values) if self.inputs is None else self.inputs)
+        # Once: a pass may take away what tells which numbers an input can be.
+        self._given = self._given or given_inputs(model, self.inputs)
+        with advising(model, self.inputs):
+            outputs = run_model(model, self._given)
         return [outputs[value.name] for value in model.proto.graph.output]
 
 

@@ -1,11 +1,12 @@
-"""From a model to a problem: the passes that come before any decision, the platform, and what one device would take.
+"""From a model to a problem: the passes that come before any decision, the platform.
 
 Model ──normalise, quantise?, infer-shapes, form-layers──► Compilation with layers;   … + Platform + CostModel → Problem
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,9 @@ from dicompiler.base.errors import UsageError
 from dicompiler.base.specs import Spec
 from dicompiler.cost.model import Analytic, CostModel
 from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.metrics import Metrics
+from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.partition.tiling import whole_plan
 from dicompiler.plugin.pass_manager import PassManager
 from dicompiler.plugin.passes import Instrument
 from dicompiler.plugin.registry import registry
@@ -28,9 +27,16 @@ from dicompiler.search.strategy import Strategy
 if TYPE_CHECKING:
     import onnx
 
+log = logging.getLogger("dicompiler")
+
 DEFAULT_COST = "analytic"
 PREPARE = ("normalise", "infer-shapes", "form-layers")
 QUANTISE = "quantise"
+_REMEDIES = {
+    "": "it depends on values; compile the network without that part, or take the prediction for the rest",
+    "com.microsoft": "compile the network as it was before onnxruntime optimised it, or add value_info to the model",
+}
+_ELSE = "add value_info to the model"
 
 
 def prepare(
@@ -73,19 +79,26 @@ def platform_of(given: str | Path | Platform | None, strategy: Strategy | None =
 
 
 def pose(compilation: Compilation, objective: str = "latency", cost: CostModel | None = None) -> Problem:
-    """The problem that a prepared compilation on a platform is. UsageError for an unknown objective."""
+    """The problem that a prepared compilation on a platform is, with a warning for each layer that counts as no work.
+    UsageError for an unknown objective."""
     layers, platform = compilation.layers, compilation.platform
     assert layers is not None and platform is not None
+    for line in uncounted(layers):
+        log.warning(line)
     costs = cost or Analytic()
     return Problem(layers, platform, costs, objective, model=compilation.model, loaded=compilation.loaded)
 
 
-def single_device(problem: Problem) -> Metrics:
-    """The metrics of the whole network on the fastest device, the candidate that every plan is reported beside. Nothing
-    overlaps there: the estimate is what the simulator gives."""
-    return problem.estimate(uncut(problem))
+def uncounted(layers: LayerGraph) -> Iterator[str]:
+    """A line for each layer in which tensors have no known shape: it cannot be cut, and predictions leave it out."""
+    for layer in layers.layers:
+        unknown = [(node, name) for node in layer.nodes for name in node.outputs if _unknown(layers, name)]
+        if unknown:
+            node, name = unknown[0]
+            left = f"layer {layer.name!r} ({len(layer.nodes)} nodes) stays whole, and predictions leave its work out"
+            why = f"the shape of {name!r}, which {node.op} makes, is not known"
+            yield f"{left}: {why}: {_REMEDIES.get(node.domain, _ELSE)}"
 
 
-def uncut(problem: Problem) -> Plan:
-    """The whole network on the fastest device."""
-    return problem.plan(whole_plan(problem.layers, problem.platform.fastest.name).layers)
+def _unknown(layers: LayerGraph, name: str) -> bool:
+    return bool(name) and layers.tensors[name].shape is None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from dicompiler.base.objectives import objective_terms
+from dicompiler.base.objectives import objective_terms, speed_key
 
 Method = Literal["estimate", "simulation"]
 """Where times come from."""
+DOUBTED = 1.02
+"""How many times the number of devices a gain may be before it is doubted."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,22 @@ class Metrics:
     def adding(self, added: Mapping[str, int]) -> Metrics:
         """The same with `added` by device."""
         return replace(self, devices=tuple(replace(entry, added=added[entry.device]) for entry in self.devices))
+
+    def faster_than(self, other: Metrics, objective: str) -> float:
+        """How many times faster it is than another plan: in frames a second where the objective is of throughput. 1
+        where both take no time."""
+        own, others = (getattr(one, speed_key(objective)) for one in (self, other))
+        return float(others / own) if own else math.inf if others else 1.0
+
+    def doubt(self, alone: Metrics, objective: str) -> str:
+        """What is odd in a gain over one device that is larger than the number of devices; '' where it is not."""
+        gain, count = self.faster_than(alone, objective), sum(entry.compute_s > 0 for entry in self.devices)
+        if gain <= max(count, 1) * DOUBTED:
+            return ""
+        return (
+            f"{gain:.2f} times as fast as one device, with {count}: only memory or caches too small for the whole "
+            "network explain more than the number of devices; else measurements are wrong: repeat them on an idle host"
+        )
 
     def value(self, objective: str) -> float:
         """The number that `objective`, a text as `objectives.terms` takes it, wants small."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -10,6 +13,8 @@ from dicompiler.base.errors import cause
 from dicompiler.base.version import version
 
 GROUP = "dicompiler"
+RESTRICT = "DICOMPILER_PLUGINS"
+"""The variable that names the third parties' plugins to load."""
 # What an uninstalled checkout loads, where no metadata tells of entry points: the same as in pyproject.toml.
 BUILTINS = (
     ("core", "dicompiler.plugin.builtins"),
@@ -34,6 +39,11 @@ class Plugin:
 
 def installed() -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
     """The entry points of our group, built-in ones included, and a warning for each distribution that hides its own."""
+    return _installed(tuple(sys.path))
+
+
+@functools.lru_cache(1)
+def _installed(_path: tuple[str, ...]) -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
     plugins: dict[tuple[str, str], Plugin] = {}
     warnings = []
     for distribution in metadata.distributions():
@@ -70,6 +80,11 @@ def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
         ours.setdefault(value, Plugin(name, value, "dicompiler", version()))
     others = [plugin for plugin in plugins if plugin.value not in ours]
     return (*sorted(ours.values(), key=_order), *sorted(others, key=_order))
+
+
+def third_parties(env: Mapping[str, str]) -> tuple[Plugin, ...]:
+    """Those of `installed` that are none of ours; none where the environment says so."""
+    return () if env.get(RESTRICT) == "" else tuple(one for one in installed()[0] if not is_ours(one.distribution))
 
 
 def is_ours(distribution: str) -> bool:

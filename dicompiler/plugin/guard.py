@@ -6,6 +6,7 @@ plugin, its distribution and version. What comes with dicompiler is handed out a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -32,6 +33,7 @@ from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Region, Shape
 from dicompiler.ir.rule import Effort, Operation, OperatorRule, fault_of
+from dicompiler.plugin import guests
 from dicompiler.plugin.moved import remedy
 from dicompiler.search.fronts import Front
 from dicompiler.target.interface import Target
@@ -39,6 +41,8 @@ from dicompiler.target.manifest import MANIFEST
 from dicompiler.target.records import RunOptions, RunResult
 
 T = TypeVar("T")
+_KEPT = ("pass", "strategy", "target", "platform")
+_NOTHING = contextlib.nullcontext()
 
 
 class _Wrong(Exception):
@@ -69,19 +73,26 @@ class Guard:
 
     def call(self, name: str, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """What the plugin's function gives. PluginError where it breaks; what it says by a DicompilerError stays."""
+        if self.plugin:
+            guests.enter(self.plugin)
         try:
-            return function(*arguments, **options)
+            # A rule or a cost model is called so often that what it changes of the process is not looked for.
+            with guests.kept(self.plugin) if self.plugin and self.kind in _KEPT else _NOTHING:
+                return function(*arguments, **options)
         except DicompilerError:
             raise
         except _Wrong as wrong:
             raise PluginError(f"{name}{wrong.where}: {wrong}") from wrong.__cause__
-        except (Exception, SystemExit) as error:
-            if not self.plugin:
+        except BaseException as error:
+            if not self.plugin or guests.is_ours(error):
                 raise
             # Of what is called in the midst of something else the place in its code says enough.
             who = name if self.kind in ("pass", "strategy", "target") else self.plugin
             line = culprit(error, dict.fromkeys(self.packages, who)) or f"{who}: {cause(error)}{remedy(error)}"
             raise PluginError(line) from error
+        finally:
+            if self.plugin:
+                guests.leave()
 
 
 def culprit(error: BaseException, packages: Mapping[str, str]) -> str | None:

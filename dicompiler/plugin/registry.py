@@ -10,9 +10,8 @@ import importlib
 import inspect
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -24,13 +23,13 @@ import pluggy
 from dicompiler.base.errors import DicompilerError, PluginError, UsageError, cause, nearest
 from dicompiler.base.specs import Spec, instantiate, options_of, parse
 from dicompiler.ir.rule import OperatorRule
-from dicompiler.plugin import guard, hookspecs
-from dicompiler.plugin.entry_points import BUILTINS, GROUP, Plugin, canonical, installed, is_ours, top
+from dicompiler.plugin import guard, guests, hookspecs
+from dicompiler.plugin.entry_points import BUILTINS, GROUP, RESTRICT, Plugin, canonical, installed, is_ours, top
 from dicompiler.plugin.moved import remedy
 
 log = logging.getLogger("dicompiler")
 
-RESTRICT = "DICOMPILER_PLUGINS"
+_ONE = f"; uninstall one or name only the other in {RESTRICT}"
 UNINSTALLED = "uninstalled"
 """The distribution of what `also` puts beside what is installed."""
 
@@ -68,6 +67,11 @@ class Provided:
     distribution: str
     version: str
     plugin: str
+
+    @property
+    def whole(self) -> str:
+        """Where it is from, to be told from others: "acme-dicompiler 1.2 (plugin 'acme')"."""
+        return f"{self.distribution} {self.version} (plugin {self.plugin!r})"
 
     @property
     def origin(self) -> str:
@@ -203,11 +207,15 @@ def load(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
     kept: list[Plugin] = []
     left_out: list[str] = []
     by_kind: dict[str, dict[str, Provided]] = {kind: {} for kind in KINDS}
+    limit = guests.limit_s(env)
     for plugin in chosen:
         try:
-            provided = _load_one(plugin, warnings)
+            with nullcontext() if is_ours(plugin.distribution) else guests.loading(str(plugin), limit):
+                provided = _load_one(plugin, warnings)
         # A plugin that ends the process while it is imported is broken like any other.
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if guests.is_ours(error):
+                raise
             left_out.append(f"{plugin} is left out: {cause(error)}{remedy(error)}")
             warnings.append(left_out[-1])
             continue
@@ -252,12 +260,14 @@ def _load_one(plugin: Plugin, warnings: list[str]) -> list[tuple[str, Provided]]
     callers = manager.get_hookcallers(module) or []
     hooks = [kind.hook for kind in KINDS.values()]
     unknown = [caller.name for caller in callers if not caller.has_spec()]
-    provided = [(kind, one) for kind in KINDS for one in _provided(plugin, kind, manager)]
-    twice = [key for key, count in Counter((kind, one.name) for kind, one in provided).items() if count > 1]
-    if twice:
-        raise DicompilerError(f"it provides {KINDS[twice[0][0]].one} {twice[0][1]!r} twice")
+    provided: dict[tuple[str, str], Provided] = {}
+    for kind in KINDS:
+        for one in _provided(plugin, kind, manager):
+            if (kind, one.name) in provided:
+                raise DicompilerError(f"it provides {KINDS[kind].one} {one.name!r} twice")
+            provided[kind, one.name] = one
     warnings.extend(f"{plugin}: there is no hook {name!r}{nearest(name, hooks)}" for name in unknown)
-    return provided
+    return [(kind, one) for (kind, _), one in provided.items()]
 
 
 def _provided(plugin: Plugin, kind: str, manager: pluggy.PluginManager) -> Iterator[Provided]:
@@ -317,12 +327,15 @@ def _check_fields(step: Any) -> None:
 
 
 def _add(by_kind: dict[str, dict[str, Provided]], kind: str, one: Provided) -> None:
+    if kind != "operators":  # whose names are those of ONNX
+        for other in by_kind[kind].values():
+            if canonical(other.name) == canonical(one.name) and other.name != one.name:
+                both = f"{other.name!r} of {other.whole} and {one.name!r} of {one.whole}"
+                raise DicompilerError(f"{KINDS[kind].one} {both} differ only by case, '-', '_' or '.'{_ONE}")
     other = by_kind[kind].setdefault(one.name, one)
     if kind == "operators" and not other.value.cuts and one.value.cuts:  # a rule that cuts what another just counts
         by_kind[kind][one.name] = one
     elif other is not one:
-        both = " and ".join(f"{p.distribution} {p.version} (plugin {p.plugin!r})" for p in (other, one))
         raise DicompilerError(
-            f"{KINDS[kind].one} {one.name!r} comes from two plugins: {both}; uninstall one or name only the other in "
-            f"{RESTRICT}"
+            f"{KINDS[kind].one} {one.name!r} comes from two plugins: {other.whole} and {one.whole}{_ONE}"
         )

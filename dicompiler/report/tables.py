@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dicompiler.base.objectives import speed_key
 from dicompiler.base.units import format_bytes, format_joules, format_seconds
 from dicompiler.report.facts import Facts
 from dicompiler.report.graph import device_name
@@ -50,7 +51,8 @@ def comparison(document: Mapping[str, Any]) -> Markup:
     """The strategies, each with a bar of its latency; the best one is marked."""
     planned = [row for row in document["rows"] if row["metrics"] is not None]
     longest = max([row["metrics"]["latency_s"] for row in planned], default=1.0)
-    alone = document["single"]["latency_s"]
+    speed = speed_key(document["objective"])
+    alone = document["single"][speed]
     rows: list[tuple[Any, ...]] = []
     for row in document["rows"]:
         metrics, best = row["metrics"], row["strategy"] == document["best"]
@@ -64,7 +66,7 @@ def comparison(document: Mapping[str, Any]) -> Markup:
             (
                 name,
                 element("td", bar, element("span", format_seconds(latency)), class_="bar"),
-                f"{alone / latency:.2f}×",
+                f"{alone / metrics[speed]:.2f}×",
                 format_seconds(metrics["period_s"]),
                 format_joules(metrics["energy_j"]),
                 format_bytes(metrics["memory"]),

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from dicompiler.target.interface import Target
 
 
+ALONE = 4
+"""How many kinds of devices are simulated to find the one that is best alone."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """Layers to place, the platform to place them on, what a piece costs there, and what is to be made small.
@@ -103,6 +107,28 @@ class Problem:
                 return evaluate(compilation, self.cost, self.memory(compilation))
             routing, work = self.workload(plan)
             return _metrics(work, routing, self.platform, plan)
+
+    @cached_property
+    def alone(self) -> tuple[Plan, Metrics]:
+        """The whole network on the one device where that is best by the objective, and what it comes to by the same
+        simulation: the candidate that every plan is reported beside. Of equals the first.
+
+        Estimates choose whom to simulate: where one device has all, next to nothing overlaps.
+        """
+        layers = self.layers.layers
+        plans = [self.plan({layer.name: (Part(one.name),) for layer in layers}) for one in self.platform.computing]
+        estimates = [measure(self.layers, self.platform, self.cost, plan) for plan in plans]
+        # Devices of one kind come to the same.
+        unlike = {(one.value(self.objective), one.latency_s): i for i, one in reversed([*enumerate(estimates)])}
+        tried = [(plans[unlike[key]], self._alone(plans[unlike[key]])) for key in sorted(unlike)[:ALONE]]
+        plan, metrics = min(tried, key=lambda one: (one[1].value(self.objective), one[1].latency_s))
+        return plan, metrics if self.target is None else metrics.adding(self.reserve)
+
+    def _alone(self, plan: Plan) -> Metrics:
+        if self.model is None:
+            return measure(self.layers, self.platform, self.cost, plan)
+        routing, work = self.workload(plan)
+        return _metrics(work, routing, self.platform, plan)
 
     def evaluate_all(self, plans: Sequence[Plan]) -> list[Metrics | DicompilerError]:
         """`evaluate` of many plans, in their order and spread over `executor` where there is one (processes, or another

@@ -120,9 +120,8 @@ def _named(given: str | Path | onnx.ModelProto, index: int) -> tuple[str, onnx.M
 
 def tight(sample: Sample, share: float = 0.6) -> Sample:
     """The same with hosts that hold only `share` of what a single device needs for the whole network."""
-    from dicompiler.driver.prepare import single_device
 
-    needed = max(entry.memory for entry in single_device(sample.problem).devices)
+    needed = max(entry.memory for entry in sample.problem.alone[1].devices)
     hosts = tuple(replace(host, memory=int(share * needed)) for host in sample.platform.hosts)
     return replace(
         sample, platform=replace(sample.platform, hosts=hosts, name=f"{sample.platform.name} with less memory")

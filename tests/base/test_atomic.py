@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -237,6 +237,19 @@ def test_a_single_file_with_the_same_bytes_keeps_its_time(tmp_path: Path) -> Non
         assert (path.stat().st_mtime != 1e9) == new
 
 
+def test_an_earlier_output_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def renamed(self: Path, target: Path, rename: Callable[[Path, Path], Path] = Path.rename) -> Path:
+        assert self.name not in ("new", "out"), "for a moment nothing is there"
+        return rename(self, target)
+
+    for text in ("one", "two"):
+        with moved_in_whole(tmp_path / "out", "main", "thing") as stage:
+            (stage / "main").write_text(text)
+        monkeypatch.setattr(Path, "rename", renamed)
+    assert (tmp_path / "out" / "main").read_text() == "two"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -245,6 +258,7 @@ from dicompiler.base import atomic
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[2] == "between":
+    atomic._exchanged = lambda *_: False
     Path.rename = lambda self, target, rename=Path.rename: kill() if self.name == "new" else rename(self, target)
 if sys.argv[2] == "behind":
     atomic._remove = kill

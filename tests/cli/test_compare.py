@@ -27,3 +27,17 @@ def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert given["best"] == "single" and [row["strategy"] for row in given["rows"]] == ["single", "modnn"]
     assert main([*common, "single,modn"]) == 2
     assert "unknown strategy 'modn'" in capsys.readouterr().err
+
+
+def test_faster_than_one_is_of_frames_a_second_for_throughput(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "lenet.onnx")
+    onnx.save(networks.build("lenet", 0), path)
+    common = ["compare", path, "--platform", "rpi4x2", "--strategies", "replicate", "--objective", "throughput"]
+    assert main(common) == 0
+    words = capsys.readouterr().out.splitlines()[1].split()
+    assert main([*common, "--json"]) == 0
+    given = json.loads(capsys.readouterr().out)
+    plan, one = given["rows"][0]["metrics"], given["single"]
+    assert words[6] == f"{one['period_s'] / plan['period_s']:.2f}×" != f"{one['latency_s'] / plan['latency_s']:.2f}×"

@@ -49,7 +49,7 @@ class TestPlaces:
                 ((*opt, "-o", disk / "y.onnx"), "y.onnx", "cannot write the model"),
                 ((*opt, "--save-plan", disk / "p.json", "-o", tmp_path / "y.onnx"), "p.json", "it cannot be written"),
                 (("run", artifact, "--outputs", disk / "y.npz"), "y.npz", "it cannot be written"),
-                (("keys", artifact, "-o", disk / "keys"), "keys", "keys cannot be written"),
+                (("keys", artifact, "-o", disk / "keys"), "keys", "it cannot be written"),
             ):
                 assert refused(1, *arguments) == f"{disk / file}: {words}: No space left on device"
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import stat
 from pathlib import Path
 from typing import Any
 
+from support.commands import command, failed
 from support.handmade import partial
 from support.running import emit
 
@@ -27,6 +30,26 @@ def test_keys_are_made_once_kept_and_renewed(tmp_path: Path, capsys: Any) -> Non
     assert main(["keys", str(directory)]) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert (place / "devices" / "a" / "cert.pem").read_bytes() == before
+    assert main(["keys", str(directory), "--revoke", "b", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"keys": str(place), "made": [], "revoked": ["b"]}
+    assert main(["keys", str(directory), "--revoke", "b", "--renew"]) == 0
+    assert capsys.readouterr().out == f"{place}: b; revoked b\n"
+    assert main(["keys", str(directory), "--revoke", "c"]) == 2
+    assert "no device 'c' has keys of it (known: a, b)" in capsys.readouterr().err
     assert main(["keys", str(directory), "--renew"]) == 0
     assert (place / "devices" / "a" / "cert.pem").read_bytes() != before
     assert {path.name for path in tmp_path.iterdir()} == {"artifact", "artifact.keys"}
+
+
+def test_days_are_bounded_and_an_end_that_is_near_is_told(tmp_path: Path) -> None:
+    directory = emit(partial(), tmp_path / "artifact")
+    for days in ("100000000", "36501", "0"):
+        line = failed(2, "keys", str(directory), "--days", days)
+        assert re.search(rf"'--days'.*{days} is not in the range 1<=x<=36500", line)
+    near = r"dicompiler: warning: .*/artifact.keys: the certificates of a, authority, b, coordinator expire on .*\n"
+    assert re.fullmatch(near, command("keys", str(directory), "--days", "20").stderr)
+    keys = ["--keys", str(tmp_path / "artifact.keys")]
+    assert re.match(near, command("run", str(directory), *keys).stderr)
+    (tmp_path / "hosts.toml").write_text("")
+    assert re.match(near, command("deploy", str(directory), "--hosts", str(tmp_path / "hosts.toml"), *keys).stderr)
+    assert command("keys", str(directory), "--renew", "--days", "36500").stderr == ""

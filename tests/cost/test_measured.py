@@ -94,7 +94,7 @@ class TestMeasured:
         slow = document(layers, "sl*")
         for one in slow["layers"]:
             for measurement in one["measurements"]:
-                measurement["seconds"] *= 3
+                measurement |= {key: 3 * measurement[key] for key in ("seconds", "low")}
         files = (written(tmp_path, slow, "slow.json"), written(tmp_path, document(layers, "fast"), "fast.json"))
         model, conv = Measured(files), layers.layers[0]
         shares = [Share(), Share(with_interval(full((1, 8, 16, 16)), 2, (0, 5))), Share(None, (0, 2))]

@@ -13,6 +13,8 @@ from support.layer_graphs import formed
 from support.profiles import FAST, document, network, written
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.units import format_seconds
+from dicompiler.cost.linear import Linear
 from dicompiler.cost.measured import Measured
 from dicompiler.cost.profile import Curve, from_json, network_digest, signature
 from dicompiler.ir.layers import LayerGraph
@@ -80,3 +82,26 @@ def test_a_layer_without_its_whole_is_an_error() -> None:
 def test_links_are_read() -> None:
     (link,) = from_json(document(network()), "p.json").links
     assert (link.hosts, link.bandwidth, link.latency) == (("a", "b"), 1e9, 1e-4)
+
+
+@pytest.mark.parametrize("model", [Measured, Linear])
+def test_a_profile_of_a_busy_host_is_refused_unless_forced(model: Any, tmp_path: Path) -> None:
+    layers = network()
+    given = document(layers)
+    whole = given["layers"][1]["measurements"][0]
+    expected = model((written(tmp_path, given),)).seconds(layers, layers.layers[1], Share(), FAST)
+    assert expected > 0
+    whole["low"] = whole["seconds"]
+    whole["seconds"] *= 11
+    noisy = written(tmp_path, given)
+    with pytest.raises(DicompilerError) as caught:
+        model((noisy,)).seconds(layers, layers.layers[1], Share(), FAST)
+    name, times = given["layers"][1]["names"][0], [format_seconds(whole[key]) for key in ("seconds", "low")]
+    said = str(caught.value)
+    assert said.startswith(f"{noisy}: its host was busy: medians are ")
+    assert (
+        f" times the shortest times, and at most 2 is taken (above all {name} {' against '.join(times)}): measure"
+        in said
+    )
+    assert said.endswith("it again on an idle host, or take it as it is (force=true)")
+    assert model((noisy,), force=True).seconds(layers, layers.layers[1], Share(), FAST) > expected

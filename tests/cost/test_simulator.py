@@ -17,7 +17,7 @@ from support.workloads import MEGABIT, cluster, fan, job, work
 from dicompiler import networks
 from dicompiler.cost.simulator import Simulation, simulate
 from dicompiler.cost.workload import DeviceWork, Job, Message, Workload, workload
-from dicompiler.driver.prepare import pose, prepare, single_device
+from dicompiler.driver.prepare import pose, prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.devices import Device, Host, Link, Network, NetworkKind
 from dicompiler.ir.onnx.model import Model
@@ -184,7 +184,7 @@ def test_one_device_takes_what_its_layers_take() -> None:
     single = registry().make("strategies", "single").plan(problem)
     metrics = problem.evaluate(single)
     assert metrics.method == "simulation"
-    assert metrics.latency_s == pytest.approx(single_device(problem).latency_s)
+    assert metrics.latency_s == pytest.approx(problem.alone[1].latency_s)
     assert metrics.latency_s == pytest.approx(latency_bound(replace(problem, platform=nameless(1))).seconds)
 
 

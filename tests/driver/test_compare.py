@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import pytest
 
 from dicompiler import networks
+from dicompiler.cost.model import CostModel
 from dicompiler.driver.compare import binding, compare
-from dicompiler.driver.prepare import load_problem, single_device
-from dicompiler.ir.devices import Host, Network
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.metrics import DeviceMetrics, Metrics
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, Share
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
 
@@ -30,7 +36,7 @@ def test_a_comparison_names_the_best_and_what_binds() -> None:
     slow = replace(posed, platform=replace(posed.platform, network=Network("shared", 1e4)))
     modnn = slow.evaluate(registry().make("strategies", "modnn").plan(slow))
     assert binding(slow.platform, modnn) == "the shared network is busy 100 % of the time"
-    assert binding(slow.platform, single_device(slow)) == "pi01 computes 100 % of the time"
+    assert binding(slow.platform, slow.alone[1]) == "pi01 computes 100 % of the time"
 
 
 def test_a_strategy_without_a_plan_is_a_row_with_its_error_and_not_the_best() -> None:
@@ -50,3 +56,47 @@ def test_the_first_of_equals_is_the_best() -> None:
     found = compare(posed, {name: registry().make("strategies", "single") for name in ("one", "other")})
     assert found.best is found.rows[0]
     assert found.value(found.rows[0]) == found.value(found.rows[1]) == found.single.latency_s
+
+
+def unequal(objective: str, bandwidth: float) -> Problem:
+    """A board of half the rate that has the camera, and one of the full rate behind a line."""
+    posed = problem("lenet", "rpi4x2", objective)
+    devices = (replace(posed.platform.devices[0], rate=posed.platform.devices[0].rate / 2), posed.platform.devices[1])
+    return replace(posed, platform=replace(posed.platform, devices=devices, network=Network("switch", bandwidth)))
+
+
+@pytest.mark.parametrize(
+    ("objective", "bandwidth", "best"),
+    [("latency", 1e3, "pi01"), ("latency", 1e12, "pi02"), ("throughput", 1e9, "pi02"), ("communication", 1e12, "pi01")],
+)
+def test_one_device_is_the_best_by_simulation_and_objective_for_all_who_speak_of_it(
+    objective: str, bandwidth: float, best: str
+) -> None:
+    posed = unequal(objective, bandwidth)
+    plan, metrics = posed.alone
+    assert {part.device for parts in plan.layers.values() for part in parts} == {best}
+    plans = [posed.plan({one.name: (Part(name),) for one in posed.layers.layers}) for name in ("pi01", "pi02")]
+    assert metrics.value(objective) == min(posed.evaluate(one).value(objective) for one in plans)
+    found = compare(posed, {"single": registry().make("strategies", "single")})
+    assert found.rows[0].plan == plan and found.rows[0].metrics == found.single == metrics
+
+
+def test_a_cost_model_has_its_say_about_which_device_is_best_alone() -> None:
+    @dataclass(frozen=True)
+    class SlowThere(CostModel):
+        """The device with the highest rate is the slowest."""
+
+        def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:  # noqa: ARG002
+            return 1.0 if device.name == "pi02" else 0.01
+
+    posed = replace(unequal("latency", 1e12), cost=SlowThere())
+    assert posed.alone[1].device("pi02") is None and posed.alone[1].latency_s < 0.2
+
+
+def test_faster_means_more_frames_a_second_where_these_are_wanted_and_a_gain_beyond_the_devices_is_doubted() -> None:
+    one, both = (Metrics((), s, p, 0.0, 0, 0) for s, p in ((3.0, 3.0), (6.0, 1.0)))
+    both = replace(both, devices=tuple(DeviceMetrics(name, 1, 1.0, 0, 0, 0, 0) for name in "ab"))
+    assert both.faster_than(one, "throughput") == 3.0 and both.faster_than(one, "latency+throughput") == 0.5
+    assert both.faster_than(one, "energy") == 0.5
+    assert both.doubt(one, "throughput").startswith("3.00 times as fast as one device, with 2: only memory or caches")
+    assert both.doubt(replace(one, period_s=2.0), "throughput") == both.doubt(one, "latency") == ""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
+from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.compiler import compile
 from dicompiler.ir.devices import Device, Host, Network
@@ -60,3 +64,38 @@ def test_memory_is_a_hard_limit_of_every_host(model: onnx.ModelProto, small: Hos
     hosts = tuple(small if host.name == small.name else host for host in CAMERA.hosts)
     with pytest.raises(DicompilerError, match=message):
         compile(model, replace(CAMERA, hosts=hosts), strategy="modnn")
+
+
+@pytest.mark.parametrize(
+    ("optimised", "cause"),
+    [
+        (
+            True,
+            r"which FusedConv makes, is not known: compile the network as it was before onnxruntime optimised it, or",
+        ),
+        (False, r"which NonZero makes, is not known: it depends on values; "),
+    ],
+)
+def test_what_predictions_leave_out_is_warned_of(
+    optimised: bool, cause: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    proto = networks.build("lenet")
+    if optimised:
+        onnx.save(proto, tmp_path / "lenet.onnx")
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+        onnxruntime.InferenceSession(str(tmp_path / "lenet.onnx"), options)
+        proto = onnx.load(tmp_path / "optimised.onnx")
+    else:
+        name = proto.graph.output[0].name
+        made = ("NonZero", [name], ["where"]), ("Transpose", ["where"], ["there"])
+        proto.graph.node.extend(onnx.helper.make_node(*one, name=f"n{i}") for i, one in enumerate(made))
+        proto.graph.output.append(onnx.helper.make_tensor_value_info("there", onnx.TensorProto.INT64, None))
+    with caplog.at_level("WARNING", "dicompiler"):
+        compile(proto, "rpi4x2", "single")
+    start = r"layer '\w+' \(\d+ nodes?\) stays whole, and predictions leave its work out: the shape of '.+', "
+    assert re.fullmatch(f"{start}{cause}.*", caplog.messages[0])
+    caplog.clear()
+    compile(networks.build("lenet"), "rpi4x2", "single")
+    assert caplog.messages == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import textwrap
@@ -312,6 +313,16 @@ def test_comparing_goes_on_with_the_others(
     captured = capsys.readouterr()
     assert "single" in captured.out
     assert f"{STRATEGY}: KeyError: 'pi99'" in captured.out + captured.err
+
+
+def test_what_it_prints_is_no_result_of_a_command_that_a_program_runs(
+    tmp_path: Path, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails is not None
+    install(tmp_path / "site", SOURCE.replace("def helper", "print('loaded')\n\ndef helper"))
+    assert main(["list", "strategies", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "bad-strategy" in {one["name"] for one in json.loads(captured.out)} and captured.err == "loaded\n"
 
 
 @pytest.mark.parametrize("what", ["explore --strategy bad-strategy", "plan --strategy bad-strategy"])

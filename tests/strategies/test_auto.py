@@ -20,7 +20,7 @@ from support.planning import cluster as rated
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.driver.compiler import compile
-from dicompiler.driver.prepare import load_problem, single_device
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.devices import Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
@@ -63,7 +63,7 @@ def test_the_single_device_wins_where_the_network_is_slow() -> None:
     slow = replace(Platform.load("rpi4x4"), network=Network("shared", 1e5))
     posed = replace(problem("lenet"), platform=slow)
     plan = Auto(tries=4, strategies=QUICK).plan(posed)
-    assert posed.evaluate(plan).latency_s == pytest.approx(single_device(posed).latency_s)
+    assert posed.evaluate(plan).latency_s == pytest.approx(posed.alone[1].latency_s)
 
 
 def test_plans_that_do_not_fit_the_memory_are_left_out() -> None:

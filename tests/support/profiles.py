@@ -27,7 +27,15 @@ def network() -> LayerGraph:
 
 def entry(cut: str, size: int, seconds: float, work: tuple[int, int] = (1000, 1000)) -> dict[str, Any]:
     """One measurement of a profile; `work`: FLOP and bytes."""
-    return {"cut": cut, "size": size, "flops": work[0], "moved": work[1], "seconds": seconds, "low": 0.0, "high": 1.0}
+    return {
+        "cut": cut,
+        "size": size,
+        "flops": work[0],
+        "moved": work[1],
+        "seconds": seconds,
+        "low": seconds,
+        "high": 1.0,
+    }
 
 
 def document(graph: LayerGraph, device: str = "*", **changes: Any) -> dict[str, Any]:

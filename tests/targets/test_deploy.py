@@ -22,7 +22,7 @@ from support.running import LIMIT_S, pids, wait_until
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.base.errors import UsageError
+from dicompiler.base.errors import RunError, UsageError
 from dicompiler.base.schema import validate
 from dicompiler.cli.entry import main
 from dicompiler.driver.artifact import install
@@ -138,6 +138,14 @@ def test_keys_are_copied_to_their_own_device_only(
     make(NAMES, keys)
     copied_again = [one.copied for one in install(net, RunOptions(hosts=Hosts.load(hosts), keys=keys))]
     assert copied_again[0] == 0 < copied_again[1] < 10_000
+    make(NAMES, keys, revoke=["pi02"])
+    revoked = (keys / "authority" / "crl.pem").read_bytes()
+    refused = "pi02: keys: .*pi02: its certificate was revoked"
+    with pytest.raises(RunError, match=refused):
+        dicompiler.run(net, options=RunOptions(keys=keys))
+    install(net, RunOptions(hosts=Hosts.load(hosts), keys=keys))
+    for name in NAMES:
+        assert (there(boards, name, net).parent / ".keys" / name / "crl.pem").read_bytes() == revoked
 
 
 def test_a_program_uses_boards_too(boards: Cluster, net: Path, tmp_path: Path) -> None:

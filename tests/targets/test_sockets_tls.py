@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import re
 import shutil
 import socket
 import ssl
@@ -13,6 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from support.handmade import halo, partial
 from support.running import control, emit, pids, wait_until
 
@@ -74,6 +79,32 @@ def foreign_but_trusting(device: Path) -> None:
     (device / "ca.pem").write_bytes(authority)
 
 
+def revoked(device: Path) -> None:
+    make("abc", device.parent.parent, revoke=["b"])
+
+
+def unlisted(device: Path) -> None:
+    (device / "crl.pem").unlink()
+
+
+def resigned(device: Path, key: Path, end: datetime.timedelta) -> None:
+    """The list of revoked certificates with another end, signed by that key, in the name of the cluster's authority."""
+    old = x509.load_pem_x509_crl((device / "crl.pem").read_bytes())
+    builder = x509.CertificateRevocationListBuilder().issuer_name(old.issuer).last_update(old.last_update_utc)
+    signer = load_pem_private_key((key / "authority" / "key.pem").read_bytes(), None)
+    builder = builder.next_update(datetime.datetime.now(datetime.UTC) + end)
+    (device / "crl.pem").write_bytes(builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM))  # type: ignore[arg-type]
+
+
+def forged(device: Path) -> None:
+    make("b", device.parent.parent.with_name("forger"))
+    resigned(device, device.parent.parent.with_name("forger"), datetime.timedelta(days=9))
+
+
+def outdated(device: Path) -> None:
+    resigned(device, device.parent.parent, -datetime.timedelta(hours=1))
+
+
 def gone(device: Path) -> None:
     (device / "key.pem").unlink()
 
@@ -81,9 +112,16 @@ def gone(device: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (expired, "it refuses the certificate of this end, which has expired: make new ones with 'dicompiler keys'"),
+        (expired, "keys/devices/b: its certificate has expired: make new ones with 'dicompiler keys'"),
         (foreign, "its certificate is not one of this cluster: make new ones"),
-        (foreign_but_trusting, "it refuses the certificate of this end, which is not one of its cluster: make new"),
+        (foreign_but_trusting, "keys/devices/b: its certificate is not one of this cluster: make new"),
+        (
+            revoked,
+            "keys/devices/b: its certificate was revoked: if the device is to be trusted again, 'dicompiler keys'",
+        ),
+        (unlisted, "crl.pem is missing: make keys with 'dicompiler keys'"),
+        (forged, "keys/devices/b: crl.pem, the list of revoked certificates, is not one of this cluster: make new"),
+        (outdated, "keys/devices/b: crl.pem, the list of revoked certificates, has expired: make new ones with"),
         (of_a, "device 'b' shows the certificate of 'dicompiler:device:a': give each device the keys of its own"),
         (gone, "key.pem is missing: make keys with 'dicompiler keys'"),
     ],
@@ -152,6 +190,48 @@ class Nameless(Keys):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         self._contexts = {False: context}
+
+
+class Unchecked(Keys):
+    """What a device uses that has been tampered with: it does not look at its own keys."""
+
+    def _check(self, directory: Path) -> float:  # noqa: ARG002
+        return time.time() + 1e9
+
+
+@pytest.mark.parametrize(
+    ("change", "theirs", "ours"),
+    [
+        (expired, "its certificate has expired", "it refuses the certificate of this end, which has expired"),
+        (foreign_but_trusting, "its certificate is not one of this", "it refuses the certificate of this end, which i"),
+        (revoked, "its certificate was revoked: if", "it refuses the certificate of this end, which was revoked: if"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("opens", [True, False])
+def test_each_handshake_refuses_such_a_certificate_in_words(
+    change: Any, theirs: str, ours: str, opens: bool, keys: Path, tmp_path: Path
+) -> None:
+    """The device itself holds the list of before."""
+    device = tmp_path / "keys" / "devices" / "b"
+    shutil.copytree(keys, tmp_path / "keys")
+    change(device)
+    shutil.copy(keys / "devices" / "b" / "crl.pem", device)
+    bad, good = Unchecked(device), Keys(tmp_path / "keys" / "devices" / "a")
+    refused, refusing = meet(bad, good) if opens else reversed(meet(good, bad))
+    assert str(refusing).startswith(theirs)
+    assert isinstance(refused, Refused) and str(refused).startswith(ours)
+
+
+def test_a_device_tells_that_its_certificate_expires_soon(tmp_path: Path) -> None:
+    make("abc", tmp_path / "keys", days=9)
+    assert Keys(tmp_path / "keys" / "devices" / "a").notice.endswith("make new ones with 'dicompiler keys' and --renew")
+    directory = emit(halo(), tmp_path / "artifact")
+    process = launch(
+        directory, {"device": "a"}, ["--control", "127.0.0.1:9", "--keys", str(tmp_path / "keys/devices/a")]
+    )
+    assert process.popen is not None and process.popen.wait(20) == 1
+    assert re.match(r"a: .*/keys/devices/a: the certificate expires on \d{4}-\d\d-\d\d: make new", process.written())
+    process.close()
 
 
 def test_who_shows_no_certificate_is_refused(keys: Path) -> None:

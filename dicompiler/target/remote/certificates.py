@@ -1,20 +1,20 @@
 """Keys of a cluster: an authority of its own, and for the coordinator and each device a certificate that it signed.
 
-In: names of devices, a directory. Out: per end a directory with ca.pem, cert.pem and key.pem, which TLS on both ends
-of every connection needs. They lie outside of an artifact, whose bytes do not depend on them.
+In: names of devices, a directory. Out: per end a directory with ca.pem, crl.pem (what the authority has revoked),
+cert.pem and key.pem, which TLS on both ends of every connection needs. They lie outside of an artifact, whose bytes do
+not depend on them.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-import shutil
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dicompiler.base.errors import DicompilerError
+from dicompiler.base import atomic
+from dicompiler.base.errors import DicompilerError, UsageError, nearest
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -24,59 +24,92 @@ AUTHORITY = "authority"
 """The directory of the authority's own key, which never leaves the host that made it."""
 COORDINATOR, DEVICES = "coordinator", "devices"
 """Where the keys of the coordinator lie, and those of the devices, each in a directory of its name."""
-DAYS = 825
-"""How long certificates are valid by default."""
+DAYS, MOST_DAYS = 825, 36_500
+"""How long certificates are valid by default, and at most."""
 SKEW = datetime.timedelta(days=1)
 """Certificates are valid this long before they are made: boards' clocks are often behind."""
+NOTICE = datetime.timedelta(days=30)
+"""How long before a certificate expires it is told."""
+_MARK, _WHAT = f"{AUTHORITY}/cert.pem", "set of keys"
+_COORDINATOR, _URI = "dicompiler:coordinator", "dicompiler:device:"
 
 
-def make(devices: Iterable[str], directory: Path, days: int = DAYS, renew: bool = False) -> tuple[str, ...]:
+def make(
+    devices: Iterable[str], directory: Path, days: int = DAYS, renew: bool = False, revoke: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Makes the keys that `directory` lacks for the coordinator and `devices`; the names of those that were made.
 
-    renew: makes all anew, the authority included: those of before are not accepted any more. DicompilerError where the
-    directory holds something else, or its authority cannot be used. What is made appears whole or not at all.
+    renew: makes all anew, the authority included: those of before are not accepted any more. revoke: devices none of
+    whose certificates is accepted any more by who has the new crl.pem; with `renew` only these are made anew, by the
+    same authority. DicompilerError where the directory holds something else, or its authority cannot be used. The set
+    changes as a whole or not at all, and what else lies in the directory stays.
     """
-    if (
-        directory.exists()
-        and not (directory / AUTHORITY).is_dir()
-        and (not directory.is_dir() or any(directory.iterdir()))
-    ):
-        raise DicompilerError(f"{directory}: it exists and holds no keys of ours: choose another place or remove it")
-    if not directory.absolute().parent.is_dir():
-        raise DicompilerError(f"{directory}: its parent is no directory: create it first")
-    fresh = renew or not (directory / AUTHORITY).is_dir()
-    wanted = [(COORDINATOR, directory / COORDINATOR, "dicompiler:coordinator")]
-    wanted += [(name, directory / DEVICES / name, f"dicompiler:device:{name}") for name in devices]
-    missing = [entry for entry in wanted if fresh or not entry[1].exists()]
-    try:
-        with tempfile.TemporaryDirectory(dir=directory.absolute().parent, prefix=f".{directory.name}.") as scratch:
-            stage = Path(scratch, "new")
-            signer = _Authority.make(days) if fresh else _Authority.load(directory / AUTHORITY)
-            if fresh:
-                signer.save(stage / AUTHORITY)
-            for _, place, uri in missing:
-                signer.sign(uri, stage / place.relative_to(directory), days)
-            _move_in(stage, directory, fresh, [place for _, place, _ in missing])
-    except OSError as error:
-        raise DicompilerError(f"{directory}: keys cannot be written: {error.strerror or error}") from error
-    return tuple(name for name, _, _ in missing)
+    atomic.check_place(directory, _MARK, _WHAT)
+    lost = {f"{DEVICES}/{name}" for name in revoke}
+    fresh = not (directory / atomic.LISTED).is_file() or (renew and not lost)
+    files = {} if fresh else _ours(directory)
+    authority = _Authority.make(days) if fresh else _Authority.load(directory / AUTHORITY)
+    if lost:
+        authority.revoke(revoke, directory)
+    wanted = {COORDINATOR: _COORDINATOR, **{f"{DEVICES}/{name}": _URI + name for name in devices}}
+    made = [
+        end
+        for end in wanted
+        if (renew and end in lost) or not all(f"{end}/{name}" in files for name in ("cert.pem", "key.pem"))
+    ]
+    for end in made:
+        files |= {f"{end}/{name}": content for name, content in authority.sign(wanted[end], days).items()}
+    files |= {f"{AUTHORITY}/{name}": content for name, content in authority.files().items()}
+    for end in {name.rpartition("/")[0] for name in files} - {AUTHORITY}:
+        files |= {f"{end}/ca.pem": files[_MARK], f"{end}/crl.pem": files[f"{AUTHORITY}/crl.pem"]}
+    with atomic.moved_in_whole(directory, _MARK, _WHAT) as stage:
+        stage.chmod(0o700)
+        for name, content in files.items():
+            _write(stage / name, content)
+    return tuple(end.rpartition("/")[2] for end in made)
 
 
-def _move_in(stage: Path, directory: Path, fresh: bool, places: Iterable[Path]) -> None:
-    if fresh:
-        if directory.exists():
-            shutil.rmtree(directory)
-        stage.rename(directory)
-        return
-    for place in places:
-        (stage / place.relative_to(directory)).rename(place)
+def _ours(directory: Path) -> dict[str, bytes]:
+    """What is there of the files that we made, by relative path."""
+    paths = {name: directory / name for name in atomic.listed(directory)}
+    return {name: path.read_bytes() for name, path in paths.items() if path.is_file() and not path.is_symlink()}
+
+
+def notice(directory: Path) -> str | None:
+    """The line that tells which certificates in a directory of keys expire within NOTICE, or have; None: none does."""
+    from cryptography import x509
+
+    ends: dict[str, datetime.datetime] = {}
+    for path in (directory / _MARK, directory / COORDINATOR / "cert.pem", *directory.glob(f"{DEVICES}/*/cert.pem")):
+        try:
+            ends[path.parent.name] = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+        except (OSError, ValueError):
+            continue  # whoever needs it says so
+    soon = sorted(name for name, end in ends.items() if end < datetime.datetime.now(datetime.UTC) + NOTICE)
+    if not soon:
+        return None
+    first = min(ends[name] for name in soon)
+    one = len(soon) == 1
+    past, future = ("has expired", "expires") if one else ("have expired", "expire")
+    word = past if first < datetime.datetime.now(datetime.UTC) else future
+    return (
+        f"{directory}: the certificate{'' if one else 's'} of {', '.join(soon)} {word} on {first:%Y-%m-%d}: "
+        f"make all anew with 'dicompiler keys DIR -o {directory} --renew'"
+    )
 
 
 class _Authority:
-    """The cluster's authority: its key and its certificate."""
+    """The cluster's authority: its key, its certificate, the certificates that it has issued, and what it revoked."""
 
-    def __init__(self, key: EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
-        self._key, self._certificate = key, certificate
+    def __init__(
+        self,
+        key: EllipticCurvePrivateKey,
+        certificate: x509.Certificate,
+        issued: list[x509.Certificate],
+        revoked: x509.CertificateRevocationList | None = None,
+    ) -> None:
+        self._key, self._certificate, self._issued = key, certificate, issued
+        self._revoked = self._list({}) if revoked is None else revoked
 
     @classmethod
     def make(cls, days: int) -> _Authority:
@@ -91,7 +124,7 @@ class _Authority:
         builder = _builder(name, name, key, days).serial_number(serial)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(_usage(sign=True), critical=True)
-        return cls(key, builder.sign(key, hashes.SHA256()))
+        return cls(key, builder.sign(key, hashes.SHA256()), [])
 
     @classmethod
     def load(cls, directory: Path) -> _Authority:
@@ -102,27 +135,63 @@ class _Authority:
         try:
             key = load_pem_private_key((directory / "key.pem").read_bytes(), None)
             certificate = x509.load_pem_x509_certificate((directory / "cert.pem").read_bytes())
+            issued = x509.load_pem_x509_certificates((directory / "issued.pem").read_bytes())
+            revoked = x509.load_pem_x509_crl((directory / "crl.pem").read_bytes())
         except (OSError, ValueError) as error:
             raise DicompilerError(f"{directory}: cannot be used: {error}: make all keys anew (--renew)") from None
         if not isinstance(key, EllipticCurvePrivateKey):
             raise DicompilerError(f"{directory}: its key is not one of ours: make all keys anew (--renew)")
         if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
             raise DicompilerError(f"{directory}: its certificate has expired: make all keys anew (--renew)")
-        return cls(key, certificate)
+        if not revoked.is_signature_valid(certificate.public_key()):  # type: ignore[arg-type]
+            raise DicompilerError(f"{directory}: its crl.pem is not its own: make all keys anew (--renew)")
+        return cls(key, certificate, issued, revoked)
 
-    def save(self, directory: Path) -> None:
-        _write(directory, "cert.pem", _pem(self._certificate))
-        _write(directory, "key.pem", _private(self._key))
+    def files(self) -> Mapping[str, bytes]:
+        """What is kept of it, by name."""
+        issued = b"".join(map(_pem, self._issued))
+        own, revoked = _pem(self._certificate), _pem(self._revoked)
+        return {"cert.pem": own, "key.pem": _private(self._key), "issued.pem": issued, "crl.pem": revoked}
 
-    def sign(self, uri: str, directory: Path, days: int) -> None:
-        """Makes the keys of one end, whose certificate bears the name `uri`."""
+    def revoke(self, names: Iterable[str], place: Path) -> None:
+        """Revokes all certificates of these devices. UsageError for a device that has none."""
+        known: dict[str, list[int]] = {}
+        for certificate in self._issued:
+            known.setdefault(_uri(certificate).removeprefix(_URI), []).append(certificate.serial_number)
+        known.pop(_COORDINATOR, None)
+        now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+        dates = {one.serial_number: one.revocation_date_utc for one in self._revoked}
+        for name in names:
+            if name not in known:
+                raise UsageError(f"{place}: no device {name!r} has keys of it{nearest(name, known)}")
+            dates |= {serial: now for serial in known[name] if serial not in dates}
+        if len(dates) > len(self._revoked):
+            self._revoked = self._list(dates)
+
+    def _list(self, dates: Mapping[int, datetime.datetime]) -> x509.CertificateRevocationList:
+        """The signed list of revoked serial numbers. It lasts as long as the authority, so that it needs no upkeep."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
+
+        start, end = self._certificate.not_valid_before_utc, self._certificate.not_valid_after_utc
+        builder = x509.CertificateRevocationListBuilder().issuer_name(self._certificate.subject)
+        builder = builder.last_update(start).next_update(end)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = builder.add_extension(issuer, critical=False).add_extension(x509.CRLNumber(len(dates) + 1), False)
+        for serial, date in dates.items():
+            one = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(date)
+            builder = builder.add_revoked_certificate(one.build())
+        return builder.sign(self._key, hashes.SHA256())
+
+    def sign(self, uri: str, days: int) -> Mapping[str, bytes]:
+        """Makes the certificate, which bears the name `uri`, and the key of one end."""
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
         from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
         key = _new_key()
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, uri.rpartition(":")[2][:64])])
-        builder = _builder(subject, self._certificate.subject, key, days)
+        builder = _builder(subject, self._certificate.subject, key, days, self._certificate.not_valid_after_utc)
         # Devices are the accepting end of one connection and the opening end of another.
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
@@ -132,9 +201,15 @@ class _Authority:
         builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
         builder = builder.add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), False)
         builder = builder.add_extension(issuer, critical=False)
-        _write(directory, "ca.pem", _pem(self._certificate))
-        _write(directory, "cert.pem", _pem(builder.sign(self._key, hashes.SHA256())))
-        _write(directory, "key.pem", _private(key))
+        self._issued.append(builder.sign(self._key, hashes.SHA256()))
+        return {"cert.pem": _pem(self._issued[-1]), "key.pem": _private(key)}
+
+
+def _uri(certificate: x509.Certificate) -> str:
+    from cryptography import x509
+
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return str(names.get_values_for_type(x509.UniformResourceIdentifier)[0])
 
 
 def _new_key() -> EllipticCurvePrivateKey:
@@ -143,12 +218,20 @@ def _new_key() -> EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
-    """What all certificates have, without a serial number. Valid for `days` from now; a negative number: expired."""
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: EllipticCurvePrivateKey,
+    days: int,
+    until: datetime.datetime | None = None,
+) -> x509.CertificateBuilder:
+    """What all certificates have, without a serial number. Valid for `days` from now, at most `until`; a negative
+    number: expired."""
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
-    start, end = now - SKEW, now + datetime.timedelta(days=days)
+    end = now + datetime.timedelta(days=days)
+    start, end = now - SKEW, end if until is None else min(end, until)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
     builder = builder.not_valid_before(min(start, end - SKEW)).not_valid_after(end)
     return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -163,7 +246,7 @@ def _usage(sign: bool) -> x509.KeyUsage:
     return x509.KeyUsage(digital_signature=not sign, key_cert_sign=sign, crl_sign=sign, **nothing)
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
+def _pem(certificate: x509.Certificate | x509.CertificateRevocationList) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding
 
     return certificate.public_bytes(Encoding.PEM)
@@ -175,10 +258,10 @@ def _private(key: EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _write(directory: Path, name: str, content: bytes) -> None:
+def _write(path: Path, content: bytes) -> None:
     """A file that only its owner can read."""
-    for place in (*reversed(directory.parents), directory):
+    for place in reversed(path.parents):
         if not place.exists():
             place.mkdir(mode=0o700)
-    with os.fdopen(os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

@@ -22,6 +22,7 @@ from dicompiler.verify.exact.facts import Facts, Rules, Use, gather, of_model
 from dicompiler.verify.exact.magnitudes import Peak, peak
 from dicompiler.verify.exact.standins import DOMAIN, declare, prepare
 from dicompiler.verify.exact.values import SCHEDULES, constants, inputs
+from dicompiler.verify.ranges import limits, ranged
 
 __all__ = ["DOMAIN", "Coverage", "NotExact", "check_model", "coverage", "measure", "seeds_needed"]
 
@@ -45,8 +46,11 @@ def check_model(model: Model, seed: int, rules: Rules | None = None) -> tuple[Mo
     known = gather(model, rules)
     for schedule in SCHEDULES:
         check = _with_constants(known, constants(known, seed, schedule))
-        feed = inputs(_open_inputs(model), seed, schedule)
-        worst = peak(of_model(known, check), feed)
+        feed = ranged(inputs(_open_inputs(model), seed, schedule), limits(model), seed)
+        try:
+            worst = peak(of_model(known, check), feed)
+        except DicompilerError as error:  # an index that leaves its range, which depends on values
+            raise NotExact(f"exact check: {error}; only real weights can verify this network") from error
         if worst.share < 1:
             return check, feed
     raise NotExact(_inexact(known, worst))

@@ -67,6 +67,8 @@ def _device(options: Any, manifest: dict[str, Any], membership: Membership) -> D
     from .device import Device  # takes its time (onnxruntime), in which the starter may go
 
     keys = None if options.keys is None else Keys(options.keys)
+    if keys is not None and keys.notice:
+        print(f"{manifest['device']}: {keys.notice}", file=sys.stderr)
     listen = None if options.listen is None else split_address(options.listen)
     if not options.heartbeat > 0:
         raise ValueError(f"--heartbeat must be more than 0 s, not {options.heartbeat:g}")

@@ -17,15 +17,20 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .frames import MAGIC, Header, Kind, ProtocolError, Refused, pack
 
-KEY_FILES = ("ca.pem", "cert.pem", "key.pem")
-"""What a directory of keys holds: the cluster's authority, and the certificate and private key of this end."""
+KEY_FILES = ("ca.pem", "crl.pem", "cert.pem", "key.pem")
+"""What a directory of keys holds: the cluster's authority and the list of what it revoked, and the certificate and
+private key of this end."""
+NOTICE_S = 30 * 24 * 3600.0
+"""Seconds before a certificate expires in which that is told."""
 COORDINATOR = "dicompiler:coordinator"
 DEVICE = "dicompiler:device:{}"
 """Names in certificates (URIs among the alternative names of the subject)."""
 AGAIN = "make new ones with 'dicompiler keys'"
+ANEW = "if the device is to be trusted again, 'dicompiler keys' with --revoke and --renew makes new ones"
 CHUNK = 1 << 16
 """Bytes that are encrypted, or received, in one go."""
 
@@ -195,6 +200,11 @@ def _reason(error: ssl.SSLError) -> Exception:
             return ProtocolError(f"its certificate has expired: {AGAIN}")
         if code == 9:
             return ProtocolError("its certificate is not valid yet: compare the clocks of both hosts")
+        if code == 23:
+            return ProtocolError(f"its certificate was revoked: {ANEW}")
+        if code in (3, 8, 11, 12):
+            what = "has expired" if code == 12 else "is not one of this cluster"
+            return ProtocolError(f"crl.pem, the list of revoked certificates, {what}: {AGAIN}")
         return ProtocolError(f"its certificate is not one of this cluster: {AGAIN}")
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return ProtocolError("it shows no certificate: give it keys (--keys)")
@@ -204,19 +214,24 @@ def _reason(error: ssl.SSLError) -> Exception:
         return Refused("it wants a certificate and was shown none: give this end keys (--keys)")
     if "CERTIFICATE_EXPIRED" in reason:
         return Refused(f"it refuses the certificate of this end, which has expired: {AGAIN}")
+    if "CERTIFICATE_REVOKED" in reason:
+        return Refused(f"it refuses the certificate of this end, which was revoked: {ANEW}")
     if "UNKNOWN_CA" in reason or "DECRYPT_ERROR" in reason:
         return Refused(f"it refuses the certificate of this end, which is not one of its cluster: {AGAIN}")
     return Refused(f"it refuses the TLS connection ({reason}): {AGAIN}")
 
 
 class Keys:
-    """The keys of this end, from a directory with KEY_FILES. ValueError naming a file that cannot be used."""
+    """The keys of this end, from a directory with KEY_FILES. ValueError naming a file that cannot be used.
+
+    `notice`: the line that tells that the certificate expires soon, '' if it does not.
+    """
 
     def __init__(self, directory: Path) -> None:
         for name in KEY_FILES:
             if not (directory / name).is_file():
                 raise ValueError(f"keys: {directory / name} is missing: make keys with 'dicompiler keys'")
-        authority, certificate, key = (str(directory / name) for name in KEY_FILES)
+        authority, revoked, certificate, key = (str(directory / name) for name in KEY_FILES)
         self._contexts = {}
         for server, protocol in ((True, ssl.PROTOCOL_TLS_SERVER), (False, ssl.PROTOCOL_TLS_CLIENT)):
             context = ssl.SSLContext(protocol)
@@ -225,10 +240,32 @@ class Keys:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             try:
                 context.load_verify_locations(authority)
+                context.load_verify_locations(revoked)
+                context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
                 context.load_cert_chain(certificate, key)
             except (ssl.SSLError, OSError) as error:
                 raise ValueError(f"keys: {directory}: they cannot be used: {error}: {AGAIN}") from None
             self._contexts[server] = context
+        end = self._check(directory)
+        soon = end - time.time() < NOTICE_S
+        date = time.strftime("%Y-%m-%d", time.gmtime(end))
+        self.notice = f"{directory}: the certificate expires on {date}: {AGAIN} and --renew" if soon else ""
+
+    def _check(self, directory: Path) -> float:
+        """Shakes hands with itself: what others would refuse is told here, where it can be mended. The time when the
+        certificate expires."""
+        one, other = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = self._contexts[False].wrap_bio(one, other)
+        server = self._contexts[True].wrap_bio(other, one, server_side=True)
+        for end in (client, server) * 2:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLError as error:
+                raise ValueError(f"keys: {directory}: {_reason(error)}") from None
+        certificate: dict[str, Any] = client.getpeercert() or {}
+        return ssl.cert_time_to_seconds(certificate["notAfter"])
 
     def context(self, server: bool) -> ssl.SSLContext:
         """What the end that accepts connections uses, or the one that opens them."""

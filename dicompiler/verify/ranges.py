@@ -1,0 +1,116 @@
+"""Inputs that stand for one of a few: token numbers, positions, classes, masks, found by where they lead to.
+
+Model → how many values each such input of its graph may have; arrays → arrays in which these inputs have such values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from dicompiler.base.seeded import generator
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.rule import Tensor
+
+CARRIES = frozenset(
+    "Cast Clip Concat Expand Flatten Gather Identity Reshape Slice Split Squeeze Tile Transpose Unsqueeze".split()
+)
+"""Operators that hand on the values of an input: of Concat any, of the others the first."""
+Read = tuple[onnx.NodeProto, int]
+MASK = 2
+
+
+def limits(model: Model) -> dict[str, int]:
+    """Graph input → n, where its values must be 0 … n-1: as the index of a Gather, the token, segment or position of an
+    embedding, the class of a OneHot, or the mask of an attention. An input that leads to none of these is not in it."""
+    tensors = model.tensors()
+    readers: dict[str, list[Read]] = {}
+    for node in model.proto.graph.node:
+        for place, name in enumerate(node.input):
+            readers.setdefault(name, []).append((node, place))
+    found = {}
+    for value in model.proto.graph.input:
+        if not tensors[value.name].constant:
+            ends = _ends(value.name, readers)
+            known = [count for node, place in ends if (count := _count(node, place, tensors)) is not None]
+            if known:
+                found[value.name] = min(known)
+    return found
+
+
+def _ends(name: str, readers: Mapping[str, list[Read]]) -> list[Read]:
+    """Who reads the values of a tensor, as they are or carried elsewhere."""
+    ends, waiting, seen = [], [name], {name}
+    while waiting:
+        for node, place in readers.get(waiting.pop(), ()):
+            ends.append((node, place))
+            if node.op_type in CARRIES and not node.domain and (place == 0 or node.op_type == "Concat"):
+                waiting += [one for one in node.output if one not in seen]
+                seen.update(node.output)
+    return ends
+
+
+def _count(node: onnx.NodeProto, place: int, tensors: Mapping[str, Tensor]) -> int | None:
+    """How many values an operator takes there; None: any."""
+    rule = _TAKES.get((node.op_type, place))
+    given = [tensors.get(name) for name in node.input]
+    count = None if rule is None else rule(node, given)
+    return count if count is None or count > 0 else None
+
+
+Given = list[Tensor | None]
+
+
+def _extent(of: int, axis: int | None = None) -> Callable[[onnx.NodeProto, Given], int | None]:
+    """The extent of an input along an axis, that of the attribute `axis` where it is None."""
+
+    def count(node: onnx.NodeProto, given: Given) -> int | None:
+        tensor = given[of] if of < len(given) else None
+        along = next((one.i for one in node.attribute if one.name == "axis"), 0) if axis is None else axis
+        shape = None if tensor is None else tensor.shape
+        return None if shape is None or not -len(shape) <= along < len(shape) else shape[along]
+
+    return count
+
+
+def _depth(_node: onnx.NodeProto, given: Given) -> int | None:
+    depth = given[1]
+    return None if depth is None or depth.value is None else int(depth.value.flat[0])
+
+
+def _mask(_node: onnx.NodeProto, _given: Given) -> int:
+    return MASK
+
+
+def _inverted(_node: onnx.NodeProto, given: Given) -> int | None:
+    """1 - mask, as exporters write it."""
+    one = given[0]
+    return (
+        MASK if one is not None and one.value is not None and one.value.size == 1 and one.value.flat[0] == 1 else None
+    )
+
+
+_TAKES: Mapping[tuple[str, int], Callable[[onnx.NodeProto, Given], int | None]] = {
+    **{(name, 1): _extent(0) for name in ("Gather", "GatherElements", "ScatterElements")},
+    ("OneHot", 0): _depth,
+    ("EmbedLayerNormalization", 0): _extent(2, 0),
+    ("EmbedLayerNormalization", 1): _extent(4, 0),
+    ("EmbedLayerNormalization", 7): _mask,
+    ("EmbedLayerNormalization", 8): _extent(3, 0),
+    ("Attention", 3): _mask,
+    ("Sub", 1): _inverted,
+}
+"""(operator, place of the input) → how many values it takes there."""
+
+
+def ranged(feed: Mapping[str, NDArray[Any]], known: Mapping[str, int], seed: int) -> dict[str, NDArray[Any]]:
+    """`feed` with seeded numbers in range for the inputs that have one, of the same types and shapes."""
+    return {
+        name: generator(seed, f"{name}/range").integers(0, known[name], array.shape).astype(array.dtype)
+        if name in known
+        else array
+        for name, array in feed.items()
+    }
