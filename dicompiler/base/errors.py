@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LINE = 1500
+"""Characters of an error or a warning that are shown."""
+
 
 class DicompilerError(Exception):
     """A mistake in what the user gave us, or something that cannot be compiled. The message is one line."""
@@ -26,9 +29,19 @@ class RunError(DicompilerError):
     """A compiled program did not finish: names the device and the cause."""
 
 
+def printable(text: str) -> str:
+    """The text with what cannot be printed as an escape: names come from files, and a terminal obeys."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
 def one_line(text: str) -> str:
-    """The text with every run of blanks and line ends as one blank."""
-    return " ".join(text.split())
+    """The text, printable, with every run of blanks and line ends as one blank. One longer than LINE is cut in its
+    middle."""
+    line = printable(" ".join(text.split()))
+    cut = f" … ({len(line) - LINE} characters) … "
+    return line if len(line) <= LINE else line[: LINE * 2 // 3] + cut + line[-LINE // 3 :]
 
 
 def cause(error: BaseException) -> str:

@@ -26,6 +26,11 @@ def _binary(unit: str, factor: int = 1) -> dict[str, Decimal]:
     return {p + unit: Decimal(factor * 2**power) for p, power in _BINARY.items()}
 
 
+LEAST, MOST = 1e-12, 2.0**62
+"""What a quantity other than zero may be, in its base unit: sums and quotients of them are finite, counts of bytes
+have 64 bits."""
+
+
 @dataclass(frozen=True)
 class Quantity:
     """A kind of quantity. `units`: text → base units; `shown`: the units that messages and `write` use, small to large.
@@ -37,6 +42,11 @@ class Quantity:
     units: Mapping[str, Decimal]
     shown: tuple[str, ...]
     zero: bool
+
+    @property
+    def base(self) -> str:
+        """The base unit."""
+        return next(unit for unit, factor in self.units.items() if factor == 1)
 
 
 RATE = Quantity(
@@ -65,7 +75,7 @@ def parse(text: object, quantity: Quantity, place: str) -> float:
     """`parse("0.5 ms", TIME, …)` → 0.0005: `text` in the quantity's base unit (FLOP/s, B, bit/s, s, W).
 
     Raises DicompilerError, opening with `place` (file and key): no text, no unit, an unknown unit, a number below zero,
-    zero where that makes no sense, not finite.
+    zero where that makes no sense, not between LEAST and MOST.
     """
     allowed = f"(allowed units: {', '.join(quantity.shown)})"
     if not isinstance(text, str):
@@ -85,8 +95,9 @@ def parse(text: object, quantity: Quantity, place: str) -> float:
         least = "zero or more" if quantity.zero else "more than zero"
         raise DicompilerError(f"{place}: {text!r}: a {quantity.name} must be {least}")
     value = float(_EXACT.multiply(number, quantity.units[unit]))
-    if value == float("inf"):
-        raise DicompilerError(f"{place}: {text!r} is too large for a {quantity.name}")
+    if value and not LEAST <= value <= MOST:
+        wrong = f"{text!r} is too {'large' if value > MOST else 'small'} for a {quantity.name}"
+        raise DicompilerError(f"{place}: {wrong}: in {quantity.base} it must be from {LEAST:g} to {MOST:g}, or 0")
     return value
 
 
@@ -105,7 +116,7 @@ def write(value: float, quantity: Quantity) -> str:
     """
     exact = Decimal(repr(value))
     if not exact:
-        return f"0 {next(unit for unit in quantity.units if quantity.units[unit] == 1)}"
+        return f"0 {quantity.base}"
     texts = []
     for unit in reversed(quantity.shown):
         scaled = _EXACT.divide(exact, quantity.units[unit])

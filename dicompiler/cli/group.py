@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from dicompiler.base.errors import UsageError, nearest
+from dicompiler.base.errors import UsageError, nearest, one_line
 
 # Stated here so that `--help` imports no command; a test compares them with the commands' own.
 COMMANDS: Mapping[str, str] = {
@@ -83,7 +83,7 @@ def _log_to_stderr() -> None:
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             # Whatever stderr is now: while progress is shown, lines go above it.
-            line = f"dicompiler: {record.levelname.lower()}: {' '.join(record.getMessage().split())}"
+            line = f"dicompiler: {record.levelname.lower()}: {one_line(record.getMessage())}"
             print(line, file=sys.stderr)
 
     log = logging.getLogger("dicompiler")

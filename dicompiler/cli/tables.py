@@ -9,12 +9,15 @@ from typing import Any, TextIO
 
 import click
 
+from dicompiler.base.errors import printable
+
 
 def show(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), err: bool = False) -> None:
     """Prints a table to stdout, or to stderr; `right` are the columns that are set to the right (numbers).
 
     Elsewhere than on a terminal: columns padded with blanks, two between them, nothing cut off, for grep and diff.
     """
+    rows = [[printable(cell) for cell in row] for row in rows]
     stream = sys.stderr if err else sys.stdout
     if stream.isatty():
         _rich(headers, rows, right, stream)

@@ -44,11 +44,11 @@ class Compiled(Compilation):
     def of(cls, compilation: Compilation) -> Compiled:
         return cls(**{entry.name: getattr(compilation, entry.name) for entry in fields(Compilation)})
 
-    def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
+    def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None, timeout: float | None = None) -> Verification:
         """Verifies the artifact that was written, see `driver.artifact.verify`. UsageError where none was."""
         if self.artifacts is None:
             raise UsageError("verify: nothing was written: compile with output=…")
-        return verify(self.artifacts, inputs)
+        return verify(self.artifacts, inputs, timeout)
 
 
 WEIGHTS = f"{REFERENCE}.data"
@@ -119,12 +119,18 @@ def install(directory: str | Path, options: RunOptions, timeout: float | None = 
     return target.install(path, options.within(timeout))
 
 
-def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None) -> Verification:
+def verify(
+    directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None, timeout: float | None = None
+) -> Verification:
     """Verifies an artifact on both levels: exact check models in this process, then its real programs, run on this host
-    and compared with onnxruntime; what its target checks itself; and that each transfer carried the bytes predicted."""
+    and compared with onnxruntime; what its target checks itself; and that each transfer carried the bytes predicted.
+    timeout: seconds for all of that, by default those that a run may take; DicompilerError says what they were not
+    enough for."""
     from dicompiler.verify.comparison import Verification, exact, transfers
+    from dicompiler.verify.deadline import Deadline, until
     from dicompiler.verify.given import advising, given_inputs
 
+    deadline = Deadline(RunOptions().within(timeout).timeout_s)
     path, target, model = _open(directory, weights=True, runs=True)
     plan, platform = plans.load_plan(path / PLAN), Platform.load(path / PLATFORM)
     given = given_inputs(model, inputs)
@@ -138,13 +144,16 @@ def verify(directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = No
         return result
 
     log.info("check models, split by the same plan")
-    checks = [exact(model, program, rules=registry().rules)]
+    with until(deadline, "verify: exact"):
+        checks = [exact(model, program, rules=registry().rules)]
     log.info("the programs themselves, against onnxruntime")
     count = len(plan.roles)  # a frame of each
     with advising(model, inputs):
-        result = target.run(path, [given] * count, RunOptions())
-        checks += _compared(model, given, result, count, target)
-    checks += target.proofs(model, lambda: program(model, whole=True), given, result)
+        result = target.run(path, [given] * count, RunOptions(timeout_s=deadline.left))
+        with until(deadline, "verify: real"):
+            checks += _compared(model, given, result, count, target)
+    with until(deadline, "verify: real"):
+        checks += target.proofs(model, lambda: program(model, whole=True), given, result)
     sent = {index: total for report in result.reports for index, total in report.sent.items()}
     checks.append(transfers(program(model).all_transfers, sent, 1, count))
     return Verification(tuple(checks))

@@ -57,7 +57,10 @@ def tile(window: Window, interval: Interval) -> Tile:
         need = (max(0, low), window.extent if last else min(high, window.extent))
         if need[0] < need[1]:
             return Tile((start, stop), need, max(0, -low), window.end if last else max(0, high - window.extent))
-        start, stop = (start - 1, stop) if low >= window.extent else (start, stop + 1)
+        if low >= window.extent:
+            start = min(start - 1, (window.extent - 1 + window.begin) // window.stride)
+        else:
+            stop = min(window.out, max(stop, -((window.span - window.begin - 1) // window.stride)) + 1)
 
 
 def tile_transposed(window: Window, interval: Interval) -> Tile:

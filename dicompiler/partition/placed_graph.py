@@ -192,10 +192,10 @@ class PlacedGraphBuilder:
     values: dict[str, Known] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
     named: dict[object, str] = field(default_factory=dict)
-    called: set[str] = field(default_factory=set)
+    called: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.taken = set(self.given.taken)
+        self.taken = dict.fromkeys(self.given.taken, 0)
 
     def name(self, wanted: str) -> str:
         """`wanted`, or with a number behind it where the graph has that name already."""

@@ -171,9 +171,10 @@ class _Placer:
         is."""
         last = 1 + max(self.routing.runs.values(), default=0)
         extra: dict[str, str] = {}
+        delivered = set(self.delivered.values())
         for delivery in self.routing.deliveries:
             output, first = delivery.output, self.firsts[delivery.output] is delivery
-            if delivery.tree is None or (first and output in self.delivered.values()):
+            if delivery.tree is None or (first and output in delivered):
                 continue
             place = Place(delivery.device, 0, (last, 0, 2 * len(self.layers.layers), 1))
             name = output if first else self.builder.name(f"{output}@{delivery.device}")

@@ -50,6 +50,7 @@ class _Router:
     def __init__(self, layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> None:
         self.layers, self.plan, self.hosts = layers, plan, hosts
         self.rank = {device: i for i, device in enumerate(plan.devices)}
+        self.outputs = {name: i for i, name in enumerate(layers.outputs)}
         self.live: set[TaskId | None] = set()  # None: a graph input is no task's
         self.readers: dict[Key, list[tuple[Order, Task, Region]]] = {}
         self.reads: dict[TaskId, dict[Key, Tree]] = {}
@@ -88,7 +89,7 @@ class _Router:
         for _, task, need in sorted(self.readers.pop(key, []), key=itemgetter(0)):
             tree = self._assemble(need, (task.device, task.lane), boxes, held, f"{task.layer!r} on {task.device}")
             self.reads.setdefault(task_id(task), {})[key] = tree
-        if key.reduce is not None or key.tensor not in self.layers.outputs:
+        if key.reduce is not None or key.tensor not in self.outputs:
             return []
         shape = self.layers.tensors[key.tensor].shape
         if shape is None:
@@ -170,7 +171,7 @@ class _Router:
             self.layers,
             tuple(live),
             self.reads,
-            tuple(sorted(deliveries, key=lambda delivery: self.layers.outputs.index(delivery.output))),
+            tuple(sorted(deliveries, key=lambda delivery: self.outputs[delivery.output])),
             tuple(self.received),
             tuple(task_id(task) for task in tasks if task_id(task) not in self.live),
             runs,

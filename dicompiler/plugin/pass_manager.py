@@ -80,7 +80,7 @@ def _check(step: Pass, given: Compilation, result: Compilation) -> None:
     try:
         result.model.check(f"after pass {step.name!r} {step.provenance}".rstrip())
     except DicompilerError:
-        given.model.check("the model")
+        given.model.check(given.model.place)
         raise
 
 

@@ -20,6 +20,7 @@ from dicompiler.base.errors import DicompilerError, nearest
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight, array_dtype, dtype_name, is_hollow
 from dicompiler.ir.program import DeviceProgram, Program, Segment, Transfer, Value
+from dicompiler.verify.deadline import stoppable
 from dicompiler.verify.levels import Optimization
 
 _LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
@@ -56,7 +57,11 @@ class Session:
         self._values = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
         options.add_external_initializers(names, self._values)
         try:
-            self._session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+            self._session = stoppable(
+                place, lambda _: ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+            )
+        except DicompilerError:
+            raise
         except Exception as error:  # onnxruntime's errors share no other base
             raise DicompilerError(f"{place}: onnxruntime cannot load it: {_line(error)}") from error
         self.outputs = tuple(value.name for value in self._session.get_outputs())
@@ -68,10 +73,15 @@ class Session:
         feeds = {name: _dense(value) for name, value in inputs.items()}
         try:
             if not self._foreign:
-                return dict(zip(self.outputs, self._session.run(None, feeds), strict=True))
+                results = stoppable(self.place, lambda options: self._session.run(None, feeds, options))
+                return dict(zip(self.outputs, results, strict=True))
             values = {name: to_ort(array) for name, array in feeds.items()}
-            results = self._session.run_with_ort_values(self.outputs, values)
+            results = stoppable(
+                self.place, lambda options: self._session.run_with_ort_values(self.outputs, values, options)
+            )
             return {name: from_ort(value) for name, value in zip(self.outputs, results, strict=True)}
+        except DicompilerError:
+            raise
         except Exception as error:  # see above
             raise DicompilerError(f"{self.place}: onnxruntime cannot run it: {_line(error)}") from error
 

@@ -6,6 +6,7 @@ In: a Graph. Out: the same graph, in which the results are initializers and the 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 
 from dicompiler.plugin_api import (
     ConstantValues,
+    DicompilerError,
     Graph,
     HeldAttribute,
     array_dtype,
@@ -23,7 +25,9 @@ from dicompiler.plugin_api import (
     dense,
     export_node,
     names_read,
+    raw_nbytes,
 )
+from dicompiler_passes.legality import propagated
 
 STANDARD = (None, "", "ai.onnx")
 
@@ -40,6 +44,19 @@ NOT_TENSORS = frozenset(
 )
 """Operators whose result is no tensor, so that no initializer can hold it."""
 
+LARGEST, ALL = 2**29, 2**30
+"""Bytes that one folded tensor, and all that a pass folds, may have: what comes to more is computed when the model
+runs, as it stands."""
+
+SECONDS = 60.0
+"""What onnxruntime may take for folding."""
+
+BOUNDED = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
+"""Operators whose results have a size that nobody knows before, and that is no larger than what they are given."""
+
+_TAKEN = ("Constant", "Identity", "If")  # what control flow that only chooses consists of
+_VALUES_SHOWN = 2**16  # bytes of a constant that shape inference sees: it may be a shape
+
 _CONSTANT_TYPES: Mapping[str, type] = {"float": np.float32, "int": np.int64, "string": object}
 
 
@@ -47,11 +64,18 @@ def fold(graph: Graph) -> None:
     """Computes every node whose inputs are all constants, and what follows from it.
 
     Constant → (initializer);  ConstantOfShape, Transpose(w), Concat(a, b) … → (initializer);  Identity(w) → w.
-    Not folded: DequantizeLinear, random operators, operators of other domains, control flow that reads tensors around
-    it, and what onnxruntime cannot compute (then the node stays). An initializer that is a graph input too is not
-    constant. A graph output that is constant is an initializer afterwards.
+    Not folded: DequantizeLinear, random operators, operators of other domains, control flow that computes something or
+    reads tensors around it, what is too large (LARGEST), and what onnxruntime cannot compute: then the node stays. An
+    initializer that is a graph input too is not constant. A graph output that is constant is an initializer afterwards.
+    DicompilerError where onnxruntime takes longer than SECONDS.
     """
     _lift(graph)
+    while _fold_once(graph):
+        pass
+
+
+def _fold_once(graph: Graph) -> bool:
+    """Whether more can be folded once these results are known: sizes may follow from them."""
     outputs = {tensor.name for tensor in graph.outputs}
     known: set[str] = set()
     pending: list[gs.Node] = []
@@ -69,8 +93,12 @@ def fold(graph: Graph) -> None:
             continue
         gone.append(node)
     graph.remove(gone)
-    if pending:
-        graph.remove(_compute(graph, pending))
+    if not pending:
+        return False
+    sized = _sized(graph, pending)
+    done = _compute(graph, sized) if sized else []
+    graph.remove(done)
+    return 0 < len(done) < len(pending)
 
 
 def _lift(graph: Graph) -> None:
@@ -94,14 +122,14 @@ def _is_foldable(graph: Graph, node: gs.Node, known: Collection[str]) -> bool:
         return False
     if node.domain not in STANDARD or node.op in (*KEPT, *NOT_TENSORS):
         return False
-    return any(t.name for t in node.outputs) and _repeats(node) and not captures(export_node(node))
+    # Of what control flow computes nobody knows how long it takes, and how large it becomes.
+    simple = all(inner.op in _TAKEN for body in node.subgraphs(recursive=True) for inner in body.nodes)
+    return any(t.name for t in node.outputs) and _repeats(node) and simple and not captures(export_node(node))
 
 
 def _repeats(node: gs.Node) -> bool:
-    """Whether the node, and all in its bodies, gives the same result each time."""
-    if node.op in RANDOM or (node.op == "Dropout" and len(node.inputs) > 2 and node.inputs[2].name):
-        return False
-    return all(_repeats(inner) for body in node.subgraphs() for inner in body.nodes)
+    """Whether the node gives the same result each time."""
+    return node.op not in RANDOM and not (node.op == "Dropout" and len(node.inputs) > 2 and node.inputs[2].name)
 
 
 def _constant(node: gs.Node) -> NDArray[Any] | LazyValues:
@@ -113,6 +141,38 @@ def _constant(node: gs.Node) -> NDArray[Any] | LazyValues:
         given = onnx.helper.get_attribute_value(value.attribute) if isinstance(value, HeldAttribute) else value
         return np.array(given, _CONSTANT_TYPES[name.removeprefix("value_").removesuffix("s")])
     return value.values if value._values.is_large else value._values
+
+
+def _sized(graph: Graph, pending: Sequence[gs.Node]) -> list[gs.Node]:
+    """Those of the nodes `pending` whose results are known to be small enough, by shape inference, and that depend on
+    such nodes alone."""
+    model, feeds = _model(graph, pending, [], {})
+    for name in [name for name, array in feeds.items() if array.nbytes <= _VALUES_SHOWN]:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(feeds[name], name))
+    try:
+        inferred = propagated(model)
+    except onnx.shape_inference.InferenceError:
+        return []
+    sizes = {v.name: _nbytes(v.type.tensor_type) for v in inferred.graph.value_info}
+    room = ALL - sum(c._values.nbytes for c in graph.initializers if isinstance(c._values, np.ndarray))
+    open_ = {tensor.name for node in pending for tensor in node.outputs if tensor.name}
+    fitting = []
+    for node in pending:
+        names = [tensor.name for tensor in node.outputs if tensor.name]
+        known = [0 if node.op in BOUNDED else sizes.get(name) for name in names]
+        most = [size for size in known if size is not None and size <= LARGEST]
+        if len(most) == len(names) and sum(most) <= room and not any(tensor.name in open_ for tensor in node.inputs):
+            open_.difference_update(names)
+            room -= sum(most)
+            fitting.append(node)
+    return fitting
+
+
+def _nbytes(kind: onnx.TypeProto.Tensor) -> int | None:
+    """Bytes of a tensor; None where its shape or type is not known."""
+    dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim]
+    known = kind.HasField("shape") and kind.elem_type and -1 not in dims
+    return raw_nbytes(kind.elem_type, tuple(dims)) if known else None
 
 
 def _compute(graph: Graph, pending: Sequence[gs.Node]) -> list[gs.Node]:
@@ -142,12 +202,10 @@ class _Refused(Exception):
     """onnxruntime cannot compute it, or not what it needs."""
 
 
-def _run(
+def _model(
     graph: Graph, nodes: Sequence[gs.Node], wanted: Sequence[str], found: Mapping[str, NDArray[Any]]
-) -> dict[str, NDArray[Any]]:
-    """The values of `wanted`, which `nodes` make of constants and of `found`."""
-    import onnxruntime
-
+) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
+    """`nodes` as a model with the outputs `wanted`, and the inputs for it: constants, and what is `found`."""
     results = {"", *(tensor.name for node in nodes for tensor in node.outputs)}
     needed = {tensor.name: tensor for node in nodes for tensor in node.inputs if tensor.name not in results}
     inner = onnx.GraphProto(name="constants", node=map(export_node, nodes))
@@ -162,17 +220,35 @@ def _run(
         else:
             feeds[name] = np.require(array, requirements=["C", "A"])
             inner.input.append(onnx.helper.make_tensor_value_info(name, array_dtype(array), array.shape))
-    model = onnx.ModelProto(ir_version=max(4, graph.ir_version), graph=inner, opset_import=graph.import_domains)
+    return onnx.ModelProto(ir_version=max(4, graph.ir_version), graph=inner, opset_import=graph.import_domains), feeds
+
+
+def _run(
+    graph: Graph, nodes: Sequence[gs.Node], wanted: Sequence[str], found: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """The values of `wanted`, which `nodes` make of constants and of `found`."""
+    import onnxruntime
+
+    model, feeds = _model(graph, nodes, wanted, found)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = False
+    stop = onnxruntime.RunOptions()
+    timer = Timer(SECONDS, setattr, (stop, "terminate", True))
+    timer.daemon = True
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        values = session.run(list(wanted), feeds)
+        timer.start()
+        values = session.run(list(wanted), feeds, stop)
     except Exception as error:  # onnxruntime's exceptions have no other common base
+        if stop.terminate:
+            names = ", ".join(repr(node.name) for node in nodes[:3]) + (" …" if len(nodes) > 3 else "")
+            raise DicompilerError(f"folding: computing the constants of {names} takes over {SECONDS:g} s") from error
         raise _Refused from error
+    finally:
+        timer.cancel()
     if not all(isinstance(value, np.ndarray) for value in values):
         raise _Refused
     return dict(zip(wanted, values, strict=True))

@@ -5,7 +5,8 @@ Model (normalised, shapes inferred) → LayerGraph
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from dicompiler.plugin_api import (
     Node,
     OperatorRule,
     Pass,
+    Shape,
     Tensor,
     captures,
 )
@@ -124,11 +126,11 @@ def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, Te
     """One group per node, but nodes joined by an edge that cannot be cut (no static shape, or captured by control
     flow) together, with all that lies between them."""
     producer = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
-    leader = list(range(len(nodes)))
+    leader = dict(enumerate(range(len(nodes))))
 
     def find(i: int) -> int:
         while leader[i] != i:
-            i = leader[i]
+            leader[i] = i = leader[leader[i]]
         return i
 
     joined = False
@@ -140,7 +142,11 @@ def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, Te
                 leader[max(a, b)] = min(a, b)
                 joined = True
     if joined:
-        _condense(nodes, producer, leader, find)
+        before: dict[int, list[int]] = {}
+        for i, node in enumerate(nodes):
+            before.setdefault(find(i), []).extend(find(producer[n]) for n in node.inputs if n in producer)
+        for together in _condense(before):
+            leader.update(dict.fromkeys(together, min(together)))
     members: dict[int, list[Node]] = {}
     for i, node in enumerate(nodes):
         members.setdefault(find(i), []).append(node)
@@ -162,126 +168,129 @@ def _with_dequantise(groups: Sequence[_Group], readers: Mapping[str, frozenset[s
     return joined
 
 
-def _condense(nodes: Sequence[Node], producer: Mapping[str, int], leader: list[int], find: Any) -> None:
-    """Joins groups that depend on each other both ways, until the groups are a DAG."""
-    while True:
-        before: dict[int, set[int]] = {}  # group → groups it depends on, directly or not
-        changed = False
-        for i, node in enumerate(nodes):
-            own = find(i)
-            for name in node.inputs:
-                if name in producer and (other := find(producer[name])) != own:
-                    before.setdefault(own, set()).add(other)
-        closure = _closure(before)
-        for group, others in closure.items():
+def _condense(before: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
+    """The sets of groups that depend on each other both ways: strongly connected components, by Tarjan's algorithm
+    without recursion. before: group → groups that it depends on."""
+    number: dict[int, int] = {}  # in the order of visits
+    low: dict[int, int] = {}  # the earliest that is reached and open
+    opened: dict[int, None] = {}
+    for start in before:
+        path = [] if start in number else [(start, iter(before[start]))]
+        while path:
+            group, others = path[-1]
+            if group not in number:
+                number[group] = low[group] = len(number)
+                opened[group] = None
             for other in others:
-                if group in closure.get(other, ()) and find(group) != find(other):
-                    a, b = find(group), find(other)
-                    leader[max(a, b)] = min(a, b)
-                    changed = True
-        if not changed:
-            return
+                if other not in number:
+                    path.append((other, iter(before.get(other, ()))))
+                    break
+                if other in opened:
+                    low[group] = min(low[group], low[other])
+            else:
+                path.pop()
+                if path:
+                    low[path[-1][0]] = min(low[path[-1][0]], low[group])
+                if low[group] == number[group]:
+                    together = []
+                    while group in opened:
+                        together.append(opened.popitem()[0])
+                    yield together
 
 
-def _closure(edges: Mapping[int, set[int]]) -> dict[int, set[int]]:
-    """Everything that each key reaches."""
-    reached: dict[int, set[int]] = {}
-    for start in edges:
-        seen: set[int] = set()
-        stack = list(edges[start])
-        while stack:
-            at = stack.pop()
-            if at not in seen:
-                seen.add(at)
-                stack.extend(edges.get(at, ()))
-        reached[start] = seen
-    return reached
+@dataclass(frozen=True)
+class _Links:
+    """What absorbing asks of the nodes; each node's inputs are gone through once, however many they are.
+
+    nodes: by name. readers: see `_readers`. position: node → its place. last: node → who makes its last operand
+    ('': nobody). fitting: element-wise node → the static shape of its one output.
+    """
+
+    nodes: Mapping[str, Node]
+    readers: Mapping[str, frozenset[str]]
+    position: Mapping[str, int]
+    last: Mapping[str, str]
+    fitting: Mapping[str, Shape]
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node], graph: LayerGraph) -> _Links:
+        position = {node.name: i for i, node in enumerate(nodes)}
+        maker = {name: node.name for node in nodes for name in node.outputs}
+        last = {
+            node.name: max((maker[n] for n in node.inputs if n in maker), key=position.__getitem__, default="")
+            for node in nodes
+        }
+        fitting = {node.name: shape for node in nodes if (shape := _fitting(node, graph)) is not None}
+        by_name = {node.name: node for node in nodes}
+        return cls(by_name, _readers(nodes, graph.outputs), position, last, fitting)
+
+    def ready(self, names: Sequence[str], inside: set[str]) -> list[str]:
+        """Those whose last-produced operand is made inside, or by one of them that is ready: the layer that a residual
+        Add goes to. The others wait for an operand of a later round, as the last Mul of x·clip(x + 3)."""
+        asked, known = set(names), dict[str, bool]()
+        for name in names:
+            path, at = [], name
+            while at in asked and at not in known:
+                path.append(at)
+                at = self.last[at]
+            known.update(dict.fromkeys(path, known.get(at, at in inside)))
+        return [name for name in names if known[name]]
 
 
-def _absorb(groups: Iterable[_Group], graph: LayerGraph) -> list[_Group]:
+def _absorb(groups: Sequence[_Group], graph: LayerGraph) -> list[_Group]:
     """Lets each anchor take in the element-wise nodes after it, for as long as just one tensor leaves."""
-    groups = list(groups)
     owner = {node.name: k for k, group in enumerate(groups) for node in group.nodes}
-    position = {node.name: i for i, node in enumerate(n for group in groups for n in group.nodes)}
-    all_nodes = [node for group in groups for node in group.nodes]
-    order = {name: node.name for node in all_nodes for name in node.outputs}
-    readers = _readers(all_nodes, graph.outputs)
-    by_name = {node.name: node for node in all_nodes}
+    links = _Links.of([node for group in groups for node in group.nodes], graph)
     taken: set[int] = set()
     formed: list[_Group] = []
     for k, group in enumerate(groups):
         if k in taken:
             continue
         members = list(group.nodes)
+        inside = {node.name for node in members}
         while len(members[-1].outputs) == 1 and (not group.reason):
-            found = _absorbable(members, readers, by_name, graph, position, order)
+            found = _absorbable(members[-1].outputs[0], inside, links, graph)
             if not found or any(len(groups[owner[n.name]].nodes) > 1 or owner[n.name] in taken for n in found):
                 break
             members.extend(found)
-            taken.update(owner[n.name] for n in found)
+            taken.update(owner[node.name] for node in found)
         formed.append(_Group(tuple(members), group.anchor, group.reason))
     return formed
 
 
-def _absorbable(
-    members: Sequence[Node],
-    readers: Mapping[str, frozenset[str]],
-    by_name: Mapping[str, Node],
-    graph: LayerGraph,
-    position: Mapping[str, int],
-    produced_by: Mapping[str, str],
-) -> list[Node]:
-    """The element-wise nodes that read the layer's one output, if taking them all in leaves again one output.
+def _absorbable(output: str, inside: set[str], links: _Links, graph: LayerGraph) -> list[Node]:
+    """The element-wise nodes that read `output`, the one that leaves the nodes `inside`, if taking them all in leaves
+    again one output. They are added to `inside`, also where they are too few.
 
     x → Relu;   x → Add(x, shortcut);   x → Sigmoid → Mul(x, ·)  (both at once).
     """
-    inside = {node.name for node in members}
-    shape = graph.tensors[members[-1].outputs[0]].shape
+    shape = graph.tensors[output].shape
     found: list[Node] = []
-    leaving = {members[-1].outputs[0]}
+    leaving = {output}
     for _ in range(3):  # a branch such as x·sigmoid(x) closes after two nodes, hard-swish written out after three
-        names = sorted({r for t in leaving for r in readers.get(t, ())} - inside, key=lambda n: position.get(n, -1))
-        if "" in names or not names:
+        names = {r for t in leaving for r in links.readers.get(t, ())} - inside
+        if shape is None or not names or any(links.fitting.get(name) != shape for name in names):
             return []
-        if not all(_fits(by_name[name], shape, graph) for name in names):
-            return []
-        # One that waits for an operand of a later round, as the last Mul of x·clip(x + 3), is taken then.
-        ready, waiting = names, [""]
-        while waiting:
-            waiting = [n for n in ready if not _comes_last(by_name[n], inside | set(ready), position, produced_by)]
-            ready = [n for n in ready if n not in waiting]
+        ready = links.ready(sorted(names, key=links.position.__getitem__), inside)
         if not ready:
             return []
-        found.extend(by_name[name] for name in ready)
+        found.extend(links.nodes[name] for name in ready)
         inside.update(ready)
-        leaving = {
-            output
-            for node in (*members, *found)
-            for output in node.outputs
-            if output and not readers.get(output, frozenset()) <= inside
-        }
+        leaving |= {name for node in found[-len(ready) :] for name in node.outputs if name}
+        leaving = {name for name in leaving if not links.readers.get(name, frozenset()) <= inside}
         last = found[-1].outputs[0]
-        if leaving <= {last} or not readers.get(last):
+        if leaving <= {last} or not links.readers.get(last):
             return found if leaving == {last} else []
     return []
 
 
-def _fits(node: Node, shape: Any, graph: LayerGraph) -> bool:
-    """Element-wise, with one output of the anchor's static shape."""
+def _fitting(node: Node, graph: LayerGraph) -> Shape | None:
+    """The static shape of the one output of an element-wise node of which all is static; None for any other."""
     used = [name for name in node.outputs if name]
-    return (
-        graph.rule(node).elementwise
-        and len(used) == 1
-        and shape is not None
-        and graph.tensors[used[0]].shape == shape
-        and all(graph.tensors[name].shape is not None for name in node.inputs if name)
-    )
-
-
-def _comes_last(node: Node, inside: set[str], position: Mapping[str, int], produced_by: Mapping[str, str]) -> bool:
-    """Whether the node's last-produced operand is made inside the layer: the layer that a residual Add goes to."""
-    made = [(position[produced_by[name]], produced_by[name]) for name in node.inputs if name in produced_by]
-    return max(made)[1] in inside
+    if not graph.rule(node).elementwise or len(used) != 1:
+        return None
+    static = all(graph.tensors[name].shape is not None for name in node.inputs if name)
+    return graph.tensors[used[0]].shape if static else None
 
 
 def _layer(group: _Group, graph: LayerGraph, readers: Mapping[str, frozenset[str]]) -> Layer:
@@ -323,14 +332,19 @@ def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str
 
 def _ordered(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Topological order, ties by the order in the file: a layer may wait for a shortcut that comes in late."""
-    producer = {name: layer.name for layer in layers for name in layer.outputs}
-    waiting = {layer.name: {producer[t] for t in layer.inputs if t in producer} for layer in layers}
+    producer = {name: i for i, layer in enumerate(layers) for name in layer.outputs}
+    waiting = [{producer[t] for t in layer.inputs if t in producer} for layer in layers]
+    followers: list[list[int]] = [[] for _ in layers]
+    for i, before in enumerate(waiting):
+        for other in before:
+            followers[other].append(i)
+    ready = [i for i, before in enumerate(waiting) if not before]  # sorted, and so a heap
     ordered: list[Layer] = []
-    done: set[str] = set()
-    remaining = list(layers)
-    while remaining:
-        ready = next(layer for layer in remaining if waiting[layer.name] <= done)
-        remaining.remove(ready)
-        done.add(ready.name)
-        ordered.append(ready)
+    while ready:
+        done = heapq.heappop(ready)
+        ordered.append(layers[done])
+        for i in followers[done]:
+            waiting[i].remove(done)
+            if not waiting[i]:
+                heapq.heappush(ready, i)
     return tuple(ordered)

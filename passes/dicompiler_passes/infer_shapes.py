@@ -28,6 +28,7 @@ from dicompiler.plugin_api import (
     nearest,
 )
 from dicompiler_passes.folding import STANDARD, fold
+from dicompiler_passes.legality import check_nodes, check_sizes, infer
 from dicompiler_passes.tidying import int64, outputs_from_nodes, scalar_ranges, split_to_slices
 
 _EXAMPLE = (1, 3, 224, 224)
@@ -83,8 +84,7 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
         tensors = Model(inferred).tensors()
         if not (_fold_shapes(graph, tensors) or split_to_slices(graph, tensors) or scalar_ranges(graph, tensors)):
             break
-    if shapes:
-        _check_sizes(folded)
+    check_nodes(inferred.graph, tensors, model.place)
     graph.prune()
     outputs_from_nodes(graph)
     return model.with_graph(graph)
@@ -166,7 +166,8 @@ def _infer(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProt
     operator that it does not know: an exporter may have written other sizes there.
     """
     bare = _without_shapes(model)
-    inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+    inferred = infer(bare, model.place)
+    check_sizes(inferred.graph, model.place)
     known = Model(inferred).tensors()
     made = {name for node in bare.graph.node for name in node.output}
     missing = {v.name: v for v in hints if v.name in made and (v.name not in known or known[v.name].shape is None)}
@@ -176,7 +177,7 @@ def _infer(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProt
         for value in bare.graph.output:
             if value.name in missing:
                 value.CopyFrom(missing[value.name])
-        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+        inferred = infer(bare, model.place)
     return inferred
 
 
@@ -188,15 +189,6 @@ def _without_shapes(model: Model) -> onnx.ModelProto:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
     return bare
-
-
-def _check_sizes(model: Model) -> None:
-    """DicompilerError where the sizes that the user gave do not fit each other further inside, as in a MatMul."""
-    try:
-        onnx.shape_inference.infer_shapes(_without_shapes(model), strict_mode=True, data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
-        cause = " ".join(str(error).split())
-        raise DicompilerError(f"infer-shapes: the given shapes do not fit the model: {cause}") from error
 
 
 def _fold_shapes(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:

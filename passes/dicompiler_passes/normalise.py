@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import onnx
-
 from dicompiler.plugin_api import Compilation, Model, Pass
 from dicompiler_passes.folding import fold
+from dicompiler_passes.legality import propagated
 from dicompiler_passes.quantised import own_dequantise
 from dicompiler_passes.tidying import fix_initializers, outputs_from_nodes, split_to_slices, trim_outputs
 
@@ -53,4 +52,4 @@ def normalise(model: Model) -> Model:
 
 def _inferred(model: Model) -> Model:
     """The model with what shape inference finds already (a Split into equal shares must know the extent)."""
-    return Model(onnx.shape_inference.infer_shapes(model.light(), data_prop=True), model.weights)
+    return Model(propagated(model.light()), model.weights)

@@ -82,21 +82,18 @@ def split_to_slices(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
     """
     splits = [node for node in graph.nodes if node.op == "Split" and node.domain in STANDARD]
     read = graph.read() if splits else set()
-    gone = []
+    slices: dict[int, list[gs.Node]] = {}
     for node in splits:
         cuts = _cuts(node, graph.opset, tensors)
-        if cuts is None:
-            continue
-        axis, intervals = cuts
-        slices = [
-            _slice(graph, node, index, axis, interval)
-            for index, (output, interval) in enumerate(zip(node.outputs, intervals, strict=True))
-            if output.name in read
-        ]
-        graph.insert(slices, before=node)
-        gone.append(node)
-    graph.remove(gone)
-    return bool(gone)
+        if cuts is not None:
+            slices[id(node)] = [
+                _slice(graph, node, index, cuts[0], interval)
+                for index, (output, interval) in enumerate(zip(node.outputs, cuts[1], strict=True))
+                if output.name in read
+            ]
+    graph.nodes = [new for node in graph.nodes for new in (*slices.get(id(node), ()), node)]
+    graph.remove([node for node in splits if id(node) in slices])
+    return bool(slices)
 
 
 def _cuts(node: gs.Node, opset: int, tensors: Mapping[str, Tensor]) -> tuple[int, Sequence[Interval]] | None:

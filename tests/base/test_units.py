@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.units import (
     BANDWIDTH,
+    LEAST,
     MEMORY,
+    MOST,
     POWER,
     RATE,
     TIME,
@@ -63,7 +65,9 @@ def test_numbers_with_units_are_read_in_base_units(text: str, quantity: Quantity
         ("5 GFLOP/h", RATE, "unknown unit 'GFLOP/h' of a compute rate (did you mean 'GFLOP/s'?)"),
         ("5 GB", BANDWIDTH, "unknown unit 'GB' of a bandwidth"),
         ("5 parsec", TIME, "unknown unit 'parsec' of a time (allowed units: ns, us, ms, s)"),
-        ("1e400 W", POWER, "'1e400 W' is too large for a power"),
+        ("1e400 W", POWER, "'1e400 W' is too large for a power: in W it must be from 1e-12 to 4.61169e+18, or 0"),
+        ("1e-320 FLOP/s", RATE, "'1e-320 FLOP/s' is too small for a compute rate"),
+        ("1e-99 Mbit/s", BANDWIDTH, "'1e-99 Mbit/s' is too small for a bandwidth"),
     ],
 )
 def test_a_wrong_quantity_names_key_cause_and_units(text: object, quantity: Quantity, expected: str) -> None:
@@ -98,7 +102,7 @@ def test_numbers_are_written_in_the_unit_that_makes_them_short(value: float, qua
 
 
 @given(
-    st.floats(min_value=1e-300, max_value=1e300, allow_subnormal=False) | st.integers(1, 2**62).map(float),
+    st.floats(LEAST, MOST) | st.integers(1, 2**62).map(float),
     st.sampled_from([RATE, BANDWIDTH, TIME, POWER]),
 )
 def test_what_is_written_is_read_back_as_the_same_number(value: float, quantity: Quantity) -> None:

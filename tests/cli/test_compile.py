@@ -93,14 +93,17 @@ class TestModels:
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            (lambda p: p.graph.node[2].attribute.append(helper.make_attribute("group", 0)), "0 groups do not fit"),
-            (lambda p: p.graph.node[2].attribute.append(helper.make_attribute("group", 3)), "3 groups do not fit"),
+            (lambda p: p.graph.node[2].attribute.append(helper.make_attribute("group", 0)), "Conv 'y': group is [0]"),
+            (
+                lambda p: p.graph.node[2].attribute.append(helper.make_attribute("group", 3)),
+                "group is 3, which does not fit 16 channels",
+            ),
             (lambda p: p.graph.initializer[0].dims.__setitem__(0, 17), "'w1' has 1728 bytes of data where its shape"),
             (lambda p: p.graph.initializer[0].dims.__setitem__(0, -1), "'w1' has 1728 bytes of data where its shape"),
             (lambda p: p.graph.initializer.append(p.graph.initializer[0]), "two initializers are called 'w1'"),
-            (lambda p: p.graph.initializer.pop(), "the model: not a legal ONNX model: "),
-            (lambda p: p.graph.node[1].input.__setitem__(0, "r"), "the model: not a legal ONNX model: "),
-            (lambda p: p.graph.input.pop(), "the model: not a legal ONNX model: "),
+            (lambda p: p.graph.initializer.pop(), "odd.onnx: not a legal ONNX model: "),
+            (lambda p: p.graph.node[1].input.__setitem__(0, "r"), "odd.onnx: not a legal ONNX model: "),
+            (lambda p: p.graph.input.pop(), "odd.onnx: not a legal ONNX model: "),
             (lambda p: p.ClearField("graph"), "not an ONNX model (it has no graph or no opset)"),
             (lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", -1), "is open: give it as"),
             (lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[2], "dim_value", 2**40), "and has 4.29 GB"),

@@ -193,7 +193,7 @@ class Graph(gs.Graph):  # type: ignore[misc]
         self.initializers: list[gs.Constant] = []
         self.spare: list[gs.Constant] = []
         self.defaults: set[str] = set()
-        self._taken: tuple[set[str], set[str]] | None = None
+        self._taken: tuple[dict[str, int], dict[str, int]] | None = None
 
     # --- names
 
@@ -205,12 +205,12 @@ class Graph(gs.Graph):  # type: ignore[misc]
         """A node name that nobody has."""
         return unique(wish, self._names()[1])
 
-    def _names(self) -> tuple[set[str], set[str]]:
+    def _names(self) -> tuple[dict[str, int], dict[str, int]]:
         if self._taken is None:
             graphs = (self, *self.subgraphs(recursive=True))
             tensors = {name for graph in graphs for name in graph.tensors()}
             tensors |= {constant.name for graph in graphs for constant in vars(graph).get("initializers", ())}
-            self._taken = tensors, {node.name for node in self.nodes}
+            self._taken = dict.fromkeys(tensors, 0), {node.name: 0 for node in self.nodes}
         return self._taken
 
     # --- what is read

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.file import Views, map_file, read, skeleton_of
+from dicompiler.ir.onnx.soundness import check_soundness
 from dicompiler.ir.onnx.structure import bodies
 from dicompiler.ir.onnx.weights import LARGE, Weight, header, is_hollow, mark_hollow, raw_nbytes
 
@@ -41,6 +42,7 @@ def load(source: str | Path | bytes | onnx.ModelProto) -> Loaded:
     _check_versions(skeleton, place)
     weights = _weights(skeleton, views, base, place)
     _name_nodes(skeleton.graph)
+    check_soundness(skeleton, place)
     return skeleton, weights
 
 
@@ -183,13 +185,15 @@ def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
         yield from _graph_tensors(body)
 
 
-def unique(name: str, taken: set[str]) -> str:
-    """`name`, or `name_1`, `name_2` …: the first that is not in `taken`, into which it is put."""
-    candidate, number = name, 0
+def unique(name: str, taken: dict[str, int]) -> str:
+    """`name`, or `name_1`, `name_2` …: the first that is not in `taken`, into which it is put. taken: names, each with
+    the last number that was given to one like it, so that the next is found at once."""
+    candidate, number = name, taken.get(name, 0)
     while candidate in taken:
         number += 1
         candidate = f"{name}_{number}"
-    taken.add(candidate)
+    taken[name] = number
+    taken.setdefault(candidate, 0)
     return candidate
 
 
@@ -197,7 +201,7 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
     """Every node of the main graph gets a name of its own: an unnamed one that of its first output, a namesake a
     number behind it. (A tensor has always a name; an empty one means that an optional one is left out.)
     """
-    taken = {node.name for node in graph.node if node.name}
+    taken = {node.name: 0 for node in graph.node if node.name}
     seen: set[str] = set()
     for node in graph.node:
         if not node.name:
@@ -225,7 +229,10 @@ def _check_text(message: Message, place: str) -> None:
 
 
 def _check_versions(model: onnx.ModelProto, place: str) -> None:
-    """Refuses an IR version or a standard opset that the installed onnxruntime is too old for."""
+    """Refuses an IR version or a standard opset that the installed onnxruntime is too old for, or that is none."""
+    for entry in model.opset_import:
+        if not 0 <= entry.version < 2**31:
+            raise DicompilerError(f"{place}: opset {entry.version} of domain {entry.domain!r} is none: export it again")
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
     for what, version, safe in (("IR version", model.ir_version, SAFE_IR), ("opset", opset, SAFE_OPSET)):
         if version <= safe:

@@ -42,11 +42,13 @@ _VALUE_FLOATS = 8
 @dataclass(frozen=True)
 class Model:
     """`proto`: the model as onnx.ModelProto, never to be changed, in which each initializer with much raw data is a
-    hollow (see `weights.is_hollow`); `weights`: the data of the hollows, by name.
+    hollow (see `weights.is_hollow`); `weights`: the data of the hollows, by name; `place`: what errors call it: its
+    file, where it has one.
     """
 
     proto: onnx.ModelProto = field(repr=False)
     weights: Mapping[str, Weight] = field(repr=False, default_factory=dict)
+    place: str = field(repr=False, compare=False, default="the model")
 
     @classmethod
     def load(cls, source: str | Path | bytes | onnx.ModelProto | Model) -> Model:
@@ -59,7 +61,8 @@ class Model:
         if isinstance(source, Model):
             return source
         proto, weights = importing.load(source)
-        return cls(proto, MappingProxyType(weights))
+        place = str(source) if isinstance(source, (str, Path)) else "the model"
+        return cls(proto, MappingProxyType(weights), place)
 
     def save(self, path: str | Path, external: bool | None = None) -> tuple[Path, ...]:
         """Writes the model, moved in whole. `external`: weights go to `<name>.data` beside it (None: if over 2 GB).
@@ -109,7 +112,7 @@ class Model:
         from dicompiler.ir.onnx.graph_export import from_graph
 
         proto, weights = from_graph(graph, self.proto, self.weights)
-        return Model(proto, MappingProxyType(weights))
+        return Model(proto, MappingProxyType(weights), self.place)
 
     @cached_property
     def _inline(self) -> Mapping[str, onnx.TensorProto | onnx.SparseTensorProto]:
@@ -200,7 +203,12 @@ def _static_shape(kind: onnx.TypeProto) -> Shape | None:
     if not kind.tensor_type.HasField("shape"):
         return None
     dims = kind.tensor_type.shape.dim
-    return tuple(dim.dim_value for dim in dims) if all(dim.HasField("dim_value") for dim in dims) else None
+    return tuple(dim.dim_value for dim in dims) if all(_is_static(dim) for dim in dims) else None
+
+
+def _is_static(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    """Whether it is a size; some exporters write -1 for an open one."""
+    return dim.HasField("dim_value") and dim.dim_value >= 0
 
 
 def _write(path: Path, buffers: Iterable[bytes | memoryview]) -> None:

@@ -7,7 +7,7 @@ Program → bytes by device. The constants come from benchmarks/memory.py, on x8
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import onnx
@@ -139,14 +139,14 @@ def loading(segment: Segment) -> Loading:
     once = twice = largest = 0
     for node in nodes:
         weight = sizes.get(node.input[1], 0) if len(node.input) > 1 else 0
-        following = [after.op_type for after in _line(node, readers)]
+        following = (after.op_type for after in _line(node, readers))  # no longer than it must be
         if node.op_type == "Conv" and weight:
             folds = _folds(following)
             once += weight * (folds > 0)
             largest = max(largest, weight * (folds > 0))
             twice += weight * (folds > 1)
         elif node.op_type in PACKED and weight:
-            fused = node.op_type == "Gemm" and following[:1] and following[0] in ACTIVATING
+            fused = node.op_type == "Gemm" and next(following, "") in ACTIVATING
             (late if fused else early).append(weight)
     return Loading((*early, *late), once, twice, largest)
 
@@ -158,7 +158,7 @@ def _line(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> Ite
         yield node
 
 
-def _folds(following: list[str]) -> int:
+def _folds(following: Iterable[str]) -> int:
     """How many of the nodes behind a convolution multiply its weights; an Add in between changes only its bias."""
     count = 0
     for op in following:

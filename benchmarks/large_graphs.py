@@ -1,0 +1,46 @@
+"""What compiling graphs of many nodes costs, a node: it must not grow with their number.
+
+In: nothing, or which graphs and sizes. Out: a table of processor seconds and memory, one row for each, on stdout; exit
+code 1 where a node takes more than LIMIT_MS. Each is compiled in a process of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import onnx
+from compile_cost import measured
+from rich.console import Console
+from rich.table import Table
+from support.wide_graphs import GRAPHS
+
+LIMIT_MS = 1.0
+"""Processor time a node, start of the process included."""
+
+
+@click.command(help=__doc__)
+@click.option("--graph", "names", multiple=True, type=click.Choice(list(GRAPHS)), help="Only these (repeatable).")
+@click.option("--nodes", "sizes", multiple=True, type=int, default=(10_000, 100_000), show_default=True)
+def main(names: Sequence[str], sizes: Sequence[int]) -> None:
+    table, over = Table("graph", "nodes", "CPU s", "ms a node", "peak MB"), False
+    for name in names or GRAPHS:
+        for size in sizes:
+            with tempfile.TemporaryDirectory() as scratch:
+                model, output = Path(scratch) / "m.onnx", Path(scratch) / "out"
+                onnx.save(GRAPHS[name](size), model)
+                command = [sys.executable, "-m", "dicompiler.cli", "compile", str(model), "--platform", "rpi4x2"]
+                used = measured([*command, "--strategy", "single", "-o", str(output)])
+            each = 1e3 * used.cpu_s / size
+            over = over or each > LIMIT_MS
+            table.add_row(name, f"{size}", f"{used.cpu_s:.1f}", f"{each:.2f}", f"{used.peak / 1e6:.0f}")
+            click.echo(f"{name} {size}: {used.cpu_s:.1f} s, {each:.2f} ms a node", err=True)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    sys.exit(over)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""A bound for what this process may take of memory for a while: for calls of libraries that know none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+@contextmanager
+def bounded_memory(more: int) -> Iterator[None]:
+    """Within, the process gets at most `more` bytes of address space beyond what it has: MemoryError then. It holds for
+    all threads, so it is for short calls. Where the system cannot do it nothing is bounded."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        yield
+        return
+    before, most = resource.getrlimit(resource.RLIMIT_AS)
+    bound = None
+    with suppress(OSError), open("/proc/self/statm") as file:
+        bound = int(file.read().split()[0]) * resource.getpagesize() + more
+    if bound is None or (before != resource.RLIM_INFINITY and before < bound):
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (bound, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, most))

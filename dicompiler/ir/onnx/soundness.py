@@ -1,0 +1,188 @@
+"""Whether a model that was read is within reason, before anything works on it: what no library checks, or only after it
+has taken all memory.
+
+In: the skeleton ModelProto, and its place in errors. Out: nothing, or a DicompilerError of one line. docs/limits.md
+lists the limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import onnx
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.onnx.structure import bodies
+from dicompiler.ir.onnx.weights import raw_nbytes
+
+MAX_AXES = 32
+"""Of a tensor: numpy before 2 has no more."""
+
+MAX_BYTES = 2**50
+"""Of a tensor: more than any device has, and few enough for sums of them in 64 bits."""
+
+MAX_SPARSE = 2**31 - 1
+"""Bytes of a sparse tensor's dense form, which onnxruntime makes a protobuf message of."""
+
+MAX_CALLED = 10**6
+"""Nodes that a model has once its functions are put in the place of their calls."""
+
+_MOST = 2**31 - 1
+_WINDOW = {
+    "strides": (1, None),
+    "dilations": (1, None),
+    "kernel_shape": (1, None),
+    "group": (1, None),
+    "pads": (0, _MOST),
+    "output_padding": (0, _MOST),
+    "p": (1, None),
+}
+_SLIDING = "Conv ConvInteger QLinearConv ConvTranspose DeformConv FusedConv NhwcConv NhwcFusedConv MaxPool AveragePool"
+LEGAL: Mapping[str, Mapping[str, tuple[int, int | None]]] = {
+    **dict.fromkeys(f"{_SLIDING} LpPool MaxUnpool NhwcMaxPool QLinearAveragePool".split(), _WINDOW),
+    **{op: {"blocksize": (1, _MOST)} for op in ("SpaceToDepth", "DepthToSpace")},
+    **{op: {"hidden_size": (1, _MOST)} for op in ("RNN", "GRU", "LSTM")},
+    "GlobalLpPool": {"p": (1, None)},
+    "LRN": {"size": (1, _MOST)},
+    "Split": {"num_outputs": (1, _MOST)},
+}
+"""Operator → attribute → the least and the most that each of its numbers may be (None: no limit)."""
+
+AUTO_PAD = (b"NOTSET", b"SAME_UPPER", b"SAME_LOWER", b"VALID", b"")
+_TYPES = frozenset(onnx.TensorProto.DataType.values())
+_DOMAINS = ("", "ai.onnx", "com.microsoft")
+
+Call = tuple[str, str, str]
+
+
+def check_soundness(model: onnx.ModelProto, place: str) -> None:
+    """Attributes in range, sizes that memory can have, indices inside of their tensors, calls that end."""
+    for value in model.graph.input:
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
+            raise DicompilerError(f"{place}: input {value.name!r} has no type: export it again")
+    for graph in _graphs(model.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            kind, where = value.type.tensor_type, f"{place}: tensor {value.name!r}"
+            if kind.elem_type not in _TYPES:
+                raise DicompilerError(f"{where} has the unknown type {kind.elem_type}: export it again")
+            check_size(kind.elem_type, [dim.dim_value for dim in kind.shape.dim], where)
+        for tensor in graph.initializer:
+            _check_tensor(tensor, place)
+        for sparse in graph.sparse_initializer:
+            _check_sparse(sparse, place)
+        _check_nodes(graph.node, place)
+    for function in model.functions:
+        for graph in _graphs(function):
+            _check_nodes(graph.node, place)
+    if model.functions:
+        _check_calls(model, place)
+
+
+def check_size(dtype: int, dims: Sequence[int], place: str) -> None:
+    """DicompilerError where a tensor has too many axes or more bytes than any memory. Dimensions below 0 are open."""
+    if len(dims) > MAX_AXES:
+        raise DicompilerError(f"{place} has {len(dims)} axes: {MAX_AXES} are the most")
+    known = [dim for dim in dims if dim > 0]
+    if math.prod(known) <= MAX_BYTES // 16:  # as it is but for attacks; no type has more bytes
+        return
+    try:
+        nbytes = raw_nbytes(dtype or onnx.TensorProto.UINT8, tuple(known))
+    except (KeyError, TypeError):  # a type that is none, or is text: others say so, or need no size
+        nbytes = math.prod(known)
+    if nbytes > MAX_BYTES:
+        shape = "x".join(map(str, dims))
+        raise DicompilerError(f"{place} of shape {shape} has more than 2^50 bytes: export the model with smaller sizes")
+
+
+def _graphs(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    """The graph, and the bodies in it, however deep (protobuf reads no more than 33)."""
+    yield graph
+    for node in graph.node:
+        for body in bodies(node):
+            yield from _graphs(body)
+
+
+def _check_tensor(tensor: onnx.TensorProto, place: str) -> None:
+    where = f"{place}: tensor {tensor.name!r}"
+    if any(dim < 0 for dim in tensor.dims):
+        raise DicompilerError(f"{where} has the shape {'x'.join(map(str, tensor.dims))}: export it again")
+    check_size(tensor.data_type, tensor.dims, where)
+
+
+def _check_sparse(sparse: onnx.SparseTensorProto, place: str) -> None:
+    """Its indices are there, one (or one row) for each value, and lie inside."""
+    where, dims = f"{place}: sparse tensor {sparse.values.name!r}", tuple(sparse.dims)
+    _check_tensor(onnx.TensorProto(name=sparse.values.name, data_type=sparse.values.data_type, dims=dims), place)
+    if raw_nbytes(sparse.values.data_type, dims) > MAX_SPARSE:
+        raise DicompilerError(f"{where} of shape {'x'.join(map(str, dims))} has over 2 GB: give it as external data")
+    indices, count = onnx.numpy_helper.to_array(sparse.indices), math.prod(sparse.values.dims)
+    if indices.dtype.kind != "i" or indices.shape not in ((count,), (count, len(dims))):
+        raise DicompilerError(
+            f"{where}: indices of type {indices.dtype} and shape {indices.shape} do not fit {count} values in {dims}"
+        )
+    most = math.prod(dims) if indices.ndim == 1 else dims
+    wrong = indices[((indices < 0) | (indices >= most)).reshape(count, -1).any(axis=1)] if count else indices
+    if len(wrong):
+        raise DicompilerError(f"{where}: index {wrong[0].tolist()} lies outside of its shape {dims}: export it again")
+
+
+def _check_nodes(nodes: Iterable[onnx.NodeProto], place: str) -> None:
+    for node in nodes:
+        legal = LEGAL.get(node.op_type, {}) if node.domain in _DOMAINS else {}
+        for attribute in node.attribute:
+            where = f"{place}: {node.op_type} {_name(node)!r}: {attribute.name}"
+            if attribute.name in legal and not attribute.ref_attr_name:
+                low, high = legal[attribute.name]
+                given = list(attribute.ints) if attribute.type == onnx.AttributeProto.INTS else [attribute.i]
+                if any(number < low or (high is not None and number > high) for number in given):
+                    most = "" if high is None else f" and at most {high}"
+                    raise DicompilerError(f"{where} is {given}: each must be at least {low}{most}: correct the model")
+            if legal is _WINDOW and attribute.name == "auto_pad" and attribute.s not in AUTO_PAD:
+                names = ", ".join(name.decode() for name in AUTO_PAD if name)
+                raise DicompilerError(f"{where} is {attribute.s.decode(errors='replace')!r}: it must be one of {names}")
+            if attribute.HasField("sparse_tensor"):
+                _check_sparse(attribute.sparse_tensor, where)
+            if attribute.HasField("t"):
+                _check_tensor(attribute.t, where)
+
+
+def _check_calls(model: onnx.ModelProto, place: str) -> None:
+    """Functions call each other in no circle, and come to so many nodes as one can work with: counted, not expanded."""
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    called = {
+        key: [_key(node) for graph in _graphs(function) for node in graph.node] for key, function in functions.items()
+    }
+    sizes: dict[Call, int] = {}
+    opened: set[Call] = set()
+    waiting = list(functions)
+    while waiting:
+        key = waiting[-1]
+        missing = {other for other in called[key] if other in functions and other not in sizes}
+        if missing and missing & {*opened, key}:
+            raise DicompilerError(
+                f"{place}: function {key[0]}::{key[1]} calls itself, or one that calls it: rewrite it"
+            )
+        if missing and key not in sizes:
+            opened.add(key)
+            waiting += missing
+        else:
+            opened.discard(key)
+            waiting.pop()
+            sizes[key] = min(MAX_CALLED + 1, sum(sizes.get(other, 1) for other in called[key]))
+    total = 0
+    for node in (node for graph in _graphs(model.graph) for node in graph.node):
+        total += sizes.get(_key(node), 1)
+        if total > MAX_CALLED:
+            called_by = f"{node.op_type} {_name(node)!r}"
+            raise DicompilerError(
+                f"{place}: with {called_by}, functions come to more than {MAX_CALLED} nodes: inline less"
+            )
+
+
+def _key(node: onnx.NodeProto) -> Call:
+    return node.domain, node.op_type, node.overload
+
+
+def _name(node: onnx.NodeProto) -> str:
+    return node.name or next(iter(node.output), "")

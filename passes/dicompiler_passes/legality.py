@@ -1,0 +1,134 @@
+"""Whether the nodes of a model fit the shapes of what they read and make: what onnx's shape inference lets pass.
+
+In: a model with inferred shapes. Out: nothing, or a DicompilerError that names the model, the node and what is wrong.
+The ranges that hold for an attribute whatever the shapes are checked when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx
+
+from dicompiler.plugin_api import DicompilerError, Shape, Tensor, bounded_memory, check_size
+
+Given = Mapping[str, Any]
+
+MEMORY = 2**29
+"""Bytes that shape inference may take."""
+
+
+def infer(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
+    """The model without weights, with what onnx infers. DicompilerError for what neither onnx nor onnxruntime takes."""
+    try:
+        return propagated(bare, strict=True)
+    except onnx.shape_inference.InferenceError as error:
+        if not _loads(bare):
+            cause = " ".join(str(error).split())
+            raise DicompilerError(f"{place}: infer-shapes: the shapes do not fit the model: {cause}") from error
+        return propagated(bare)
+
+
+def propagated(model: onnx.ModelProto, strict: bool = False) -> onnx.ModelProto:
+    """Shape inference through computations of shapes too, but where these come to more than MEMORY: onnx follows each
+    number of each vector that is added to or cast, be it a shape or not."""
+    try:
+        with bounded_memory(MEMORY):
+            return onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
+    except MemoryError:
+        return onnx.shape_inference.infer_shapes(model, strict_mode=strict)
+
+
+def _loads(model: onnx.ModelProto) -> bool:
+    """Whether onnxruntime takes the model: it is asked where onnx alone finds fault."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception:  # onnxruntime's exceptions have no other common base
+        return False
+    return True
+
+
+def check_sizes(graph: onnx.GraphProto, place: str) -> None:
+    """DicompilerError for a tensor that has come out with fewer than no elements, or with more than memory can hold."""
+    makers = {name: node for node in graph.node for name in node.output if name}
+    for value in (*graph.value_info, *graph.output):
+        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        maker = makers.get(value.name)
+        by = "" if maker is None else f"{maker.op_type} {maker.name!r}: "
+        if dims and min(dims) < 0 and maker is not None:
+            shape = "x".join(map(str, dims))
+            raise DicompilerError(
+                f"{place}: {by}its output {value.name!r} would have the shape {shape}: correct the model"
+            )
+        check_size(value.type.tensor_type.elem_type, dims, f"{place}: {by}tensor {value.name!r}")
+
+
+def check_nodes(graph: onnx.GraphProto, tensors: Mapping[str, Tensor], place: str) -> None:
+    """DicompilerError for an attribute that does not fit the shapes of the node's tensors, by the table FITS."""
+    for node in graph.node:
+        fault = FITS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        if fault is None:
+            continue
+        names = (*node.input, *node.output[:1])
+        shapes = [tensors[name].shape if name in tensors else None for name in names]
+        known = [shape for shape in shapes if shape is not None]
+        if len(known) < len(names):
+            continue
+        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
+        if wrong := fault(given, known):
+            raise DicompilerError(f"{place}: {node.op_type} {node.name!r}: {wrong}: correct the model")
+
+
+def _axis(given: Given, known: list[Shape]) -> str:
+    axis, rank = given.get("axis", 1), len(known[0])
+    return "" if -rank <= axis < rank else f"axis is {axis} where the tensor has {rank} axes"
+
+
+def _permutation(given: Given, known: list[Shape]) -> str:
+    perm = given.get("perm")
+    fits = perm is None or sorted(perm) == [*range(len(known[0]))]
+    return "" if fits else f"perm is {perm} where the tensor has {len(known[0])} axes"
+
+
+def _elements(given: Given, known: list[Shape]) -> str:  # noqa: ARG001
+    """What Reshape and its kin make has all elements, no more."""
+    before, after = known[0], known[-1]
+    return (
+        ""
+        if math.prod(before) == math.prod(after)
+        else f"it makes the shape {after} of {before}, another number of elements"
+    )
+
+
+def _filters(given: Given, known: list[Shape]) -> str:
+    groups, (data, weight) = given.get("group", 1), known[:2]
+    if len(data) != len(weight) or given.get("kernel_shape", weight[2:]) not in (weight[2:], [*weight[2:]]):
+        return f"its weights have the shape {weight}, its input {data}, and kernel_shape is {given.get('kernel_shape')}"
+    fits = weight[0] % groups == 0 and data[1] == groups * weight[1]
+    return "" if fits else f"group is {groups}, which does not fit {data[1]} channels and weights of shape {weight}"
+
+
+def _pads(given: Given, known: list[Shape]) -> str:  # noqa: ARG001
+    """A window of a pool may not lie in the pads alone."""
+    kernel, pads = given.get("kernel_shape", ()), given.get("pads", ())
+    reach = [(size - 1) * by + 1 for size, by in zip(kernel, given.get("dilations") or [1] * len(kernel), strict=False)]
+    wrong = any(pad >= size for pad, size in zip(pads, reach * 2, strict=False))
+    return f"pads is {pads}, as much as the kernel {kernel} or more" if wrong else ""
+
+
+FITS: Mapping[str, Callable[[Given, list[Shape]], str]] = {
+    "Concat": _axis,
+    "Transpose": _permutation,
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _elements),
+    "Conv": _filters,
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pads),
+}
+"""Operator → what is wrong with its attributes, given the static shapes of its inputs and its first output; '' for
+nothing."""

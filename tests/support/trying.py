@@ -1,0 +1,117 @@
+"""Command lines tried by the hundred, each in a process of its own that may take so much memory and time.
+
+In (stdin, JSON): [[argument, …], …]. Out (stdout, a JSON line for each, in any order): [index, exit code or minus the
+signal, stderr, seconds, peak resident bytes]. The processes are forked, so that starting Python costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from typing import NamedTuple
+
+MEMORY, SECONDS = 2 << 30, 20
+
+
+class Outcome(NamedTuple):
+    """How a command line ended; see above."""
+
+    code: int
+    said: str
+    seconds: float
+    peak: int
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with that: it must have done the work, or refused it in one line; '' where nothing is."""
+        if self.code not in (0, 1, 2):
+            return f"exit code {self.code}: {self.said[-300:]!r}"
+        lines = self.said.splitlines()
+        if self.code and len([line for line in lines if ": error: " in line]) != 1:
+            return f"not one line of error: {self.said[:300]!r}"
+        if any(not line.startswith("dicompiler: ") or not line.isprintable() or len(line) > 2000 for line in lines):
+            return f"a line that is not fit to print: {self.said[:300]!r}"
+        return (
+            "" if self.peak < MEMORY and self.seconds < SECONDS else f"{self.seconds:.0f} s, {self.peak / 1e6:.0f} MB"
+        )
+
+
+def outcomes(lines: Sequence[Sequence[object]]) -> list[Outcome]:
+    """What becomes of `dicompiler` with these arguments, in their order."""
+    done = subprocess.run(
+        [sys.executable, __file__],
+        input=json.dumps([[str(word) for word in line] for line in lines]),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found = {index: Outcome(*rest) for index, *rest in map(json.loads, done.stdout.splitlines())}
+    return [found[index] for index in range(len(lines))]
+
+
+def _child(line: Sequence[str], said: int) -> None:
+    from dicompiler.cli.entry import main
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(said, 2)
+    # Address space is more than memory: libraries reserve some of it that they never touch.
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY + _mapped(),) * 2)
+    signal.alarm(SECONDS)
+    try:
+        code = main(line)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        code = 99
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _mapped() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _serve() -> None:
+    import onnx
+    import onnxruntime  # noqa: F401
+
+    from dicompiler.cli.entry import main
+
+    # What it imports on its way all of them have then; no thread is left behind.
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float y) {y = Relu(x)}')
+    with tempfile.TemporaryDirectory() as scratch, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        onnx.save(model, f"{scratch}/m.onnx")
+        main(["compile", f"{scratch}/m.onnx", "--platform", "rpi4x2", "--strategy", "modnn", "-o", f"{scratch}/m"])
+    lines = list(enumerate(json.load(sys.stdin)))[::-1]
+    running: dict[int, tuple[int, float, int, str]] = {}
+    while lines or running:
+        while lines and len(running) < 2:
+            index, line = lines.pop()
+            said, path = tempfile.mkstemp()
+            pid = os.fork()
+            if not pid:
+                _child(line, said)
+            running[pid] = index, time.monotonic(), said, path
+        pid, status, usage = os.wait4(-1, 0)
+        index, begun, said, path = running.pop(pid)
+        os.close(said)
+        with open(path, errors="surrogateescape") as file:
+            text = file.read()
+        os.remove(path)
+        code = os.waitstatus_to_exitcode(status)
+        print(json.dumps([index, code, text, time.monotonic() - begun, usage.ru_maxrss * 1024]), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()

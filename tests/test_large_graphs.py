@@ -1,0 +1,45 @@
+"""Compiling takes as many steps a node whatever the number of nodes: counted, not timed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import onnx
+import pytest
+from support.wide_graphs import GRAPHS
+
+import dicompiler
+
+
+def steps(work: Callable[[], object]) -> int:
+    """How many lines of Python run, each turn of a comprehension among them."""
+    count = 0
+
+    def trace(_frame: FrameType, event: str, _given: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS.keys())
+def test_twice_the_nodes_are_twice_the_steps(make: Callable[[int], onnx.ModelProto], tmp_path: Path) -> None:
+    models = {count: make(count) for count in (30, 90, 180, 360)}
+
+    def compiled(count: int) -> int:
+        return steps(lambda: dicompiler.compile(models[count], "rpi4x2", "single", output=tmp_path / str(count)))
+
+    compiled(30)  # what is done once is done
+    few, more, most = (compiled(count) for count in (90, 180, 360))
+    assert most - more < 2.2 * (more - few)
