@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError, nearest, one_line
     from dicompiler.base.objectives import OBJECTIVES, objective_terms
     from dicompiler.base.remembering import Remembers, remembered
-    from dicompiler.base.schema import load_json, validate
+    from dicompiler.base.schema import load_json, read_text, validate
     from dicompiler.base.specs import Spec
     from dicompiler.base.units import format_bytes
     from dicompiler.base.version import version
@@ -163,10 +163,11 @@ __all__ = [
     "grid_tiles", "hollow", "hookimpl", "intersect", "is_empty", "is_hollow", "json_text", "leaves", "load_json",
     "load_plan", "macs", "memory_lacking", "memory_needed", "memory_used", "named_axes", "names_read", "nearest",
     "objective_terms", "objective_values", "one_line", "open_artifact", "output_shape", "part_of", "partition", "peak",
-    "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_sealed", "read_within", "reduction", "registry",
-    "remembered", "route_on", "run_model", "sealed_text", "segment_values", "shape_of", "share_task", "shares", "shift",
-    "slices", "split", "ssh", "taken", "task_macs", "tile", "transfer_document", "unique", "validate", "value_document",
-    "version", "volume", "weight_regions", "whole", "whole_plan", "with_interval", "without",
+    "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_sealed", "read_text", "read_within", "reduction",
+    "registry", "remembered", "route_on", "run_model", "sealed_text", "segment_values", "shape_of", "share_task",
+    "shares", "shift", "slices", "split", "ssh", "taken", "task_macs", "tile", "transfer_document", "unique",
+    "validate", "value_document", "version", "volume", "weight_regions", "whole", "whole_plan", "with_interval",
+    "without",
 ]  # fmt: skip
 
 

@@ -36,12 +36,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
-def one_line(text: str) -> str:
-    """The text, printable, with every run of blanks and line ends as one blank. One longer than LINE is cut in its
+def one_line(text: str, limit: int = LINE) -> str:
+    """The text, printable, with every run of blanks and line ends as one blank. One longer than `limit` is cut in its
     middle."""
     line = printable(" ".join(text.split()))
-    cut = f" … ({len(line) - LINE} characters) … "
-    return line if len(line) <= LINE else line[: LINE * 2 // 3] + cut + line[-LINE // 3 :]
+    cut = f" … ({len(line) - limit} characters) … "
+    return line if len(line) <= limit else line[: limit * 2 // 3] + cut + line[-limit // 3 :]
 
 
 def cause(error: BaseException) -> str:

@@ -60,7 +60,7 @@ def tile(window: Window, interval: Interval) -> Tile:
         if low >= window.extent:
             start = min(start - 1, (window.extent - 1 + window.begin) // window.stride)
         else:
-            stop = min(window.out, max(stop, -((window.span - window.begin - 1) // window.stride)) + 1)
+            stop = min(window.count, max(stop, -((window.span - window.begin - 1) // window.stride)) + 1)
 
 
 def tile_transposed(window: Window, interval: Interval) -> Tile:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dicompiler.ir.onnx.importing import unique
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.structure import bodies, body_reads, node_reads, rename_captures
+from dicompiler.ir.onnx.structure import bodies, body_names, body_reads, rename_captures
 from dicompiler.ir.program import Value
 from dicompiler.ir.regions import Region, full, shape_of, with_interval
 from dicompiler.ir.rule import Piece
@@ -107,7 +107,7 @@ class Given:
         graph = model.proto.graph
         values, inputs, outputs = ({v.name: v for v in of} for of in (graph.value_info, graph.input, graph.output))
         whole = {name: full(shape) for name, (_, shape) in model.initializers().items()}
-        taken = {name for node in graph.node for name in (*node_reads(node), *node.output)}
+        taken = {name for node in graph.node for name in (*node.input, *node.output, *body_names(node))}
         return cls(
             next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), 0),
             {node.name: node for node in graph.node},

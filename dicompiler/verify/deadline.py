@@ -23,6 +23,10 @@ GRACE = 5.0
 """Seconds in which onnxruntime ends once it is told to; making a session it does not listen."""
 
 
+class Late(DicompilerError):
+    """A deadline has passed."""
+
+
 @dataclass(frozen=True)
 class Deadline:
     """`seconds` from when it was made."""
@@ -77,9 +81,7 @@ def stoppable(place: str, call: Callable[[ort.RunOptions], T]) -> T:
         options.terminate = True
         ended.wait(GRACE)
     if late:
-        raise DicompilerError(
-            f"{level}: {place}: not done after {deadline.seconds:g} s in all: give it longer (--timeout)"
-        )
+        raise Late(f"{level}: {place}: not done after {deadline.seconds:g} s in all: give it longer (--timeout)")
     if failed:
         raise failed[0]
     result: T = done[0]

@@ -12,7 +12,7 @@ import onnx
 from support.onnx_models import rich_model, small
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.structure import bodies, captures, node_reads, reads, rename_captures
+from dicompiler.ir.onnx.structure import bodies, body_names, captures, node_reads, rename_captures
 
 
 def test_the_digest_is_of_the_structure_only() -> None:
@@ -95,10 +95,15 @@ def test_captures_are_what_bodies_read_and_nothing_inside_makes() -> None:
     assert captures(choice) == {"a", "c", "x"}
 
 
-def test_reads_name_inputs_and_all_that_bodies_name() -> None:
-    model = nested()
-    assert list(node_reads(model.graph.node[0])) == ["x"]
-    assert set(reads(model.graph)) == {"c", "x", "a", "q", "u", "v", "p"}
+def test_reads_are_inputs_and_what_bodies_take_from_around_them_not_what_they_make_under_the_same_name() -> None:
+    relu, choice = nested().graph.node
+    assert list(node_reads(relu)) == ["x"]
+    assert set(node_reads(choice)) == {"c", "x", "a"}
+    assert set(body_names(choice)) > {"q", "u", "v", "p"}
+    same = "() => (float[4] t) { t = Relu(x) }"
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[4] x, bool c) => (float[4] t) {{ t = If (c) <then_branch = a {same}, else_branch = b {same}> }}""")
+    assert list(node_reads(model.graph.node[0])) == ["c", "x"]
 
 
 def test_a_renamed_capture_is_renamed_wherever_it_is_captured_and_nowhere_else() -> None:

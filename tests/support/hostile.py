@@ -74,7 +74,7 @@ class Hostile:
         self.listener.close()
 
 
-def outcome(directory: Path, inputs: Any, options: RunOptions, act: Callable[[str], None]) -> Any:
+def outcome(directory: Path, inputs: Any, options: RunOptions, act: Callable[[str], None], frames: int = 1) -> Any:
     """How a run ends, its result or its error, in which `act` plays a device, as the message tells how to start it."""
     messages: list[str] = []
 
@@ -89,7 +89,7 @@ def outcome(directory: Path, inputs: Any, options: RunOptions, act: Callable[[st
     player = threading.Thread(target=lambda: act(wait_until(lambda: messages)[0]), daemon=True)
     player.start()
     try:
-        return SocketsTarget().run(directory, [inputs], options)
+        return SocketsTarget().run(directory, [inputs] * frames, options)
     except DicompilerError as error:
         return error
     finally:

@@ -12,6 +12,8 @@ import os
 import socket
 import ssl
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +26,6 @@ from dicompiler_targets.sockets.runtime.frames import HEADER, MAGIC, PROTOCOL, H
 
 DRIBBLE_S = 0.2
 """Seconds between two bytes of those who send them one by one: no silence is ever long enough to be noticed."""
-
-
-AT_ONCE = 32
-"""Connections to each port in a row."""
 
 
 def hello(device: str, digest: str = "0" * 64, **more: Any) -> bytes:
@@ -111,43 +109,44 @@ def kinds(device: str, digest: str) -> list[Callable[[socket.socket], None]]:
 
 
 class Strangers:
-    """`count` connections, in turn of each kind, to the ports that `ports` lists from time to time, until `stop`."""
+    """`count` connections, in turn of each kind, to the ports at which a run of this process listens, as many to each.
+    They come from a process of their own, are all there once this is made, and stay until `stop`. `hit`: the ports."""
 
-    def __init__(self, count: int, acts: list[Callable[[socket.socket], None]], ports: Callable[[], set[int]]) -> None:
-        self.left, self.acts, self.ports = count, itertools.cycle(acts), ports
-        self.hit: set[int] = set()
-        self._open: list[socket.socket] = []
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._come, daemon=True)
-        self._thread.start()
+    def __init__(self, count: int, directory: Path, device: str, digest: str) -> None:
+        paths = [os.path.abspath(entry) for entry in sys.path if entry]
+        code = "import sys; sys.path[:0] = sys.argv[6:]; from support.strangers import main; main(*sys.argv[1:6])"
+        words = [str(count), str(directory), str(os.getpid()), device, digest, *paths]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self.hit: list[int] = json.loads(self._process.stdout.readline())
 
     def stop(self) -> None:
         """Closes all of them."""
-        self._stopped.set()
-        self._thread.join()
-        for connection in self._open:
-            connection.close()
-
-    def _come(self) -> None:
-        while self.left and not self._stopped.is_set():
-            for port in sorted(self.ports()) * AT_ONCE:
-                with contextlib.suppress(OSError):
-                    connection = socket.create_connection(("127.0.0.1", port), 1)
-                    self._open.append(connection)
-                    self.hit.add(port)
-                    self.left -= 1
-                    threading.Thread(target=self._act, args=(next(self.acts), connection), daemon=True).start()
-            time.sleep(0.002)
-
-    @staticmethod
-    def _act(act: Callable[[socket.socket], None], connection: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            act(connection)
+        self._process.communicate(timeout=30)
 
 
-def listening(directory: Path) -> set[int]:
-    """The ports at which this process and the artifact's devices listen, as any user of this host can read them."""
-    sockets = {inode for pid in {os.getpid(), *pids(directory).values()} for inode in _sockets(pid)}
+def main(count: str, directory: str, pid: str, device: str, digest: str) -> None:
+    """Connects as `Strangers` says, tells the ports, and stays until standard input ends."""
+    kept, acts = [], itertools.cycle(kinds(device, digest))
+    ports = sorted(listening(Path(directory), int(pid)))
+    for _, port in zip(range(int(count)), itertools.cycle(ports), strict=False):
+        kept.append(socket.create_connection(("127.0.0.1", port), 5))
+        threading.Thread(target=_act, args=(next(acts), kept[-1]), daemon=True).start()
+    print(json.dumps(ports), flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+def _act(act: Callable[[socket.socket], None], connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        act(connection)
+
+
+def listening(directory: Path, coordinator: int) -> set[int]:
+    """The ports at which a run's coordinator and the artifact's devices listen."""
+    sockets = {inode for pid in {coordinator, *pids(directory).values()} for inode in _sockets(pid)}
     found = set()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         words = line.split()

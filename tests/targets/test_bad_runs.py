@@ -114,7 +114,7 @@ def absent(keys: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (expired, "which has expired: make new ones with 'dicompiler keys'"),
+        (expired, "its certificate has expired: make new ones with 'dicompiler keys'"),
         (foreign, "its certificate is not one of this cluster: make new ones"),
         (of_another, "shows the certificate of 'dicompiler:device:pi01': give each device the keys of its own"),
         (absent, "is missing: make keys with 'dicompiler keys'"),
@@ -151,7 +151,7 @@ def test_a_peer_with_other_weights(artifact: Path, tmp_path: Path, failing: Fail
     assert "the manifest of pi02 is of another artifact" in failing(artifact)
 
 
-WHOLE = "            small = len(payload) <= SMALL"
+WHOLE = "            size = HEADER.size + len(payload)"
 CUT = """            if kind is Kind.TENSOR:
                 self._line.send_now([memoryview(pack(header)), memoryview(payload)[:9]])
                 return self._line.close()

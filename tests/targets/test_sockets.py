@@ -25,7 +25,7 @@ from dicompiler.ir.onnx.model import Weight
 from dicompiler.ir.platform import Platform
 from dicompiler.target.records import RunOptions
 from dicompiler.target.seal import seal
-from dicompiler.verify.executor import execute, run_model
+from dicompiler.verify.executor import Executor, run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime import values as runtime_values
 
@@ -99,7 +99,7 @@ def test_it_agrees_with_the_executor(tmp_path: Path) -> None:
     result = SocketsTarget(optimization="none", threads=2).run(
         emit((program, model, inputs), tmp_path), [inputs], RunOptions(timeout_s=60)
     )
-    execution = execute(program, inputs)
+    execution = Executor(program).run(inputs)
     assert np.array_equal(result.outputs[0]["out"], execution.outputs["out"])
     assert {i: n for report in result.reports for i, n in report.sent.items()} == dict(enumerate(execution.sent))
 

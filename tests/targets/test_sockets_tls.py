@@ -229,8 +229,10 @@ def test_a_device_tells_that_its_certificate_expires_soon(tmp_path: Path) -> Non
     process = launch(
         directory, {"device": "a"}, ["--control", "127.0.0.1:9", "--keys", str(tmp_path / "keys/devices/a")]
     )
-    assert process.popen is not None and process.popen.wait(20) == 1
-    assert re.match(r"a: .*/keys/devices/a: the certificate expires on \d{4}-\d\d-\d\d: make new", process.written())
+    process.tell("")
+    assert process.popen is not None and process.popen.wait(20) == 1 and process.log is not None
+    said = process.log.read().decode()
+    assert re.match(r"a: .*/keys/devices/a: the certificate expires on \d{4}-\d\d-\d\d: make new", said)
     process.close()
 
 

@@ -33,23 +33,22 @@ def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else []) + list(a.graphs)]
 
 
-def reads(graph: onnx.GraphProto) -> Iterator[str]:
-    """Every tensor name that a node of `graph` reads, those inside control-flow bodies and their outputs included."""
-    for node in graph.node:
-        yield from node_reads(node)
-
-
 def node_reads(node: onnx.NodeProto) -> Iterator[str]:
-    """The tensor names that a node reads: its inputs, and all that its control-flow bodies name (their own too)."""
+    """The tensor names that a node reads: its inputs, and what its control-flow bodies take from around it."""
     yield from (name for name in node.input if name)
     yield from body_reads(node)
 
 
-def body_reads(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node's control-flow bodies name: what their nodes read, and their outputs."""
+def body_reads(node: onnx.NodeProto) -> dict[str, None]:
+    """The tensors of the graph around it that a node's control-flow bodies read, in the order in which they do."""
+    return dict.fromkeys(name for body in bodies(node) for name in _free(body))
+
+
+def body_names(node: onnx.NodeProto) -> Iterator[str]:
+    """Every tensor name in a node's control-flow bodies, also of what they make themselves."""
     for body in bodies(node):
-        yield from reads(body)
-        yield from (value.name for value in body.output)
+        for inner in body.node:
+            yield from (*inner.input, *inner.output, *body_names(inner))
 
 
 def rename_captures(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
@@ -66,8 +65,8 @@ def rename_captures(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
 
 
 def captures(node: onnx.NodeProto) -> set[str]:
-    """The tensors of the graph around it that a node's control-flow bodies read."""
-    return {name for body in bodies(node) for name in _free(body)}
+    """`body_reads` as a set."""
+    return set(body_reads(node))
 
 
 def _free(body: onnx.GraphProto) -> Iterator[str]:
@@ -75,7 +74,7 @@ def _free(body: onnx.GraphProto) -> Iterator[str]:
     inside = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
     inside |= {tensor.values.name for tensor in body.sparse_initializer}
     for node in body.node:
-        yield from (name for name in (*node.input, *captures(node)) if name and name not in inside)
+        yield from (name for name in (*node.input, *body_reads(node)) if name and name not in inside)
         inside.update(node.output)
     yield from (value.name for value in body.output if value.name not in inside)
 

@@ -14,7 +14,6 @@ import shlex
 import shutil
 import subprocess
 import tarfile
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
 
-from dicompiler.base.errors import DicompilerError, RunError
+from dicompiler.base.errors import DicompilerError, RunError, one_line
+from dicompiler.base.written import KEPT, Written
 from dicompiler.target.remote.hosts import Place
 
 Item = TypeVar("Item")
@@ -135,8 +135,8 @@ def failure(place: Place, errors: str, file: str = "hosts.toml") -> str:
     for pattern, remedy in REMEDIES:
         for line in lines:
             if re.search(pattern, line, re.IGNORECASE):
-                return f"{line.rstrip('.')}: {remedy.format(place.ssh, file)}"
-    return lines[-1] if lines else "the ssh connection was lost"
+                return f"{one_line(line).rstrip('.')}: {remedy.format(place.ssh, file)}"
+    return one_line(lines[-1]) if lines else "the ssh connection was lost"
 
 
 class Calls:
@@ -170,41 +170,52 @@ class Calls:
                 popen.kill()
 
     def run(
-        self, place: Place, script: str, words: Iterable[str], feed: Callable[[IO[bytes]], object] = lambda _: None
+        self,
+        place: Place,
+        script: str,
+        words: Iterable[str],
+        feed: Callable[[IO[bytes]], object] = lambda _: None,
+        kept: int = KEPT,
     ) -> Done:
-        """Runs the script to its end. feed: writes what it reads. RunError where ssh itself fails or time is up."""
-        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            popen = self._start(command(place, script, words), output, errors)
-            watch = threading.Timer(max(0.0, self._deadline - time.monotonic()), popen.kill)
-            watch.start()
-            try:
-                assert popen.stdin is not None
-                with contextlib.suppress(BrokenPipeError):  # it ended early: it has told why
-                    try:
-                        feed(popen.stdin)
-                    finally:
-                        popen.stdin.close()
-                code = popen.wait()
-            finally:
-                watch.cancel()
-                popen.kill()
-                popen.wait()
-                with self._lock:
-                    self._running.discard(popen)
-            done = Done(code, _text(output), _text(errors))
+        """Runs the script to its end. feed: writes what it reads. kept: bytes that are kept of the beginning of what it
+        prints, and of its end. RunError where ssh itself fails or time is up."""
+        popen = self._start(command(place, script, words))
+        assert popen.stdin is not None and popen.stdout is not None and popen.stderr is not None
+        output, errors = Written(popen.stdout, kept), Written(popen.stderr)
+        watch = threading.Timer(max(0.0, self._deadline - time.monotonic()), popen.kill)
+        watch.start()
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it ended early: it has told why
+                try:
+                    feed(popen.stdin)
+                finally:
+                    popen.stdin.close()
+            code = popen.wait()
+        finally:
+            watch.cancel()
+            popen.kill()
+            popen.wait()
+            with self._lock:
+                self._running.discard(popen)
+        done = Done(code, output.read().decode(errors="replace"), errors.read().decode(errors="replace"))
         if code == SSH_FAILED:
             raise RunError(f"{place.title}: {failure(place, done.errors, self._file)}")
         if code < 0:
             raise RunError(f"{place.title}: it did not answer in time: allow more (--timeout)")
         return done
 
-    def _start(self, line: Sequence[str], output: IO[bytes], errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    def _start(self, line: Sequence[str]) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._over:
                 raise RunError("ended by the failure of another")
             # A session of its own: an interrupt from the terminal is for our process, which then ends it.
             popen = subprocess.Popen(
-                line, stdin=subprocess.PIPE, stdout=output, stderr=errors, env=environment(), start_new_session=True
+                line,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment(),
+                start_new_session=True,
             )
             self._running.add(popen)
             return popen
@@ -227,11 +238,6 @@ class Calls:
         if done.code:
             raise RunError(f"{place.title}: cannot be copied to {target}: {_cause(done)}")
         return sum(path.stat().st_size for path in sent.values())
-
-
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
 
 
 def _pack(stream: IO[bytes], files: Mapping[str, Path], stamp: str) -> None:
@@ -257,5 +263,5 @@ def _cause(done: Done) -> str:
     lines = [line.strip() for line in done.errors.splitlines() if line.strip()]
     for line in lines:
         if re.search("no space left|quota exceeded", line, re.IGNORECASE):
-            return f"{line.rpartition(': ')[2]} there: make room, or give another directory"
-    return lines[-1] if lines else f"exit code {done.code}"
+            return f"{one_line(line.rpartition(': ')[2])} there: make room, or give another directory"
+    return one_line(lines[-1]) if lines else f"exit code {done.code}"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import LARGE, Weight, hollow, is_hollow
+from dicompiler.verify.deadline import Late
 from dicompiler.verify.exact.covering import Coverage, coverage, seeds_needed
 from dicompiler.verify.exact.facts import Facts, Rules, Use, gather, of_model
 from dicompiler.verify.exact.magnitudes import Peak, peak
@@ -49,6 +50,8 @@ def check_model(model: Model, seed: int, rules: Rules | None = None) -> tuple[Mo
         feed = ranged(inputs(_open_inputs(model), seed, schedule), limits(model), seed)
         try:
             worst = peak(of_model(known, check), feed)
+        except Late:
+            raise
         except DicompilerError as error:  # an index that leaves its range, which depends on values
             raise NotExact(f"exact check: {error}; only real weights can verify this network") from error
         if worst.share < 1:

@@ -30,6 +30,7 @@ from dicompiler.plugin_api import (
     check_files,
     file_digest,
     load_json,
+    one_line,
     ssh,
 )
 from dicompiler_targets.mpi import mpirun, tools
@@ -52,6 +53,8 @@ rm -f build/program;
 grep -m 1 -i -A 1 -E "error:|CMake Error|missing" build.log >&2 || tail -n 1 build.log >&2; rm -rf build; exit 1
 """
 FETCH = 'cd "$1" && tar -cf - outputs | base64'
+OUTPUTS_KEPT = 1 << 30
+"""Bytes that are read of what a host delivers."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
                 )
         done = calls.run(site.place, BUILD, _words(site, site.package))
         if done.code:
-            said = " ".join(done.errors.split()) or f"exit code {done.code}"
+            said = one_line(done.errors) or f"exit code {done.code}"
             raise RunError(
                 f"{_title(site)}: the program cannot be built: {said} (all of it: build.log in {state.package})"
             )
@@ -190,10 +193,11 @@ def _probe(calls: ssh.Calls, site: Site, sums: Mapping[str, str]) -> HostState:
     answers = {name: value.strip() for name, _, value in (line.partition(" ") for line in done.marked)}
     for name in NEEDED:
         if answers.get(name, "-") == "-":
-            said = f" ({done.errors.strip().splitlines()[-1]})" if done.errors.strip() else ""
+            said = f" ({one_line(done.errors.strip().splitlines()[-1])})" if done.errors.strip() else ""
             raise RunError(f"{_title(site)}: {name} is missing there{said}: install it with {tools.INSTALL[name]}")
     held = frozenset(line.removeprefix("held ") for line in done.marked if line.startswith("held "))
-    return HostState(answers["place"], answers["stamp"], answers["version"], held)
+    place, stamp, version = (one_line(answers.get(name, "")) for name in ("place", "stamp", "version"))
+    return HostState(place, stamp, version, held)
 
 
 def _files(artifact: Artifact, site: Site) -> dict[str, Path]:
@@ -248,13 +252,16 @@ def _agent(sites: Sequence[Site]) -> str:
 
 def _fetch(calls: ssh.Calls, site: Site, target: Path) -> None:
     """Copies the outputs that lie on a host to `target`."""
-    done = calls.run(site.place, FETCH, [ssh.path_word(site.scratch)])
+    done = calls.run(site.place, FETCH, [ssh.path_word(site.scratch)], kept=OUTPUTS_KEPT)
     if done.code:
         return  # none were delivered there
-    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(done.output))) as archive:
-        # What another host packed: plain files below the target, whatever their names say.
-        for member in archive:
-            place, content = target.parent / member.name, archive.extractfile(member)
-            if content is not None and place.resolve().is_relative_to(target.parent.resolve()):
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_bytes(content.read())
+    try:
+        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(done.output))) as archive:
+            # What another host packed: plain files below the target, whatever their names say.
+            for member in archive:
+                place, content = target.parent / member.name, archive.extractfile(member)
+                if content is not None and place.resolve().is_relative_to(target.parent.resolve()):
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    place.write_bytes(content.read())
+    except (ValueError, tarfile.TarError) as error:
+        raise RunError(f"{_title(site)}: its outputs cannot be read ({error}): run it again, with fewer kept") from None

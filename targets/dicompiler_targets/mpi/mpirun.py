@@ -23,7 +23,7 @@ from dicompiler.plugin_api import (
     Timed,
     UsageError,
     Written,
-    printable,
+    one_line,
 )
 from dicompiler_targets.mpi.artifact import Artifact, Delivered
 
@@ -78,7 +78,7 @@ def call(
     if late and SAYS not in wrong:
         raise RunError(f"the ranks did not finish within {timeout:g} s: allow more time (--timeout)")
     if code:
-        raise RunError(printable(cause(artifact, wrong, code)))
+        raise RunError(one_line(cause(artifact, wrong, code)))
     start = said.find("{")
     try:
         report: dict[str, Any] = json.loads(said[start:]) if start >= 0 else {}

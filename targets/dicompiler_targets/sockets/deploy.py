@@ -32,6 +32,7 @@ from dicompiler.plugin_api import (
     UsageError,
     Written,
     check_files,
+    one_line,
     ssh,
 )
 from dicompiler_targets.sockets.artifact import Artifact, Manifest
@@ -213,18 +214,26 @@ def _probe(calls: ssh.Calls, place: Place, copies: Sequence[Copy]) -> HostState:
     done = calls.run(place, RUN_PYTHON, words, lambda stream: stream.write(code))
     if not done.marked:
         said = done.errors.strip().splitlines()[-1:] or [f"exit code {done.code}"]
-        raise RunError(f"{place.title}: there is no Python {place.python!r} ({said[0]}): {OTHER_PYTHON}")
-    answer: dict[str, Any] = json.loads(done.marked[-1])
+        raise RunError(f"{place.title}: there is no Python {place.python!r} ({one_line(said[0])}): {OTHER_PYTHON}")
+    try:
+        return _state(place, json.loads(done.marked[-1]))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RunError(f"{place.title}: its answer is not as agreed ({error!r}): {OTHER_PYTHON}") from None
+
+
+def _state(place: Place, answer: Mapping[str, Any]) -> HostState:
+    """What a host has, of its answer. RunError where its Python lacks what the runtime needs."""
+    versions = {name: one_line(version, 60) for name, version in answer["versions"].items()}
     for name, needed in NEEDED.items():
-        version, oldest = answer["versions"].get(name), ".".join(map(str, needed))
+        version, oldest = versions.get(name), ".".join(map(str, needed))
         pip = f"{place.python} -m pip install"
         if version is None:
-            cause = " ".join(answer["errors"][name].split())
+            cause = one_line(answer["errors"][name])
             raise RunError(f"{place.title}: its Python has no {name} ({cause}): run '{pip} numpy onnxruntime' there")
         if tuple(map(int, re.findall(r"\d+", version)[:2])) < needed:
             remedy = OTHER_PYTHON if name == "Python" else f"run '{pip} --upgrade {name}' there"
             raise RunError(f"{place.title}: {name} {version} is too old, {oldest} or newer is needed: {remedy}")
-    return HostState(answer["versions"], [(one["stamp"], frozenset(one["held"])) for one in answer["places"]])
+    return HostState(versions, [(one["stamp"], frozenset(one["held"])) for one in answer["places"]])
 
 
 class Remote:

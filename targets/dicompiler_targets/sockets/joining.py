@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import RunError, UsageError, printable
+from dicompiler.plugin_api import RunError, UsageError, one_line
 from dicompiler_targets.sockets.processes import Process
 from dicompiler_targets.sockets.runtime.frames import ProtocolError
 from dicompiler_targets.sockets.runtime.greeting import CONTROL, Entrance, Membership
@@ -75,7 +75,7 @@ class Door:
     @property
     def refused(self) -> str:
         """Why somebody was sent away last, as the end of a message; '' if nobody was."""
-        why = printable(self._entrance.refused) if self._entrance else ""
+        why = one_line(self._entrance.refused) if self._entrance else ""
         return f"; refused meanwhile: {why}" if why else ""
 
     def admit(self, seconds: float) -> Process | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import DeviceReport, RunError, Timed, Written, printable
+from dicompiler.plugin_api import DeviceReport, RunError, Timed, Written, one_line
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.runtime import __name__ as RUNTIME
 from dicompiler_targets.sockets.runtime.frames import ProtocolError
@@ -91,7 +91,7 @@ class Process:
     def last_line(self) -> str:
         """The last line that it has written, '' without one."""
         lines = [] if self.log is None else self.log.read()[-4096:].decode(errors="replace").strip().splitlines()
-        return printable(lines[-1], 500) if lines else ""
+        return one_line(lines[-1], 500) if lines else ""
 
     def _last_words(self) -> str:
         return f": {line}" if (line := self.last_line()) else ""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dicompiler.plugin_api import printable
+from dicompiler.plugin_api import one_line
 from dicompiler_targets.sockets.processes import Process
 from dicompiler_targets.sockets.runtime.frames import Header, Kind, ProtocolError
 from dicompiler_targets.sockets.runtime.wire import Silence
@@ -52,7 +52,7 @@ def failure_of(event: Event, devices: Mapping[str, Process]) -> Failure | None:
         return Failure(name, f"its connection was lost: {error}", name, LOSS)
     if event.header.kind is not Kind.ERROR:
         return None
-    message, peer = printable(str(error.get("message"))), error.get("peer")
+    message, peer = one_line(str(error.get("message"))), error.get("peer")
     if isinstance(peer, str) and peer in devices:
         return Failure(peer, f"device {name!r} says: {message}", name, SUSPICION)
     return Failure(name, message, name, CAUSE)

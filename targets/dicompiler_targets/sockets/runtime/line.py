@@ -34,8 +34,8 @@ ANEW = "if the device is to be trusted again, 'dicompiler keys' with --revoke an
 CHUNK = 1 << 16
 """Bytes that are encrypted, or received, in one go."""
 
-LINGER_S = 1.0
-"""Seconds that the other end has to read why it is refused."""
+LINGER_S, LINGER_CALLS = 1.0, 64
+"""Seconds that the other end has to read why it is refused, and how often it is heard meanwhile."""
 
 
 def left(deadline: float) -> float:
@@ -95,8 +95,9 @@ class Line:
             self._socket.shutdown(socket.SHUT_WR)
             self.wait_until(time.monotonic() + LINGER_S)
             scratch = memoryview(bytearray(CHUNK))
-            while Line.receive_into(self, scratch):
-                continue
+            for _ in range(LINGER_CALLS):
+                if not Line.receive_into(self, scratch):
+                    break
 
     def close(self) -> None:
         """Ends the connection in both directions."""

@@ -1,6 +1,6 @@
-"""What other programs and hosts say: as much of it as can be kept, and as it can be shown.
+"""What other programs and hosts write: as much of it as can be kept.
 
-In: a pipe, or text. Out: the beginning and the end of what came; one line without control characters.
+In: a pipe. Out: the beginning and the end of what came.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ KEPT = 1 << 19
 
 
 class Written:
-    """What a process writes: all is read, or it would wait, and of much the beginning and the end are kept."""
+    """What a process writes: all is read, or it would wait, and of much the first and the last `kept` bytes stay."""
 
-    def __init__(self, pipe: IO[bytes]) -> None:
+    def __init__(self, pipe: IO[bytes], kept: int = KEPT) -> None:
+        self._kept = kept
         self._first, self._last, self._left_out = bytearray(), bytearray(), 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._read_all, args=(pipe,), daemon=True)
@@ -33,15 +34,9 @@ class Written:
         with pipe:
             while data := os.read(pipe.fileno(), 1 << 16):
                 with self._lock:
-                    room = KEPT - len(self._first)
+                    room = self._kept - len(self._first)
                     self._first += data[:room]
                     self._last += data[room:]
-                    over = max(0, len(self._last) - KEPT)
+                    over = max(0, len(self._last) - self._kept)
                     self._left_out += over
                     del self._last[:over]
-
-
-def printable(text: str, limit: int = 1000) -> str:
-    """The text as one line of at most `limit` characters that a terminal can be given: without control characters."""
-    line = " ".join(text[: 4 * limit].split())
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)[:limit]
