@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.schema import key_path, load_json, validate
 from dicompiler.ir.regions import Interval, Region
 
 FORMAT = "dicompiler.plan/1"
@@ -94,8 +96,6 @@ def _part_from_json(record: Mapping[str, Any]) -> Part:
 
 def from_json(document: Any, place: str = "plan") -> Plan:
     """Checks `document` against the schema; an error names `place` (the file), the key and what is allowed."""
-    from dicompiler.base.schema import validate
-
     validate(document, "plan", place)
     return Plan(
         {name: tuple(_part_from_json(r) for r in parts) for name, parts in document["layers"].items()},
@@ -109,16 +109,11 @@ def from_json(document: Any, place: str = "plan") -> Plan:
 
 def load_plan(path: str | Path) -> Plan:
     """Reads and checks a plan file."""
-    from dicompiler.base.schema import load_json
-
     return from_json(load_json(path), str(path))
 
 
 def load_given(path: str | Path) -> Plan:
     """Reads a plan that somebody gives: as `load`, and no part may stand twice, which is harmless and never meant."""
-    from dicompiler.base.errors import DicompilerError
-    from dicompiler.base.schema import key_path
-
     plan = load_plan(path)
     for name, parts in plan.layers.items():
         for i, part in enumerate(parts):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from dicompiler.base.remembering import Remembers
-from dicompiler.ir.regions import Interval, Region, Shape, contains, full
+from dicompiler.ir.regions import Interval, Region, Shape, full
 
 STAND_IN_DOMAIN = "dicompiler.check"
 """Where the exact check (see dicompiler.verify.exact) puts a node whose operator rounds: there a function computes
@@ -180,28 +180,6 @@ class OperatorRule:
 def whole(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """Computed whole: any part → all of it, as for every operator without a rule."""
     return Piece(full(operation.out_shape), operation.full_needs())
-
-
-def fault_of(operation: Operation, region: Region, piece: Any) -> str:
-    """What is wrong with the piece that a rule gives for `region` of the output; '' where it may be right."""
-    if not isinstance(piece, Piece):
-        return f"returned {type(piece).__name__} instead of a Piece"
-    whole = full(operation.out_shape)
-    if not _inside(region, piece.out) or not _inside(piece.out, whole):
-        return f"out is {piece.out}: it must hold the region asked for, {region}, and lie in the output, {whole}"
-    if piece.raw is not None and (not _inside(piece.out, piece.raw) or not _inside(piece.raw, whole)):
-        return f"raw is {piece.raw}: it must hold out, {piece.out}, and lie in the output, {whole}"
-    if len(piece.needs) != len(operation.inputs):
-        return f"needs has {len(piece.needs)} entries: give one for each of the {len(operation.inputs)} inputs"
-    for i, (need, there) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
-        if need is not None and (there is None or not _inside(need, there)):
-            return f"needs[{i}] is {need}: it must lie in the input, {there}"
-    return ""
-
-
-def _inside(inner: Any, outer: Any) -> bool:
-    """Whether a region, of the same rank, lies in another."""
-    return len(inner) == len(outer) and contains(outer, inner)
 
 
 def counted(cost: CostFunction, ops: str, domain: str = "com.microsoft") -> tuple[OperatorRule, ...]:

@@ -73,7 +73,7 @@ def projected(operation: Operation, out: Shape, needs: Sequence[Shape], past: in
 
 
 def grouped(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
-    """GroupQueryAttention: queries are as wide as what comes out."""
+    """GroupQueryAttention: queries are as wide as what comes out. SparseAttention costs no more."""
     return _attended(operation, out, needs, needs[0], math.prod(out), 3)
 
 
@@ -82,5 +82,5 @@ RULES = (
     *counted(projected, "Attention"),
     *counted(partial(projected, past=8), "QAttention"),
     *counted(partial(attended, past=6), "MultiHeadAttention"),
-    *counted(grouped, "GroupQueryAttention"),
+    *counted(grouped, "GroupQueryAttention SparseAttention"),
 )

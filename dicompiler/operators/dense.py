@@ -126,6 +126,19 @@ def stepped(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
     return Effort(steps * (math.prod(w) + math.prod(r)), other=steps * math.prod(w) // x[2])
 
 
+def routed(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+    """MoE: each token meets the weights (experts, …) of k experts."""
+    weights = sum(math.prod(needs[index][1:]) for index in (2, 4, 6) if operation.has(index))
+    return Effort(math.prod(needs[0][:-1]) * operation.attribute("k", 1) * weights)
+
+
+def transformed(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+    """DFT, STFT: 5 log2 N FLOP for each complex number of a transform of N, as of the fast algorithm."""
+    given = operation.value(2) if operation.node.op == "DFT" else None
+    axis = operation.attribute("axis", -2) if given is None else int(given)
+    return Effort(other=math.prod(out) // 2 * 5 * (out[axis] - 1).bit_length())
+
+
 RULES = (
     OperatorRule("Gemm", gemm, reduction=summed_extent, cost=product),
     OperatorRule("MatMul", contraction, reduction=summed_extent, cost=product),
@@ -133,6 +146,8 @@ RULES = (
     *counted(product, "FusedMatMul TransposeMatMul QGemm DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16"),
     *counted(product, "MatMulNBits MatMulBnb4 MatMulFpQ4 GemmFloat8 CDist"),
     *counted(activated, "FusedGemm FusedMatMulActivation GemmFastGelu"),
+    *counted(routed, "MoE"),
+    *counted(transformed, "DFT STFT", ""),
     *counted(stepped, "RNN GRU LSTM", ""),
     *counted(stepped, "DynamicQuantizeLSTM"),
 )

@@ -7,7 +7,8 @@ so that a tile is resampled as the whole is. Everything else (other factors, ali
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -15,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.ir.regions import Interval, Region, full
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
+from dicompiler.ir.regions import Interval, Region, Shape, full
+from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted
 
 HALF = Fraction(1, 2)
 SHIFTS = {"half_pixel": HALF, "half_pixel_symmetric": HALF, "pytorch_half_pixel": HALF, "asymmetric": Fraction(0)}
@@ -150,4 +151,15 @@ def resize(operation: Operation, region: Region, reduce: Interval | None) -> Pie
     return Piece(out, tuple(needs), attributes, constants, None if raw == out else raw)
 
 
-RULES = (OperatorRule("Resize", resize), OperatorRule("Upsample", resize))
+def interpolated(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+    """Two FLOP for each element that is blended, of 2 or 4 along each axis that is resampled; one where none is."""
+    grid = operation.node.op == "GridSample"
+    axes = len(out) - 2 if grid else sum(map(operator.ne, operation.shape(0), operation.out_shape))
+    mode = operation.attribute("mode", "linear" if grid else "nearest")
+    return Effort(other=math.prod(out) * (1 if mode == "nearest" else 2 * (4 if "cubic" in mode else 2) ** axes))
+
+
+RULES = (
+    *(OperatorRule(op, resize, cost=interpolated) for op in ("Resize", "Upsample")),
+    *counted(interpolated, "GridSample", ""),
+)

@@ -32,9 +32,10 @@ from dicompiler.ir.plan import Plan, Share
 from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Region, Shape
-from dicompiler.ir.rule import Effort, Operation, OperatorRule, fault_of
+from dicompiler.ir.rule import Effort, Operation, OperatorRule
 from dicompiler.plugin import guests
 from dicompiler.plugin.moved import remedy
+from dicompiler.plugin.pieces import fault_of
 from dicompiler.search.fronts import Front
 from dicompiler.target.interface import Target
 from dicompiler.target.manifest import MANIFEST

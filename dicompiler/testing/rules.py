@@ -16,8 +16,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from dicompiler.ir.rule import fault_of
 from dicompiler.partition.segmentation import cut
+from dicompiler.plugin.pieces import fault_of
 from dicompiler.plugin.registry import also
 from dicompiler.plugin_api import (
     Compilation,

@@ -239,7 +239,24 @@ OTHERS = [
     Node("Split", [IMAGE], [(1, 2, 8, 8), (1, 2, 8, 8)], Effort(), "", {"axis": 1, "num_outputs": 2}),
 ]  # fmt: skip
 
-NODES = (*CONVOLUTIONS, *PRODUCTS, *ATTENTIONS, *RECURRENT, *OTHERS)
+MAP, LARGER = (1, 3, 8, 8), (1, 3, 16, 16)
+RESAMPLED = [
+    Node("Resize", [MAP, None, (4,)], [LARGER], Effort(other=3 * 16 * 16)),
+    Node("Resize", [MAP, None, (4,)], [LARGER], Effort(other=3 * 16 * 16 * 2 * 2**2), attributes={"mode": "linear"}),
+    Node("Resize", [MAP, None, (4,)], [LARGER], Effort(other=3 * 16 * 16 * 2 * 4**2), attributes={"mode": "cubic"}),
+    Node("Resize", [MAP, None, (4,)], [(1, 3, 8, 16)], Effort(other=3 * 8 * 16 * 2 * 2), attributes={"mode": "linear"}),
+    Node("GridSample", [MAP, (1, 5, 6, 2)], [(1, 3, 5, 6)], Effort(other=3 * 5 * 6 * 2 * 2**2)),
+]
+TRANSFORMED = [
+    Node("DFT", [(2, 64, 1)], [(2, 64, 2)], Effort(other=2 * 64 * 5 * 6)),
+    Node("STFT", [(1, 160, 1), (), None, ()], [(1, 4, 33, 2)], Effort(other=4 * 33 * 5 * 6)),
+    Node("MoE", [(10, 16), (10, 4), (4, 16, 32), (4, 32), (4, 32, 16)], [(10, 16)], Effort(10 * 2 * 2 * 16 * 32), ORT,
+         {"k": 2}),
+    Node("SparseAttention", [flat(ROWS), *[flat(ROWS, heads=2)] * 2, *[(BATCH, 2, PAST, SIZE)] * 2, (1, 3), (1, 4)],
+         [flat(ROWS)], attended(ROWS + PAST, 0, SIZE), ORT, HEADED | {"kv_num_heads": 2}),
+]  # fmt: skip
+
+NODES = (*CONVOLUTIONS, *PRODUCTS, *ATTENTIONS, *RECURRENT, *OTHERS, *RESAMPLED, *TRANSFORMED)
 COSTLY = [node for node in NODES if node.cost != Effort()]
 
 

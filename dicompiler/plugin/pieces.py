@@ -1,0 +1,33 @@
+"""Pieces that an operator rule gives, of whoever wrote it: what is wrong with one.
+
+In: an operation, the region asked for, what came back. Out: the fault in words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dicompiler.ir.regions import Region, contains, full
+from dicompiler.ir.rule import Operation, Piece
+
+
+def fault_of(operation: Operation, region: Region, piece: Any) -> str:
+    """What is wrong with the piece that a rule gives for `region` of the output; '' where it may be right."""
+    if not isinstance(piece, Piece):
+        return f"returned {type(piece).__name__} instead of a Piece"
+    whole = full(operation.out_shape)
+    if not _inside(region, piece.out) or not _inside(piece.out, whole):
+        return f"out is {piece.out}: it must hold the region asked for, {region}, and lie in the output, {whole}"
+    if piece.raw is not None and (not _inside(piece.out, piece.raw) or not _inside(piece.raw, whole)):
+        return f"raw is {piece.raw}: it must hold out, {piece.out}, and lie in the output, {whole}"
+    if len(piece.needs) != len(operation.inputs):
+        return f"needs has {len(piece.needs)} entries: give one for each of the {len(operation.inputs)} inputs"
+    for i, (need, there) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
+        if need is not None and (there is None or not _inside(need, there)):
+            return f"needs[{i}] is {need}: it must lie in the input, {there}"
+    return ""
+
+
+def _inside(inner: Any, outer: Any) -> bool:
+    """Whether a region, of the same rank, lies in another."""
+    return len(inner) == len(outer) and contains(outer, inner)
