@@ -120,11 +120,19 @@ class Entrance:
             _shut(oldest)  # its thread notices
 
     def _greet(self, connection: socket.socket, host: str) -> None:
+        met = self._met_or_not(connection, host)
+        with self._lock:  # before it can be taken: `close` sends away who is still inside
+            self._guests.pop(connection, None)
+        if met is not None:
+            self._met.put(met)
+
+    def _met_or_not(self, connection: socket.socket, host: str) -> Any:
+        """What `meet` returns, or raises for `take`; None for who is sent away."""
         deadline = time.monotonic() + GREETING_S
         channel = None
         try:
             channel = Channel(secured(connection, self._keys, True, deadline))
-            met = self._meet(channel, host, deadline)
+            return self._meet(channel, host, deadline)
         except (OSError, ProtocolError, Refused) as error:
             self.refused = f"{host}: {error}"
             if channel is None:
@@ -133,13 +141,9 @@ class Entrance:
                 channel.refuse(str(error), deadline)
             else:
                 channel.close()
+            return None
         except Exception as error:
-            self._met.put(error)
-        else:
-            self._met.put(met)
-        finally:
-            with self._lock:
-                self._guests.pop(connection, None)
+            return error
 
 
 def _shut(connection: socket.socket) -> None:

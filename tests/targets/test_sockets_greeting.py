@@ -1,0 +1,86 @@
+"""Greetings at an entrance: who was met stays, who was not is sent away, and there is always room for the next."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from dicompiler_targets.sockets.runtime.frames import Kind, ProtocolError, Refused
+from dicompiler_targets.sockets.runtime.greeting import GUESTS, Entrance, Membership
+from dicompiler_targets.sockets.runtime.line import Line
+from dicompiler_targets.sockets.runtime.wire import Channel
+
+
+def meet(channel: Channel, _: str, deadline: float) -> Channel:
+    if channel.greeting(deadline).get("device") != "pi01":
+        raise ProtocolError("who is that?")
+    return channel
+
+
+def arrive(listener: socket.socket, device: str) -> Channel:
+    channel = Channel(Line(socket.create_connection(listener.getsockname())))
+    channel.greet(Kind.HELLO, {"device": device}, time.monotonic() + 5)
+    return channel
+
+
+@pytest.fixture
+def listener() -> Any:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def test_who_was_met_stays_when_the_entrance_closes_at_that_very_moment(listener: socket.socket) -> None:
+    entrance = Entrance(listener, None, meet)
+
+    class Closing(queue.SimpleQueue):  # type: ignore[type-arg]
+        def put(self, item: Any, *_: Any) -> None:
+            entrance.close()
+            super().put(item)
+
+    entrance._met = Closing()
+    guest = arrive(listener, "pi01")
+    inside = entrance.take(5)
+    inside.greet(Kind.HELLO, {"device": "pi02"}, time.monotonic() + 5)
+    assert guest.greeting(time.monotonic() + 5) == {"device": "pi02"}
+    guest.close()
+    inside.close()
+
+
+def test_who_is_not_met_is_told_why(listener: socket.socket) -> None:
+    with contextlib.closing(Entrance(listener, None, meet)) as entrance:
+        with pytest.raises(Refused, match="who is that"):
+            arrive(listener, "pi09").greeting(time.monotonic() + 5)
+        assert entrance.take(0.1) is None
+        assert entrance.refused == "127.0.0.1: who is that?"
+
+
+def test_a_crowd_of_silent_ones_leaves_room(listener: socket.socket) -> None:
+    with contextlib.closing(Entrance(listener, None, meet)) as entrance:
+        crowd = [socket.create_connection(listener.getsockname()) for _ in range(3 * GUESTS)]
+        begun = time.monotonic()
+        guest = arrive(listener, "pi01")
+        assert entrance.take(4) is not None
+        assert time.monotonic() - begun < 2
+        assert len(entrance._guests) <= GUESTS
+        guest.close()
+        for one in crowd:
+            one.close()
+
+
+def test_a_token_is_shown_by_whom_and_to_whom() -> None:
+    ours, others = Membership("1", "token"), Membership("1", "another")
+    ours.check(ours.hello("pi01", "pi02"), "pi01", "pi02")
+    for message, sender in (
+        (others.hello("pi01", "pi02"), "pi01"),
+        (ours.hello("pi01", "pi03"), "pi01"),
+        (ours.hello("pi01", "pi02"), "pi03"),
+        ({"run": "1"}, "pi01"),
+        ({**ours.hello("pi01", "pi02"), "run": "2"}, "pi01"),
+    ):
+        with pytest.raises(ProtocolError):
+            ours.check(message, sender, "pi02")
