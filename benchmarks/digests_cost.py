@@ -1,7 +1,7 @@
 """What it costs to compare digests when devices start: VGG16's devices are started with and without, taken in turns.
 
-In: a network, a strategy. Out: seconds until all devices are ready, the least of each, and their ratio; exit code 1
-where it is over 1.05. See README.md.
+In: a network, a strategy. Out: seconds until all devices are ready, and until the first output is there; the least of
+each, and their ratios; exit code 1 where the first is over 1.05. See README.md.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 
 import click
+import numpy as np
 
 import dicompiler
+from dicompiler.base.schema import load_json
 from dicompiler.networks import build
 from dicompiler.target.records import RunOptions
 
@@ -27,14 +29,18 @@ runpy.run_module("dicompiler_targets.sockets.runtime", run_name="__main__", alte
 """
 
 
-def start(directory: Path, entry: tuple[str, ...]) -> float:
-    """Seconds until all devices are ready."""
+def start(directory: Path, entry: tuple[str, ...]) -> tuple[float, float]:
+    """Seconds until all devices are ready, and until the first output is there."""
     from dicompiler_targets.sockets import processes
 
     processes.ENTRY = entry
+    shape = load_json(directory / "artifact.json")["inputs"][0]
+    inputs = {shape["name"]: np.zeros(shape["shape"], np.float32)}
     begin = time.perf_counter()
-    with dicompiler.connect(directory, RunOptions()):
-        return time.perf_counter() - begin
+    with dicompiler.connect(directory, RunOptions()) as session:
+        ready = time.perf_counter() - begin
+        session.infer(inputs)
+        return ready, time.perf_counter() - begin
 
 
 @click.command(help=__doc__)
@@ -50,15 +56,15 @@ def main(network: str, platform: str, strategy: str, rounds: int) -> None:
         place = Path(scratch, "net")
         dicompiler.compile(build(network), platform, strategy, output=place)
         size = sum(path.stat().st_size for path in place.glob("*/weights.bin"))
-        seconds: dict[str, list[float]] = {name: [] for name in entries}
+        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in entries}
         for _ in range(rounds):
             for name, entry in entries.items():
                 seconds[name].append(start(place, entry))
-    least = {name: min(found) for name, found in seconds.items()}
-    ratio = least["with"] / least["without"]
-    shown = ", ".join(f"{name} {found:.2f} s" for name, found in least.items())
-    click.echo(f"{network} {strategy} on {platform}, {size >> 20} MiB of weights: {shown}: {ratio:.3f}")
-    sys.exit(ratio > LIMIT)
+    least = {name: [min(found) for found in zip(*times, strict=True)] for name, times in seconds.items()}
+    click.echo(f"{network} {strategy} on {platform}, {size >> 20} MiB of weights")
+    for what, checked, unchecked in zip(("ready", "first output"), least["with"], least["without"], strict=True):
+        click.echo(f"{what}: with {checked:.2f} s, without {unchecked:.2f} s: {checked / unchecked:.3f}")
+    sys.exit(least["with"][0] / least["without"][0] > LIMIT)
 
 
 if __name__ == "__main__":

@@ -95,9 +95,9 @@ class Device:
             self.window = Window(max(1, min(IN_FLIGHT_LIMIT, int(peers["in_flight"]))))
             self.gate = Gate(self.inputs, self.window, self.other_inputs)
             self._join(entrance, before, peers["addresses"])
-        self.files.check()
         player = Player(self.manifest, sessions, self.mailbox, self._send)
         self._to_control().send(Kind.READY)
+        self.files.check()  # what is still missing of it need not hold up the others; nothing is computed before
         self._play(player)
         self._finish(player)
 
