@@ -49,15 +49,21 @@ def _digest(data: bytes) -> str:
 
 
 def seal(directory: Path) -> None:
-    """Writes into the artifact.json of a directory what all other files in it hold, and the seal."""
+    """Writes into the artifact.json of a directory what all other files in it hold, and the seal. Of files that its
+    `files` names already, where it was never sealed, that stands: who wrote them has taken the digests on the way."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / MANIFEST)
-    with ThreadPoolExecutor() as pool:
-        records = list(pool.map(lambda path: {"bytes": path.stat().st_size, "sha256": file_digest(path)}, paths))
     names = [path.relative_to(directory).as_posix() for path in paths]
     for name in names:
         check_name(name, directory)
     document = json.loads((directory / MANIFEST).read_bytes())
-    document["files"] = dict(zip(names, records, strict=True))
+    known = document.get("files", {}) if document.get("seal") == NO_SEAL else {}
+
+    def record(name: str) -> Json:
+        path = directory / name
+        return known.get(name) or {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+
+    with ThreadPoolExecutor() as pool:
+        document["files"] = dict(zip(names, pool.map(record, names), strict=True))
     (directory / MANIFEST).write_bytes(sealed_text(document).encode())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from support.running import emit
 from support.tampering import flip, rewrite
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.target.manifest import json_text
 from dicompiler.target.seal import check_files, check_name, is_sealed, open_artifact, seal, sealed_text
 from dicompiler_targets.sockets.runtime.files import read_manifest
 
@@ -37,6 +40,19 @@ def test_a_seal_breaks_with_any_byte(document: dict[str, object], data: st.DataO
     assert is_sealed(text)
     at, other = data.draw(st.integers(0, len(text) - 1)), data.draw(st.integers(1, 255))
     assert not is_sealed(text[:at] + bytes([text[at] ^ other]) + text[at + 1 :])
+
+
+def test_a_digest_that_was_taken_while_writing_stands_until_the_first_seal(tmp_path: Path) -> None:
+    (tmp_path / "known").write_bytes(b"known")
+    (tmp_path / "other").write_bytes(b"other")
+    stated = {"known": {"bytes": 5, "sha256": "1" * 64}}
+    text = json_text({"files": stated, "seal": "0" * 64})
+    (tmp_path / "artifact.json").write_text(text)
+    for known in ("1" * 64, hashlib.sha256(b"known").hexdigest()):
+        seal(tmp_path)
+        files = json.loads((tmp_path / "artifact.json").read_bytes())["files"]
+        digests = {name: record["sha256"] for name, record in files.items()}
+        assert digests == {"known": known, "other": hashlib.sha256(b"other").hexdigest()}
 
 
 def test_the_runtime_reads_the_same_seals(artifact: Path) -> None:

@@ -78,7 +78,13 @@ def write(
             (package / name / CONTENTS).write_text(_contents(digest, files[name]), encoding="utf-8")
         manifest = _manifest(program, places, host, preprocessing) | {"digest": digest}
         (package / MANIFEST).write_text(json_text(manifest), encoding="utf-8")
-    (directory / "artifact.json").write_text(json_text(artifact_document(program, "mpi", digest)), encoding="utf-8")
+    written = {
+        f"{place.host}/{place.device}/{name}": record
+        for place in places
+        for name, record in files[place.device].items()
+    }
+    artifact = artifact_document(program, "mpi", digest) | {"files": written}
+    (directory / "artifact.json").write_text(json_text(artifact), encoding="utf-8")
 
 
 def sources(document: Json) -> dict[str, bytes]:

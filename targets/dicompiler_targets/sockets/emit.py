@@ -47,7 +47,9 @@ def write(program: Program, threads: Mapping[str, int], optimization: str, direc
     for manifest in manifests:
         text = sealed_text(manifest | {"digest": digest})
         (directory / manifest["device"] / "manifest.json").write_bytes(text.encode())
-    (directory / "artifact.json").write_bytes(json_text(artifact_document(program, "sockets", digest)).encode())
+    files = {f"{one['device']}/{name}": record for one in manifests for name, record in one["files"].items()}
+    document = artifact_document(program, "sockets", digest) | {"files": files}
+    (directory / "artifact.json").write_bytes(json_text(document).encode())
 
 
 def _check_name(device: str) -> None:
