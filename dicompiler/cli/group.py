@@ -15,6 +15,7 @@ from dicompiler.base.errors import UsageError, nearest, one_line
 COMMANDS: Mapping[str, str] = {
     "compile": "Compile a model into programs for the devices of a platform.",
     "run": "Run a compiled model on this host, a process for each device.",
+    "emulate": "Run a compiled model on this host as the boards of a platform would.",
     "deploy": "Run a compiled model on the boards of a cluster, over ssh.",
     "keys": "Make the keys that the devices of a compiled model need to talk over a network.",
     "verify": "Run a compiled model and compare it with onnxruntime.",

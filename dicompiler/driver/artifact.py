@@ -66,12 +66,14 @@ def _open(directory: str | Path, weights: bool = False, runs: bool = False) -> t
     return path, target, Model.load(path / REFERENCE)
 
 
-def reopen(directory: str | Path, cost: str = "") -> tuple[Compilation, Target, Problem]:
+def reopen(
+    directory: str | Path, cost: str = "", platform: Platform | None = None
+) -> tuple[Compilation, Target, Problem]:
     """An artifact as the compilation that it was: layers, platform, plan, program and metrics are made again of the
     files in it (in less than a second or two), nothing is run.
 
-    cost: the cost model; by default the one that it was compiled with, which must need no options then. DicompilerError
-    names the file that is missing or broken.
+    cost: the cost model; by default the one that it was compiled with, which must need no options then. platform: in
+    place of the artifact's own. DicompilerError names the file that is missing or broken.
     """
     path, target, model = _open(directory)
     document = load_json(path / MADE) if (path / MADE).is_file() else None
@@ -87,7 +89,8 @@ def reopen(directory: str | Path, cost: str = "") -> tuple[Compilation, Target, 
             f"{path}: it was compiled with cost model {decision.cost!r}: give it (--cost): {error}"
         ) from error
     compilation = prepare(model)
-    compilation = replace(compilation, plan=plans.load_plan(path / PLAN), platform=Platform.load(path / PLATFORM))
+    own = Platform.load(path / PLATFORM) if platform is None else platform
+    compilation = replace(compilation, plan=plans.load_plan(path / PLAN), platform=own)
     problem = pose(compilation, decision.objective if decision else "latency", costs)
     compilation = split_unchecked(compilation)
     single = problem.alone[1]

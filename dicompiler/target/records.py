@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,18 @@ class RunResult:
 
 
 @dataclass(frozen=True)
+class Emulation:
+    """A run in which this host plays boards. By device: what lets this thread, and what it starts, be on its network
+    (`inside`); its address there; the name of its network namespace; and the seconds that a call of each of its
+    segments takes at least, role by role."""
+
+    inside: Callable[[str], AbstractContextManager[None]]
+    addresses: Mapping[str, str]
+    spaces: Mapping[str, str]
+    seconds: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """How an artifact is run.
 
@@ -89,6 +102,7 @@ class RunOptions:
     hosts: Hosts | None = None
     logs: Path | None = None
     timeout_s: float = 600.0
+    emulation: Emulation | None = field(default=None, repr=False)
 
     def within(self, seconds: float | None) -> RunOptions:
         """With that timeout; None: with its own."""

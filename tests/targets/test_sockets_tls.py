@@ -141,7 +141,7 @@ def test_wrong_keys_are_told_in_one_line(change: Any, words: str, keys: Path, tm
 
 def test_a_device_without_keys_is_told_so(keys: Path, tmp_path: Path) -> None:
     directory = emit(halo(), tmp_path)
-    secure, clear = here(directory, keys, False, 3), here(directory, None, False, 3)
+    secure, clear = here(directory, RunOptions(keys=keys), 3), here(directory, RunOptions(), 3)
 
     def start(manifest: Manifest, arguments: Sequence[str]) -> Process:
         return (clear if manifest["device"] == "b" else secure)(manifest, arguments)

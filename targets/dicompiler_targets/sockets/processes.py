@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import DeviceReport, RunError, Timed, Written, one_line
+from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, Timed, Written, one_line
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.runtime import __name__ as RUNTIME
 from dicompiler_targets.sockets.runtime.frames import ProtocolError
@@ -101,11 +101,9 @@ Start = Callable[[Manifest, Sequence[str]], Process]
 """Starts a device's runtime, given its manifest and the arguments that any device of the run needs."""
 
 
-def here(directory: Path, keys: Path | None, pin: bool, count: int) -> Start:
-    """Starts the artifact's devices on this host, which share its processors evenly between all `count` devices.
-
-    keys: the directory that `dicompiler keys` made. pin: each process keeps to its share of the processors.
-    """
+def here(directory: Path, options: RunOptions, count: int) -> Start:
+    """Starts the artifact's devices on this host, which share its processors evenly between all `count` devices."""
+    keys, emulation = options.keys, options.emulation
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // count)
 
@@ -113,10 +111,14 @@ def here(directory: Path, keys: Path | None, pin: bool, count: int) -> Start:
         more = ["--threads", str(min(share, manifest["threads"]))]
         if keys is not None:
             more += ["--keys", os.path.abspath(keys / "devices" / manifest["device"])]
-        if pin:
+        if options.pin:
             first = manifest["index"] * share
             more += ["--cores", ",".join(str(cores[(first + i) % len(cores)]) for i in range(share))]
-        return launch(directory, manifest, [*arguments, *more])
+        if emulation is None:
+            return launch(directory, manifest, [*arguments, *more])
+        more += ["--least", ",".join(map(repr, emulation.seconds[manifest["device"]]))]
+        with emulation.inside(manifest["device"]):
+            return launch(directory, manifest, [*arguments, *more])
 
     return start
 

@@ -89,7 +89,7 @@ class Session:
         self._ready: set[str] = set()
         self._ended: str | None = None
         count = len(artifact.devices) - len(options.elsewhere)
-        self._start = start or here(artifact.directory, options.keys, options.pin, max(1, count))
+        self._start = start or here(artifact.directory, options, max(1, count))
         door = Door(options.listen or LOOPBACK, options.keys, options.insecure)
         self._pulse = Pulse(options.heartbeat_s)
         with self._guarded(), contextlib.closing(door):

@@ -82,6 +82,7 @@ def _device(options: Any, manifest: dict[str, Any], membership: Membership) -> D
         options.heartbeat,
         files,
         membership,
+        tuple(map(float, filter(None, options.least.split(",")))),
     )
 
 
@@ -96,6 +97,7 @@ def _options() -> Any:
     add("--insecure", action="store_true", help="allow connections in the clear to other hosts")
     add("--threads", type=int, default=0, help="threads of a segment (default: as in the manifest)")
     add("--cores", help="run on these processors only (0,1,…)")
+    add("--least", default="", metavar="S,S,…", help="seconds that a call of each segment takes at least: emulation")
     add("--timeout", type=float, default=3600.0, help="seconds until the run must have begun")
     add("--heartbeat", type=float, default=2.0, help="seconds between signs of life; who misses three is lost")
     add("--tethered", action="store_true", help="read the run's token from standard input, and end when that does")

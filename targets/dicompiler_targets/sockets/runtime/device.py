@@ -11,7 +11,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ from .wire import Channel, Pulse
 class Device:
     """The process's state. `deadline` (of time.monotonic): until when the run must have begun. `listen`: the address
     at which peers reach it (host, port; port 0: any), by default that through which it reaches the coordinator.
-    `files`: what is checked while sessions are made. `membership`: what it was told of the run that it belongs to."""
+    `files`: what is checked while sessions are made. `membership`: what it was told of the run that it belongs to.
+    `least`: seconds that a call of each segment takes at least, where this host plays a slower board."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Device:
         heartbeat_s: float = 2.0,
         files: Files | None = None,
         membership: Membership | None = None,
+        least: Sequence[float] = (),
     ) -> None:
         self.directory, self.manifest, self.deadline = directory, manifest, deadline
         self.files = files or Files(directory, manifest)
@@ -61,6 +63,7 @@ class Device:
         self.pulse = Pulse(heartbeat_s)
         self.peers: dict[str, Channel] = {}
         self.membership = membership or Membership()
+        self.least = least
         self.farewell = ""
         self.mailbox = Mailbox()
         self.window = Window(1)
@@ -95,7 +98,7 @@ class Device:
             self.window = Window(max(1, min(IN_FLIGHT_LIMIT, int(peers["in_flight"]))))
             self.gate = Gate(self.inputs, self.window, self.other_inputs)
             self._join(entrance, before, peers["addresses"])
-        player = Player(self.manifest, sessions, self.mailbox, self._send)
+        player = Player(self.manifest, sessions, self.mailbox, self._send, self.least)
         self._to_control().send(Kind.READY)
         self.files.check()  # what is still missing of it need not hold up the others; nothing is computed before
         self._play(player)

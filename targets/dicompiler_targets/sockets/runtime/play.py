@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ from .values import from_bytes, run_segment, to_bytes
 
 PATIENCE_S = 10.0
 """Seconds after a frame's deadline in which the coordinator, which knows whom to blame, must have ended the run."""
+LATE_S = 60e-6
+"""Seconds by which a sleep ends late."""
 SPANS = 10_000
 """Entries of a timeline at most: a report has a bounded length."""
 
@@ -131,12 +133,21 @@ class Player:
     """The frames on their way on this device, each in its role. `sessions`: of the segments of all roles in order.
 
     `wait_s`: seconds in which no frame could go on. `segments_s`: seconds of each segment, in the order of `sessions`.
+    `least`: seconds that a call of each takes at least; () where nothing is to be held back.
     `timeline`: what was done from the announcement of the last frame (at `begun`, of time.perf_counter) on: ("run",
     number of the segment) or ("wait", index of the transfer that it was for, -1 for an input), frame, start, end.
     """
 
-    def __init__(self, manifest: Mapping[str, Any], sessions: list[Any], mailbox: Mailbox, send: Send) -> None:
+    def __init__(
+        self,
+        manifest: Mapping[str, Any],
+        sessions: list[Any],
+        mailbox: Mailbox,
+        send: Send,
+        least: Sequence[float] = (),
+    ) -> None:
         self._sessions, self._mailbox, self._send = sessions, mailbox, send
+        self._least = least or [0.0] * len(sessions)
         self._roles: list[_Role] = []
         first = 0
         for own in roles(manifest):
@@ -213,12 +224,19 @@ class Player:
             segment, number = role.manifest["segments"][step.index], role.first + step.index
             start = time.perf_counter()
             made = run_segment(self._sessions[number], segment, frame.values)
+            _hold(start + self._least[number])
             self.segments_s[number] += self._took("run", number, frame.number, start)
             frame.values.update(zip(segment["outputs"], made, strict=True))
             return
         value = role.transfers[step.index] if step.kind == "send" else role.manifest["outputs"][step.index]
         tensor = frame.values[step.needed[0]]
         self._send(value, frame.number, to_bytes(tensor, value), tensor)
+
+
+def _hold(until: float) -> None:
+    """Waits until then (of time.perf_counter); sleeping takes a little longer than is asked."""
+    if (rest := until - time.perf_counter() - LATE_S) > 0:
+        time.sleep(rest)
 
 
 def unused_after(manifest: Mapping[str, Any]) -> list[list[str]]:

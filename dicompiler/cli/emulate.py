@@ -1,0 +1,102 @@
+"""`dicompiler emulate`: runs a compiled model on this host as the boards of a platform would, beside the prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dicompiler.cli.options import (
+    Stream,
+    cost_option,
+    directory_argument,
+    frames_option,
+    handed,
+    inputs_option,
+    json_option,
+    keys_option,
+    log_option,
+    platform_option,
+    tell_expiry,
+    timeout_option,
+)
+from dicompiler.target.records import RunOptions
+
+if TYPE_CHECKING:
+    from dicompiler.driver.emulate import Emulated
+
+
+@click.command("emulate")
+@directory_argument
+@platform_option
+@click.option(
+    "--slower",
+    metavar="N",
+    type=click.FloatRange(min=1.0, max=1e6),
+    help="The fastest device takes N times as long as one core of this host; others by their rates. Default: as long "
+    "as the cost model says.",
+)
+@cost_option
+@inputs_option
+@frames_option(default=8, help="How many times. Default: 8.")
+@click.option(
+    "--in-flight", metavar="N", type=click.IntRange(1, 1024), default=1, help="Frames on their way at once. Default: 1."
+)
+@timeout_option(help="Seconds for the run. Default: 600.")
+@keys_option
+@log_option
+@json_option
+@handed(stream=Stream, options=RunOptions)
+def command(
+    directory: Path,
+    platform: str | None,
+    slower: float | None,
+    cost: str | None,
+    stream: Stream,
+    options: RunOptions,
+    as_json: bool,
+) -> None:
+    """Run a compiled model on this host as the boards of a platform would.
+
+    Makes the platform's network of namespaces and shaped lines (as root), holds each segment back until it has taken as
+    long as on its board, and lets the target's own programs do the rest. Prints what they measured, and the prediction
+    beside it.
+    """
+    from dicompiler.cli.files import read_inputs, write_json
+    from dicompiler.cli.progress import progress
+    from dicompiler.driver.emulate import emulate
+    from dicompiler.driver.run_log import document
+
+    stream.check()
+    tell_expiry(options.keys)
+    with progress(f"{directory}: {stream.frames} frames"):
+        found = emulate(
+            directory, platform, read_inputs(stream.inputs), stream.frames, slower, cost or "", replace(options, keep=0)
+        )
+    if stream.log is not None:
+        write_json(stream.log, document(directory, found.result))
+    _show(directory, found, as_json)
+
+
+def _show(directory: Path, found: Emulated, as_json: bool) -> None:
+    from dicompiler.base.units import format_seconds
+    from dicompiler.cli.results import show_run
+    from dicompiler.cli.tables import show_json
+    from dicompiler.driver.emulate import LATE_LIMIT, LEFT_OUT
+    from dicompiler.driver.run_log import document
+
+    if as_json:
+        figures = {"frame_s": found.frame_s, "predicted_s": found.predicted_s, "late": found.late}
+        show_json({**figures, "run": document(directory, found.result)})
+        return
+    show_run(found.result)
+    times = found.frame_s / found.predicted_s
+    click.echo(
+        f"\n{found.what}: {format_seconds(found.frame_s)}, predicted {format_seconds(found.predicted_s)} "
+        f"({times:.2f} times as long)"
+    )
+    if found.late > LATE_LIMIT:
+        click.echo(f"doubtful: this host was busy: computing took {found.late:.0%} longer than on the boards")
+    click.echo(f"not emulated: {LEFT_OUT}")

@@ -1,0 +1,201 @@
+"""Emulating: an artifact is run on this host as the boards of its platform would run it.
+
+artifact + platform → what a run gives, beside what is predicted. Lines are shaped and each call of a segment is held
+back until it has taken as long as on its board; the target's real runtime does the rest, at this host's speed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.units import format_seconds
+from dicompiler.cost.simulator import Simulation, simulate
+from dicompiler.cost.workload import DeviceWork, Workload
+from dicompiler.driver.artifact import reopen, run
+from dicompiler.driver.prepare import platform_of
+from dicompiler.ir.platform import Platform
+from dicompiler.ir.program import Program, Segment
+from dicompiler.search.problem import Problem
+from dicompiler.target.emulated.network import network
+from dicompiler.target.records import Emulation, RunOptions, RunResult
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+log = logging.getLogger("dicompiler")
+
+CALLS = 5
+"""How often a segment is called to find out what it takes here: the least of all but the first counts."""
+LOAD_LIMIT = 0.8
+"""The share of this host's processors that computing may need: above it the boards would wait for each other here."""
+LATE_LIMIT = 0.05
+"""By what share computing may take longer than on the boards before it is told."""
+LEFT_OUT = "caches and memory of a board, its clock's changes, other traffic; the runtime itself runs as fast as here"
+"""What an emulation does not show."""
+
+Seconds = Mapping[str, tuple[float, ...]]
+"""Device → seconds of a call of each of its segments, role by role."""
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """A run as the boards would do it. what: was timed, a frame or the time between two; frame_s: seconds that it took;
+    predicted_s: seconds by simulation. computing: of each segment's call on its board. late: by what share computing
+    took longer than that, because this host was busy."""
+
+    result: RunResult
+    what: str
+    frame_s: float
+    predicted_s: float
+    computing: Seconds
+    late: float
+
+
+def emulate(
+    directory: str | Path,
+    platform: str | Path | Platform | None = None,
+    inputs: Mapping[str, NDArray[Any]] | None = None,
+    frames: int = 8,
+    slower: float | None = None,
+    cost: str = "",
+    options: RunOptions | None = None,
+) -> Emulated:
+    """Runs an artifact as the boards of `platform` would, by default of the one that it was compiled for.
+
+    A segment's call takes what the cost model says (`cost`: by default that of the compilation); with `slower` that
+    many times what it takes on one core of this host, on the fastest device, and on others by their rates. Then the
+    prediction is the simulator's for just these seconds, or, where a `cost` is given, for its own. Needs root: see
+    `target.emulated.network`. DicompilerError for what this host cannot carry, RunError as for `run`.
+    """
+    compilation, _, problem = reopen(directory, cost, None if platform is None else platform_of(platform))
+    platform, program, plan = compilation.platform, compilation.program, compilation.plan
+    assert platform is not None and program is not None and plan is not None
+    options, work = options or RunOptions(), problem.workload(plan)[1]
+    log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
+    here, board = _measured(program, problem, inputs), _seconds(work)
+    if slower is not None:
+        board = {name: tuple(s * slower * _slowness(platform, name) for s in seconds) for name, seconds in here.items()}
+        work = work if cost else _with(work, board)
+    streamed = frames if options.in_flight > 1 else 1
+    simulation = simulate(work, platform, streamed, options.in_flight)
+    _check_speed(here, board, max(end for _, end in simulation.frames) / streamed, len(program.roles))
+    first = program.devices[0].device
+    with _boards(platform, board, first) as emulation:
+        listen = f"{emulation.addresses[first]}:0"
+        options = replace(options, emulation=emulation, listen=listen, insecure=True)
+        result = run(directory, inputs, frames, options=options)
+    return _emulated(result, simulation, board, here, len(program.roles))
+
+
+@contextlib.contextmanager
+def _boards(platform: Platform, board: Seconds, first: str) -> Iterator[Emulation]:
+    """The boards, with this thread on the network of the first one: who gives the frames sits beside it."""
+    with network(platform) as made:
+        hosts = platform.host_of
+        emulation = Emulation(
+            lambda device: made.inside(hosts[device]),
+            {name: made.addresses[host] for name, host in hosts.items()},
+            {name: made.spaces[host] for name, host in hosts.items()},
+            board,
+        )
+        with made.inside(hosts[first]):
+            yield emulation
+
+
+def _slowness(platform: Platform, device: str) -> float:
+    """How many times as long as the fastest device it takes."""
+    return platform.fastest.rate / platform.device(device).rate if platform.device(device).computes else 1.0
+
+
+def _seconds(work: Workload) -> Seconds:
+    """What each segment takes by a prediction."""
+    return {
+        one.device: tuple(job.seconds for role in work.roles for job in role.devices[i].jobs)
+        for i, one in enumerate(work.devices)
+    }
+
+
+def _with(work: Workload, seconds: Seconds) -> Workload:
+    """The workload with these seconds in place of those that were predicted."""
+    rest = {name: iter(each) for name, each in seconds.items()}
+
+    def held(one: DeviceWork) -> DeviceWork:
+        return replace(one, jobs=tuple(replace(job, seconds=next(rest[one.device])) for job in one.jobs))
+
+    first, *others = (replace(role, devices=tuple(map(held, role.devices))) for role in work.roles)
+    return replace(first, others=tuple(others))
+
+
+class _Timed:
+    """A segment in onnxruntime, on one thread, that notes what its calls take."""
+
+    def __init__(self, program: Program, segment: Segment) -> None:
+        from dicompiler.verify.executor import Session
+
+        self._session = Session(segment.model, program.weights, f"segment {segment.name!r}", "all")
+        self.seconds = 0.0
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        taken = []
+        for _ in range(CALLS):
+            start = time.thread_time()
+            outputs = self._session.run(inputs)
+            taken.append(time.thread_time() - start)
+        self.seconds = min(taken[1:])
+        return outputs
+
+
+def _measured(program: Program, problem: Problem, inputs: Mapping[str, Any] | None) -> Seconds:
+    """What each segment takes here, alone and warm, on one thread."""
+    from dicompiler.verify.executor import Executor
+    from dicompiler.verify.given import given_inputs
+
+    assert problem.model is not None
+    found: dict[str, list[float]] = {device.device: [] for device in program.devices}
+    timed: dict[int, _Timed] = {}
+    for role in program.roles:
+        executor = Executor(role, make=lambda one: timed.setdefault(id(one), _Timed(program, one)))
+        executor.run(given_inputs(problem.model, inputs))
+        for device in role.devices:
+            found[device.device] += [timed[id(segment)].seconds for segment in device.segments]
+    return {name: tuple(seconds) for name, seconds in found.items()}
+
+
+def _check_speed(here: Seconds, board: Seconds, frame_s: float, roles: int) -> None:
+    """DicompilerError where a board is faster than this host, or all boards together need more than it has."""
+    for name, seconds in here.items():
+        if sum(seconds) > sum(board[name]):
+            raise DicompilerError(
+                f"emulate: {name} computes {format_seconds(sum(board[name]) / roles)} in a frame, this host alone "
+                f"needs {format_seconds(sum(seconds) / roles)} for that: it can only play slower boards (--slower)"
+            )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    load = sum(map(sum, here.values())) / roles / frame_s / cores
+    if load > LOAD_LIMIT:
+        raise DicompilerError(
+            f"emulate: computing would keep {cores} processors of this host busy for {load:.0%} of each frame "
+            f"({LOAD_LIMIT:.0%} is allowed): boards would wait here that do not wait there: give slower ones "
+            "(--slower), or fewer"
+        )
+
+
+def _emulated(result: RunResult, simulation: Simulation, board: Seconds, here: Seconds, roles: int) -> Emulated:
+    """One frame at a time: their median, without the first where there are more. Several: all of them by their
+    number."""
+    count, streamed = len(result.frames_s), len(simulation.frames) > 1
+    due = sum(max(pair) for name in board for pair in zip(board[name], here[name], strict=True)) * count / roles
+    late = sum(sum(report.segments) for report in result.reports) / due - 1 if due else 0.0
+    if streamed:
+        predicted_s = max(end for _, end in simulation.frames) / count
+        return Emulated(result, f"{count} frames, each", result.total_s / count, predicted_s, board, late)
+    frame_s = statistics.median(result.frames_s[1:] or result.frames_s)
+    return Emulated(result, "a frame", frame_s, simulation.latency_s, board, late)

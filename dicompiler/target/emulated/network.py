@@ -1,0 +1,178 @@
+"""The network of a platform on this host: a network namespace for each of its hosts, and shaped lines between them.
+
+Platform → namespaces, which last as long as the block:   host ──out──► router ──medium──► router ──in──► host.
+A host's own line is shaped at both of its ends, what all hosts share is the medium. Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.platform import Platform
+from dicompiler.target.emulated import relay
+
+NET = ipaddress.ip_network("10.77.0.0/16")
+UP, DOWN = "10.77.255.1", "10.77.255.2"
+"""The routers' addresses: to where hosts send, and from where they receive."""
+HOSTS_LIMIT = 4096
+"""More namespaces than that no host makes in a reasonable time."""
+PLACES = ":/usr/sbin:/sbin"
+"""Where Debian has ip and tc, besides what PATH says."""
+CLONE_NEWNET = 0x40000000
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """Where each host of a platform is: `spaces` (network namespaces) and `addresses`, by the host's name."""
+
+    spaces: dict[str, str] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def inside(self, host: str) -> Iterator[None]:
+        """This thread, and the threads and processes that it starts, are on that host's network."""
+        with open("/proc/thread-self/ns/net") as before, open(f"/run/netns/{self.spaces[host]}") as there:
+            _enter(there.fileno())
+            try:
+                yield
+            finally:
+                _enter(before.fileno())
+
+
+def _enter(space: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(space, CLONE_NEWNET) != 0:
+        cause = os.strerror(ctypes.get_errno())
+        raise DicompilerError(f"emulate: a network namespace cannot be entered: {cause}: run it as root")
+
+
+@contextlib.contextmanager
+def network(platform: Platform) -> Iterator[Emulated]:
+    """Makes the platform's network, and takes it away whatever happens. DicompilerError where this host cannot."""
+    if os.geteuid() != 0:
+        raise DicompilerError("emulate: network namespaces and shaped lines need root: run it as root")
+    places = f"{os.environ.get('PATH', '')}{PLACES}"
+    tools = {name: shutil.which(name, path=places) for name in ("ip", "tc")}
+    for name, path in tools.items():
+        if path is None:
+            raise DicompilerError(f"emulate: {name!r} is missing: install iproute2")
+    if len(platform.hosts) > HOSTS_LIMIT:
+        raise DicompilerError(f"emulate: {len(platform.hosts)} hosts are more than this host can carry ({HOSTS_LIMIT})")
+    with _Builder(str(tools["ip"]), str(tools["tc"]), platform) as made:
+        yield made
+
+
+class _Builder:
+    """Makes namespaces and lines, and takes them away. `mark` begins the names of all its namespaces."""
+
+    def __init__(self, ip: str, tc: str, platform: Platform) -> None:
+        self.ip, self.tc, self.platform = ip, tc, platform
+        self.mark = f"dc{os.getpid()}x"
+        self.up, self.down = f"{self.mark}u", f"{self.mark}d"
+        self.made: list[str] = []
+        self.relay: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Emulated:
+        try:
+            return self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        if self.relay is not None:
+            self.relay.kill()
+            self.relay.wait()
+        for space in self.made:
+            subprocess.run([self.ip, "netns", "del", space], capture_output=True)
+
+    def _make(self) -> Emulated:
+        emulated = Emulated()
+        for router in (self.up, self.down):
+            self._space(router, forward=True)
+        for host, address in zip(self.platform.hosts, NET.hosts(), strict=False):
+            index = len(emulated.spaces)
+            emulated.spaces[host.name], emulated.addresses[host.name] = f"{self.mark}{index}", str(address)
+            self._host(index, str(address), self._rate(host.bandwidth))
+        self._medium(emulated)
+        return emulated
+
+    def _rate(self, own: float | None) -> float | None:
+        """bit/s of a host's own line; None where nothing limits it."""
+        line = self.platform.network.bandwidth if self.platform.network.kind == "switch" else None
+        widest = max([link.bandwidth for link in self.platform.network.links], default=0.0)
+        # What one link may carry, its host's line must carry; what others may not, the relay keeps them from.
+        line = None if line is None else max(line, widest)
+        return min((rate for rate in (line, own) if rate is not None), default=None)
+
+    def _space(self, name: str, forward: bool = False) -> None:
+        self._run(self.ip, "netns", "add", name)
+        self.made.append(name)
+        settings = ["net.ipv4.conf.all.rp_filter", "net.ipv4.conf.default.rp_filter"]
+        values = dict.fromkeys(settings, "0") | ({"net.ipv4.ip_forward": "1"} if forward else {})
+        with Emulated({"": name}).inside(""):
+            for setting, value in values.items():
+                Path("/proc/sys", setting.replace(".", "/")).write_text(value)
+        self._batch(name, "link set lo up")
+
+    def _host(self, index: int, address: str, rate: float | None) -> None:
+        """A host with a line to each router: to one it sends, from the other it receives."""
+        space, out, into = f"{self.mark}{index}", f"o{index}", f"i{index}"
+        self._space(space)
+        self._batch(
+            space,
+            f"link add out type veth peer name {out} netns {self.up}",
+            f"link add in type veth peer name {into} netns {self.down}",
+            "link set out up",
+            "link set in up",
+            f"address add {address}/{NET.prefixlen} dev in noprefixroute",
+            f"route add default via {UP} dev out onlink src {address}",
+        )
+        self._batch(self.up, f"link set {out} up", f"address add {UP}/32 dev {out}")
+        self._batch(
+            self.down, f"link set {into} up", f"address add {DOWN}/32 dev {into}", f"route add {address}/32 dev {into}"
+        )
+        if rate is not None:
+            self._shape(space, "out", rate)
+            self._shape(self.down, into, rate)
+
+    def _medium(self, emulated: Emulated) -> None:
+        """What lies between the routers: nothing that holds anything up, one line for all, or a relay that delays."""
+        shared = self.platform.network.kind != "switch"
+        rules = relay.rules(self.platform, emulated.addresses)
+        if rules:
+            self.relay = relay.start(rules, self.up, self.down)
+        else:
+            self._batch(self.up, f"link add medium type veth peer name medium netns {self.down}", "link set medium up")
+            self._batch(self.down, "link set medium up", "address add 10.77.254.2/30 dev medium")
+            self._batch(self.up, "address add 10.77.254.1/30 dev medium")
+        if shared:
+            self._shape(self.up, "medium", self.platform.network.bandwidth)
+        self._batch(self.up, "route add default dev medium" + ("" if rules else " via 10.77.254.2"))
+
+    def _shape(self, space: str, device: str, rate: float) -> None:
+        """Lets a device send at `rate` bit/s. Larger bursts would let small messages through for nothing."""
+        burst = max(8_000, int(rate / 8 * 0.0005))
+        limit = min(2_000_000, max(64_000, int(rate / 8 * 0.05)))
+        words = ("root", "tbf", "rate", f"{rate:.0f}bit", "burst", str(burst), "limit", str(limit))
+        self._run(self.tc, "-n", space, "qdisc", "add", "dev", device, *words)
+
+    def _batch(self, space: str, *lines: str) -> None:
+        self._run(self.ip, "-n", space, "-batch", "-", given="\n".join(lines))
+
+    def _run(self, *words: str, given: str = "") -> None:
+        done = subprocess.run(words, input=given, capture_output=True, text=True)
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["it says nothing"])[0]
+            raise DicompilerError(
+                f"emulate: this host cannot make the network ({' '.join(words[:6])}: {said}): it needs network "
+                "namespaces, veth and tbf in its kernel"
+            )

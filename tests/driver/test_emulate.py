@@ -1,0 +1,91 @@
+"""A compiled model on emulated boards: what it computes, what it takes, and what this host cannot play."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.commands import command, failed
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.emulate import emulate
+from dicompiler.ir.devices import Network
+from dicompiler.ir.plan import load_plan
+from dicompiler.ir.platform import Platform, to_toml
+from dicompiler.target.records import RunOptions
+from dicompiler.verify.executor import run_model
+from dicompiler.verify.given import given_inputs
+
+
+def slow(count: int = 3, rate: float = 4e7, bandwidth: float = 2e7) -> Platform:
+    """Boards on which LeNet takes 20 ms, at 20 Mbit/s."""
+    boards = Platform.load(f"rpi4x{count}")
+    devices = tuple(replace(device, rate=rate / (i + 1)) for i, device in enumerate(boards.devices))
+    return replace(boards, devices=devices, network=Network("switch", bandwidth, 0.002))
+
+
+def compiled(place: Path, strategy: str, platform: Platform, network: str = "lenet") -> Path:
+    objective = "throughput" if strategy == "replicate" else "latency"
+    model = networks.build(network, 0)
+    dicompiler.compile(model, platform=platform, strategy=strategy, objective=objective, output=place)
+    return place
+
+
+@pytest.mark.parametrize("strategy", ["single", "modnn", "replicate"])
+def test_boards_take_their_time_and_compute_the_same(tmp_path: Path, strategy: str) -> None:
+    directory = compiled(tmp_path / "artifact", strategy, slow())
+    model = dicompiler.Model.load(networks.build("lenet", 0))
+    given = given_inputs(model)
+    roles = len(load_plan(directory / "plan.json").roles)
+    found = emulate(directory, inputs=given, frames=6)
+    (expected,) = run_model(model, given).values()
+    assert all(np.allclose(next(iter(one.values())), expected, atol=1e-5) for one in found.result.outputs)
+    for report in found.result.reports:
+        calls = 6 // roles
+        assert all(
+            took >= 0.99 * calls * due  # a sleep ends late, or 60 µs early
+            for took, due in zip(report.segments, found.computing[report.device], strict=True)
+        )
+    assert found.frame_s >= 0.9 * found.predicted_s and found.late < 5
+
+
+def test_another_platform_another_speed_and_several_frames_at_once(tmp_path: Path) -> None:
+    directory = compiled(tmp_path / "artifact", "modnn", slow())
+    measured = emulate(directory, slower=300, frames=3)
+    assert sum(measured.computing["pi03"]) > sum(measured.computing["pi01"])  # a third of the rate
+    one = emulate(directory, frames=3)
+    assert emulate(directory, slow(bandwidth=2e5), frames=3).frame_s > 3 * one.frame_s
+    stream = emulate(directory, frames=12, options=RunOptions(in_flight=6))
+    assert stream.what == "12 frames, each" and len(stream.result.frames_s) == 12
+    assert stream.predicted_s < one.predicted_s
+
+
+def test_what_this_host_cannot_play_is_refused_with_the_figures(tmp_path: Path) -> None:
+    fast = compiled(tmp_path / "fast", "single", slow(1, rate=1e15), "squeezenet")
+    with pytest.raises(
+        DicompilerError, match=r"^emulate: pi01 computes .* in a frame, this host alone needs .* slower boards"
+    ):
+        emulate(fast)
+    many = compiled(tmp_path / "many", "replicate", slow(12, bandwidth=1e12), "squeezenet")
+    with pytest.raises(DicompilerError, match=r"processors of this host busy for .*% of each frame"):
+        emulate(many, slower=1, frames=24, options=RunOptions(in_flight=24))
+    with pytest.raises(DicompilerError, match="unknown device 'pi03'"):
+        emulate(compiled(tmp_path / "artifact", "modnn", slow()), slow(2))
+
+
+def test_the_command_prints_measurement_and_prediction(tmp_path: Path) -> None:
+    directory, log = compiled(tmp_path / "artifact", "modnn", slow()), tmp_path / "run.json"
+    done = command("emulate", directory, "--frames", 3, "--log", log)
+    assert done.returncode == 0, done.stderr
+    assert "a frame: " in done.stdout and "predicted" in done.stdout and "not emulated: caches" in done.stdout
+    assert json.loads(log.read_text())["target"] == "sockets"
+    (tmp_path / "p.toml").write_text(to_toml(slow(bandwidth=1e6)))
+    done = command("emulate", directory, "--platform", tmp_path / "p.toml", "--frames", 2, "--in-flight", 2, "--json")
+    found = json.loads(done.stdout)
+    assert found["predicted_s"] > 0 and found["frame_s"] > 0 and len(found["run"]["frames_s"]) == 2
+    assert "no artifact" in failed(1, "emulate", tmp_path)
