@@ -88,7 +88,7 @@ def _show(directory: Path, found: Emulated, as_json: bool) -> None:
     from dicompiler.driver.run_log import document
 
     if as_json:
-        figures = {"frame_s": found.frame_s, "predicted_s": found.predicted_s, "late": found.late}
+        figures = {"what": found.what, "frame_s": found.frame_s, "predicted_s": found.predicted_s, "late": found.late}
         show_json({**figures, "run": document(directory, found.result)})
         return
     show_run(found.result)
