@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dicompiler.base.errors import DicompilerError
+from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.units import format_seconds
 from dicompiler.cost.simulator import Simulation, simulate
 from dicompiler.cost.workload import DeviceWork, Workload
@@ -76,9 +76,11 @@ def emulate(
     prediction is the simulator's for just these seconds, or, where a `cost` is given, for its own. Needs root: see
     `target.emulated.network`. DicompilerError for what this host cannot carry, RunError as for `run`.
     """
-    compilation, _, problem = reopen(directory, cost, None if platform is None else platform_of(platform))
+    compilation, target, problem = reopen(directory, cost, None if platform is None else platform_of(platform))
     platform, program, plan = compilation.platform, compilation.program, compilation.plan
     assert platform is not None and program is not None and plan is not None
+    if not target.emulates:
+        raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
     options, work = options or RunOptions(), problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
     here, board = _measured(program, problem, inputs), _seconds(work)

@@ -39,6 +39,9 @@ class Target(ABC):
     checks_files: ClassVar[bool] = False
     """Whether its `run` and `install` compare the artifact's files with the digests in artifact.json by themselves, as
     programs can while they load them; they are compared before otherwise."""
+    emulates: ClassVar[bool] = False
+    """Whether its `run` plays boards, as `RunOptions.emulation` says; `dicompiler emulate` refuses its artifacts
+    otherwise."""
 
     @abstractmethod
     def emit(self, compilation: Compilation, directory: Path) -> None:

@@ -12,7 +12,7 @@ from support.commands import command, failed
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.base.errors import DicompilerError
+from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.driver.emulate import emulate
 from dicompiler.ir.devices import Network
 from dicompiler.ir.plan import load_plan
@@ -29,16 +29,18 @@ def slow(count: int = 3, rate: float = 4e7, bandwidth: float = 2e7) -> Platform:
     return replace(boards, devices=devices, network=Network("switch", bandwidth, 0.002))
 
 
-def compiled(place: Path, strategy: str, platform: Platform, network: str = "lenet") -> Path:
+def compiled(place: Path, strategy: str, platform: Platform, network: str = "lenet", target: str = "sockets") -> Path:
     objective = "throughput" if strategy == "replicate" else "latency"
     model = networks.build(network, 0)
-    dicompiler.compile(model, platform=platform, strategy=strategy, objective=objective, output=place)
+    dicompiler.compile(model, platform, strategy, target=target, objective=objective, output=place)
     return place
 
 
-@pytest.mark.parametrize("strategy", ["single", "modnn", "replicate"])
-def test_boards_take_their_time_and_compute_the_same(tmp_path: Path, strategy: str) -> None:
-    directory = compiled(tmp_path / "artifact", strategy, slow())
+@pytest.mark.parametrize(
+    ("target", "strategy"), [("sockets", "single"), ("sockets", "modnn"), ("sockets", "replicate"), ("mpi", "modnn")]
+)
+def test_boards_take_their_time_and_compute_the_same(tmp_path: Path, target: str, strategy: str) -> None:
+    directory = compiled(tmp_path / "artifact", strategy, slow(), target=target)
     model = dicompiler.Model.load(networks.build("lenet", 0))
     given = given_inputs(model)
     roles = len(load_plan(directory / "plan.json").roles)
@@ -74,6 +76,8 @@ def test_what_this_host_cannot_play_is_refused_with_the_figures(tmp_path: Path) 
     many = compiled(tmp_path / "many", "replicate", slow(12, bandwidth=1e12), "squeezenet")
     with pytest.raises(DicompilerError, match=r"processors of this host busy for .*% of each frame"):
         emulate(many, slower=1, frames=24, options=RunOptions(in_flight=24))
+    with pytest.raises(UsageError, match="^emulate: target 'tflm' plays no boards: compile for sockets or mpi"):
+        emulate(compiled(tmp_path / "tflm", "single", slow(1), target="tflm"))
     with pytest.raises(DicompilerError, match="unknown device 'pi03'"):
         emulate(compiled(tmp_path / "artifact", "modnn", slow()), slow(2))
 

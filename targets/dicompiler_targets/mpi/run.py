@@ -6,14 +6,16 @@ In: an artifact's directory, frames. Out: outputs, times, and what each rank rep
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import RunOptions, RunResult
+from dicompiler.plugin_api import Emulation, RunOptions, RunResult
 from dicompiler_targets.mpi import build, mpirun, tools
 from dicompiler_targets.mpi.artifact import Artifact, read_outputs, write_inputs
 
@@ -26,7 +28,7 @@ def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: 
     program = build.build(next(iter(artifact.packages.values())), toolchain)
     share = max(1, len(os.sched_getaffinity(0)) // count)
     words += ["--threads", str(share), *["--pin"] * options.pin]
-    line = [str(toolchain.mpirun), "--oversubscribe", "--bind-to", "none", "-n", str(count), str(program)]
+    line = [str(toolchain.mpirun), "--oversubscribe", "--bind-to", "none"]
     with tempfile.TemporaryDirectory(prefix="dicompiler-mpi-") as temporary:
         scratch = Path(temporary)
         (scratch / "data").mkdir()
@@ -34,6 +36,39 @@ def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: 
             (scratch / "data" / device).symlink_to(package / device)
         write_inputs(scratch / "inputs", frames)
         places = ["--data", "data", "--inputs", "inputs", "--outputs", "outputs"]
-        report = mpirun.call(artifact, [*line, *places, *words], scratch, options.timeout_s, {})
+        if options.emulation is None:
+            line += ["-n", str(count), str(program), *places, *words]
+            report = mpirun.call(artifact, line, scratch, options.timeout_s, {})
+        else:
+            line += emulated(artifact, options.emulation, scratch, [str(program), *places, *words])
+            report = mpirun.call(
+                artifact, line, scratch, options.timeout_s, agent(artifact, options.emulation, scratch)
+            )
         delivered = read_outputs(artifact, scratch / "outputs", mpirun.kept(len(frames), options))
     return mpirun.result(artifact, report, delivered)
+
+
+def emulated(artifact: Artifact, emulation: Emulation, scratch: Path, words: Sequence[str]) -> list[str]:
+    """What mpirun is told to start a rank on each emulated board, whose calls take as long as there."""
+    net = str(ip_network(f"{next(iter(emulation.addresses.values()))}/16", strict=False))
+    line = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", net, "--mca", "oob_tcp_if_include", net]
+    for device, package in artifact.packages.items():
+        line += [":"] if device != artifact.devices[0] else []
+        line += ["-n", "1", "--host", package.name, "--wdir", str(scratch), *words]
+        line += ["--least", ",".join(map(repr, emulation.seconds[device]))]
+    return line
+
+
+def agent(artifact: Artifact, emulation: Emulation, scratch: Path) -> dict[str, str]:
+    """A script that mpirun calls in place of ssh, as its environment: it enters a board's network, under the board's
+    name, or Open MPI would take all of them for this host."""
+    cases = []
+    for device, package in artifact.packages.items():
+        name = shlex.quote(package.name)
+        enter = f"nsenter --net=/run/netns/{emulation.spaces[device]} unshare --uts"
+        cases.append(f'{name}) exec {enter} sh -c "hostname {name}; $*" ;;')
+    body = "\n".join(dict.fromkeys(cases))
+    script = scratch / "agent"
+    script.write_text(f"#!/bin/sh\nname=$1; shift\ncase $name in\n{body}\nesac\nexit 1\n", encoding="utf-8")
+    script.chmod(0o700)
+    return {name: str(script) for name in ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")}

@@ -30,6 +30,7 @@ class MpiTarget(Target):
     name: ClassVar[str] = "mpi"
     replicas: ClassVar[bool] = True
     checks_files: ClassVar[bool] = True
+    emulates: ClassVar[bool] = True
 
     threads: int = 0
     engine: Literal["onnxruntime"] = "onnxruntime"

@@ -26,6 +26,7 @@ class SocketsTarget(Target):
     name: ClassVar[str] = "sockets"
     replicas: ClassVar[bool] = True
     checks_files: ClassVar[bool] = True
+    emulates: ClassVar[bool] = True
 
     threads: int = 0
     optimization: Optimization = "extended"

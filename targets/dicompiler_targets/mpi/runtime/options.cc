@@ -1,5 +1,6 @@
 #include "options.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "tensor.hpp"
@@ -16,6 +17,7 @@ const char* const USAGE =
     "  --threads N       at most so many threads for a rank\n"
     "  --pin             each rank keeps to its share of this host's processors\n"
     "  --timeout S       seconds for all frames\n"
+    "  --least S,S,…     seconds that a call of each segment takes at least: emulation\n"
     "  --data DIR        where the devices' directories are; default: the working directory\n"
     "Prints a JSON object: for each rank the seconds that it computed, waited and sent, its memory and its bytes.\n";
 
@@ -26,6 +28,16 @@ double parse_number(const std::string& option, const std::string& text, double l
     const double found = std::strtod(text.c_str(), &end);
     if (text.empty() || *end != '\0' || !(found >= least && found <= most)) {
         throw Error("option " + option + " cannot be '" + text + "'");
+    }
+    return found;
+}
+
+std::vector<double> parse_numbers(const std::string& option, const std::string& text) {
+    std::vector<double> found;
+    for (std::size_t at = 0; at <= text.size();) {
+        const auto end = std::min(text.find(',', at), text.size());
+        found.push_back(parse_number(option, text.substr(at, end - at), 0, 1e9));
+        at = end + 1;
     }
     return found;
 }
@@ -45,7 +57,7 @@ Options parse_options(int argc, char** argv) {
             continue;
         }
         const std::string known[] = {"--inputs", "--outputs", "--frames",  "--in-flight", "--keep",
-                                     "--threads", "--timeout", "--data"};
+                                     "--threads", "--timeout", "--least", "--data"};
         bool found = false;
         for (const auto& one : known) found = found || one == name;
         if (!found) throw Error("there is no option '" + name + "': see --help");
@@ -58,6 +70,7 @@ Options parse_options(int argc, char** argv) {
         if (name == "--in-flight") options.in_flight = static_cast<std::size_t>(parse_number(name, value, 1, 1024));
         if (name == "--keep") options.keep = static_cast<std::size_t>(parse_number(name, value, 0, 1e7));
         if (name == "--threads") options.threads = static_cast<int>(parse_number(name, value, 1, 4096));
+        if (name == "--least") options.least = parse_numbers(name, value);
         if (name == "--timeout") options.timeout = parse_number(name, value, 0, 1e9);
     }
     return options;

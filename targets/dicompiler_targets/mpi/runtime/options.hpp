@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 namespace dicompiler {
 
@@ -11,6 +12,8 @@ struct Options {
     std::size_t frames = 0, in_flight = 0, keep = static_cast<std::size_t>(-1);
     int threads = 0;
     double timeout = 1e9;
+    // Seconds that a call of each segment takes at least; empty where nothing is held back.
+    std::vector<double> least;
     bool pin = false, help = false;
 };
 

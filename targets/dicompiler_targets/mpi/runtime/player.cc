@@ -7,12 +7,13 @@ namespace dicompiler {
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 Player::Player(const std::vector<Rank>& roles, std::vector<std::unique_ptr<Slot>>& slots, Samples& samples,
-               Deliver deliver, std::size_t last)
+               Deliver deliver, std::size_t last, std::vector<double> least)
     : roles_(roles),
       slots_(slots),
       samples_(samples),
       deliver_(std::move(deliver)),
       last_(last),
+      least_(std::move(least)),
       needs_(roles.size()) {
     // Only segments read what is received.
     for (std::size_t r = 0; r < roles.size(); ++r) {
@@ -181,8 +182,11 @@ void Player::play(const Rank::Step& step, std::size_t frame) {
     }
     const auto start = Clock::now();
     slot.calls[step.index]->run();
-    const auto end = Clock::now();
     const auto number = first_[frame % roles_.size()] + step.index;
+    if (number < least_.size()) {
+        std::this_thread::sleep_until(start + std::chrono::duration<double>(least_[number]));
+    }
+    const auto end = Clock::now();
     times_.segments[number] += std::chrono::duration<double>(end - start).count();
     if (frame == last_) times_.spans.push_back({"run", static_cast<long>(number), frame, start, end});
 }

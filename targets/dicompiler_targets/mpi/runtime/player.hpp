@@ -49,9 +49,9 @@ public:
     // Writes an output of a frame.
     using Deliver = std::function<void(std::size_t frame, const Tensor& tensor, const std::string& file)>;
 
-    // `last`: the number of the last frame.
+    // `last`: the number of the last frame. `least`: seconds that a call of each segment takes at least.
     Player(const std::vector<Rank>& roles, std::vector<std::unique_ptr<Slot>>& slots, Samples& samples,
-           Deliver deliver, std::size_t last);
+           Deliver deliver, std::size_t last, std::vector<double> least);
     ~Player();
 
     // The frame's receives were posted: it is on its way.
@@ -89,6 +89,7 @@ private:
     Samples& samples_;
     Deliver deliver_;
     const std::size_t last_;
+    const std::vector<double> least_;
     // Of each role's steps: the receives (their place in Rank::receives) that must be complete.
     std::vector<std::vector<std::vector<std::size_t>>> needs_;
     // Where the segments of each role begin in Times::segments.

@@ -159,7 +159,7 @@ Times compute(const Task& task, Contents& contents, const Flow& flow, Samples& s
     const auto deliver = [&](std::size_t frame, const Tensor& tensor, const std::string& file) {
         outputs.write(frame, tensor, file);
     };
-    Player player(task.roles, slots, samples, deliver, flow.frames - 1);
+    Player player(task.roles, slots, samples, deliver, flow.frames - 1, task.options.least);
     barrier();
     MPI_Barrier(MPI_COMM_WORLD);  // all are there: it is short, and all begin at the same time
     measured = exchange_or_end(task, flow, slots, player, outputs);
