@@ -119,6 +119,16 @@ objective_option = click.option(
 cost_option = click.option(
     "--cost", metavar="'NAME{…}'", help="What pieces cost: see 'dicompiler list cost-models'. Default: analytic."
 )
+wire_option = click.option(
+    "--wire",
+    metavar="TYPE",
+    help="What travels between devices is narrowed to float16, bfloat16 or int8; 'float16,conv1=float32': not what "
+    "layer conv1 sends. Default: the plan's, else as it is.",
+)
+wire_options = stack(
+    wire_option,
+    click.option("--samples", metavar="X.npz", type=PATH, help="Samples of the inputs: the ranges of --wire int8."),
+)
 plan_option = functools.partial(click.option, "--plan", metavar="PLAN.json", type=PATH)
 problem_options = stack(model_argument, platform_option)
 cost_options = stack(cost_option, shape_option, json_option)
@@ -135,6 +145,8 @@ class Request:
     objective: str | None = None
     cost: str | None = None
     shape: tuple[str, ...] = ()
+    wire: str | None = None
+    samples: Path | None = None
 
     def compile(self, **more: Any) -> Compilation:
         """What `dicompiler.compile` makes of it; `more`: arguments beside these, or in their place."""

@@ -136,6 +136,8 @@ def _show_predicted(result: Compilation) -> None:
     plan, single = _numbers(result.metrics), _numbers(result.single)
     rows = [(name, plan[name], single[name]) for name in plan]
     show(("predicted for a frame", "this plan", "one device"), rows, right=(1, 2))
+    if result.plan is not None and result.plan.wire.types:
+        click.echo(f"\ntravels between devices as: {result.plan.wire}")
 
 
 def _numbers(metrics: Metrics) -> dict[str, str]:

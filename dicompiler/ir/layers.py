@@ -13,6 +13,8 @@ from dicompiler.base.remembering import Remembers, remembered
 from dicompiler.ir.regions import Interval, Region, full
 from dicompiler.ir.rule import Node, Operation, OperatorRule, Piece, Tensor, whole
 
+WireTypes = tuple[tuple[str, str], ...]
+
 
 @dataclass(frozen=True, eq=False)  # compared by identity: what follows from a layer is remembered
 class Layer:
@@ -37,13 +39,15 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class LayerGraph(Remembers):
-    """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, and the rules."""
+    """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, the rules, and in
+    which types tensors travel (see `ir.wire`)."""
 
     layers: tuple[Layer, ...]
     tensors: Mapping[str, Tensor]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     rules: Mapping[tuple[str, str], OperatorRule] = field(default_factory=dict, repr=False)
+    wire: WireTypes = ()
 
     @cached_property
     def by_name(self) -> Mapping[str, Layer]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import key_path, load_json, validate
 from dicompiler.ir.regions import Interval, Region
+from dicompiler.ir.wire import Wire, wire_from_json, wire_json
 
 FORMAT = "dicompiler.plan/1"
 
@@ -51,6 +52,7 @@ class Plan:
     `note`: why it cannot be reproduced by running again, where it rests on measured or time-limited results.
     `replicas`: one-to-one renamings of the parts' devices (device → device; what is not named stays); frame i of a
     stream uses renaming i mod n. Source and sink stay where they are. Empty: every frame goes by the plan as it is.
+    `wire`: in which types tensors travel.
     """
 
     layers: Mapping[str, tuple[Part, ...]]
@@ -59,6 +61,7 @@ class Plan:
     network: str = ""
     note: str = ""
     replicas: tuple[Mapping[str, str], ...] = ()
+    wire: Wire = field(default_factory=Wire)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -104,6 +107,7 @@ def from_json(document: Any, place: str = "plan") -> Plan:
         document.get("network", ""),
         document.get("note", ""),
         tuple(document.get("replicas", ())),
+        wire_from_json(document),
     )
 
 
@@ -128,7 +132,8 @@ def dumps(plan: Plan) -> str:
     eye and by diff."""
     document: dict[str, Any] = {"format": FORMAT, "source": list(plan.source), "sink": list(plan.sink)}
     optional = {"network": plan.network, "note": plan.note, "replicas": [dict(names) for names in plan.replicas]}
-    head = json.dumps(document | {key: value for key, value in optional.items() if value}, indent=1)[:-2]
+    document |= {key: value for key, value in optional.items() if value} | wire_json(plan.wire)
+    head = json.dumps(document, indent=1)[:-2]
     texts = {name: [json.dumps(_part_to_json(part)) for part in parts] for name, parts in plan.layers.items()}
     rows = ["  {}: [\n   {}]".format(json.dumps(name), ",\n   ".join(parts)) for name, parts in texts.items()]
     return head + ',\n "layers": {\n' + ",\n".join(rows) + "}}\n"

@@ -33,6 +33,7 @@ from dicompiler.ir.onnx.weights import Weight, raw_nbytes
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
+from dicompiler.ir.wire import Wire
 from dicompiler.partition.lowering import split_unchecked, unwritten
 from dicompiler.partition.placed_graph import Given
 
@@ -73,10 +74,11 @@ class Problem:
             self.platform.device(name)
 
     def plan(self, parts: Mapping[str, Sequence[Part]]) -> Plan:
-        """The plan with these parts by layer name, its layers in layer order, and this problem's source and sink."""
+        """The plan with these parts by layer name, its layers in layer order, and this problem's source, sink and
+        wire."""
         first = (self.platform.devices[0].name,)
         ordered = {layer.name: tuple(parts[layer.name]) for layer in self.layers.layers}
-        return Plan(ordered, self.source or first, self.sink or first)
+        return Plan(ordered, self.source or first, self.sink or first, wire=Wire(self.layers.wire))
 
     def estimate(self, plan: Plan) -> Metrics:
         """What `plan` comes to by an estimate of milliseconds, see `metrics.measure`: exact bytes and operations, but
