@@ -69,7 +69,7 @@ def tell_kept(compilation: Compilation) -> None:
     kept = sorted(sent.keys() & asked(routing.layers).keys() - kinds(routing.layers).keys())
     if kept:
         log.warning(
-            "wire: %d of %d tensors that travel are no floating-point numbers that are wider, and travel as they are "
+            "wire: %d of %d tensors that travel are of types that are not narrowed so, and travel as they are "
             "(such as %r)",
             len(kept),
             len(sent),

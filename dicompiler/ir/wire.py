@@ -37,6 +37,7 @@ _SENT = {
     "int8": int(onnx.TensorProto.INT8),
 }
 NAMES = (*_SENT, KEPT)
+_SMALLEST = 1.2e-38  # that float32 has with all its bits
 
 Range = tuple[float, float]
 
@@ -141,5 +142,6 @@ def sent_nbytes(layers: LayerGraph, tensor: str, shape: Shape) -> int:
 def steps(measured: Range) -> tuple[float, int]:
     """(scale, zero point) of int8 for numbers in a range: 0 is one of its steps, as QuantizeLinear wants it."""
     low, high = min(measured[0], 0.0), max(measured[1], 0.0)
-    scale = (high - low) / 255 or 1.0
+    scale = (high - low) / 255
+    scale = scale if scale >= _SMALLEST else 1.0
     return scale, max(-128, min(127, math.floor(-128 - low / scale + 0.5)))
