@@ -63,7 +63,7 @@ class _Placer:
         """The tensor's own name where one task computes it and it is no output, else with the device's behind it."""
         if (key, task_id(task)) in self.delivered:
             return self.delivered[key, task_id(task)]
-        if self.alone[task.layer] == 1 and key.tensor not in self.layers.outputs:
+        if self.alone[task.layer] == 1 and key.tensor not in self.firsts:
             return key.tensor
         lane = f"#{task.lane}" if task.lane else ""
         reduce = f"+{key.reduce[0]}:{key.reduce[1]}" if key.reduce else ""

@@ -25,15 +25,19 @@ from dicompiler.cost.model import Analytic, CostModel
 from dicompiler.cost.simulator import Simulation, simulate
 from dicompiler.cost.workload import Workload, workload
 from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.lineage import Lineage
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight, raw_nbytes
-from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.plan import Part, Plan, Share
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
+from dicompiler.ir.regions import full
 from dicompiler.ir.wire import Wire
+from dicompiler.partition.bounds_inference import output_shape
+||||||| a7313fe
 from dicompiler.partition.lowering import split_unchecked, unwritten
 from dicompiler.partition.placed_graph import Given
 
@@ -80,6 +84,10 @@ class Problem:
         ordered = {layer.name: tuple(parts[layer.name]) for layer in self.layers.layers}
         return Plan(ordered, self.source or first, self.sink or first, wire=Wire(self.layers.wire))
 
+    def whole(self, device: str) -> Plan:
+        """The plan that gives one device every layer."""
+        return self.plan({layer.name: (Part(device),) for layer in self.layers.layers})
+
     def estimate(self, plan: Plan) -> Metrics:
         """What `plan` comes to by an estimate of milliseconds, see `metrics.measure`: exact bytes and operations, but
         times that suppose barriers between layers. Raises DicompilerError where the plan does not fit the layers or
@@ -115,16 +123,32 @@ class Problem:
         """The whole network on the one device where that is best by the objective, and what it comes to by the same
         simulation: the candidate that every plan is reported beside. Of equals the first.
 
-        Estimates choose whom to simulate: where one device has all, next to nothing overlaps.
+        Where there are many kinds of devices, estimates choose whom to simulate: where one device has all, next to
+        nothing overlaps.
         """
-        layers = self.layers.layers
-        plans = [self.plan({layer.name: (Part(one.name),) for layer in layers}) for one in self.platform.computing]
-        estimates = [measure(self.layers, self.platform, self.cost, plan) for plan in plans]
-        # Devices of one kind come to the same.
-        unlike = {(one.value(self.objective), one.latency_s): i for i, one in reversed([*enumerate(estimates)])}
-        tried = [(plans[unlike[key]], self._alone(plans[unlike[key]])) for key in sorted(unlike)[:ALONE]]
+        kinds = {self._kind(device): device for device in reversed(self.platform.computing)}
+        plans = [self.whole(device.name) for device in reversed(kinds.values())]
+        if len(plans) > ALONE:
+            estimates = [measure(self.layers, self.platform, self.cost, plan) for plan in plans]
+            order = sorted(
+                range(len(plans)), key=lambda i: (estimates[i].value(self.objective), estimates[i].latency_s)
+            )
+            plans = [plans[i] for i in order[:ALONE]]
+        with _no_collection():
+            tried = [(plan, self._alone(plan)) for plan in plans]
         plan, metrics = min(tried, key=lambda one: (one[1].value(self.objective), one[1].latency_s))
         return plan, metrics if self.target is None else metrics.adding(self.reserve)
+
+    def _kind(self, device: Device) -> tuple[object, ...]:
+        """Devices of one kind come to the same where each has the whole network: what a layer takes there, and the way
+        there from the ends, tell them apart."""
+        shares = [
+            (one, Share(None if one.reason else full(output_shape(self.layers, one)))) for one in self.layers.layers
+        ]
+        seconds = tuple(self.cost.seconds(self.layers, *share, device) for share in shares)
+        first = (self.platform.devices[0].name,)
+        ends = [self.platform.link(end, device.name) for end in (*(self.source or first), *(self.sink or first))]
+        return replace(device, name="", host=""), seconds, *(link and replace(link, hosts=("", "")) for link in ends)
 
     def _alone(self, plan: Plan) -> Metrics:
         if self.model is None:

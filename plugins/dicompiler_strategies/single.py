@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.plugin_api import DicompilerError, Part, Plan, Problem, Strategy
+from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy
 
 
 @dataclass(frozen=True)
@@ -25,4 +25,4 @@ class Single(Strategy):
         device = problem.platform.device(self.device)
         if not device.computes:
             raise DicompilerError(f"single: device {device.name!r} has no compute: choose another")
-        return problem.plan({layer.name: (Part(device.name),) for layer in problem.layers.layers})
+        return problem.whole(device.name)

@@ -10,7 +10,7 @@ from dicompiler import networks
 from dicompiler.cost.model import CostModel
 from dicompiler.driver.compare import binding, compare
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.devices import Device, Host, Link, Network
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.metrics import DeviceMetrics, Metrics
 from dicompiler.ir.onnx.model import Model
@@ -91,6 +91,29 @@ def test_a_cost_model_has_its_say_about_which_device_is_best_alone() -> None:
 
     posed = replace(unequal("latency", 1e12), cost=SlowThere())
     assert posed.alone[1].device("pi02") is None and posed.alone[1].latency_s < 0.2
+
+
+def test_of_many_devices_the_best_one_is_found_whatever_tells_them_apart() -> None:
+    @dataclass(frozen=True)
+    class Moody(CostModel):
+        """Devices that look the same take their own time."""
+
+        def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:  # noqa: ARG002
+            return 0.001 * (1 + int(device.name[2:]) * 5 % 7)
+
+    posed = problem("lenet", "rpi4x8", "latency")
+    near = replace(posed.platform.network, links=(Link(("pi01", "pi05"), 1e10),))
+    cases = [
+        posed,
+        replace(posed, cost=Moody()),
+        replace(posed, platform=replace(posed.platform, network=near)),
+        replace(posed, source=("pi03",), sink=("pi06",)),
+        replace(posed, platform=replace(posed.platform, devices=posed.platform.devices[::-1])),
+    ]
+    for case in cases:
+        plans = [case.whole(device.name) for device in case.platform.devices]
+        found = [case.evaluate(plan).latency_s for plan in plans]
+        assert case.alone[0] == plans[found.index(min(found))] and case.alone[1].latency_s == min(found)
 
 
 def test_faster_means_more_frames_a_second_where_these_are_wanted_and_a_gain_beyond_the_devices_is_doubted() -> None:
