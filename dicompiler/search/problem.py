@@ -37,7 +37,6 @@ from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler.ir.regions import full
 from dicompiler.ir.wire import Wire
 from dicompiler.partition.bounds_inference import output_shape
-||||||| a7313fe
 from dicompiler.partition.lowering import split_unchecked, unwritten
 from dicompiler.partition.placed_graph import Given
 
