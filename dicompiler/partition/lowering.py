@@ -32,19 +32,19 @@ T = TypeVar("T")
 Rewrite = Callable[[Compilation], Compilation]
 
 
-def partition(compilation: Compilation, quiet: bool = False) -> Compilation:
+def partition(compilation: Compilation, quiet: bool = False, sound: bool = True) -> Compilation:
     """Rewrites the model as the plan says: parts on devices, slices and concatenations between them. Adds the routing;
-    without a plan every layer is on d0. quiet: nobody runs it: nothing is said of parts that nobody reads, or of
-    ranges of what is narrowed that are not known yet."""
+    without a plan every layer is on d0. quiet: nothing is said of parts that nobody reads. sound: DicompilerError
+    where what travels cannot be narrowed as the plan says, for want of ranges perhaps; else nobody runs it."""
     layers, platform = compilation.layers, compilation.platform
     assert layers is not None
     plan = compilation.plan or whole_plan(layers, "d0")
     routing = route(layers, plan) if platform is None else route_on(platform, layers, plan)
     given = Given.of(compilation.model)
-    if not quiet:
+    if sound:
         check_wire(routing, plan.wire, given.opset)
-        for layer, index in routing.dropped:
-            log.warning("partition: part %d of layer %r is read by nobody and is left out", index, layer)
+    for layer, index in () if quiet else routing.dropped:
+        log.warning("partition: part %d of layer %r is read by nobody and is left out", index, layer)
     placed = place(given, routing, plan)
     return replace(compilation, plan=plan, routing=routing, model=write(compilation.model, placed))
 
@@ -74,7 +74,7 @@ def split(compilation: Compilation, rewrite: Rewrite = checked) -> Compilation:
     return replace(roles[0][0], plan=plan, routing=routing, program=program, reference=compilation.model)
 
 
-split_unchecked = partial(split, rewrite=partial(partition, quiet=True))
+split_unchecked = partial(split, rewrite=partial(partition, quiet=True, sound=False))
 """`split` where nobody runs the program: the placed model is not checked, and nothing is said of dropped parts."""
 
 
