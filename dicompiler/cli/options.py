@@ -150,11 +150,11 @@ class Request:
 
     def compile(self, **more: Any) -> Compilation:
         """What `dicompiler.compile` makes of it; `more`: arguments beside these, or in their place."""
+        from dicompiler.cli.files import read_plan
         from dicompiler.driver.compiler import compile
-        from dicompiler.ir.plan import load_given
 
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        given |= {"plan": None if self.plan is None else load_given(self.plan), **more}
+        given |= {"plan": None if self.plan is None else read_plan(self.plan), **more}
         return compile(**{name: value for name, value in given.items() if value is not None})
 
 

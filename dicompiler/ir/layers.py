@@ -13,8 +13,6 @@ from dicompiler.base.remembering import Remembers, remembered
 from dicompiler.ir.regions import Interval, Region, full
 from dicompiler.ir.rule import Node, Operation, OperatorRule, Piece, Tensor, whole
 
-WireTypes = tuple[tuple[str, str], ...]
-
 
 @dataclass(frozen=True, eq=False)  # compared by identity: what follows from a layer is remembered
 class Layer:
@@ -39,15 +37,14 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class LayerGraph(Remembers):
-    """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, the rules, and in
-    which types tensors travel (see `ir.wire`)."""
+    """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, rules, `Wire.types`."""
 
     layers: tuple[Layer, ...]
     tensors: Mapping[str, Tensor]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     rules: Mapping[tuple[str, str], OperatorRule] = field(default_factory=dict, repr=False)
-    wire: WireTypes = ()
+    wire: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def by_name(self) -> Mapping[str, Layer]:

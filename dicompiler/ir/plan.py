@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.base.schema import key_path, load_json, validate
+from dicompiler.base.schema import load_json, validate
 from dicompiler.ir.regions import Interval, Region
 from dicompiler.ir.wire import Wire, wire_from_json, wire_json
 
@@ -73,16 +72,12 @@ class Plan:
     @property
     def roles(self) -> tuple[Plan, ...]:
         """The plan of each renaming, itself without replicas: frame i goes by entry i mod n."""
-        if not self.replicas:
-            return (self,)
-        return tuple(replace(self, layers=_renamed(self.layers, renaming), replicas=()) for renaming in self.replicas)
-
-
-def _renamed(layers: Mapping[str, tuple[Part, ...]], renaming: Mapping[str, str]) -> dict[str, tuple[Part, ...]]:
-    return {
-        name: tuple(replace(part, device=renaming.get(part.device, part.device)) for part in parts)
-        for name, parts in layers.items()
-    }
+        roles: list[Plan] = []
+        own = self.layers.items()
+        for new in self.replicas:
+            moved = {name: tuple(replace(p, device=new.get(p.device, p.device)) for p in parts) for name, parts in own}
+            roles.append(replace(self, layers=moved, replicas=()))
+        return tuple(roles) or (self,)
 
 
 def _part_to_json(part: Part) -> dict[str, Any]:
@@ -116,24 +111,13 @@ def load_plan(path: str | Path) -> Plan:
     return from_json(load_json(path), str(path))
 
 
-def load_given(path: str | Path) -> Plan:
-    """Reads a plan that somebody gives: as `load`, and no part may stand twice, which is harmless and never meant."""
-    plan = load_plan(path)
-    for name, parts in plan.layers.items():
-        for i, part in enumerate(parts):
-            if part in parts[:i]:
-                place = key_path(("layers", name, i))
-                raise DicompilerError(f"{path}: {place}: the same part stands there twice: remove one")
-    return plan
-
-
 def dumps(plan: Plan) -> str:
     """The plan file's text, which reads back as the same plan: one line for each part, so that plans can be compared by
     eye and by diff."""
     document: dict[str, Any] = {"format": FORMAT, "source": list(plan.source), "sink": list(plan.sink)}
     optional = {"network": plan.network, "note": plan.note, "replicas": [dict(names) for names in plan.replicas]}
-    document |= {key: value for key, value in optional.items() if value} | wire_json(plan.wire)
-    head = json.dumps(document, indent=1)[:-2]
+    optional |= wire_json(plan.wire)
+    head = json.dumps(document | {key: value for key, value in optional.items() if value}, indent=1)[:-2]
     texts = {name: [json.dumps(_part_to_json(part)) for part in parts] for name, parts in plan.layers.items()}
     rows = ["  {}: [\n   {}]".format(json.dumps(name), ",\n   ".join(parts)) for name, parts in texts.items()]
     return head + ',\n "layers": {\n' + ",\n".join(rows) + "}}\n"

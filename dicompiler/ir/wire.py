@@ -14,7 +14,7 @@ import onnx
 
 from dicompiler.base.errors import UsageError, nearest
 from dicompiler.base.remembering import remembered
-from dicompiler.ir.layers import LayerGraph, WireTypes
+from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.regions import Shape
 from dicompiler.ir.tasks import Key
@@ -40,6 +40,7 @@ NAMES = (*_SENT, KEPT)
 _SMALLEST = 1.2e-38  # that float32 has with all its bits
 
 Range = tuple[float, float]
+WireTypes = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.routing import Routing
+from dicompiler.ir.routing import Box, Routing
 from dicompiler.ir.tasks import Key
 from dicompiler.ir.wire import Wire, kinds, range_name, sent_dtype, steps
 from dicompiler.partition.placed_graph import Held, Place, PlacedGraphBuilder
@@ -30,16 +30,17 @@ class Border:
         self.kinds = kinds(layers)
         self.wide: dict[tuple[str, str, int], Held] = {}  # narrow tensor, device, lane → what its readers there share
 
-    def narrowed(self, piece: Held, key: Key, place: Place) -> Held:
-        """What is sent of `piece`, made at `place`: behind the slices there, so that those still leave together."""
-        kind = self.kinds.get(key.tensor)
+    def narrowed(self, held: Held, box: Box, early: Place, behind: Place) -> Held:
+        """What is sent of `held`, whose maker is at `behind`: the box cut out of it at `early`, and narrowed then, all
+        slices there before that, so that they still leave together; what is all of it directly behind its maker."""
+        assert box.region is not None
+        piece, kind = self.builder.slice(held, box.region, early), self.kinds.get(box.key.tensor)
         if kind is None:
             return piece
-        run, lane, position, phase = place.turn
-        place = place._replace(turn=(run, lane, LAST if lane < 0 else position, phase), part=None)
-        name = self.builder.name(f"{piece.name}~{kind}")
-        held = Held(name, piece.region, sent_dtype(self.layers, key.tensor))
-        return self._convert(piece, held, place, key, "QuantizeLinear")
+        run, lane, position, phase = (behind if piece is held else early).turn
+        place = early._replace(turn=(run, lane, LAST if lane < 0 else position, phase))
+        made = Held(self.builder.name(f"{piece.name}~{kind}"), piece.region, sent_dtype(self.layers, box.key.tensor))
+        return self._convert(piece, made, place, box.key, "QuantizeLinear")
 
     def widened(self, sent: Held, key: Key, place: Place) -> Held:
         """The received piece in its own type, for the reader at `place` and all others there."""

@@ -100,10 +100,8 @@ class _Placer:
         if at not in self.made:
             run, _, position, _ = place.turn
             early = Place(box.origin.device, box.origin.lane, (run, -1, position, 0))
-            held = self._box(box.origin, place)
-            piece = self.builder.slice(held, box.region, early)
-            behind = self.places.get(box.origin.task) if piece is held else early
-            self.made[at] = self.border.narrowed(piece, box.key, behind or early)
+            behind = self.places.get(box.origin.task, early)
+            self.made[at] = self.border.narrowed(self._box(box.origin, place), box, early, behind)
         return self.border.widened(self.made[at], box.key, place)
 
     def _task(self, task: Task) -> None:

@@ -11,9 +11,9 @@ from support.layer_graphs import stack, vgg16
 from dicompiler.cost.metrics import measure
 from dicompiler.cost.model import Analytic
 from dicompiler.ir.devices import Device, Host, Link, Network
-from dicompiler.ir.layers import LayerGraph, WireTypes
+from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.wire import on_wire
+from dicompiler.ir.wire import WireTypes, on_wire
 from dicompiler.networks import build
 from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem

@@ -15,12 +15,12 @@ from support.layer_graphs import formed, stack
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.devices import Device, Host, Link, Network
-from dicompiler.ir.layers import LayerGraph, WireTypes
+from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform, nameless
-from dicompiler.ir.wire import on_wire
+from dicompiler.ir.wire import WireTypes, on_wire
 from dicompiler.networks import build
 from dicompiler.search.fronts import AUTODICE, FRONT_OBJECTIVES, Front, Measurement, objective_values
 from dicompiler.search.problem import Problem
