@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -16,21 +17,25 @@ from support.layer_graphs import rules
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import dumps, from_json
+from dicompiler.ir.wire import Wire
 from dicompiler.partition.segmentation import cut
 from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import Partition
 
 EXACT = 2.0**24
+HALVED = Wire((("*", "float16"),))
 
 
 def compiled(seed: int) -> tuple[Compilation, Model, Random]:
-    """A random network with a random plan, partitioned."""
+    """A random network with a random plan, partitioned; every other one with all that narrowing would put on a border,
+    but with numbers as they are."""
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())
-    plan = random_plan(rng, layers)
-    placed = Partition().run(Compilation(model=model, layers=layers, plan=from_json(json.loads(dumps(plan)))))
+    plan = replace(random_plan(rng, layers), wire=HALVED if seed % 2 else Wire())
+    plan = from_json(json.loads(dumps(plan)))
+    placed = Partition().run(Compilation(model=model, layers=layers, plan=replace(plan, wire=plan.wire.exact)))
     placed.model.check("partition")
     return placed, model, rng
 
@@ -99,6 +104,23 @@ def test_every_segment_depends_only_on_earlier_ones(seed: int) -> None:
         for transfer in program.transfers:
             if transfer.sender == device.device and transfer.value.name in segment.outputs:
                 there[transfer.receiver].add(transfer.value.name)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**48))
+def test_in_float16_half_the_bytes_of_the_same_boxes_travel(seed: int) -> None:
+    placed, model, rng = compiled(seed)
+    assert placed.plan is not None and placed.layers is not None and placed.routing is not None
+    plan = replace(placed.plan, wire=HALVED)
+    narrow = Partition().run(Compilation(model=model, layers=placed.layers, plan=plan))
+    assert narrow.routing is not None and narrow.routing.received == placed.routing.received
+
+    execution = Executor(cut(narrow.model, plan.devices)).run(integers(rng, model.proto))
+
+    floats = {name for name, tensor in placed.layers.tensors.items() if tensor.dtype == onnx.TensorProto.FLOAT}
+    kept = sum(placed.routing.nbytes(box) for box in placed.routing.received if box.key.tensor not in floats)
+    assert 2 * (sum(execution.sent) - kept) == placed.routing.total_bytes - kept
+    assert sum(execution.sent) == narrow.routing.total_bytes
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -72,7 +72,8 @@ class Rule:
         from dicompiler.driver import depfile
 
         given = self.request
-        return depfile.text(self.target, depfile.prerequisites(given.model, given.platform, given.plan, self.parts))
+        read = (given.plan, given.samples)
+        return depfile.text(self.target, depfile.prerequisites(given.model, given.platform, read, self.parts))
 
 
 def plugins_of(**specs: str | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dicompiler.cli.options import Request, cost_options, handed, objective_option, problem_options
+from dicompiler.cli.options import Request, cost_options, handed, objective_option, problem_options, wire_option
 
 if TYPE_CHECKING:
     from dicompiler.search.strategy import Strategy
@@ -19,6 +19,7 @@ DEFAULT = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
 @problem_options
 @click.option("--strategies", metavar="A,B{…},C", help=f"Which, separated by commas. Default: {DEFAULT}.")
 @objective_option
+@wire_option
 @cost_options
 @handed(request=Request)
 def command(request: Request, strategies: str | None, as_json: bool) -> None:
@@ -32,9 +33,8 @@ def command(request: Request, strategies: str | None, as_json: bool) -> None:
     from dicompiler.driver.prepare import DEFAULT_COST, load_problem
 
     candidates = chosen(strategies or DEFAULT)
-    problem = load_problem(
-        request.model, request.platform, request.shape, request.objective or "latency", request.cost or DEFAULT_COST
-    )
+    cost, objective = request.cost or DEFAULT_COST, request.objective or "latency"
+    problem = load_problem(request.model, request.platform, request.shape, objective, cost, request.wire)
     with progress("single") as tell:
         comparison = compare(problem, candidates, tell)
     show_comparison(comparison, as_json)

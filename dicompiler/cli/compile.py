@@ -21,6 +21,7 @@ from dicompiler.cli.options import (
     problem_options,
     shape_option,
     strategy_option,
+    wire_options,
 )
 
 
@@ -38,6 +39,7 @@ from dicompiler.cli.options import (
 @click.option("--target", metavar="'NAME{…}'", help="What to emit: see 'dicompiler list targets'. Default: sockets.")
 @shape_option
 @click.option("--calibrate", metavar="SAMPLES.npz", type=PATH, help="Samples of the inputs: quantises to int8 first.")
+@wire_options
 @json_option
 @building_options
 @output_option(metavar="DIR", required=True, help="The directory to write.")

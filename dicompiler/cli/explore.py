@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.options import Request, check_parent, cost_options, handed, output_option, problem_options
+from dicompiler.cli.options import (
+    Request,
+    check_parent,
+    cost_options,
+    handed,
+    output_option,
+    problem_options,
+    wire_option,
+)
 
 if TYPE_CHECKING:
     from dicompiler.search.fronts import Front
@@ -28,6 +36,7 @@ SHOWN = 20
 @click.option("--generations", metavar="N", type=int, help="How long the search is. Default: 150.")
 @click.option("--population", metavar="N", type=int, help="Plans of a generation. Default: 100.")
 @click.option("--seed", metavar="N", type=int, help="Of the random numbers: the same seed, the same front. Default: 0.")
+@wire_option
 @cost_options
 @output_option(metavar="DIR", required=True, help="The directory to write.")
 @handed(request=Request)
@@ -60,7 +69,7 @@ def command(
         given["objectives"] = tuple(objectives.split(","))
     with progress("reading the model") as tell:
         search, cost = spec(request.strategy, given), DEFAULT_COST if request.cost is None else request.cost
-        front = explore(request.model, platform, search, cost, output, request.shape, tell)
+        front = explore(request.model, platform, search, cost, output, request.shape, tell, request.wire)
     _show(front, platform, output, as_json)
 
 

@@ -13,6 +13,8 @@ from dicompiler.base.errors import DicompilerError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dicompiler.ir.plan import Plan
+
 
 def write_text(path: Path, text: str) -> None:
     """Writes a text file in UTF-8, whole or not at all."""
@@ -29,6 +31,20 @@ def write_json(path: Path, document: Any) -> None:
             text = "[\n  " + ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in value) + "]"
         rows.append(f" {json.dumps(key)}: {text}")
     write_text(path, "{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def read_plan(path: Path) -> Plan:
+    """Reads a plan that somebody gives: no part may stand twice, which is harmless and never meant."""
+    from dicompiler.base.schema import key_path
+    from dicompiler.ir.plan import load_plan
+
+    plan = load_plan(path)
+    for name, parts in plan.layers.items():
+        for i, part in enumerate(parts):
+            if part in parts[:i]:
+                place = key_path(("layers", name, i))
+                raise DicompilerError(f"{path}: {place}: the same part stands there twice: remove one")
+    return plan
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -140,14 +140,14 @@ def _with_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
 
 
 def _load(request: Request) -> Compilation:
+    from dicompiler.cli.files import read_plan
     from dicompiler.driver.prepare import platform_of
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.onnx.model import Model
-    from dicompiler.ir.plan import load_given
 
     return Compilation(
         platform=None if request.platform is None else platform_of(request.platform),
-        plan=None if request.plan is None else load_given(request.plan),
+        plan=None if request.plan is None else read_plan(request.plan),
         model=Model.load(request.model),
     )
 

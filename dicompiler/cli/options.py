@@ -119,6 +119,16 @@ objective_option = click.option(
 cost_option = click.option(
     "--cost", metavar="'NAME{…}'", help="What pieces cost: see 'dicompiler list cost-models'. Default: analytic."
 )
+wire_option = click.option(
+    "--wire",
+    metavar="TYPE",
+    help="What travels between devices is narrowed to float16, bfloat16 or int8; 'float16,conv1=float32': not what "
+    "layer conv1 sends. Default: the plan's, else as it is.",
+)
+wire_options = stack(
+    wire_option,
+    click.option("--samples", metavar="X.npz", type=PATH, help="Samples of the inputs: the ranges of --wire int8."),
+)
 plan_option = functools.partial(click.option, "--plan", metavar="PLAN.json", type=PATH)
 problem_options = stack(model_argument, platform_option)
 cost_options = stack(cost_option, shape_option, json_option)
@@ -135,14 +145,16 @@ class Request:
     objective: str | None = None
     cost: str | None = None
     shape: tuple[str, ...] = ()
+    wire: str | None = None
+    samples: Path | None = None
 
     def compile(self, **more: Any) -> Compilation:
         """What `dicompiler.compile` makes of it; `more`: arguments beside these, or in their place."""
+        from dicompiler.cli.files import read_plan
         from dicompiler.driver.compiler import compile
-        from dicompiler.ir.plan import load_given
 
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        given |= {"plan": None if self.plan is None else load_given(self.plan), **more}
+        given |= {"plan": None if self.plan is None else read_plan(self.plan), **more}
         return compile(**{name: value for name, value in given.items() if value is not None})
 
 

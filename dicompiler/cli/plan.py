@@ -16,6 +16,7 @@ from dicompiler.cli.options import (
     output_option,
     problem_options,
     strategy_option,
+    wire_options,
 )
 
 
@@ -23,6 +24,7 @@ from dicompiler.cli.options import (
 @problem_options
 @strategy_option
 @objective_option
+@wire_options
 @cost_options
 @building_options
 @output_option(metavar="PLAN.json", required=True, help="Where to write the plan.")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dicompiler.driver.compare import Comparison, Row
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.metrics import Metrics
+    from dicompiler.ir.plan import Plan
     from dicompiler.ir.program import Program
     from dicompiler.target.records import RunResult
     from dicompiler.verify.comparison import Check, Verification
@@ -136,6 +137,14 @@ def _show_predicted(result: Compilation) -> None:
     plan, single = _numbers(result.metrics), _numbers(result.single)
     rows = [(name, plan[name], single[name]) for name in plan]
     show(("predicted for a frame", "this plan", "one device"), rows, right=(1, 2))
+    if result.plan is not None:
+        show_wire(result.plan)
+
+
+def show_wire(plan: Plan) -> None:
+    """Prints in which types tensors travel, where that is not as they are."""
+    if plan.wire.types:
+        click.echo(f"\ntensors travel between devices as {plan.wire}")
 
 
 def _numbers(metrics: Metrics) -> dict[str, str]:

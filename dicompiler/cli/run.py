@@ -44,9 +44,11 @@ def command(directory: Path, stream: Stream, options: RunOptions, as_json: bool)
     address of this host that they reach.
     """
     from dicompiler.cli.files import read_inputs, write_json, write_npz
-    from dicompiler.cli.results import show_run
+    from dicompiler.cli.results import show_run, show_wire
     from dicompiler.cli.tables import show_json
     from dicompiler.driver.run_log import document
+    from dicompiler.ir.plan import load_plan
+    from dicompiler.target.manifest import PLAN
 
     stream.check()
     tell_expiry(options.keys)
@@ -59,3 +61,4 @@ def command(directory: Path, stream: Stream, options: RunOptions, as_json: bool)
         show_json(document(directory, result))
     else:
         show_run(result)
+        show_wire(load_plan(directory / PLAN))

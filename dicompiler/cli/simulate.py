@@ -16,6 +16,7 @@ from dicompiler.cli.options import (
     in_flight_option,
     plan_option,
     problem_options,
+    wire_options,
 )
 
 
@@ -26,6 +27,7 @@ from dicompiler.cli.options import (
 @frames_option(help="Length of the stream. Default: 1.")
 @in_flight_option
 @click.option("--trace", metavar="T.json", type=PATH, help="Writes the timeline for Perfetto (ui.perfetto.dev).")
+@wire_options
 @cost_options
 @handed(request=Request)
 def command(request: Request, frames: int, in_flight: int, trace: Path | None, as_json: bool) -> None:

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 from dicompiler.base.errors import UsageError
 from dicompiler.base.schema import load_json, validate
 from dicompiler.driver.prepare import DEFAULT_COST, pose, prepare
+from dicompiler.driver.sending import sending
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.partition.lowering import split, split_unchecked
+from dicompiler.partition.routing import route_on
 from dicompiler.partition.tiling import whole_plan
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem, evaluate
@@ -88,9 +91,10 @@ def reopen(
         raise UsageError(
             f"{path}: it was compiled with cost model {decision.cost!r}: give it (--cost): {error}"
         ) from error
-    compilation = prepare(model)
+    plan = plans.load_plan(path / PLAN)
+    compilation = sending(prepare(model), plan.wire)
     own = Platform.load(path / PLATFORM) if platform is None else platform
-    compilation = replace(compilation, plan=plans.load_plan(path / PLAN), platform=own)
+    compilation = replace(compilation, plan=plan, platform=own)
     problem = pose(compilation, decision.objective if decision else "latency", costs)
     compilation = split_unchecked(compilation)
     single = problem.alone[1]
@@ -132,33 +136,41 @@ def verify(
     from dicompiler.verify.comparison import Verification, exact, transfers
     from dicompiler.verify.deadline import Deadline, until
     from dicompiler.verify.given import advising, given_inputs
+    from dicompiler.verify.narrowed import check_held, deviation
 
     deadline = Deadline(RunOptions().within(timeout).timeout_s)
     path, target, model = _open(directory, weights=True, runs=True)
     plan, platform = plans.load_plan(path / PLAN), Platform.load(path / PLATFORM)
     given = given_inputs(model, inputs)
 
-    def program(variant: Model, whole: bool = False) -> Program:
+    def compiled(variant: Model, chosen: Plan | None = None) -> Compilation:
         base = replace(prepare(variant), platform=platform)
         assert base.layers is not None
-        chosen = whole_plan(base.layers, platform.fastest.name) if whole else plan
-        result = split(replace(base, plan=chosen)).program
+        return split(replace(base, plan=chosen or whole_plan(base.layers, platform.fastest.name)))
+
+    def program(variant: Model, chosen: Plan | None = None) -> Program:
+        result = compiled(variant, chosen).program
         assert result is not None
         return result
 
+    geometry = replace(plan, wire=plan.wire.exact)
     log.info("check models, split by the same plan")
     with until(deadline, "verify: exact"):
-        checks = [exact(model, program, rules=registry().rules)]
+        checks = [exact(model, lambda variant: program(variant, geometry), rules=registry().rules)]
     log.info("the programs themselves, against onnxruntime")
     count = len(plan.roles)  # a frame of each
     with advising(model, inputs):
         result = target.run(path, [given] * count, RunOptions(timeout_s=deadline.left))
         with until(deadline, "verify: real"):
-            checks += _compared(model, given, result, count, target)
+            placed = compiled(model, plan)
+            assert placed.program is not None and placed.routing is not None
+            checks += _compared(model, given, result, count, target, deviation(placed.routing))
+            if plan.wire.types:
+                checks.append(check_held(program(model, geometry), placed.routing, plan.wire, given))
     with until(deadline, "verify: real"):
-        checks += target.proofs(model, lambda: program(model, whole=True), given, result)
+        checks += target.proofs(model, lambda: program(model), given, result)
     sent = {index: total for report in result.reports for index, total in report.sent.items()}
-    checks.append(transfers(program(model).all_transfers, sent, 1, count))
+    checks.append(transfers(placed.program.all_transfers, sent, 1, count))
     return Verification(tuple(checks))
 
 
@@ -169,16 +181,22 @@ def compare_run(
     onnxruntime."""
     from dicompiler.verify.comparison import Verification
     from dicompiler.verify.given import given_inputs
+    from dicompiler.verify.narrowed import deviation
 
     path, target, model = _open(directory, weights=True)
-    given = given_inputs(model, inputs)
-    return Verification(tuple(_compared(model, given, result, len(plans.load_plan(path / PLAN).roles), target)))
+    given, plan, more = given_inputs(model, inputs), plans.load_plan(path / PLAN), 0.0
+    if plan.wire.types:
+        layers = prepare(model).layers
+        assert layers is not None
+        more = deviation(route_on(Platform.load(path / PLATFORM), layers, plan))
+    return Verification(tuple(_compared(model, given, result, len(plan.roles), target, more)))
 
 
 def _compared(
-    model: Model, given: Mapping[str, NDArray[Any]], result: RunResult, roles: int, target: Target
+    model: Model, given: Mapping[str, NDArray[Any]], result: RunResult, roles: int, target: Target, more: float
 ) -> list[Check]:
-    """A check for each output that a device delivered of the first frame of each role."""
+    """A check for each output that a device delivered of the first frame of each role. more: the share of
+    max|reference| that is allowed beside what the target and the type allow."""
     from dicompiler.verify.comparison import compare
     from dicompiler.verify.executor import run_model
 
@@ -190,6 +208,7 @@ def _compared(
             reference[name],
             outputs[name],
             allowed=allowed.get(name),
+            more=more,
         )
         for i, delivered in enumerate(frames[:roles])
         for device, outputs in delivered.items()

@@ -19,11 +19,13 @@ from dicompiler.cost.memory import MemoryUse
 from dicompiler.cost.model import CostModel
 from dicompiler.driver.artifact import Compiled
 from dicompiler.driver.prepare import DEFAULT_COST, platform_of, pose, prepare
+from dicompiler.driver.sending import agreed, calibrated, sending, tell_kept
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform, to_toml
+from dicompiler.ir.wire import Wire
 from dicompiler.partition.lowering import split
 from dicompiler.plugin.pass_manager import PassManager
 from dicompiler.plugin.passes import Instrument
@@ -60,13 +62,17 @@ def compile(
     instruments: Sequence[Instrument] = (),
     calibrate: str | Path | None = None,
     executor: Executor | None = None,
+    wire: str | Mapping[str, str] | Wire | None = None,
+    samples: str | Path | None = None,
 ) -> Compiled:
     """Splits `model` over `platform` as `plan` says or as `strategy` decides, and writes `output` where it is given.
 
     strategy, target, cost: specs such as "modnn" or instances. shape: "input=1x3x224x224" for dynamic dimensions.
     calibrate: an .npz file of samples with which the model is quantised first (see the pass `quantise`). executor: whom
-    strategies that evaluate many plans give that work, a ProcessPoolExecutor for instance. With `output` the memory
-    that the target adds counts when plans are chosen.
+    strategies that evaluate many plans give that work, a ProcessPoolExecutor for instance. wire: the type in which
+    tensors travel, "float16" or {"*": "float16", "conv1": "float32"} (see `ir.wire`); by default the plan's, and as
+    they are. samples: an .npz file of inputs, as for calibrate, that gives int8 on the wire its ranges. With `output`
+    the memory that the target adds counts when plans are chosen.
     Returns the compilation with plan, program, metrics, and artifacts where written. Raises DicompilerError for what
     cannot be compiled, UsageError for unknown names; nothing is written then.
     """
@@ -79,15 +85,19 @@ def compile(
         decider = known.adopt("strategies", DEFAULT_STRATEGY if strategy is None else strategy)
     if output is not None:
         check_place(Path(output), MANIFEST, KIND)  # before the work, and in the end once more
-    compilation = prepare(Model.load(model), shape, instruments, calibrate)
+    given, sent = agreed(plan, wire, samples)
+    compilation = sending(prepare(Model.load(model), shape, instruments, calibrate), sent)
     compilation = replace(compilation, platform=platform_of(platform, decider))
     costs: CostModel = known.adopt("cost_models", cost)
     runs = emitter if output is not None else None
     problem = replace(pose(compilation, objective, costs), executor=executor, target=runs)
-    chosen_plan = decide(problem, decider, plan)
+    chosen_plan = decide(problem, decider, given)
+    if samples is not None:
+        chosen_plan = calibrated(replace(compilation, plan=chosen_plan), Path(samples))
     log.info("splitting over %d devices", len(chosen_plan.devices))
     watched = PassManager([known.make("passes", "partition")], instruments)
     compilation = split(replace(compilation, plan=chosen_plan), watched.run)
+    tell_kept(compilation)
     memory: Mapping[str, MemoryUse] | None = None
     if output is not None:
         check_dealing(chosen_plan, emitter)
@@ -98,7 +108,7 @@ def compile(
     return Compiled.of(compilation if output is None else emit(compilation, emitter, Path(output)))
 
 
-def decide(problem: Problem, strategy: Strategy | None, plan: str | Path | Plan | None) -> Plan:
+def decide(problem: Problem, strategy: Strategy | None, plan: Plan | None) -> Plan:
     """The plan: the strategy's where there is one, else the one given.
 
     Raises DicompilerError for a plan of another network, with parts on a device without compute, or over a host's
@@ -108,18 +118,18 @@ def decide(problem: Problem, strategy: Strategy | None, plan: str | Path | Plan 
     digest = problem.model.digest()
     if strategy is not None:
         log.info("%s decides", strategy.name)
-        chosen = replace(strategy.plan(problem), network=digest)
+        chosen = replace(strategy.plan(problem), network=digest, wire=Wire(problem.layers.wire))
         if problem.cost.measured and not chosen.note:
             chosen = replace(chosen, note=f"it rests on the measurements of cost model {problem.cost.name!r}")
         strategy.check_feasible(problem, chosen)
         return chosen
-    chosen = plan if isinstance(plan, Plan) else plans.load_plan(plan or "")
-    if chosen.network and chosen.network != digest:
+    assert plan is not None
+    if plan.network and plan.network != digest:
         raise DicompilerError(
             "plan: it was made for another network (its structure differs): make it anew with 'dicompiler plan'"
         )
-    check_constraints(problem, chosen)
-    return chosen
+    check_constraints(problem, plan)
+    return plan
 
 
 def occupy(compilation: Compilation, problem: Problem) -> Compilation:

@@ -43,9 +43,12 @@ def _refusal(name: str, part: str) -> DicompilerError:
     return DicompilerError(f"depfile: {name!r}: Make or Ninja cannot read {part!r} in it: rename the file")
 
 
-def prerequisites(model: Path, platform: str | None, plan: Path | None, parts: Iterable[object]) -> tuple[Path, ...]:
-    """The files that compiling `model` reads: the model, its external data, the platform's file, the plan, those that
-    options of `parts` name, and the modules of third-party plugins that are loaded by now. Each once.
+def prerequisites(
+    model: Path, platform: str | None, read: Iterable[Path | None], parts: Iterable[object]
+) -> tuple[Path, ...]:
+    """The files that compiling `model` reads: the model, its external data, the platform's file, `read` (a plan,
+    samples; None: not given), those that options of `parts` name, and the modules of third-party plugins that are
+    loaded by now. Each once.
 
     parts: passes, strategies, cost models and targets. DicompilerError for a model that cannot be read.
     """
@@ -53,7 +56,7 @@ def prerequisites(model: Path, platform: str | None, plan: Path | None, parts: I
     families = [provided.value for provided in known.platforms.values()]
     cluster = None if platform is None else file_of(platform, families)
     named = [Path(file) for part in parts for file in files_of(part)]
-    given = [path for path in (cluster, plan) if path is not None]
+    given = [path for path in (cluster, *read) if path is not None]
     return tuple(dict.fromkeys([model, *external_files(model), *given, *named, *modules(known.plugins)]))
 
 

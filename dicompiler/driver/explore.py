@@ -37,17 +37,18 @@ def explore(
     output: str | Path | None = None,
     shape: Sequence[str] = (),
     tell: Tell | None = None,
+    wire: str | Mapping[str, str] | None = None,
 ) -> Front:
     """The front that `strategy` finds for `model` on `platform`; written to the directory `output` where it is given.
 
     strategy, cost: specs or a strategy itself; one that makes a single plan gives a front of one point. shape:
-    "input=1x3x224x224" for dynamic dimensions. tell: called with what is being done. Raises DicompilerError for what
-    cannot be explored, UsageError for unknown names; nothing is written then.
+    "input=1x3x224x224" for dynamic dimensions. tell: called with what is being done. wire: as for `compile`. Raises
+    DicompilerError for what cannot be explored, UsageError for unknown names; nothing is written then.
     """
     explorer: Strategy = registry().adopt("strategies", strategy)
     if output is not None:
         check_place(Path(output), FILE, "front")  # before the work, and in the end once more
-    problem = load_problem(model, platform, shape, cost=cost)
+    problem = load_problem(model, platform, shape, cost=cost, wire=wire)
     assert problem.model is not None
     front = _named(explorer.front(problem, tell), problem.model.digest())
     if output is not None:

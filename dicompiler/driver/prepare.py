@@ -6,7 +6,7 @@ Model ──normalise, quantise?, infer-shapes, form-layers──► Compilation
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 from dicompiler.base.errors import UsageError
 from dicompiler.base.specs import Spec
 from dicompiler.cost.model import Analytic, CostModel
+from dicompiler.driver.sending import sending
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
+from dicompiler.ir.wire import Wire, wire_of
 from dicompiler.plugin.pass_manager import PassManager
 from dicompiler.plugin.passes import Instrument
 from dicompiler.plugin.registry import registry
@@ -62,9 +64,10 @@ def load_problem(
     shape: Sequence[str] = (),
     objective: str = "latency",
     cost: str | CostModel = DEFAULT_COST,
+    wire: str | Mapping[str, str] | Wire | None = None,
 ) -> Problem:
     """The problem of splitting `model` over `platform`, for those who call strategies themselves; see `compile`."""
-    compilation = prepare(Model.load(model), shape)
+    compilation = sending(prepare(Model.load(model), shape), wire_of(wire) or Wire())
     costs: CostModel = registry().adopt("cost_models", cost)
     return pose(replace(compilation, platform=platform_of(platform)), objective, costs)
 

@@ -37,13 +37,14 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class LayerGraph(Remembers):
-    """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, and the rules."""
+    """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, rules, `Wire.types`."""
 
     layers: tuple[Layer, ...]
     tensors: Mapping[str, Tensor]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     rules: Mapping[tuple[str, str], OperatorRule] = field(default_factory=dict, repr=False)
+    wire: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def by_name(self) -> Mapping[str, Layer]:

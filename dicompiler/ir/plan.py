@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.base.schema import key_path, load_json, validate
+from dicompiler.base.schema import load_json, validate
 from dicompiler.ir.regions import Interval, Region
+from dicompiler.ir.wire import Wire, wire_from_json, wire_json
 
 FORMAT = "dicompiler.plan/1"
 
@@ -51,6 +51,7 @@ class Plan:
     `note`: why it cannot be reproduced by running again, where it rests on measured or time-limited results.
     `replicas`: one-to-one renamings of the parts' devices (device → device; what is not named stays); frame i of a
     stream uses renaming i mod n. Source and sink stay where they are. Empty: every frame goes by the plan as it is.
+    `wire`: in which types tensors travel.
     """
 
     layers: Mapping[str, tuple[Part, ...]]
@@ -59,6 +60,7 @@ class Plan:
     network: str = ""
     note: str = ""
     replicas: tuple[Mapping[str, str], ...] = ()
+    wire: Wire = field(default_factory=Wire)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -70,16 +72,12 @@ class Plan:
     @property
     def roles(self) -> tuple[Plan, ...]:
         """The plan of each renaming, itself without replicas: frame i goes by entry i mod n."""
-        if not self.replicas:
-            return (self,)
-        return tuple(replace(self, layers=_renamed(self.layers, renaming), replicas=()) for renaming in self.replicas)
-
-
-def _renamed(layers: Mapping[str, tuple[Part, ...]], renaming: Mapping[str, str]) -> dict[str, tuple[Part, ...]]:
-    return {
-        name: tuple(replace(part, device=renaming.get(part.device, part.device)) for part in parts)
-        for name, parts in layers.items()
-    }
+        roles: list[Plan] = []
+        own = self.layers.items()
+        for new in self.replicas:
+            moved = {name: tuple(replace(p, device=new.get(p.device, p.device)) for p in parts) for name, parts in own}
+            roles.append(replace(self, layers=moved, replicas=()))
+        return tuple(roles) or (self,)
 
 
 def _part_to_json(part: Part) -> dict[str, Any]:
@@ -104,6 +102,7 @@ def from_json(document: Any, place: str = "plan") -> Plan:
         document.get("network", ""),
         document.get("note", ""),
         tuple(document.get("replicas", ())),
+        wire_from_json(document),
     )
 
 
@@ -112,22 +111,12 @@ def load_plan(path: str | Path) -> Plan:
     return from_json(load_json(path), str(path))
 
 
-def load_given(path: str | Path) -> Plan:
-    """Reads a plan that somebody gives: as `load`, and no part may stand twice, which is harmless and never meant."""
-    plan = load_plan(path)
-    for name, parts in plan.layers.items():
-        for i, part in enumerate(parts):
-            if part in parts[:i]:
-                place = key_path(("layers", name, i))
-                raise DicompilerError(f"{path}: {place}: the same part stands there twice: remove one")
-    return plan
-
-
 def dumps(plan: Plan) -> str:
     """The plan file's text, which reads back as the same plan: one line for each part, so that plans can be compared by
     eye and by diff."""
     document: dict[str, Any] = {"format": FORMAT, "source": list(plan.source), "sink": list(plan.sink)}
     optional = {"network": plan.network, "note": plan.note, "replicas": [dict(names) for names in plan.replicas]}
+    optional |= wire_json(plan.wire)
     head = json.dumps(document | {key: value for key, value in optional.items() if value}, indent=1)[:-2]
     texts = {name: [json.dumps(_part_to_json(part)) for part in parts] for name, parts in plan.layers.items()}
     rows = ["  {}: [\n   {}]".format(json.dumps(name), ",\n   ".join(parts)) for name, parts in texts.items()]

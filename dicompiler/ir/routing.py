@@ -15,6 +15,7 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.regions import Region, shape_of
 from dicompiler.ir.tasks import Key, Task, TaskId
+from dicompiler.ir.wire import sent_dtype
 
 
 class Box(NamedTuple):
@@ -84,9 +85,11 @@ class Routing:
         return (changed(self, others=()), *self.others)
 
     def nbytes(self, box: Box) -> int:
-        """Raw bytes of a box."""
+        """Raw bytes of a box; of a received one those that travel."""
         assert box.region is not None
-        return raw_nbytes(self.layers.tensors[box.key.tensor].dtype, shape_of(box.region))
+        dtype = self.layers.tensors[box.key.tensor].dtype
+        dtype = dtype if box.origin is None else sent_dtype(self.layers, box.key.tensor)
+        return raw_nbytes(dtype, shape_of(box.region))
 
     @cached_property
     def total_bytes(self) -> int:

@@ -18,6 +18,7 @@ from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
+from dicompiler.partition.narrowing import check_wire
 from dicompiler.partition.placed_graph import Given
 from dicompiler.partition.placement import place
 from dicompiler.partition.routing import route, route_on
@@ -31,16 +32,20 @@ T = TypeVar("T")
 Rewrite = Callable[[Compilation], Compilation]
 
 
-def partition(compilation: Compilation, quiet: bool = False) -> Compilation:
+def partition(compilation: Compilation, quiet: bool = False, sound: bool = True) -> Compilation:
     """Rewrites the model as the plan says: parts on devices, slices and concatenations between them. Adds the routing;
-    without a plan every layer is on d0. quiet: nothing is said of parts that nobody reads."""
+    without a plan every layer is on d0. quiet: nothing is said of parts that nobody reads. sound: DicompilerError
+    where what travels cannot be narrowed as the plan says, for want of ranges perhaps; else nobody runs it."""
     layers, platform = compilation.layers, compilation.platform
     assert layers is not None
     plan = compilation.plan or whole_plan(layers, "d0")
     routing = route(layers, plan) if platform is None else route_on(platform, layers, plan)
+    given = Given.of(compilation.model)
+    if sound:
+        check_wire(routing, plan.wire, given.opset)
     for layer, index in () if quiet else routing.dropped:
         log.warning("partition: part %d of layer %r is read by nobody and is left out", index, layer)
-    placed = place(Given.of(compilation.model), routing, plan)
+    placed = place(given, routing, plan)
     return replace(compilation, plan=plan, routing=routing, model=write(compilation.model, placed))
 
 
@@ -69,7 +74,7 @@ def split(compilation: Compilation, rewrite: Rewrite = checked) -> Compilation:
     return replace(roles[0][0], plan=plan, routing=routing, program=program, reference=compilation.model)
 
 
-split_unchecked = partial(split, rewrite=partial(partition, quiet=True))
+split_unchecked = partial(split, rewrite=partial(partition, quiet=True, sound=False))
 """`split` where nobody runs the program: the placed model is not checked, and nothing is said of dropped parts."""
 
 

@@ -252,16 +252,16 @@ class PlacedGraphBuilder:
         axes, starts, ends = zip(*cuts, strict=True)
         output = Held(name or self.name(held.name + show(region)), region, held.dtype)
         if 0 < self.given.opset < 10:
-            return self._add("Slice", [held.name], output, place, held.name, axes=axes, ends=ends, starts=starts)
+            return self.add("Slice", [held.name], output, place, held.name, axes=axes, ends=ends, starts=starts)
         inputs = [held.name, *(self.constant(numbers) for numbers in (starts, ends, axes))]
-        return self._add("Slice", inputs, output, place, held.name)
+        return self.add("Slice", inputs, output, place, held.name)
 
     def concat(self, pieces: Sequence[Held], axis: int, place: Place, name: str) -> Held:
         """pieces side by side along `axis` → Concat → the region of them all."""
         first = pieces[0].region
         region = with_interval(first, axis, (first[axis][0], pieces[-1].region[axis][1]))
         output = Held(name, region, pieces[0].dtype)
-        return self._add("Concat", [piece.name for piece in pieces], output, place, name, axis=axis)
+        return self.add("Concat", [piece.name for piece in pieces], output, place, name, axis=axis)
 
     def merge(self, terms: Sequence[Held], op: str, place: Place, name: str) -> Held:
         """terms[0] + terms[1] + …, in this order, as a chain of Adds (or of another `op`); one term: Identity."""
@@ -271,14 +271,14 @@ class PlacedGraphBuilder:
             return self.identity(total, place, name, name)
         for i, term in enumerate(terms[1:], 1):
             output = total._replace(name=name if i == len(terms) - 1 else self.name(f"{name}+{i}"))
-            total = self._add(op, [total.name, term.name], output, place, name)
+            total = self.add(op, [total.name, term.name], output, place, name)
         return total
 
     def identity(self, held: Held, place: Place, name: str, origin: str) -> Held:
         """held under another name."""
-        return self._add("Identity", [held.name], held._replace(name=name), place, origin)
+        return self.add("Identity", [held.name], held._replace(name=name), place, origin)
 
-    def _add(self, op: str, inputs: Sequence[str], output: Held, place: Place, origin: str, **attributes: Any) -> Held:
+    def add(self, op: str, inputs: Sequence[str], output: Held, place: Place, origin: str, **attributes: Any) -> Held:
         """A node that the model has not, called like what it makes."""
         name = unique(output.name, self.called)
         self.values[output.name] = output

@@ -12,6 +12,7 @@ from dicompiler.ir.regions import Region, full
 from dicompiler.ir.routing import Box, Routing, Take, Tree
 from dicompiler.ir.rule import Node, Piece
 from dicompiler.ir.tasks import Key, Task, TaskId, task_id
+from dicompiler.partition.narrowing import Border
 from dicompiler.partition.placed_graph import Cut, Given, Held, Place, PlacedGraph, PlacedGraphBuilder
 from dicompiler.partition.routing import show
 
@@ -34,6 +35,8 @@ class _Placer:
         self.alone = Counter(task.layer for task in routing.tasks)
         self.firsts = {delivery.output: delivery for delivery in reversed(routing.deliveries)}
         self.delivered = self._delivered_as_computed()
+        self.places: dict[TaskId | None, Place] = {}
+        self.border = Border(self.builder, self.layers, plan.wire)
 
     def run(self) -> PlacedGraph:
         for task in self.routing.tasks:
@@ -97,14 +100,16 @@ class _Placer:
         if at not in self.made:
             run, _, position, _ = place.turn
             early = Place(box.origin.device, box.origin.lane, (run, -1, position, 0))
-            self.made[at] = self.builder.slice(self._box(box.origin, place), box.region, early)
-        return self.made[at]
+            behind = self.places.get(box.origin.task, early)
+            self.made[at] = self.border.narrowed(self._box(box.origin, place), box, early, behind)
+        return self.border.widened(self.made[at], box.key, place)
 
     def _task(self, task: Task) -> None:
         """Inputs assembled, then node by node as the pieces say; those of a layer that stays whole as they stand."""
         position = 2 * self.layers.position[task.layer] + (task.kind != "partial")
         turn = (self.routing.runs[task_id(task)], task.lane, position, 1)
         place = Place(task.device, task.lane, turn, task_id(task))
+        self.places[task_id(task)] = place
         reads = self.routing.reads.get(task_id(task), {})
         held = {key.tensor: self._hold(tree, key, place) for key, tree in reads.items() if key.reduce is None}
         if task.kind == "merger":

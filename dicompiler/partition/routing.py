@@ -17,6 +17,7 @@ from dicompiler.ir.plan import Plan
 from dicompiler.ir.regions import Region, full, intersect, volume, with_interval
 from dicompiler.ir.routing import Box, Delivery, Join, Routing, Take, Tree, leaves
 from dicompiler.ir.tasks import Key, Task, TaskId, task_id
+from dicompiler.ir.wire import on_wire
 from dicompiler.partition.bounds_inference import make_tasks
 from dicompiler.partition.plan_rules import check
 
@@ -32,6 +33,7 @@ def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None
 
     Raises DicompilerError where the plan does not fit the layers or leaves a live reader's need uncovered.
     """
+    layers = on_wire(layers, plan.wire.types)
     check(layers, plan)
     first, *others = (_Router(layers, role, hosts or {}).run() for role in plan.roles)
     return changed(first, others=tuple(others))

@@ -95,6 +95,7 @@ def _lines(facts: Facts) -> list[tuple[str, str]]:
         ("platform", part),
         ("plan", _decided(facts) + (f" ({plan.note})" if plan.note else "")),
         ("predicted", f"by simulation, cost model {facts.problem.cost.name}{_bound(facts)}"),
+        *([("wire", f"tensors travel between devices as {clean(str(plan.wire))}")] if plan.wire.types else []),
         ("artifact", f"{clean(facts.name)}, target {facts.target.name}"),
     ]
     if facts.log is not None:

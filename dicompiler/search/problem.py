@@ -35,6 +35,7 @@ from dicompiler.ir.plan import Part, Plan, Share
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler.ir.regions import full
+from dicompiler.ir.wire import Wire
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.lowering import split_unchecked, unwritten
 from dicompiler.partition.placed_graph import Given
@@ -76,10 +77,11 @@ class Problem:
             self.platform.device(name)
 
     def plan(self, parts: Mapping[str, Sequence[Part]]) -> Plan:
-        """The plan with these parts by layer name, its layers in layer order, and this problem's source and sink."""
+        """The plan with these parts by layer name, its layers in layer order, and this problem's source, sink and
+        wire."""
         first = (self.platform.devices[0].name,)
         ordered = {layer.name: tuple(parts[layer.name]) for layer in self.layers.layers}
-        return Plan(ordered, self.source or first, self.sink or first)
+        return Plan(ordered, self.source or first, self.sink or first, wire=Wire(self.layers.wire))
 
     def whole(self, device: str) -> Plan:
         """The plan that gives one device every layer."""

@@ -56,9 +56,12 @@ class Verification:
         return all(check.passed for check in self.checks)
 
 
-def compare(name: str, reference: Any, got: Any, exact: bool = False, allowed: Tolerance | None = None) -> Check:
+def compare(
+    name: str, reference: Any, got: Any, exact: bool = False, allowed: Tolerance | None = None, more: float = 0.0
+) -> Check:
     """Whether `got` is `reference`: same type and shape, NaN in the same places, values within what is allowed. By
-    default that is the type's tolerance (bit-equal for integers and bool, and for all types where `exact`)."""
+    default that is the type's tolerance (bit-equal for integers and bool, and for all types where `exact`). more: what
+    is allowed beside that, as a share of max|reference|."""
     if not isinstance(reference, np.ndarray) or not isinstance(got, np.ndarray):
         same = bool(repr(reference) == repr(got))
         return Check(name, same, "equal" if same else "differs (no tensor: compared as text)")
@@ -70,6 +73,8 @@ def compare(name: str, reference: Any, got: Any, exact: bool = False, allowed: T
     if tolerance is None or exact:
         differ = int(np.sum(~_same(reference, got))) if floating else int(np.sum(reference != got))
         return Check(name, differ == 0, "bit-equal" if differ == 0 else f"{differ} of {reference.size} elements differ")
+    if more and tolerance.step is None:
+        tolerance = Tolerance(tolerance.times + more)
     return _compare_values(name, reference, got, tolerance)
 
 

@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Compilation, DicompilerError, Model, Pass, UsageError, Value, nearest, without
+from dicompiler.plugin_api import Compilation, DicompilerError, Model, Pass, Samples, UsageError, read_samples, without
 from dicompiler_passes.before_quantising import simplify
 from dicompiler_passes.normalise import normalise
 
 FIRST_OPSET = 13
 """The first in which weights have a scale for each channel."""
-
-Samples = list[dict[str, NDArray[Any]]]
 
 
 @dataclass(frozen=True)
@@ -60,46 +55,6 @@ class Quantise(Pass):
         if self.inputs == "int8":
             quantised = take_int8(quantised)
         return replace(compilation, model=quantised, layers=None, plan=None, routing=None, reference=None)
-
-
-def read_samples(path: Path, inputs: tuple[Value, ...]) -> Samples:
-    """The samples in a file, checked against the network's inputs. DicompilerError for what does not fit."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no .npz file of arrays"
-        raise DicompilerError(f"{path}: the samples cannot be read: {reason}") from None
-    known = [value.name for value in inputs]
-    for name in arrays:
-        if name not in known:
-            raise DicompilerError(f"{path}: the network has no input {name!r}{nearest(name, known)}")
-    for value in inputs:
-        _check(path, value, arrays)
-    counts = {len(arrays[name]) for name in known}
-    if not counts:
-        raise DicompilerError("quantise: the network has no inputs: nothing of it can be calibrated")
-    if len(counts) > 1:
-        raise DicompilerError(f"{path}: its arrays hold {sorted(counts)} samples: give as many for every input")
-    return [{name: arrays[name][i] for name in known} for i in range(*counts)]
-
-
-def _check(path: Path, value: Value, arrays: Mapping[str, NDArray[Any]]) -> None:
-    if value.shape is None:
-        raise DicompilerError(f"quantise: input {value.name!r} has no static shape: fix its dimensions (--shape)")
-    if value.name not in arrays:
-        raise DicompilerError(f"{path}: no samples of input {value.name!r}: give some of every input")
-    array, dtype = arrays[value.name], np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
-    shape = value.shape
-    if array.ndim != len(shape) + 1 or array.shape[1:] != shape or not len(array):
-        raise DicompilerError(
-            f"{path}: samples of input {value.name!r} have the shape {array.shape}: give (samples, "
-            f"{', '.join(map(str, shape))})"
-        )
-    if array.dtype != dtype:
-        raise DicompilerError(f"{path}: samples of input {value.name!r} are of type {array.dtype}: give {dtype}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise DicompilerError(f"{path}: samples of input {value.name!r} hold NaN or infinity: leave such samples out")
 
 
 def quantise(model: Model, samples: Samples) -> Model:

@@ -176,8 +176,8 @@ PLUGIN = """
 def test_the_model_its_data_the_platform_and_the_plan_are_listed_once_in_order(place: Path) -> None:
     cluster, plan = place / "c.toml", place / "plan.json"
     cluster.write_text(to_toml(Platform.load("rpi4x2")))
-    found = depfile.prerequisites(place / "net.onnx", str(cluster), plan, ())
+    found = depfile.prerequisites(place / "net.onnx", str(cluster), (plan,), ())
     assert found == (place / "net.onnx", place / "net.data", cluster, plan)
-    assert depfile.prerequisites(place / "net.onnx", "rpi4x2", None, ()) == found[:2]
+    assert depfile.prerequisites(place / "net.onnx", "rpi4x2", (), ()) == found[:2]
     with pytest.raises(DicompilerError, match=r"gone\.onnx: cannot read the model"):
-        depfile.prerequisites(place / "gone.onnx", None, None, ())
+        depfile.prerequisites(place / "gone.onnx", None, (), ())

@@ -13,6 +13,7 @@ from dicompiler.cost.model import Analytic
 from dicompiler.ir.devices import Device, Host, Link, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
+from dicompiler.ir.wire import WireTypes, on_wire
 from dicompiler.networks import build
 from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem
@@ -54,12 +55,12 @@ def selections(found: Tables, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["shared", "gateway with latency"])
 @pytest.mark.parametrize("rates", [(1e9, 1e9, 1e9, 1e9), (4e9, 1e9, 2e9)])
-@pytest.mark.parametrize("gateway", [True, False])
+@pytest.mark.parametrize(("gateway", "wire"), [(True, ()), (False, ()), (False, (("*", "int8"),))])
 def test_values_are_the_estimates_latency_and_routings_bytes(
-    name: str, rates: tuple[float, ...], gateway: bool
+    name: str, rates: tuple[float, ...], gateway: bool, wire: WireTypes
 ) -> None:
     """On a chain with fewer extra rows than a share has, so that no part is left out as unread."""
-    problem = Problem(chain(), cluster(NETWORKS[name], *rates, gateway=gateway), PAPERS)
+    problem = Problem(on_wire(chain(), wire), cluster(NETWORKS[name], *rates, gateway=gateway), PAPERS)
     found = tables(problem, ChoiceSet(extra=1))
     many = selections(found, 60)
     values = found.values(many)

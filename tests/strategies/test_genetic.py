@@ -20,6 +20,7 @@ from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform, nameless
+from dicompiler.ir.wire import WireTypes, on_wire
 from dicompiler.networks import build
 from dicompiler.search.fronts import AUTODICE, FRONT_OBJECTIVES, Front, Measurement, objective_values
 from dicompiler.search.problem import Problem
@@ -98,10 +99,14 @@ def check_agreement(problem: Problem, rows: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("kind", ["switch", "shared", "gateway"])
-@pytest.mark.parametrize("ends", [((), ()), (("b0",), ("a1", "c0"))])
-def test_the_batched_model_says_what_each_plan_is_estimated_at(kind: str, ends: tuple[tuple[str, ...], ...]) -> None:
+@pytest.mark.parametrize(
+    ("ends", "wire"), [(((), ()), ()), ((("b0",), ("a1", "c0")), ()), ((("b0",), ("a1", "c0")), (("*", "float16"),))]
+)
+def test_the_batched_model_says_what_each_plan_is_estimated_at(
+    kind: str, ends: tuple[tuple[str, ...], ...], wire: WireTypes
+) -> None:
     rng = np.random.default_rng(1)
-    problem = Problem(branches(), boards(kind), source=ends[0], sink=ends[1])
+    problem = Problem(on_wire(branches(), wire), boards(kind), source=ends[0], sink=ends[1])
     rows = rng.integers(0, 5, (40, len(problem.layers.layers)))
     check_agreement(
         problem, np.concatenate((rows, np.sort(rows[:10], axis=1), np.tile(np.arange(5), (len(rows[0]), 1)).T))

@@ -22,8 +22,8 @@ from dicompiler.plugin_api import (
     full,
     named_axes,
     output_shape,
-    raw_nbytes,
     reduction,
+    sent_nbytes,
     share_task,
     volume,
     with_interval,
@@ -99,8 +99,8 @@ class Move(Run):
 
 
 def packed_element_bytes(layers: LayerGraph, tensor: str) -> float:
-    """Bytes of one element; a part of one for types below a byte."""
-    return raw_nbytes(layers.tensors[tensor].dtype, (8,)) / 8
+    """Bytes of one element that travels; a part of one for types below a byte."""
+    return sent_nbytes(layers, tensor, (8,)) / 8
 
 
 def moves(team: Team, rules: Rules) -> list[list[Move]]:

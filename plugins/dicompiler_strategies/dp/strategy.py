@@ -17,11 +17,10 @@ from dicompiler.plugin_api import (
     Strategy,
     UsageError,
     format_bytes,
-    full,
     memory_needed,
-    volume,
+    raw_nbytes,
 )
-from dicompiler_strategies.dp.moves import Rules, moves, packed_element_bytes, parts
+from dicompiler_strategies.dp.moves import Rules, moves, parts
 from dicompiler_strategies.dp.paper import choose, plan_parts
 from dicompiler_strategies.dp.search import SUMMED_OBJECTIVES, MovePath, Pricing, cheapest_path
 from dicompiler_strategies.dp.team import Facts, Team
@@ -217,6 +216,4 @@ def _limited(problem: Problem, path: MovePath) -> tuple[Plan, Floats]:
 def _activations(problem: Problem) -> float:
     """Bytes of all tensors that are not constants, twice: computed and received."""
     tensors = [tensor for tensor in problem.layers.tensors.values() if not tensor.constant and tensor.shape is not None]
-    return 2 * sum(
-        volume(full(tensor.shape or ())) * packed_element_bytes(problem.layers, tensor.name) for tensor in tensors
-    )
+    return 2.0 * sum(raw_nbytes(tensor.dtype, tensor.shape or ()) for tensor in tensors)

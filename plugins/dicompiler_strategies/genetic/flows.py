@@ -18,6 +18,7 @@ from dicompiler.plugin_api import (
     full,
     intersect,
     raw_nbytes,
+    sent_dtype,
     share_task,
     volume,
     weight_regions,
@@ -112,7 +113,7 @@ def _flow(layers: LayerGraph, name: str, producer: int, readers: Sequence[tuple[
     if tensor.shape is None:
         return None
     needs = [need for _, need in readers]
-    held = tuple(Held(group, _atoms(tensor.dtype, needs, group)) for group in _overlapping(needs))
+    held = tuple(Held(group, _atoms(sent_dtype(layers, name), needs, group)) for group in _overlapping(needs))
     return Flow(producer, raw_nbytes(tensor.dtype, tensor.shape), tuple(place for place, _ in readers), held)
 
 

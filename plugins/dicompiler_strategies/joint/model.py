@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import OBJECTIVES, UsageError
+from dicompiler.plugin_api import OBJECTIVES, UsageError, raw_nbytes
 from dicompiler_strategies.joint.elimination import Graph, graph
 from dicompiler_strategies.tables.cost_tables import (
     Edge,
@@ -27,7 +27,7 @@ from dicompiler_strategies.tables.cost_tables import (
     sent_between,
     total,
 )
-from dicompiler_strategies.tables.footprints import Floats, element_bytes, on_hosts, sizes
+from dicompiler_strategies.tables.footprints import Floats, on_hosts, sizes
 
 Numbers = NDArray[np.intp]
 
@@ -173,10 +173,10 @@ def activations(tables: Tables) -> tuple[Floats, ...]:
     for layer, footprint in zip(layers.layers, tables.footprints, strict=True):
         held = np.zeros(footprint.final.shape)
         for slot, needs in footprint.needs.items():
-            item = element_bytes(layers, layer.inputs[slot])
+            item = raw_nbytes(layers.tensors[layer.inputs[slot]].dtype, (1,))
             held += item * sum(need.sign * sizes(need.boxes) for need in needs)
         for slot, boxes in footprint.produced.items():
-            held += element_bytes(layers, layer.outputs[slot]) * sizes(boxes)
+            held += raw_nbytes(layers.tensors[layer.outputs[slot]].dtype, (1,)) * sizes(boxes)
         on_each_host.append(held @ place)
     return tuple(on_each_host)
 

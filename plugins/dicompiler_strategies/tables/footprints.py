@@ -25,7 +25,7 @@ from dicompiler.plugin_api import (
     Share,
     ShareTask,
     full,
-    raw_nbytes,
+    sent_nbytes,
     share_task,
     volume,
     weight_regions,
@@ -197,8 +197,8 @@ class _FootprintBuilder:
 
 
 def element_bytes(layers: LayerGraph, tensor: str) -> int:
-    """Raw bytes of one element of a tensor; whole ones, of types below a byte as well."""
-    return raw_nbytes(layers.tensors[tensor].dtype, (1,))
+    """Bytes of one element of a tensor that travels; whole ones, of types below a byte as well."""
+    return sent_nbytes(layers, tensor, (1,))
 
 
 def _boxes(size: tuple[int, int], shape: Sequence[Any]) -> Ints:

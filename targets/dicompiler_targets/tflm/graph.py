@@ -132,6 +132,10 @@ def type_name(element: int) -> str:
         return dtype_name(element)
 
 
+_NARROWED = "let it travel as it is, or as int8 (--wire)"
+_REMEDIES = {("Cast", "float16"): _NARROWED, ("Cast", "bfloat16"): _NARROWED}
+
+
 def _check(node: Node, name: str, kind: Any) -> None:
     if kind is None or not kind.HasField("shape") or not all(d.HasField("dim_value") for d in kind.shape.dim):
         raise refusal(node, f"tensor {name!r} has no static shape", "fix the dimensions of the inputs (--shape)")
@@ -140,7 +144,8 @@ def _check(node: Node, name: str, kind: Any) -> None:
         raise refusal(node, f"tensor {name!r} is empty", "leave out what makes it")
     dtype = type_name(kind.elem_type)
     if dtype not in TYPES:
-        remedy = "quantise to int8" if dtype == "uint8" else f"take one of {', '.join(TYPES)}"
+        usual = "quantise to int8" if dtype == "uint8" else f"take one of {', '.join(TYPES)}"
+        remedy = _REMEDIES.get((node.op, dtype), usual)
         raise refusal(node, f"tensor {name!r} is of type {dtype}", remedy)
 
 

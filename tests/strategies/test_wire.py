@@ -1,0 +1,46 @@
+"""Narrower types on the wire, and who decides: every strategy counts their bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from strategies.test_every_strategy import SPECS
+
+from dicompiler import networks
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.platform import Platform
+from dicompiler.ir.wire import Wire
+from dicompiler.plugin.registry import registry
+
+HALVED = Wire((("*", "float16"),))
+
+
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [("auto", "latency"), ("cpsat", "latency"), ("dp", "latency"), ("gradient", "latency"), ("genetic", "throughput")],
+)
+def test_what_pays_with_half_the_bytes_is_chosen_then(name: str, objective: str) -> None:
+    boards = Platform.load("rpi4x3")
+    boards = replace(boards, network=replace(boards.network, bandwidth=150e6))
+    model, strategy = networks.build("resnet8", 1), registry().make("strategies", SPECS[name])
+    wide, narrow = (load_problem(model, boards, objective=objective, wire=wire) for wire in (None, HALVED))
+
+    before, after = strategy.plan(wide), strategy.plan(narrow)
+
+    assert (before.wire, after.wire) == (Wire(), HALVED)
+    assert before.layers != after.layers
+    same = narrow.evaluate(replace(before, wire=HALVED)).value(objective)
+    assert narrow.evaluate(after).value(objective) <= same * 1.01
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_the_same_plan_is_predicted_to_send_half_by_estimate_and_by_simulation(spec: str) -> None:
+    model = networks.build("lenet", 1)
+    problem = load_problem(model, "rpi4x3")
+    plan = registry().make("strategies", spec).plan(problem)
+    narrow = replace(plan, wire=HALVED)
+    for predict in (problem.estimate, problem.evaluate):
+        one, half = predict(plan), predict(narrow)
+        assert 2 * half.total_bytes == one.total_bytes
+        assert half.latency_s < one.latency_s or not one.total_bytes

@@ -1,0 +1,172 @@
+"""Narrower types on the wire with real processes: the bytes, the deviation, numbers that a type cannot hold."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.schema import load_json
+from dicompiler.driver.artifact import reopen, verify
+from dicompiler.driver.compiler import compile
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, load_plan
+from dicompiler.verify.comparison import graph_inputs, random_inputs
+
+TYPES = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "int8": "INT8"}
+LOUD = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 1, 8, 8] x) => (float[1, 1, 8, 8] y)
+<float[1, 1, 1, 1] w = {1}>
+{ a = Conv (x, w)  b = MaxPool <kernel_shape = [1, 1]> (a)  y = Conv (b, w) }"""
+
+
+@pytest.fixture(scope="module")
+def lenet() -> onnx.ModelProto:
+    return networks.build("lenet", 1)
+
+
+def samples(model: onnx.ModelProto, path: Path, count: int = 16) -> Path:
+    values = graph_inputs(Model.load(model))
+    drawn = [random_inputs(values, seed) for seed in range(count)]
+    np.savez(path, **{value.name: np.stack([one[value.name] for one in drawn]) for value in values})
+    return path
+
+
+def checks(directory: Path, inputs: Any = None) -> dict[str, Any]:
+    return {check.name.split(" on ")[0]: check for check in verify(directory, inputs).checks}
+
+
+@pytest.mark.parametrize("target", ["sockets", "mpi"])
+@pytest.mark.parametrize(("wire", "share"), [("float16", 2), ("bfloat16", 2), ("int8", 4)])
+def test_real_programs_send_what_was_predicted_and_deviate_by_what_is_stated(
+    lenet: onnx.ModelProto, target: str, wire: str, share: int, tmp_path: Path
+) -> None:
+    given = samples(lenet, tmp_path / "s.npz") if wire == "int8" else None
+    wide = compile(lenet, "rpi4x3", "modnn")
+    result = compile(lenet, "rpi4x3", "modnn", target=target, output=tmp_path / "out", wire=wire, samples=given)
+
+    found = checks(tmp_path / "out")
+
+    assert all(check.passed for check in found.values()), found
+    assert found["exact"].applies and f"{wire}: " in found["wire"].detail
+    assert result.metrics is not None and wide.metrics is not None
+    assert share * result.metrics.total_bytes == wide.metrics.total_bytes > 0
+    assert f"{result.metrics.total_bytes} bytes a frame: as predicted" in found["bytes"].detail
+    assert 1e-5 < float(found["output"].detail.split()[2]) < 0.03
+    sent = load_json(tmp_path / "out" / "artifact.json")["transfers"]
+    assert {transfer["dtype"] for transfer in sent} == {TYPES[wire]}
+    assert load_plan(tmp_path / "out" / "plan.json") == result.plan
+    again, _, _ = reopen(tmp_path / "out")
+    assert again.metrics is not None and again.metrics.total_bytes == result.metrics.total_bytes
+
+
+def test_a_saved_plan_reproduces_it_and_another_wire_can_be_chosen_for_it(
+    lenet: onnx.ModelProto, tmp_path: Path
+) -> None:
+    given = samples(lenet, tmp_path / "s.npz")
+    plan = compile(lenet, "rpi4x2", "modnn", wire="int8,conv1=float32", samples=given).plan
+    assert plan is not None and plan.wire.ranges
+    one, two = (compile(lenet, "rpi4x2", plan=plan, output=tmp_path / name, wire=wire).plan
+                for name, wire in (("one", None), ("two", "float16")))  # fmt: skip
+    assert one == plan
+    assert two is not None and str(two.wire) == "float16" and two.layers == plan.layers
+    assert checks(tmp_path / "one")["output"].passed
+
+
+def loud(wire: str, place: Path, peak: float = 4.0) -> Path:
+    """A network of three layers that hands on what it is given, on two devices."""
+    model = onnx.parser.parse_model(LOUD)
+    np.savez(place / "s.npz", x=np.linspace(-1, peak, 64, dtype=np.float32).reshape(1, 1, 1, 8, 8))
+    wide = compile(model, "rpi4x2", "single").plan
+    assert wide is not None
+    layers = dict(zip(wide.layers, ((Part(name),) for name in ("pi01", "pi02", "pi01")), strict=True))
+    given = place / "s.npz" if wire == "int8" else None
+    compile(model, "rpi4x2", plan=replace(wide, layers=layers), output=place / "out", wire=wire, samples=given)
+    return place / "out"
+
+
+@pytest.mark.parametrize(
+    ("wire", "value", "held", "near", "words"),
+    [
+        ("float16", 7e4, False, False, "'a', from 'pi01' to 'pi02', holds 7e+04, which float16 cannot (65504 at most)"),
+        ("bfloat16", 7e4, True, True, "bfloat16: 2 transfers narrowed, the largest number 7e+04"),
+        ("float16", np.nan, True, True, "2 with NaN or infinity, which travel as such"),
+        ("float16", np.inf, True, True, "2 with NaN or infinity, which travel as such"),
+        ("int8", np.nan, False, False, "holds NaN or infinity, and int8 has neither: send it as float16"),
+        ("int8", 4.01, True, True, "2 with numbers beyond the range of the samples, which travel as its ends"),
+        ("int8", 5.0, True, False, "2 with numbers beyond the range of the samples, which travel as its ends"),
+    ],
+)
+def test_numbers_that_a_type_cannot_hold_are_told(
+    wire: str, value: float, held: bool, near: bool, words: str, tmp_path: Path
+) -> None:
+    x = np.ones((1, 1, 8, 8), np.float32)
+    x[0, 0, 3, 4] = value
+    found = checks(loud(wire, tmp_path), {"x": x})
+    assert found["wire"].passed == held and words in found["wire"].detail
+    assert found["y"].passed == near
+
+
+def test_ranges_of_nan_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DicompilerError, match=r"from 'pi0.' to 'pi0.', holds NaN or infinity for these samples"):
+        compile(
+            onnx.parser.parse_model(LOUD.replace("MaxPool <kernel_shape = [1, 1]> (a)", "Sqrt(a)")),
+            "rpi4x2",
+            "modnn",
+            wire="int8",
+            samples=samples(onnx.parser.parse_model(LOUD), tmp_path / "s.npz"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("wire", "given", "expected"),
+    [
+        ("int8", None, "wire: int8 needs samples of the inputs"),
+        ("float16", {"input": np.zeros((1, 1, 1, 32, 32), np.float32)}, "wire: samples are for int8 alone"),
+        ("int8", {"inpt": np.zeros((1, 1, 1, 32, 32), np.float32)}, "the network has no input 'inpt' (did you mean"),
+        ("int8", {}, "no samples of input 'input': give some of every input"),
+        ("int8", {"input": np.zeros((1, 1, 32, 32), np.float32)}, "samples of input 'input' have the shape"),
+    ],
+)
+def test_samples_that_do_not_fit_are_refused(
+    lenet: onnx.ModelProto, wire: str, given: Any, expected: str, tmp_path: Path
+) -> None:
+    place = None if given is None else tmp_path / "s.npz"
+    if place is not None:
+        np.savez(place, **given)
+    with pytest.raises((DicompilerError, UsageError)) as caught:
+        compile(lenet, "rpi4x2", "modnn", wire=wire, samples=place, output=tmp_path / "out")
+    assert expected in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_narrow_already_travels_as_it_is_which_is_said_once(
+    lenet: onnx.ModelProto, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a network of 8-bit integers."""
+    given = samples(lenet, tmp_path / "s.npz")
+    with caplog.at_level(logging.WARNING):
+        wide = compile(lenet, "rpi4x3", "modnn", calibrate=given)
+        assert not [record for record in caplog.records if "wire" in record.getMessage()]
+        result = compile(lenet, "rpi4x3", "modnn", calibrate=given, wire="float16")
+    assert [record.getMessage() for record in caplog.records if "wire" in record.getMessage()] == [
+        "wire: 6 of 7 tensors that travel are of types that are not narrowed so, and travel as they are (such as "
+        "'flatten.out_QuantizeLinear_Output')"
+    ]
+    assert result.program is not None and wide.program is not None
+    kinds = [{t.value.dtype for t in one.program.transfers} for one in (wide, result)]
+    assert kinds == [{onnx.TensorProto.FLOAT, onnx.TensorProto.INT8}, {onnx.TensorProto.FLOAT16, onnx.TensorProto.INT8}]
+
+
+def test_boards_take_int8_and_refuse_what_tflite_micro_has_not(lenet: onnx.ModelProto, tmp_path: Path) -> None:
+    given = samples(lenet, tmp_path / "s.npz")
+    compile(lenet, "rpi4x2", "modnn", target="tflm", wire="int8", samples=given, output=tmp_path / "out")
+    assert checks(tmp_path / "out")["output"].passed
+    with pytest.raises(DicompilerError, match=r"is of type float16: let it travel as it is, or as int8 \(--wire\)"):
+        compile(lenet, "rpi4x2", "modnn", target="tflm", wire="float16", output=tmp_path / "other")
