@@ -1,0 +1,1 @@
+"""The figures of benchmarks/overhead.py, one module for each."""

@@ -1,0 +1,83 @@
+"""Figures on four emulated boards at 100 Mbit/s: narrower types on the wire, and streams. Needs root."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from overheads.measuring import Figure, Side, alternately
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.driver.emulate import emulate
+from dicompiler.ir.devices import Network
+from dicompiler.ir.platform import Platform
+from dicompiler.ir.program import Program
+from dicompiler.target.records import RunOptions
+
+BOARDS = replace(Platform.load("rpi4x4"), network=Network("switch", 100e6))
+SLOWER = 6.67
+"""How much slower than a core of this host the boards are: four of them use 0.6 of a core."""
+CARRIED = 0.955
+"""What is left of a line's rate for payload: the rest are headers of Ethernet, IP and TCP."""
+FASTER, STREAM = 1.3, 1.10
+"""What float16 must bring, and by how much a stream may be slower than the busiest device or line."""
+STREAMS = (("modnn", "latency"), ("auto", "latency"), ("auto", "throughput"))
+
+
+def wire(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
+    """The same plan with everything as it is and in float16, as predicted and as measured."""
+    figures = []
+    for name in names or ("vgg16", "resnet50"):
+        with tempfile.TemporaryDirectory() as scratch:
+            wide, narrow = Path(scratch, "wide"), Path(scratch, "narrow")
+            made = [
+                dicompiler.compile(networks.build(name, 1), BOARDS, "modnn", wire=kind, output=place)
+                for kind, place in ((None, wide), ("float16", narrow))
+            ]
+            before, after = (one.metrics for one in made)
+            assert before is not None and after is not None and before.total_bytes == 2 * after.total_bytes
+            predicted = after.latency_s / before.latency_s
+            figures.append(Figure(f"{name}, float16, predicted", predicted, predicted, 1 / FASTER))
+            measured = alternately(
+                f"{name}, float16, measured", side(wide, frames), side(narrow, frames), rounds, 1 / FASTER
+            )
+            figures.append(measured)
+            click.echo("\n".join(map(str, figures[-2:])))
+    return figures
+
+
+def side(artifact: Path, frames: int) -> Side:
+    """Frames one after another; the first does not count."""
+    return lambda: emulate(artifact, frames=frames + 1, slower=SLOWER).result.frames_s[1:]
+
+
+def stream(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
+    """Frames of a stream beside what the busiest device or line needs for one."""
+    figures = []
+    for name in names or ("resnet18",):
+        for strategy, objective in STREAMS:
+            with tempfile.TemporaryDirectory() as scratch:
+                artifact = Path(scratch, "artifact")
+                made = dicompiler.compile(networks.build(name), BOARDS, strategy, objective=objective, output=artifact)
+                assert made.program is not None
+                options = RunOptions(in_flight=8)
+                runs = [emulate(artifact, frames=5 * frames, slower=SLOWER, options=options) for _ in range(rounds)]
+                times = [one.frame_s / busiest(made.program, one.computing) for one in runs]
+            figures.append(Figure(f"{name}, {strategy} by {objective}", statistics.median(times), min(times), STREAM))
+            click.echo(figures[-1])
+    return figures
+
+
+def busiest(program: Program, computing: Mapping[str, Sequence[float]]) -> float:
+    """Seconds of a frame on the busiest device, or on the busiest direction of a host's line."""
+    lines: dict[tuple[str, str], int] = {}
+    for transfer in program.all_transfers:
+        for end in (("out", transfer.sender), ("in", transfer.receiver)):
+            lines[end] = lines.get(end, 0) + transfer.value.nbytes
+    rate, roles = CARRIED * BOARDS.network.bandwidth / 8, len(program.roles)
+    return max(*(count / rate / roles for count in lines.values()), *(sum(s) / roles for s in computing.values()))

@@ -1,0 +1,42 @@
+"""How figures are measured: two sides in turn, on a host that does nothing else."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import click
+
+APART_S = 0.05
+"""Between two sides that are measured: threads of the one must have stopped to spin before the other begins."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What was measured: times of one side by the other's, of medians and of the shortest of all rounds."""
+
+    name: str
+    median: float
+    shortest: float
+    goal: float
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.median:.3f} (of the shortest: {self.shortest:.3f}; at most {self.goal:.3f})"
+
+
+Side = Callable[[], Sequence[float]]
+"""Runs frames; the seconds of each."""
+
+
+def alternately(name: str, base: Side, other: Side, rounds: int, goal: float) -> Figure:
+    """The times of `other` by those of `base`, measured in turn."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds):
+        for side in (0, 1) if number % 2 else (1, 0):
+            time.sleep(APART_S)
+            seconds[side].extend((base, other)[side]())
+    medians, shortest = [statistics.median(one) for one in seconds], [min(one) for one in seconds]
+    click.echo(f"{name}: {1000 * medians[0]:.2f} and {1000 * medians[1]:.2f} ms a frame", err=True)
+    return Figure(name, medians[1] / medians[0], shortest[1] / shortest[0], goal)
