@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from overheads.measuring import Figure, Side, alternately
 
 import dicompiler
 from dicompiler import networks
@@ -18,6 +17,7 @@ from dicompiler.ir.devices import Network
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.target.records import RunOptions
+from overheads.measuring import Figure, Side, alternately
 
 BOARDS = replace(Platform.load("rpi4x4"), network=Network("switch", 100e6))
 SLOWER = 6.67
