@@ -177,6 +177,8 @@ def show_simulation(result: Compilation, simulation: Simulation, as_json: bool) 
     busiest = sorted(_links(result).items(), key=lambda entry: -entry[1])[:5]
     for (sender, receiver), count in busiest:
         click.echo(f"{sender} → {receiver}: {count} bytes a frame")
+    if result.plan is not None:
+        show_wire(result.plan)
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:

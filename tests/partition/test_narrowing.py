@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from support.layer_graphs import formed
+from support.placing import network, place, rows
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.compilation import Compilation
@@ -61,6 +62,19 @@ def test_what_several_devices_want_is_narrowed_once_and_each_widens_it_once() ->
     assert {t.value.dtype for t in program.transfers} == {onnx.TensorProto.FLOAT16}
     assert [t.value.nbytes for t in program.transfers] == [64, 64, 64, 128]
     assert placed.routing is not None and narrowings(placed.routing) == 3
+    _, program = split("float16", {"a": "p", "b": "q", "c": "q", "y": "p"})
+    assert operators(program, "q") == [["Cast", "Conv", "Cast"], ["MaxPool", "Cast"]]  # the first one for both
+
+
+def test_slices_for_several_devices_still_leave_together() -> None:
+    parts = tuple(rows(name, start, stop) for name, start, stop in (("p", 0, 3), ("q", 3, 6), ("r", 6, 8)))
+    plan = Plan({"conv1": (Part("q"),), "conv2": parts}, ("q",), ("r",))
+    wide, narrow = (
+        operators(cut(place(network(), replace(plan, wire=wire)).model, ["p", "q", "r"]), "q")
+        for wire in (Wire(), Wire((("*", "float16"),)))
+    )
+    assert wide[0] == ["Conv", "Relu", "Slice", "Slice"]
+    assert narrow[0] == [*wide[0], "Cast", "Cast"]
 
 
 def test_a_layer_may_send_as_it_is() -> None:

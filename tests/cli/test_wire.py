@@ -1,0 +1,83 @@
+"""`--wire` and `--samples` of the commands: the plan keeps them, every table counts and says them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from dicompiler import networks
+from dicompiler.cli import main
+
+WIRE = "int8,input=float32"
+
+
+Call = Callable[..., str]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs a command in this process that must end with `code`; what it printed, of a failing one on stderr."""
+
+    def run(*arguments: object, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main([str(argument) for argument in arguments]) == code
+        printed = capsys.readouterr()
+        return printed.err if code else printed.out
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def lenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("wire")
+    onnx.save(networks.build("lenet", 1), place / "lenet.onnx")
+    np.savez(place / "s.npz", input=np.random.default_rng(0).standard_normal((4, 1, 1, 32, 32)).astype(np.float32))
+    return place / "lenet.onnx"
+
+
+def test_a_plan_keeps_the_wire_and_all_commands_say_it(lenet: Path, tmp_path: Path, call: Call) -> None:
+    common, plan, build = (lenet, "--platform", "rpi4x2"), tmp_path / "p.json", tmp_path / "build"
+    said = f"tensors travel between devices as {WIRE}"
+    asked = ("--wire", WIRE, "--samples", lenet.with_name("s.npz"))
+    printed = call("plan", *common, "--strategy", "modnn", *asked, "--depfile", tmp_path / "d", "-o", plan)
+    assert said in printed and str(lenet.with_name("s.npz")) in (tmp_path / "d").read_text()
+    assert said in call("simulate", *common, "--plan", plan)
+    assert said in call("compile", *common, "--plan", plan, "-o", build)
+    assert said in call("run", build)
+    call("report", build, "-o", tmp_path / "r.html")
+    assert said in (tmp_path / "r.html").read_text()
+
+
+def test_compare_and_explore_count_what_travels_so(lenet: Path, tmp_path: Path, call: Call) -> None:
+    common = (lenet, "--platform", "rpi4x2")
+    sent = []
+    for wire in ((), ("--wire", "float16")):
+        rows = json.loads(call("compare", *common, "--strategies", "modnn", *wire, "--json"))["rows"]
+        sent.append(rows[0]["metrics"]["total_bytes"])
+    assert sent[0] == 2 * sent[1] > 0
+    small = ("--generations", 2, "--population", 8)
+    call("explore", *common, "--wire", "bfloat16", *small, "-o", tmp_path / "front")
+    plans = [json.loads(path.read_text()) for path in (tmp_path / "front" / "plans").iterdir()]
+    assert plans and all(plan["wire"] == "bfloat16" for plan in plans)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--wire", "float8"), "wire: there is no type 'float8'"),
+        (("--wire", "float16,conv9=float32"), "the network has no layer and no input 'conv9' (did you mean 'conv"),
+        (("--wire", "int8"), "wire: int8 needs samples of the inputs"),
+        (("--samples", "s.npz"), "wire: samples are for int8 alone"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_nothing_is_written(
+    lenet: Path, options: tuple[str, ...], expected: str, tmp_path: Path, call: Call
+) -> None:
+    printed = call("compile", lenet, "--platform", "rpi4x2", *options, "-o", tmp_path / "out", code=2)
+    assert expected in printed and printed.count("\n") == 1
+    assert not (tmp_path / "out").exists()
