@@ -63,7 +63,17 @@ def _open(directory: str | Path, weights: bool = False, runs: bool = False) -> t
     own = {PLAN, PLATFORM, REFERENCE, WEIGHTS, MADE} & files.keys() | {PLAN, PLATFORM, REFERENCE}
     others = files.keys() - own if runs and not target.checks_files else set()
     check_files(path, files, sorted(others | (own if weights else own - {WEIGHTS})))
+    if "target" in (made := _made(path)):  # with its options
+        target = registry().make("targets", made["target"])
     return path, target, Model.load(path / REFERENCE)
+
+
+def _made(path: Path) -> dict[str, Any]:
+    """What an artifact says of how it came about; {} where it does not."""
+    document = load_json(path / MADE) if (path / MADE).is_file() else {}
+    if document:
+        validate(document, "made", str(path / MADE))
+    return document
 
 
 def reopen(directory: str | Path, cost: str = "") -> tuple[Compilation, Target, Problem]:
@@ -74,10 +84,8 @@ def reopen(directory: str | Path, cost: str = "") -> tuple[Compilation, Target, 
     names the file that is missing or broken.
     """
     path, target, model = _open(directory)
-    document = load_json(path / MADE) if (path / MADE).is_file() else None
-    if document is not None:
-        validate(document, "made", str(path / MADE))
-    decision = None if document is None else Decision(document["strategy"], document["objective"], document["cost"])
+    made = _made(path)
+    decision = Decision(made["strategy"], made["objective"], made["cost"]) if made else None
     try:
         costs = registry().make("cost_models", cost or (decision.cost if decision else DEFAULT_COST))
     except UsageError as error:
@@ -178,8 +186,10 @@ def _compared(
     """A check for each output that a device delivered of the first frame of each role."""
     from dicompiler.verify.comparison import compare
     from dicompiler.verify.executor import run_model
+    from dicompiler.verify.tolerances import in_steps
 
-    reference, allowed = run_model(model, given), target.tolerances(model)
+    reference = run_model(model, given, optimization=target.level)
+    allowed = {**in_steps(model), **target.tolerances(model)}
     frames = result.delivered or tuple({"": outputs} for outputs in result.outputs)
     return [
         compare(
