@@ -66,7 +66,7 @@ class Loading:
 def added(program: Program, optimization: Optimization = "all") -> dict[str, int]:
     """Device → bytes beyond what `program_memory` counts: at the worst moment of making the sessions or of a frame."""
     blocked = optimization == "all"
-    held, devices = program_memory(program), program.devices
+    held = program_memory(program)
     return {
         name: max(
             _running(device, held[name].activations + held[name].buffers) + copied,
