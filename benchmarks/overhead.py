@@ -7,14 +7,17 @@ Run it as README.md says, on a host that does nothing else.
 from __future__ import annotations
 
 import logging
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -25,10 +28,11 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.registry import registry
+from dicompiler.ir.onnx.weights import Weight, is_hollow
 from dicompiler.target.records import RunOptions
 from dicompiler.verify.comparison import graph_inputs, random_inputs
-from dicompiler_targets.mpi import tools
+from dicompiler.verify.executor import Executor, to_ort
+from dicompiler_targets.mpi import MpiTarget, tools
 
 THREADS = 2
 APART_S = 0.05
@@ -129,29 +133,49 @@ def in_cpp(model: Path, frames: int, place: Path) -> Side:
     return run
 
 
-def on_one_device(artifact: Path, target: str, frames: int) -> Side:
-    """The frames of an artifact, one after another."""
-    model = Model.load(artifact / "reference" / "model.onnx")
-    inputs = {v.name: np.full(v.shape or (), 0.5, "float32") for v in graph_inputs(model)}
-    runner = registry().make("targets", target)
+def in_session(artifact: Path, frames: int, stack: ExitStack) -> Side:
+    """Frames given one after another to a session that stays open, as a user's program does."""
+    inputs = _inputs(artifact)
+    session = stack.enter_context(dicompiler.connect(artifact, RunOptions(in_flight=1)))
 
     def run() -> Sequence[float]:
-        result = runner.run(artifact, [inputs] * (frames + FIRST), RunOptions(in_flight=1, keep=1))
+        seconds = []
+        for _ in range(frames + FIRST):
+            start = time.perf_counter()
+            session.infer(inputs)
+            seconds.append(time.perf_counter() - start)
+        return seconds[FIRST:]
+
+    return run
+
+
+def in_runs(artifact: Path, frames: int, _stack: ExitStack) -> Side:
+    """The frames of an MPI program, one after another."""
+    inputs = _inputs(artifact)
+
+    def run() -> Sequence[float]:
+        result = MpiTarget().run(artifact, [inputs] * (frames + FIRST), RunOptions(in_flight=1, keep=1))
         return result.frames_s[FIRST:]
 
     return run
+
+
+def _inputs(artifact: Path) -> dict[str, Any]:
+    values = graph_inputs(Model.load(artifact / "reference" / "model.onnx"))
+    return {value.name: np.full(value.shape or (), 0.5, "float32") for value in values}
 
 
 def one(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
     """One device of sockets and of mpi beside onnxruntime at its defaults, in Python and in C++."""
     figures = []
     for name in names or NETWORKS:
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
             place = Path(scratch)
             proto, samples = build(name, place)
             model = place / "model.onnx"
             prepare(Model.load(proto), calibrate=samples).model.save(model) if samples else onnx.save(proto, model)
-            for target, base in (("sockets", in_python(model, frames)), ("mpi", in_cpp(model, frames, place))):
+            python, cpp = in_python(model, frames), in_cpp(model, frames, place)
+            for target, base, start in (("sockets", python, in_session), ("mpi", cpp, in_runs)):
                 dicompiler.compile(
                     proto,
                     platform="rpi4x1",
@@ -160,13 +184,72 @@ def one(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
                     calibrate=samples,
                     output=place / target,
                 )
-                other = on_one_device(place / target, target, frames)
+                other = start(place / target, frames, stack)
                 figures.append(alternately(f"{name}, {target}", base, other, rounds, ONE))
                 click.echo(figures[-1])
     return figures
 
 
-FIGURES = {"one": one}
+# -- parts: all segments of a plan, each alone on one core, beside the whole network
+
+IN_PARTS = ("resnet18", "resnet50", "mobilenet_v2")
+PARTS = 1.10
+"""All parts together, without the operations that the plan does more than once: at most so many times the whole."""
+PLATFORM, STRATEGY = "rpi4x4", "auto"
+
+
+class Bound:
+    """A model in onnxruntime at its best level, on one thread, with inputs and outputs bound once."""
+
+    def __init__(self, proto: onnx.ModelProto, weights: Mapping[str, Weight], inputs: Mapping[str, Any]) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        names = [tensor.name for tensor in proto.graph.initializer if is_hollow(tensor)]
+        self._kept = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
+        options.add_external_initializers(names, self._kept)
+        self._session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+        self._binding = self._session.io_binding()
+        given = {one.name: to_ort(np.asarray(inputs[one.name], order="C")) for one in self._session.get_inputs()}
+        outputs = [one.name for one in self._session.get_outputs()]
+        for name, value in given.items():
+            self._binding.bind_ortvalue_input(name, value)
+        for name, value in zip(outputs, self._session.run_with_ort_values(outputs, given), strict=True):
+            self._binding.bind_ortvalue_output(name, value)
+
+    def seconds(self) -> float:
+        """Processor time of a run: what others do on the host meanwhile counts little."""
+        start = time.thread_time()
+        self._session.run_with_iobinding(self._binding)
+        return time.thread_time() - start
+
+
+def parts(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
+    """The segments of all devices, summed, beside the whole, by the shortest times of each."""
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    figures = []
+    for name in names or IN_PARTS:
+        made = dicompiler.compile(networks.build(name), platform=PLATFORM, strategy=STRATEGY)
+        program, model = made.program, made.reference
+        assert program is not None and model is not None and made.metrics is not None and made.single is not None
+        inputs = random_inputs(program.inputs)
+        values = {k: v for held in Executor(program).run(inputs, True).values.values() for k, v in held.items()}
+        segments = [segment for device in program.devices for segment in device.segments]
+        sides = [Bound(model.proto, model.weights, inputs)]
+        sides += [Bound(segment.model, program.weights, values) for segment in segments]
+        found: list[list[float]] = [[] for _ in sides]
+        for _ in range(rounds):
+            for side, seconds in zip(sides, found, strict=True):
+                side.seconds()
+                seconds += [side.seconds() for _ in range(max(1, frames // 4))]
+        again = sum(one.flops for one in made.metrics.devices) / sum(one.flops for one in made.single.devices)
+        medians, shortest = (sum(map(of, found[1:])) / of(found[0]) / again for of in (statistics.median, min))
+        where = f"{name}, {STRATEGY} on {PLATFORM}, {len(segments)} segments, {again:.3f} times the operations"
+        figures.append(Figure(where, medians, shortest, PARTS))
+        click.echo(figures[-1])
+    return figures
+
+
+FIGURES = {"one": one, "parts": parts}
 
 
 @click.command(context_settings={"show_default": True})
