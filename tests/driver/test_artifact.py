@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,3 +170,28 @@ def test_one_device_runs_the_whole_network_in_one_segment_at_onnxruntimes_defaul
     assert kinds[0] == kinds[1]
     (place,) = (tmp_path / "a").glob({"sockets": "*/manifest.json", "mpi": "*/program.json"}[target])
     assert json.loads(place.read_text())["optimization"] == "all"
+
+
+ASKED = """
+import json, sys
+from pathlib import Path
+from runtime.values import make_sessions
+manifest = json.loads(Path("manifest.json").read_text())
+session, *_ = make_sessions(Path(), manifest, 1)
+try:
+    print(session.get_session_options().get_session_config_entry("session.force_spinning_stop"))
+except RuntimeError:
+    print("it spins")
+"""
+
+
+@pytest.mark.parametrize(
+    ("platform", "strategy", "expected"), [("rpi4x1", "single", "it spins"), ("rpi4x2", "modnn", "1")]
+)
+def test_the_engines_threads_leave_the_processor_to_exchanges_where_there_are_any(
+    platform: str, strategy: str, expected: str, tmp_path: Path
+) -> None:
+    compile(networks.build("lenet", 1), platform, strategy=strategy, output=tmp_path / "a")
+    words = [sys.executable, "-c", ASKED]
+    done = subprocess.run(words, cwd=tmp_path / "a" / "pi01", check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == expected
