@@ -59,12 +59,10 @@ void Player::arrived(std::size_t frame, std::size_t receive) {
 
 bool Player::help() {
     std::unique_lock<std::mutex> lock(mutex_);
-    bool helped = false;
-    for (auto* frame = ready(); !busy_ && !failure_ && frame != nullptr && quick(*frame); frame = ready()) {
-        advance(lock, *frame);
-        helped = true;
-    }
-    return helped;
+    auto* frame = busy_ || failure_ ? nullptr : ready();
+    if (frame == nullptr || !quick(*frame)) return false;
+    advance(lock, *frame);
+    return true;
 }
 
 News Player::take(std::chrono::microseconds patience) {
@@ -135,7 +133,7 @@ Player::Frame* Player::ready() {
 
 bool Player::quick(const Frame& frame) const {
     const auto& took = took_[frame.number % roles_.size()];
-    return frame.position == took.size() || took[frame.position] < QUICK_S;
+    return frames_.size() == 1 && (frame.position == took.size() || took[frame.position] < QUICK_S);
 }
 
 void Player::pass_on() {

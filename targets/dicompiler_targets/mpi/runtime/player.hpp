@@ -1,8 +1,8 @@
 // Plays a rank's steps for the frames on their way: of the oldest frame that can go on, the next step. No frame overtakes
 // another of its role, so that what goes for a transfer goes in the order of frames.
 //
-// Steps that took long the last time are played in a thread of its own, so that messages come and go meanwhile; quick
-// ones by who speaks MPI, because to wake another thread twice takes as long as they do.
+// Steps are played in a thread of its own, so that messages come and go meanwhile. Where one frame alone is on its way,
+// those that were quick the last time are played by who speaks MPI: to wake another thread twice takes as long as they do.
 #pragma once
 
 #include <chrono>
@@ -61,7 +61,7 @@ public:
     void begin(std::size_t frame);
     // A frame's receive (its place in Rank::receives) is complete.
     void arrived(std::size_t frame, std::size_t receive);
-    // Plays the quick steps that can be played; whether there were any.
+    // Plays the next step if it is a quick one; whether it was.
     bool help();
     // What has come since the last call; waits for it, but not longer than that. Throws what ended a step.
     News take(std::chrono::microseconds patience);
@@ -81,7 +81,8 @@ private:
 
     void loop();
     Frame* ready();
-    // Whether the frame's next step took so short the last time that it is played where it is noticed.
+    // Whether the frame is the only one and its next step took so short the last time that it is played where it is
+    // noticed.
     bool quick(const Frame& frame) const;
     // Plays the frame's next step, without the lock, or notes its end.
     void advance(std::unique_lock<std::mutex>& lock, Frame& frame);
