@@ -12,8 +12,11 @@ from collections.abc import Sequence
 
 import click
 from overheads.emulated import stream, wire
+from overheads.exchanges import exchanges
+from overheads.one import one
+from overheads.parts import parts
 
-FIGURES = {"wire": wire, "stream": stream}
+FIGURES = {"exchanges": exchanges, "one": one, "parts": parts, "wire": wire, "stream": stream}
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})

@@ -6,16 +6,25 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import click
+import numpy as np
+
+from dicompiler.ir.onnx.model import Model
+from dicompiler.verify.comparison import graph_inputs
 
 APART_S = 0.05
 """Between two sides that are measured: threads of the one must have stopped to spin before the other begins."""
+FIRST = 3
+"""Frames that do not count."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What was measured: times of one side by the other's, of medians and of the shortest of all rounds."""
+    """What was measured, of medians and of the shortest of all rounds, and the most that it may be: times of one side
+    by the other's where the name says nothing else."""
 
     name: str
     median: float
@@ -40,3 +49,23 @@ def alternately(name: str, base: Side, other: Side, rounds: int, goal: float) ->
     medians, shortest = [statistics.median(one) for one in seconds], [min(one) for one in seconds]
     click.echo(f"{name}: {1000 * medians[0]:.2f} and {1000 * medians[1]:.2f} ms a frame", err=True)
     return Figure(name, medians[1] / medians[0], shortest[1] / shortest[0], goal)
+
+
+def timed(work: Callable[[], object], frames: int) -> Side:
+    """The side that does this for every frame."""
+
+    def run() -> Sequence[float]:
+        seconds = []
+        for _ in range(frames + FIRST):
+            start = time.perf_counter()
+            work()
+            seconds.append(time.perf_counter() - start)
+        return seconds[FIRST:]
+
+    return run
+
+
+def inputs_of(artifact: Path) -> dict[str, Any]:
+    """Arrays for the network that an artifact was made from."""
+    values = graph_inputs(Model.load(artifact / "reference" / "model.onnx"))
+    return {value.name: np.full(value.shape or (), 0.5, "float32") for value in values}

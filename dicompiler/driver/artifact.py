@@ -66,7 +66,16 @@ def _open(directory: str | Path, weights: bool = False, runs: bool = False) -> t
     own = {PLAN, PLATFORM, REFERENCE, WEIGHTS, MADE} & files.keys() | {PLAN, PLATFORM, REFERENCE}
     others = files.keys() - own if runs and not target.checks_files else set()
     check_files(path, files, sorted(others | (own if weights else own - {WEIGHTS})))
+    if "target" in (made := _made(path)):  # with its options
+        target = registry().make("targets", made["target"])
     return path, target, Model.load(path / REFERENCE)
+
+
+def _made(path: Path) -> dict[str, Any]:
+    document = load_json(path / MADE) if (path / MADE).is_file() else {}
+    if document:
+        validate(document, "made", str(path / MADE))
+    return document
 
 
 def reopen(
@@ -79,10 +88,8 @@ def reopen(
     place of the artifact's own. DicompilerError names the file that is missing or broken.
     """
     path, target, model = _open(directory)
-    document = load_json(path / MADE) if (path / MADE).is_file() else None
-    if document is not None:
-        validate(document, "made", str(path / MADE))
-    decision = None if document is None else Decision(document["strategy"], document["objective"], document["cost"])
+    made = _made(path)
+    decision = Decision(made["strategy"], made["objective"], made["cost"]) if made else None
     try:
         costs = registry().make("cost_models", cost or (decision.cost if decision else DEFAULT_COST))
     except UsageError as error:
@@ -199,8 +206,10 @@ def _compared(
     max|reference| that is allowed beside what the target and the type allow."""
     from dicompiler.verify.comparison import compare
     from dicompiler.verify.executor import run_model
+    from dicompiler.verify.tolerances import in_steps
 
-    reference, allowed = run_model(model, given), target.tolerances(model)
+    reference = run_model(model, given, optimization=target.level)
+    allowed = {**in_steps(model), **target.tolerances(model)}
     frames = result.delivered or tuple({"": outputs} for outputs in result.outputs)
     return [
         compare(

@@ -178,7 +178,7 @@ def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
         (stage / REFERENCE).parent.mkdir()
         compilation.reference.save(stage / REFERENCE, external=True)
         if compilation.decision is not None:
-            document = {"format": MADE_FORMAT, **asdict(compilation.decision)}
+            document = {"format": MADE_FORMAT, **asdict(compilation.decision), "target": str(target.spec)}
             (stage / MADE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         seal(stage)
     return replace(compilation, artifacts=output)

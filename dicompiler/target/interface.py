@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.program import Program
-    from dicompiler.verify.comparison import Check, Tolerance
+    from dicompiler.verify.comparison import Check
+    from dicompiler.verify.levels import Optimization
+    from dicompiler.verify.tolerances import Tolerance
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,15 @@ class Target(ABC):
     def tolerances(self, model: Model) -> Mapping[str, Tolerance]:  # noqa: ARG002
         """What outputs of its artifacts may differ by from what onnxruntime makes of `model`, by the output's name.
 
-        An output that is not in it may differ by its type's tolerance (`comparison.TOLERANCE`), as all do by default.
+        An output that is not in it may differ by its type's tolerance (`tolerances.TOLERANCE`), one of a
+        quantised network by so many steps (`tolerances.STEPS`), as all do by default.
         """
         return {}
+
+    @property
+    def level(self) -> Optimization:
+        """onnxruntime's level of optimisation at which the whole model is run to compare outputs with."""
+        return "extended"
 
     def proofs(
         self,

@@ -18,18 +18,7 @@ from dicompiler.ir.program import Program, Transfer, Value
 from dicompiler.verify.exact import NotExact, check_model, coverage, seeds_needed
 from dicompiler.verify.exact.facts import Rules
 from dicompiler.verify.executor import Execution, Executor, run_model
-
-TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-10}
-"""Largest difference that is allowed, as a share of max|reference|; all other types must be equal."""
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """The largest difference from a reference that an output may have: so many times max|reference|, or, where `step`
-    is given, so many times the step between two numbers of a quantised tensor, in the output's own values."""
-
-    times: float
-    step: float | None = None
+from dicompiler.verify.tolerances import TOLERANCE, Tolerance
 
 
 @dataclass(frozen=True)

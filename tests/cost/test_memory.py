@@ -180,7 +180,7 @@ def test_different_halves_in_turn_hold_the_whole() -> None:
 
 def test_the_error_of_a_full_host_counts_all_roles(tmp_path: Path) -> None:
     proto = networks.build("lenet", 0)
-    problem = load_problem(proto, cluster("a", "b", memory=62 * 2**20))
+    problem = load_problem(proto, cluster("a", "b", memory=64 * 2**20))
     plan = replace(
         problem.plan({layer.name: (Part("a"),) for layer in problem.layers.layers}), replicas=({}, {"a": "b"})
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,20 +12,26 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from support.splits import Case, splits
+from support.tflm_runs import int8
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
 from dicompiler.driver.artifact import compare_run, reopen, run, verify
 from dicompiler.driver.compiler import compile
-from dicompiler.driver.prepare import load_problem
+from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import dumps
 from dicompiler.ir.rule import OperatorRule
 from dicompiler.operators.elementwise import elementwise
+from dicompiler.partition.lowering import split
 from dicompiler.plugin.registry import also, registry
 from dicompiler.target.seal import open_artifact
+from dicompiler.verify import executor
 from dicompiler.verify.comparison import transfers
+from dicompiler.verify.exact import check_model
+from dicompiler.verify.executor import Executor, run_model
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +120,78 @@ def test_the_exact_check_asks_plugins_what_stands_in_for_their_operators(
         compile(model, "rpi4x4", strategy="modnn", output=tmp_path / "a")
         exact, *others = verify(tmp_path / "a").checks
     assert exact.applies == bool(shape) and exact.passed and all(check.passed for check in others)
+
+
+def quantised() -> Model:
+    """A network in QDQ form that onnxruntime computes otherwise whole than in tiles, at its best level."""
+    return int8(Model.load(networks.build("resnet8", 1)))
+
+
+@pytest.mark.parametrize(("target", "level"), [("sockets", "all"), ("sockets{optimization=extended}", "extended")])
+def test_outputs_are_compared_with_onnxruntime_at_the_artifacts_level(
+    target: str, level: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def noted(*arguments: Any, optimization: Any = "extended") -> Any:
+        asked.append(optimization)
+        return run_model(*arguments, optimization=optimization)
+
+    compile(quantised(), "rpi4x2", strategy="modnn", target=target, output=tmp_path / "a")
+    monkeypatch.setattr(executor, "run_model", noted)
+    verification = verify(tmp_path / "a")
+    assert verification.passed and asked == [level]
+    (output,) = (check.detail for check in verification.checks if check.name.startswith("output"))
+    assert "steps of" in output and output.endswith("(allowed: 16)")
+    assert json.loads((tmp_path / "a" / "reference" / "made.json").read_text())["target"] == target
+
+
+@pytest.mark.parametrize("level", ["extended", "all"])
+def test_networks_in_parts_are_bit_equal_at_the_best_level_too_where_numbers_are_whole(level: Any) -> None:
+    """Layouts and fused kernels change no bit of the check models: what splits them is exact at any level."""
+    case = Case.of(networks.build("quirks", 1))
+    checked, inputs = check_model(case.compilation.model, 0)
+    whole = run_model(checked, inputs, optimization=level)
+    for one in splits(case.layers, ("pipeline", "height", "lop", "lip", "fused-grid"), sets=1):
+        made = split(replace(prepare(checked), plan=case.plan(one), platform=case.compilation.platform)).program
+        assert made is not None
+        outputs = Executor(made, level).run(inputs).outputs
+        assert all(np.array_equal(whole[name], value) for name, value in outputs.items()), one.kind
+
+
+@pytest.mark.parametrize("target", ["sockets", "mpi"])
+def test_one_device_runs_the_whole_network_in_one_segment_at_onnxruntimes_default_level(
+    target: str, tmp_path: Path
+) -> None:
+    made = compile(networks.build("resnet8", 1), "rpi4x1", strategy="single", target=target, output=tmp_path / "a")
+    assert made.program is not None and made.reference is not None
+    (segment,) = made.program.devices[0].segments
+    kinds = [[node.op_type for node in proto.graph.node] for proto in (segment.model, made.reference.proto)]
+    assert kinds[0] == kinds[1]
+    (place,) = (tmp_path / "a").glob({"sockets": "*/manifest.json", "mpi": "*/program.json"}[target])
+    assert json.loads(place.read_text())["optimization"] == "all"
+
+
+ASKED = """
+import json, sys
+from pathlib import Path
+from runtime.values import make_sessions
+manifest = json.loads(Path("manifest.json").read_text())
+session, *_ = make_sessions(Path(), manifest, 1)
+try:
+    print(session.get_session_options().get_session_config_entry("session.force_spinning_stop"))
+except RuntimeError:
+    print("it spins")
+"""
+
+
+@pytest.mark.parametrize(
+    ("platform", "strategy", "expected"), [("rpi4x1", "single", "it spins"), ("rpi4x2", "modnn", "1")]
+)
+def test_the_engines_threads_leave_the_processor_to_exchanges_where_there_are_any(
+    platform: str, strategy: str, expected: str, tmp_path: Path
+) -> None:
+    compile(networks.build("lenet", 1), platform, strategy=strategy, output=tmp_path / "a")
+    words = [sys.executable, "-c", ASKED]
+    done = subprocess.run(words, cwd=tmp_path / "a" / "pi01", check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == expected

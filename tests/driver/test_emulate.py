@@ -76,7 +76,7 @@ def test_what_this_host_cannot_play_is_refused_with_the_figures(tmp_path: Path) 
     many = compiled(tmp_path / "many", "replicate", slow(12, bandwidth=1e12), "squeezenet")
     with pytest.raises(DicompilerError, match=r"processors of this host busy for .*% of each frame"):
         emulate(many, slower=1, frames=24, options=RunOptions(in_flight=24))
-    with pytest.raises(UsageError, match="^emulate: target 'tflm' plays no boards: compile for sockets or mpi"):
+    with pytest.raises(UsageError, match=r"^emulate: target 'tflm' plays no boards: compile for sockets or mpi"):
         emulate(compiled(tmp_path / "tflm", "single", slow(1), target="tflm"))
     with pytest.raises(DicompilerError, match="unknown device 'pi03'"):
         emulate(compiled(tmp_path / "artifact", "modnn", slow()), slow(2))

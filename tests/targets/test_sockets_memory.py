@@ -67,10 +67,11 @@ def test_what_loading_does_with_each_weight() -> None:
     made = compile(model, platform="rpi4x1", strategy="single")
     assert made.program is not None
     (own,) = made.program.devices[0].segments
-    assert loading(own) == Loading((16 * MIB,), 3 * 256 * 256 * 9 * 4, 0, 256 * 256 * 9 * 4)
+    one = 256 * 256 * 9 * 4
+    assert loading(own) == Loading((16 * MIB,), 3 * one, 0, 3 * one, one)
     plain = compile(convolutions("r{i} = Relu (c{i})"), platform="rpi4x1", strategy="single")
     assert plain.program is not None
-    assert loading(plain.program.devices[0].segments[0]) == Loading((16 * MIB,), 0, 0)
+    assert loading(plain.program.devices[0].segments[0]) == Loading((16 * MIB,), 0, 0, 3 * one, one)
 
 
 def test_a_gemm_with_its_activation_is_packed_after_those_without() -> None:

@@ -5,7 +5,7 @@ Program → bytes by device. BASE was measured on x86-64 Linux with glibc, Open 
 
 from __future__ import annotations
 
-from dicompiler.plugin_api import DeviceProgram, Program, peak, segment_values
+from dicompiler.plugin_api import DeviceProgram, Optimization, Program, peak, segment_values
 from dicompiler_targets.sockets import memory as sockets
 
 MIB = 1 << 20
@@ -13,9 +13,9 @@ BASE = 40 * MIB
 """MPI, onnxruntime and two threads."""
 
 
-def added(program: Program) -> dict[str, int]:
+def added(program: Program, optimization: Optimization = "all") -> dict[str, int]:
     """Device → bytes beyond what `program_memory` counts: at the worst moment of making the sessions or of a frame."""
-    other = sockets.added(program)
+    other = sockets.added(program, optimization)
     return {d.device: other[d.device] - sockets.BASE + BASE + _kept(program, d) for d in program.devices}
 
 

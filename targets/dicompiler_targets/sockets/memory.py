@@ -12,10 +12,18 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from dicompiler.plugin_api import DeviceProgram, Program, Segment, constant_sizes, program_memory, segment_values
+from dicompiler.plugin_api import (
+    DeviceProgram,
+    Optimization,
+    Program,
+    Segment,
+    constant_sizes,
+    program_memory,
+    segment_values,
+)
 
 MIB = 1 << 20
-BASE = 61 * MIB
+BASE = 63 * MIB
 """Python, numpy, onnxruntime and the runtime's threads."""
 SESSION, NODE = 96 << 10, 12 << 10
 """Of each session, and of each of its nodes."""
@@ -23,9 +31,10 @@ ACTIVATIONS = 0.1
 """What onnxruntime's arena leaves unused between tensors, as a share of activations and buffers."""
 WORKSPACE, ELEMENT = MIB, 4
 """The least that convolutions lay out anew while they run; bytes of one number of it."""
-SPARE = 2
-"""A convolution's weights are multiplied when the session is made (BatchNormalization). Copies of so many of them, at
-most as large as the largest, are there beside all results; and once more all that are multiplied twice."""
+SPARE = 3
+"""A convolution's weights are multiplied when the session is made (BatchNormalization), and at level "all" laid out in
+blocks of channels. Copies of so many of them, at most as large as the largest, are there beside all results; below
+"all" once more all that are multiplied twice."""
 FOLDING = ("BatchNormalization", "Mul")
 PACKED = ("Gemm", "MatMul")
 """Their constant operand is packed when the session is made: it is there twice until it is packed."""
@@ -36,27 +45,40 @@ ACTIVATING = ("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "Elu", "Sof
 @dataclass(frozen=True)
 class Loading:
     """What making a session of a segment does with its weights, in bytes: packed, in the order of packing; folded once
-    at least, and more than once; and the largest that is folded."""
+    at least, and more than once; those of all convolutions, and the largest of them."""
 
     packed: tuple[int, ...]
     folded: int
     refolded: int
-    largest: int = 0
+    convolved: int
+    largest: int
+
+    def kept(self, blocked: bool) -> int:
+        """What of convolutions is there twice, or no pages of a file, from then on. blocked: at level "all"."""
+        return self.convolved if blocked else self.folded
+
+    def most(self, blocked: bool) -> int:
+        """What convolutions take at the worst moment."""
+        more = self.convolved if blocked else self.refolded
+        return self.folded + more + SPARE * self.largest * bool(more or self.folded)
 
 
-def added(program: Program) -> dict[str, int]:
+def added(program: Program, optimization: Optimization = "all") -> dict[str, int]:
     """Device → bytes beyond what `program_memory` counts: at the worst moment of making the sessions or of a frame."""
+    blocked = optimization == "all"
     held = program_memory(program)
     return {
         name: max(
             _running(device, held[name].activations + held[name].buffers) + copied,
-            _loading(device) - held[name].total,
+            _loading(device, blocked) - held[name].total,
         )
-        for name, (device, copied) in ((d.device, _all_roles(program, i)) for i, d in enumerate(program.devices))
+        for name, (device, copied) in (
+            (d.device, _all_roles(program, i, blocked)) for i, d in enumerate(program.devices)
+        )
     }
 
 
-def _all_roles(program: Program, index: int) -> tuple[DeviceProgram, int]:
+def _all_roles(program: Program, index: int, blocked: bool) -> tuple[DeviceProgram, int]:
     """The device with the segments of all roles, equal ones once; and the bytes of weights that several roles' sessions
     pack or fold, each for itself, beyond the first."""
     segments: dict[bytes, Segment] = {}
@@ -68,8 +90,8 @@ def _all_roles(program: Program, index: int) -> tuple[DeviceProgram, int]:
         new = [segment for key, segment in segments.items() if key not in known]
         for segment in new:
             again = sum(size for name, size in constant_sizes(segment).items() if name in seen)
-            load = loading(segment) if again else Loading((), 0, 0)
-            copied += min(again, sum(load.packed) + load.folded)
+            load = loading(segment) if again else Loading((), 0, 0, 0, 0)
+            copied += min(again, sum(load.packed) + load.kept(blocked))
         for segment in new:
             seen |= constant_sizes(segment)
     return replace(program.devices[index], segments=tuple(segments.values())), copied
@@ -87,14 +109,14 @@ def _running(device: DeviceProgram, tensors: int) -> int:
     return _process(device) + int(ACTIVATIONS * tensors) + scratch
 
 
-def _loading(device: DeviceProgram) -> int:
-    """The most while sessions are made, one after another; weights that are neither packed nor folded are pages of
-    the mapped file that nobody has read yet."""
+def _loading(device: DeviceProgram, blocked: bool) -> int:
+    """The most while sessions are made, one after another; weights that are neither packed, folded nor laid out anew
+    are pages of the mapped file that nobody has read yet."""
     kept = most = 0
     for segment in device.segments:
         load = loading(segment)
-        most = max(most, kept + load.folded + load.refolded + SPARE * load.largest)
-        kept += load.folded
+        most = max(most, kept + load.most(blocked))
+        kept += load.kept(blocked)
         for size in load.packed:
             most = max(most, kept + 2 * size)
             kept += size
@@ -127,7 +149,7 @@ def _unfolded(weight: tuple[int, ...], output: int) -> int:
 
 
 def loading(segment: Segment) -> Loading:
-    """What onnxruntime does with the segment's weights at level extended."""
+    """What onnxruntime does with the segment's weights."""
     sizes = constant_sizes(segment)
     nodes = segment.model.graph.node
     readers: dict[str, list[onnx.NodeProto]] = {}
@@ -136,19 +158,20 @@ def loading(segment: Segment) -> Loading:
             readers.setdefault(name, []).append(node)
     early: list[int] = []
     late: list[int] = []
-    once = twice = largest = 0
+    once = twice = 0
+    convolved = [0]
     for node in nodes:
         weight = sizes.get(node.input[1], 0) if len(node.input) > 1 else 0
         following = (after.op_type for after in _line(node, readers))  # no longer than it must be
         if node.op_type == "Conv" and weight:
             folds = _folds(following)
+            convolved.append(weight)
             once += weight * (folds > 0)
-            largest = max(largest, weight * (folds > 0))
             twice += weight * (folds > 1)
         elif node.op_type in PACKED and weight:
             fused = node.op_type == "Gemm" and next(following, "") in ACTIVATING
             (late if fused else early).append(weight)
-    return Loading((*early, *late), once, twice, largest)
+    return Loading((*early, *late), once, twice, sum(convolved), max(convolved))
 
 
 def _line(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> Iterator[onnx.NodeProto]:

@@ -14,22 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Check, Executor, Model, Program, RunError, RunResult, Tolerance, compare
+from dicompiler.plugin_api import Check, Executor, Model, Program, RunError, RunResult, Tolerance, compare, in_steps
 from dicompiler_targets.tflm.lowering import Lowered, lower
 from dicompiler_targets.tflm.measure import RUNTIME
 from dicompiler_targets.tflm.packages import load
-from dicompiler_targets.tflm.quantised import DEQUANTISE, MOVING, QUANTISING
+from dicompiler_targets.tflm.quantised import QUANTISING
 from dicompiler_targets.tflm.writer import IMAGE, PLAIN
 
 FLOAT = 1e-4
 """Of max|reference|, in float32."""
-STEPS = 16.0
-"""Between a quantised network in TFLite-micro and in onnxruntime: a layer is off by one at most, and over the 53
-convolutions of MobileNetV2 that comes to 8."""
 SPARE = 1 << 20
 """Bytes for TFLite-micro's records of tensors and operators."""
 LITERT = "ai_edge_litert.interpreter"
@@ -37,27 +33,9 @@ LITERT = "ai_edge_litert.interpreter"
 
 def tolerances(model: Model) -> dict[str, Tolerance]:
     """What each output may differ by from onnxruntime's; see Target.tolerances."""
-    makers = {name: node for node in model.proto.graph.node for name in node.output}
-    if not any(node.op_type in QUANTISING for node in model.proto.graph.node):
-        return {value.name: Tolerance(FLOAT) for value in model.proto.graph.output if _type(value) == np.float32}
-    return {value.name: _steps(model, makers, value) for value in model.proto.graph.output}
-
-
-def _type(value: onnx.ValueInfoProto) -> Any:
-    return onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-
-
-def _steps(model: Model, makers: Mapping[str, onnx.NodeProto], value: onnx.ValueInfoProto) -> Tolerance:
-    """STEPS of the scale that the output was dequantised with; where it was computed in float32 since, as large a share
-    of the range as they are of the 256 numbers."""
-    if _type(value) == np.int8:
-        return Tolerance(STEPS, 1.0)
-    node = makers.get(value.name)
-    while node is not None and node.op_type in MOVING:
-        node = makers.get(node.input[0])
-    if node is not None and node.op_type == DEQUANTISE:
-        return Tolerance(STEPS, float(np.max(model.array(node.input[1]))))
-    return Tolerance(STEPS / 256)
+    outputs = model.proto.graph.output
+    floats = [value.name for value in outputs if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
+    return in_steps(model) or {name: Tolerance(FLOAT) for name in floats}
 
 
 def proofs(

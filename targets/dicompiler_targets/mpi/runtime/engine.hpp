@@ -26,6 +26,8 @@ struct EngineOptions {
     std::string optimization;
     // Where segments run beside the processor: "" or the name of a provider such as "CUDA".
     std::string provider;
+    // Whether threads stop to look for work as soon as a segment ends: the processor belongs to who sends and receives.
+    bool yields = true;
 };
 
 class Engine {

@@ -123,8 +123,7 @@ public:
         const auto memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
         env_.CreateAndRegisterAllocator(memory, Ort::ArenaCfg(0, -1, -1, -1));
         options_.AddConfigEntry("session.use_env_allocators", "1");
-        // Between two segments the processor belongs to whoever sends and receives.
-        options_.AddConfigEntry("session.force_spinning_stop", "1");
+        if (options.yields) options_.AddConfigEntry("session.force_spinning_stop", "1");
         const std::vector<std::pair<std::string, GraphOptimizationLevel>> levels{
             {"none", ORT_DISABLE_ALL},
             {"basic", ORT_ENABLE_BASIC},

@@ -42,6 +42,7 @@ public:
         while (finished_ < flow_.frames || !requests_.empty()) {
             if (stop) throw Stopped{};
             bool moved = admit();
+            moved = player_.help() || moved;
             const auto news = player_.take(moved ? microseconds{0} : patience());
             for (const auto& one : news.sends) send(one);
             for (const auto frame : news.played) end(frame);

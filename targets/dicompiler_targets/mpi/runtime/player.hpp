@@ -1,5 +1,8 @@
-// Plays a rank's steps for the frames on their way, in a thread of its own: of the oldest frame that can go on, the
-// next step. No frame overtakes another of its role, so that what goes for a transfer goes in the order of frames.
+// Plays a rank's steps for the frames on their way: of the oldest frame that can go on, the next step. No frame overtakes
+// another of its role, so that what goes for a transfer goes in the order of frames.
+//
+// Steps are played in a thread of its own, so that messages come and go meanwhile. Where one frame alone is on its way,
+// those that were quick the last time are played by who speaks MPI: to wake another thread twice takes as long as they do.
 #pragma once
 
 #include <chrono>
@@ -58,7 +61,9 @@ public:
     void begin(std::size_t frame);
     // A frame's receive (its place in Rank::receives) is complete.
     void arrived(std::size_t frame, std::size_t receive);
-    // What has come since the last call; waits for it, but not longer than that. Throws what ended the thread.
+    // Plays the next step if it is a quick one; whether it was.
+    bool help();
+    // What has come since the last call; waits for it, but not longer than that. Throws what ended a step.
     News take(std::chrono::microseconds patience);
     // Whether it is inside a step, whatever that takes.
     bool busy();
@@ -76,12 +81,16 @@ private:
 
     void loop();
     Frame* ready();
+    // Whether the frame is the only one and its next step took so short the last time that it is played where it is
+    // noticed.
+    bool quick(const Frame& frame) const;
+    // Plays the frame's next step, without the lock, or notes its end.
+    void advance(std::unique_lock<std::mutex>& lock, Frame& frame);
+    // Tells who is to play next, and whether all wait.
+    void pass_on();
     // The receive that the frame's next step lacks, or the number of receives.
     std::size_t missing(const Frame& frame) const;
     void play(const Rank::Step& step, std::size_t frame);
-    // Waits for a change, and counts the time where frames are on their way.
-    void wait(std::unique_lock<std::mutex>& lock);
-
     const Rank& role(std::size_t frame) const { return roles_[frame % roles_.size()]; }
 
     const std::vector<Rank>& roles_;
@@ -92,6 +101,8 @@ private:
     const std::vector<double> least_;
     // Of each role's steps: the receives (their place in Rank::receives) that must be complete.
     std::vector<std::vector<std::vector<std::size_t>>> needs_;
+    // Of each role's steps: the seconds that it took last.
+    std::vector<std::vector<double>> took_;
     // Where the segments of each role begin in Times::segments.
     std::vector<std::size_t> first_;
     std::mutex mutex_;
@@ -100,6 +111,9 @@ private:
     News told_;
     Times times_;
     bool busy_ = false, stopping_ = false;
+    // Since when all wait, and for what; whether the last frame is on its way.
+    Span idle_{};
+    bool waiting_ = false, noted_ = false;
     std::exception_ptr failure_;
     std::thread thread_;
 };

@@ -141,8 +141,10 @@ Measured exchange_or_end(const Task& task, const Flow& flow, std::vector<std::un
 Times compute(const Task& task, Contents& contents, const Flow& flow, Samples& samples, Outputs& outputs,
               Measured& measured) {
     const auto directory = task.options.data + "/" + task.device.name;
+    const auto exchanges = [](const Rank& role) { return !role.receives.empty() || !role.sends.empty(); };
     const auto engine =
-        make_engine({task.threads, task.program.optimization, task.device.gpu ? task.program.provider : ""});
+        make_engine({task.threads, task.program.optimization, task.device.gpu ? task.program.provider : "",
+                     std::any_of(task.roles.begin(), task.roles.end(), exchanges)});
     std::map<std::string, std::unique_ptr<Segment>> loaded;
     try {
         loaded = load(*engine, task.roles, directory);

@@ -74,8 +74,8 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
     if manifest["optimization"] != "all":  # what is fused differs from segment to segment, and rounds otherwise
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.add_session_config_entry("session.use_env_allocators", "1")
-    # Between two segments the processor belongs to the threads that send and receive.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if manifest["peers"]:  # between two segments the processor belongs to the threads that send and receive
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     segments = [segment for role in roles(manifest) for segment in role["segments"]]
     sessions: dict[str, Any] = {}
     for segment in segments:

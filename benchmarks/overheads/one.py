@@ -1,0 +1,113 @@
+"""The figure `one`: a device alone, of sockets and of mpi, beside onnxruntime at its defaults."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.driver.prepare import prepare
+from dicompiler.ir.onnx.model import Model
+from dicompiler.target.records import RunOptions
+from dicompiler.verify.comparison import graph_inputs, random_inputs
+from dicompiler_targets.mpi import MpiTarget, tools
+from overheads.measuring import FIRST, Figure, Side, alternately, inputs_of, timed
+
+THREADS = 2
+ONE = 1.03
+"""At most so many times the time of onnxruntime."""
+NETWORKS = ("resnet50", "mobilenet_v2", "vgg16", "densenet121", "mobilenet_v2 int8")
+
+
+def build(name: str, place: Path) -> tuple[onnx.ModelProto, Path | None]:
+    """A network, and samples of its inputs where it is to be quantised (at 160 × 160)."""
+    if not name.endswith(" int8"):
+        return networks.build(name), None
+    proto = networks.build(name.removesuffix(" int8"), size=160)
+    values = graph_inputs(Model.load(proto))
+    drawn = [random_inputs(values, seed) for seed in range(4)]
+    np.savez(place / "samples.npz", **{value.name: np.stack([one[value.name] for one in drawn]) for value in values})  # type: ignore[arg-type]
+    return proto, place / "samples.npz"
+
+
+def in_python(model: Path, frames: int) -> Side:
+    """`InferenceSession(path).run` as users call it, with THREADS."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = THREADS
+    session = ort.InferenceSession(str(model), options, ["CPUExecutionProvider"])
+    inputs = {one.name: np.full(one.shape, 0.5, "float32") for one in session.get_inputs()}
+    return timed(lambda: session.run(None, inputs), frames)
+
+
+def in_cpp(model: Path, frames: int, place: Path) -> Side:
+    """bare.cc, built with the headers and the library of the MPI target."""
+    found, program = tools.find(), place / "bare"
+    library = place / "libonnxruntime.so.1"  # the wheel's file does not bear the name by which programs load it
+    library.symlink_to(found.library)
+    source = Path(__file__).with_name("bare.cc")
+    line = [
+        found.compiler,
+        "-O2",
+        "-std=c++17",
+        f"-I{found.include}",
+        source,
+        "-o",
+        program,
+        library,
+        f"-Wl,-rpath,{place}",
+    ]
+    subprocess.run(line, check=True)
+
+    def run() -> Sequence[float]:
+        words = [program, model, str(THREADS), str(frames + FIRST)]
+        done = subprocess.run(words, check=True, capture_output=True, text=True)
+        return [float(line) for line in done.stdout.split()][FIRST:]
+
+    return run
+
+
+def in_session(artifact: Path, frames: int, stack: ExitStack) -> Side:
+    """Frames given one after another to a session that stays open, as a user's program does."""
+    inputs = inputs_of(artifact)
+    session = stack.enter_context(dicompiler.connect(artifact, RunOptions(in_flight=1)))
+    return timed(lambda: session.infer(inputs), frames)
+
+
+def in_runs(artifact: Path, frames: int, _stack: ExitStack) -> Side:
+    """The frames of an MPI program, one after another."""
+    inputs, options = inputs_of(artifact), RunOptions(in_flight=1, keep=1)
+    return lambda: MpiTarget().run(artifact, [inputs] * (frames + FIRST), options).frames_s[FIRST:]
+
+
+def one(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
+    """One device of sockets and of mpi beside onnxruntime at its defaults, in Python and in C++."""
+    figures = []
+    for name in names or NETWORKS:
+        with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+            place = Path(scratch)
+            proto, samples = build(name, place)
+            model = place / "model.onnx"
+            prepare(Model.load(proto), calibrate=samples).model.save(model) if samples else onnx.save(proto, model)
+            python, cpp = in_python(model, frames), in_cpp(model, frames, place)
+            for target, base, start in (("sockets", python, in_session), ("mpi", cpp, in_runs)):
+                dicompiler.compile(
+                    proto,
+                    platform="rpi4x1",
+                    strategy="single",
+                    target=f"{target}{{threads={THREADS}}}",
+                    calibrate=samples,
+                    output=place / target,
+                )
+                other = start(place / target, frames, stack)
+                figures.append(alternately(f"{name}, {target}", base, other, rounds, ONE))
+                click.echo(figures[-1])
+    return figures

@@ -1,0 +1,38 @@
+"""What outputs may differ by: of quantised networks in steps of their scale."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from dicompiler.ir.onnx.model import Model
+from dicompiler.verify.tolerances import STEPS, Tolerance, in_steps
+
+HEAD = '<ir_version: 8, opset_import: ["": 17]> g (int8[1, 4] q, float[1, 4] x) =>'
+SCALES = "<float s = {0.5}, int8 z = {0}>"
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("(float[1, 4] y) {S} { y = DequantizeLinear (q, s, z) }", {"y": Tolerance(STEPS, 0.5)}),
+        ("(float[1, 4] y) {S} { d = DequantizeLinear (q, s, z) y = Flatten (d) }", {"y": Tolerance(STEPS, 0.5)}),
+        ("(float[1, 4] y) {S} { d = DequantizeLinear (q, s, z) y = Softmax (d) }", {"y": Tolerance(STEPS / 256)}),
+        ("(int8[1, 4] y) {S} { y = QuantizeLinear (x, s, z) }", {"y": Tolerance(STEPS, 1.0)}),
+        ("(int64[1, 1] y) {S} { d = DequantizeLinear (q, s, z) y = ArgMax <axis = 1> (d) }", {}),
+        ("(float[1, 4] y) { y = Relu (x) }", {}),
+    ],
+)
+def test_outputs_of_quantised_networks_have_steps_others_none(text: str, allowed: dict[str, Tolerance]) -> None:
+    model = Model.load(onnx.parser.parse_model(f"{HEAD} {text.replace('{S}', SCALES)}"))
+    found = in_steps(model)
+    assert found.keys() == allowed.keys()
+    for name, one in allowed.items():
+        assert found[name] == one
+
+
+def test_a_scale_that_is_computed_allows_a_share_of_the_range() -> None:
+    text = "(float[1, 4] y) { s = ReduceMax <keepdims = 0> (x) y = DequantizeLinear (q, s) }"
+    found = in_steps(Model.load(onnx.parser.parse_model(f"{HEAD} {text}")))
+    assert found == {"y": Tolerance(np.float64(STEPS) / 256)}
