@@ -50,7 +50,7 @@ class Lines:
         self._interval_s = interval_s
         self._poll = select.poll()
         self._watched: dict[int, Watched] = {}
-        self._masks: dict[int, int] = {}  # what is waited for on each
+        self._blocked: set[Watched] = set()
         self._posted: dict[Watched, None] = {}
         self._paused: set[Watched] = set()
         self._wheel = threading.Lock()  # who holds it drives
@@ -67,18 +67,15 @@ class Lines:
     # -- for channels
 
     def watch(self, channel: Watched, reads: bool, blocked: bool, paused: bool) -> None:
-        """What a channel waits for: bytes that come; room for what is queued; or time (see `pause_s`)."""
+        """What a channel waits for has changed: bytes that come; room for what is queued; or time (see `pause_s`)."""
         number, mask = channel.fileno(), (READ if reads else 0) | (WRITE if blocked else 0)
-        known = self._masks.get(number, 0)
-        if mask == known and paused == (channel in self._paused):
-            return
         if mask:
             self._poll.register(number, mask)
-            self._masks[number], self._watched[number] = mask, channel
-        elif known:
+            self._watched[number] = channel
+        elif self._watched.pop(number, None) is not None:
             self._poll.unregister(number)
-            del self._masks[number], self._watched[number]
-        self._paused.add(channel) if paused else self._paused.discard(channel)
+        for waits, those in ((blocked, self._blocked), (paused, self._paused)):
+            those.add(channel) if waits else those.discard(channel)
         self.wake()
 
     def post(self, channel: Watched) -> None:
@@ -115,9 +112,13 @@ class Lines:
     def rest(self, seconds: float) -> None:
         """The caller is busy for about that long: the helper drives if that is long, or something is still queued."""
         self.push()
-        if not self._lent and (seconds > LONG_S or self._paused or any(mask & WRITE for mask in self._masks.values())):
+        if not self._lent and (seconds > LONG_S or self.behind()):
             self._lent = True
             self._call.set()
+
+    def behind(self) -> bool:
+        """Whether something that was pushed has not left."""
+        return bool(self._blocked or self._paused)
 
     def wake(self) -> None:
         """Whoever drives looks again at whether it is to go on, and for what."""

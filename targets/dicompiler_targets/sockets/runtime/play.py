@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .frames import ProtocolError
 from .lines import Lines
 from .roles import roles
-from .values import from_bytes, run_segment, to_bytes
+from .slots import Slot, Slots
+from .values import from_bytes, run_bound, run_segment, to_bytes
 
 PATIENCE_S = 10.0
 """Seconds after a frame's deadline in which the coordinator, which knows whom to blame, must have ended the run."""
@@ -76,13 +77,15 @@ class _Step:
 
 
 class _Role:
-    """What the device does for a frame, as a manifest of one role says. `first`: the number of its first segment."""
+    """What the device does for a frame, as a manifest of one role says. `first`: the number of its first segment;
+    sessions: of its segments."""
 
-    def __init__(self, manifest: Mapping[str, Any], first: int) -> None:
+    def __init__(self, manifest: Mapping[str, Any], first: int, sessions: Sequence[Any]) -> None:
         self.manifest, self.first = manifest, first
         self.transfers = {t["index"]: t for t in manifest["transfers"]}
         self.received = {t["name"]: t for t in manifest["transfers"] if t["receiver"] == manifest["device"]}
         self.received |= {value["name"]: value for value in manifest["inputs"]}
+        self.slots = Slots(manifest, sessions)
         self.steps = self._all_steps()
 
     def _all_steps(self) -> list[_Step]:
@@ -98,14 +101,15 @@ class _Role:
 
 @dataclass
 class Frame:
-    """A frame on its way: its role, the step that is next, the tensors that are held, and until when it must be
-    done."""
+    """A frame on its way: its role, the step that is next, the tensors that are held, until when it must be done, and
+    its place for small tensors once it has one."""
 
     number: int
     deadline: float
     role: _Role
     position: int = 0
     values: dict[str, Any] = field(default_factory=dict)
+    slot: Slot | None = None
 
 
 Post = Callable[[Mapping[str, Any], int, Any, Any], None]
@@ -127,8 +131,9 @@ class Player:
         self._roles: list[_Role] = []
         first = 0
         for own in roles(manifest):
-            self._roles.append(_Role(own, first))
-            first += len(own["segments"])
+            count = len(own["segments"])
+            self._roles.append(_Role(own, first, sessions[first : first + count]))
+            first += count
         self.frames: list[Frame] = []
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
@@ -143,24 +148,31 @@ class Player:
         self.frames.append(Frame(number, deadline, self._roles[number % len(self._roles)]))
 
     def advance(self) -> bool:
-        """Plays one step of the oldest frame that can go on; whether there was one."""
+        """Plays steps of the oldest frame that can go on, one where an older one may be able to by then; whether there
+        was one."""
         for frame in self.frames:
-            if frame.position < len(frame.role.steps):
-                step = frame.role.steps[frame.position]
-                if all(self._fetch(name, frame) for name in step.needed):
-                    self._play(step, frame)
-                    for name in step.unused:
-                        frame.values.pop(name, None)
-                    frame.position += 1
-                    return True
+            start, steps = frame.position, frame.role.steps
+            while frame.position < len(steps) and self._held(steps[frame.position], frame):
+                self._play(steps[frame.position], frame)
+                for name in steps[frame.position].unused:
+                    frame.values.pop(name, None)
+                frame.position += 1
+                if frame is not self.frames[0]:
+                    break
+            if frame.position > start:
+                return True
         return False
 
     def finished(self) -> list[int]:
         """The frames that are done, which are forgotten."""
-        done = [frame.number for frame in self.frames if frame.position == len(frame.role.steps)]
+        done = [frame for frame in self.frames if frame.position == len(frame.role.steps)]
         if done:
             self.frames = [frame for frame in self.frames if frame.position < len(frame.role.steps)]
-        return done
+            self._lines.push()
+            for frame in done:
+                if frame.slot is not None:
+                    frame.role.slots.give_back(frame.slot, not self._lines.behind())
+        return [frame.number for frame in done]
 
     def wait(self, seen: int) -> None:
         """Drives until something has come since the mailbox's `changes` was `seen`. DeviceError if what the oldest
@@ -186,29 +198,50 @@ class Player:
             self.timeline.append((kind, index, frame, start, end))
         return end - start
 
-    def _fetch(self, name: str, frame: Frame) -> bool:
-        """Whether a tensor is there, made here or received."""
-        if name not in frame.values:
-            payload = self._mailbox.pop((frame.number, name))
-            if payload is None:
-                return False
-            frame.values[name] = from_bytes(payload, frame.role.received[name])
+    def _held(self, step: _Step, frame: Frame) -> bool:
+        """Whether all that the step needs is there, made here or received."""
+        for name in step.needed:
+            if name not in frame.values:
+                payload = self._mailbox.pop((frame.number, name))
+                if payload is None:
+                    return False
+                slot = self._slot(frame)
+                if name in slot.views:
+                    slot.views[name][:] = payload
+                    frame.values[name] = slot.values[name]
+                else:
+                    frame.values[name] = from_bytes(payload, frame.role.received[name])
         return True
 
+    def _slot(self, frame: Frame) -> Slot:
+        if frame.slot is None:
+            frame.slot = frame.role.slots.take()
+        return frame.slot
+
     def _play(self, step: _Step, frame: Frame) -> None:
-        role = frame.role
+        role, slot = frame.role, self._slot(frame)
         if step.kind == "run":
             segment, number = role.manifest["segments"][step.index], role.first + step.index
             self._lines.rest(self._last_s[number])
             start = time.perf_counter()
-            made = run_segment(self._sessions[number], segment, frame.values)
+            if (binding := slot.bindings.get(step.index)) is not None:
+                run_bound(self._sessions[number], segment, binding)
+                made: Sequence[Any] = [slot.values[name] for name in segment["outputs"]]
+            else:
+                made = run_segment(self._sessions[number], segment, frame.values, slot.values)
             self._last_s[number] = seconds = self._took("run", number, frame.number, start)
             self.segments_s[number] += seconds
             frame.values.update(zip(segment["outputs"], made, strict=True))
             return
-        value = role.transfers[step.index] if step.kind == "send" else role.manifest["outputs"][step.index]
-        tensor = frame.values[step.needed[0]]
-        self._post(value, frame.number, to_bytes(tensor, value), tensor)
+        value, name = (
+            role.transfers[step.index] if step.kind == "send" else role.manifest["outputs"][step.index],
+            step.needed[0],
+        )
+        if name in slot.views:
+            self._post(value, frame.number, slot.views[name], None)
+        else:
+            tensor = frame.values[name]
+            self._post(value, frame.number, to_bytes(tensor, value), tensor)
 
 
 def unused_after(manifest: Mapping[str, Any]) -> list[list[str]]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from .frames import (
     GREETING_LIMIT,
+    HEADER,
     Header,
     Kind,
     ProtocolError,
@@ -71,6 +72,7 @@ class Channel:
         self._done = 0  # bytes of the first in the queue that have left
         self._begun = 0.0  # when it was its turn, 0 where none is queued
         self._reads = self._writes = True
+        self._waits = (False, False, False)  # what the lines know
         self._silent_s = self._unsaid_s = 0.0
 
     # -- before the start
@@ -117,11 +119,11 @@ class Channel:
     def post(self, kind: Kind, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None) -> None:
         """Queues a frame, which leaves with the next push of the lines. `keep`: what must stay alive until it has."""
         header = Header(kind, index, frame, len(payload))
+        queued = _Queued(header, (memoryview(pack(header)), memoryview(payload)), HEADER.size + len(payload), keep)
         lines = self._started()
         with lines.turn:
             if self._writes:
-                head = memoryview(pack(header))
-                self._queue.append(_Queued(header, (head, memoryview(payload)), len(head) + len(payload), keep))
+                self._queue.append(queued)
                 lines.post(self)
 
     def send(self, kind: Kind, payload: Any = b"", index: int = 0, frame: int = 0) -> None:
@@ -203,7 +205,9 @@ class Channel:
     # -- within
 
     def _watch(self, blocked: bool = False, paused: bool = False) -> None:
-        self._started().watch(self, self._reads, blocked, paused)
+        if (waits := (self._reads, blocked, paused)) != self._waits:
+            self._waits = waits
+            self._started().watch(self, *waits)
 
     def _mute(self) -> None:
         """Nothing is sent any more."""
