@@ -288,13 +288,12 @@ class Device:
                 player.begin(opened, *times)
                 opened += 1
             last = last or self.mailbox.pop("finish") is not None
-            moved = player.advance()
-            for frame in player.finished():
-                self.window.finish(frame)  # before DONE: more frames' tensors can come at once
-                self._to_control().post(Kind.DONE, frame=frame)
-                moved = True
-            if not moved and (player.frames or not last):
+            if not player.advance(self._done) and (player.frames or not last):
                 player.wait(seen)
+
+    def _done(self, frame: int) -> None:
+        self.window.finish(frame)  # before DONE: more frames' tensors can come at once
+        self._to_control().post(Kind.DONE, frame=frame)
 
     def _timeline(self, player: Player) -> list[list[Any]]:
         """What was done from the announcement of the last frame on, in seconds from then, in order of starts."""

@@ -56,7 +56,7 @@ class Header(NamedTuple):
     """A frame's header; `length` in bytes."""
 
     kind: Kind
-    index: int
+    index: int  # type: ignore[assignment]  # tuples have a method of that name
     frame: int
     length: int
 
@@ -117,8 +117,8 @@ class Reader:
     def next(self, admit: Callable[[Header], None]) -> tuple[Header, Any] | None:
         """The next frame and its payload; None where its rest is not there yet: ask again, it is kept.
 
-        `admit` may raise for a header, before memory is taken for the payload. ProtocolError if it is none of this
-        protocol, or there is no memory for it; Closed at the end, OSError where a frame does not come to its end.
+        `admit` may raise for a header (PING needs no leave) before memory is taken for the payload. ProtocolError if it
+        is none of this protocol, or there is no memory for it; Closed at the end, OSError in the middle of a frame.
         """
         if self._header is None:
             while self._end - self._start < HEADER.size:
@@ -126,7 +126,7 @@ class Reader:
                     return None
             header = unpack(self._buffer, self._start)
             self._start += HEADER.size
-            admit(header)
+            check_empty(header) if header.kind is Kind.PING else admit(header)
             self._begin(header)
         return self._rest()
 
@@ -153,13 +153,14 @@ class Reader:
     def _begin(self, header: Header) -> None:
         """Takes memory for the payload, and what of it is in the buffer."""
         try:
-            self._payload = self._allocate(header.length)
+            self._payload = payload = self._allocate(header.length)
         except (MemoryError, ValueError):
             raise ProtocolError(f"there is no memory for a frame of {header.length} bytes") from None
-        self._header = header
-        self._filled = count = min(header.length, self._end - self._start)
-        memoryview(self._payload)[:count] = self._view[self._start : self._start + count]
-        self._start += count
+        self._header, start = header, self._start
+        self._filled = count = min(header.length, self._end - start)
+        if count:
+            memoryview(payload)[:count] = self._view[start : start + count]
+            self._start = start + count
 
     def _rest(self) -> tuple[Header, Any] | None:
         """Reads on in the payload; the frame, where it is whole."""
@@ -179,11 +180,7 @@ class Reader:
 
 def read_frames(reader: Reader, admit: Callable[[Header], None], deliver: Callable[[Header, Any], None]) -> None:
     """Takes the frames that are there: `deliver` gets each that `admit` has let through. Errors: as Reader.next."""
-
-    def let(header: Header) -> None:
-        check_empty(header) if header.kind is Kind.PING else admit(header)
-
-    while (frame := reader.next(let)) is not None:
+    while (frame := reader.next(admit)) is not None:
         if frame[0].kind is not Kind.PING:
             deliver(*frame)
 
@@ -214,9 +211,13 @@ class Window:
         if self._size is not None:
             self.end = self.oldest + self._size
 
+    def has(self, frame: int) -> bool:
+        """Whether that frame is on its way."""
+        return self.oldest <= frame < self.end and frame not in self._finished
+
     def check(self, frame: int, place: str) -> None:
         """ProtocolError for a frame outside."""
-        if not self.oldest <= frame < self.end or frame in self._finished:
+        if not self.has(frame):
             raise ProtocolError(
                 f"{place} is for frame {frame}, those from {self.oldest} to {self.end - 1} are on their way"
             )
@@ -242,6 +243,15 @@ class Gate:
     def admit(self, header: Header) -> None:
         """ProtocolError, before memory is taken, for a tensor that must not come now or not in this length."""
         value = self._roles[header.frame % len(self._roles)].get(header.index)
+        key, seen, window = (header.frame, header.index), self._seen, self._window
+        if value is None or header.length != value["bytes"] or not window.has(header.frame) or key in seen:
+            self._refuse(header, value)
+        if len(seen) > 2 * self._most * (window.end - window.oldest):
+            self._seen = seen = {one for one in seen if one[0] >= window.oldest}
+        seen.add(key)
+
+    def _refuse(self, header: Header, value: Mapping[str, Any] | None) -> None:
+        """Says what is wrong, if anything is: the length of a tensor may not be known before the run."""
         if value is None:
             raise ProtocolError(f"{header.kind.name} {header.index} came, which the plan does not send there")
         place, wanted = f"{header.kind.name} {header.index} ({value['name']!r})", value["bytes"]
@@ -252,9 +262,6 @@ class Gate:
         self._window.check(header.frame, place)
         if (header.frame, header.index) in self._seen:
             raise ProtocolError(f"{place} came twice for frame {header.frame}")
-        if len(self._seen) > 2 * self._most * (self._window.end - self._window.oldest):
-            self._seen = {key for key in self._seen if key[0] >= self._window.oldest}
-        self._seen.add((header.frame, header.index))
 
 
 def check_message(header: Header, limit: int = JSON_LIMIT) -> None:

@@ -75,14 +75,15 @@ class Line:
 
     def _limit(self) -> None:
         """Lets the next call wait for no longer than is left. TimeoutError where nothing is."""
-        if self._waits and self._deadline is not None:
+        if self._deadline is not None:
             if time.monotonic() >= self._deadline:
                 raise TimeoutError("timed out")
             self._socket.settimeout(left(self._deadline))
 
     def send(self, buffers: Sequence[memoryview]) -> int:
         """Sends some of the bytes; their number, which is 0 where the system has no room."""
-        self._limit()
+        if self._waits:
+            self._limit()
         try:
             return self._socket.sendmsg(buffers)
         except BlockingIOError:
@@ -112,7 +113,8 @@ class Line:
         return count
 
     def _receive(self, view: memoryview) -> int | None:
-        self._limit()
+        if self._waits:
+            self._limit()
         try:
             return self._socket.recv_into(view)
         except BlockingIOError:

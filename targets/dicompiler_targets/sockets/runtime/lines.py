@@ -1,7 +1,8 @@
 """All connections of a process, and who moves their bytes: the thread that waits for them, itself.
 
-In: channels. Out: what came, delivered in the thread that drives. The main thread drives while it waits, so that nothing
-is handed from thread to thread; while it is busy for long a helper drives, which otherwise sleeps between signs of life.
+In: channels. Out: what came, delivered in the thread that drives. The main thread drives while it waits, so that
+nothing is handed from thread to thread; while it is busy for long a helper drives, which else sleeps between signs of
+life.
 """
 
 from __future__ import annotations

@@ -31,6 +31,9 @@ class Pace:
 
     def free(self, size: int) -> int:
         """How many of that many bytes may be handed over; 0: none yet, to be asked again after `pause_s`."""
+        if self._given + size <= LEAST:  # it need not be asked for
+            self._before = self._given
+            return size
         self._before = self._measured()
         free = self.allowed - self._before
         if free < min(size, self.allowed // 2):

@@ -99,7 +99,7 @@ class _Role:
         return found + [_Step("output", i, (output["tensor"],), ()) for i, output in enumerate(outputs)]
 
 
-@dataclass
+@dataclass(eq=False)
 class Frame:
     """A frame on its way: its role, the step that is next, the tensors that are held, until when it must be done, and
     its place for small tensors once it has one."""
@@ -147,32 +147,36 @@ class Player:
         self.timeline = [span for span in self.timeline if span[4] > announced]
         self.frames.append(Frame(number, deadline, self._roles[number % len(self._roles)]))
 
-    def advance(self) -> bool:
-        """Plays steps of the oldest frame that can go on, one where an older one may be able to by then; whether there
-        was one."""
-        for frame in self.frames:
-            start, steps = frame.position, frame.role.steps
-            while frame.position < len(steps) and self._held(steps[frame.position], frame):
-                self._play(steps[frame.position], frame)
-                for name in steps[frame.position].unused:
-                    frame.values.pop(name, None)
+    def advance(self, done: Callable[[int], None]) -> bool:
+        """Plays what can be played, always of the oldest frame that can go on. `done` is called with the first frame
+        that is finished then, which is forgotten; whether there was one."""
+        at, seen = 0, self._mailbox.changes
+        while at < len(self.frames):
+            frame = self.frames[at]
+            steps = frame.role.steps
+            if frame.position < len(steps):
+                step = steps[frame.position]
+                if not self._held(step, frame):
+                    at += 1
+                    continue
+                self._play(step, frame)
+                for name in step.unused:
+                    del frame.values[name]
                 frame.position += 1
-                if frame is not self.frames[0]:
-                    break
-            if frame.position > start:
+            if frame.position == len(steps):
+                self._finish(frame, done)
                 return True
+            if at and self._mailbox.changes != seen:  # an older one may be able to go on
+                at, seen = 0, self._mailbox.changes
+        self._lines.push()
         return False
 
-    def finished(self) -> list[int]:
-        """The frames that are done, which are forgotten."""
-        done = [frame for frame in self.frames if frame.position == len(frame.role.steps)]
-        if done:
-            self.frames = [frame for frame in self.frames if frame.position < len(frame.role.steps)]
-            self._lines.push()
-            for frame in done:
-                if frame.slot is not None:
-                    frame.role.slots.give_back(frame.slot, not self._lines.behind())
-        return [frame.number for frame in done]
+    def _finish(self, frame: Frame, done: Callable[[int], None]) -> None:
+        self.frames.remove(frame)
+        done(frame.number)
+        self._lines.push()
+        if frame.slot is not None:
+            frame.role.slots.give_back(frame.slot, not self._lines.behind())
 
     def wait(self, seen: int) -> None:
         """Drives until something has come since the mailbox's `changes` was `seen`. DeviceError if what the oldest
@@ -205,7 +209,7 @@ class Player:
                 payload = self._mailbox.pop((frame.number, name))
                 if payload is None:
                     return False
-                slot = self._slot(frame)
+                slot = frame.slot or self._slot(frame)
                 if name in slot.views:
                     slot.views[name][:] = payload
                     frame.values[name] = slot.values[name]
@@ -214,12 +218,11 @@ class Player:
         return True
 
     def _slot(self, frame: Frame) -> Slot:
-        if frame.slot is None:
-            frame.slot = frame.role.slots.take()
-        return frame.slot
+        frame.slot = slot = frame.role.slots.take()
+        return slot
 
     def _play(self, step: _Step, frame: Frame) -> None:
-        role, slot = frame.role, self._slot(frame)
+        role, slot = frame.role, frame.slot or self._slot(frame)
         if step.kind == "run":
             segment, number = role.manifest["segments"][step.index], role.first + step.index
             self._lines.rest(self._last_s[number])
@@ -233,10 +236,8 @@ class Player:
             self.segments_s[number] += seconds
             frame.values.update(zip(segment["outputs"], made, strict=True))
             return
-        value, name = (
-            role.transfers[step.index] if step.kind == "send" else role.manifest["outputs"][step.index],
-            step.needed[0],
-        )
+        value = role.transfers[step.index] if step.kind == "send" else role.manifest["outputs"][step.index]
+        name = step.needed[0]
         if name in slot.views:
             self._post(value, frame.number, slot.views[name], None)
         else:

@@ -1,7 +1,7 @@
 """Memory that frames use one after another: the small tensors of a role, bound to its segments once.
 
-In: sessions and a role's manifest. Out: slots. To make, look up and bind a small tensor takes longer than to compute it;
-large ones come and go with their frames, as what a device is said to need counts them.
+In: sessions and a role's manifest. Out: slots. To make, look up and bind a small tensor takes longer than to compute
+it; large ones come and go with their frames, as what a device is said to need counts them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Slot:
         self.values: dict[str, Any] = {}
         self.views: dict[str, memoryview] = {}
         for name, (dtype, shape) in small.items():
-            raw = np.zeros(math.prod(shape) * TYPES[dtype][1], np.uint8)
+            raw: Any = np.zeros(math.prod(shape) * TYPES[dtype][1], np.uint8)
             self.values[name], self.views[name] = wrapped(raw, dtype, shape), memoryview(raw)
         self.bindings: dict[int, Any] = {}
         for number, (segment, session) in enumerate(zip(segments, sessions, strict=True)):
@@ -89,4 +89,4 @@ def _small(manifest: Mapping[str, Any], sessions: Sequence[Any]) -> dict[str, tu
 def _fits(dtype: str, shape: Sequence[Any] | None) -> bool:
     if dtype not in TYPES or shape is None or not all(isinstance(size, int) and size > 0 for size in shape):
         return False
-    return math.prod(shape) * TYPES[dtype][1] <= SMALL
+    return bool(math.prod(shape) * TYPES[dtype][1] <= SMALL)
