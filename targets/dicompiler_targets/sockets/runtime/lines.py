@@ -43,7 +43,7 @@ class Watched(Protocol):
 class Lines:
     """`turn`: held while anything of a channel is changed. `interval_s`: seconds between signs of life.
 
-    At first, and after `lend`, the helper drives; from `drive` on the thread that called it.
+    At first the helper drives; from `drive` on the thread that calls it; after `rest` the helper where that is long.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -57,7 +57,8 @@ class Lines:
         self._wheel = threading.Lock()  # who holds it drives
         self._lent, self._ended = True, False
         self._asleep = False
-        self._call = threading.Event()
+        self._call = threading.Event()  # set while the wheel is lent
+        self._call.set()
         self._bell, self._ring = os.pipe()
         os.set_blocking(self._bell, False)
         os.set_blocking(self._ring, False)
@@ -175,13 +176,13 @@ class Lines:
         tick_s = self._interval_s / 4
         due = time.monotonic() + tick_s
         while not self._ended:
-            if self._lent:
-                with self._wheel:
+            self._call.wait(max(0.0, due - time.monotonic()))
+            if self._wheel.acquire(blocking=False):  # else the main thread has it
+                try:
                     while self._lent and (left := due - time.monotonic()) > 0:
                         self._round(lambda: self._lent, left)
-            elif not self._call.wait(max(0.0, due - time.monotonic())) and self._wheel.acquire(blocking=False):
-                try:
-                    self._round(lambda: True, 0.0)
+                    if time.monotonic() >= due:
+                        self._round(lambda: True, 0.0)  # what has come is a sign of life
                 finally:
                     self._wheel.release()
             if time.monotonic() >= due and not self._ended:
