@@ -121,6 +121,7 @@ class Memory:
     step: int
     done: int = 0
     turns: int = 0
+    emptied: bool = False
 
     def receive_into(self, view: memoryview) -> int | None:
         self.turns += 1

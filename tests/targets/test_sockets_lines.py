@@ -176,6 +176,8 @@ def test_signs_of_life_are_given_while_the_main_thread_waits_and_while_it_comput
 
 
 class _Waiting:
+    emptied = False
+
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 

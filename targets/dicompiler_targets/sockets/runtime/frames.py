@@ -74,7 +74,10 @@ class Closed(ConnectionError):
 
 
 class Source(Protocol):
-    """Where bytes come from: a connection."""
+    """Where bytes come from: a connection. `emptied`: the last call took all that was there; who asks no further
+    takes that back."""
+
+    emptied: bool
 
     def receive_into(self, view: memoryview) -> int | None:
         """Stores at most as many bytes as fit; their number, 0 at the end, None where it would have to wait."""
@@ -120,15 +123,18 @@ class Reader:
         `admit` may raise for a header (PING needs no leave) before memory is taken for the payload. ProtocolError if it
         is none of this protocol, or there is no memory for it; Closed at the end, OSError in the middle of a frame.
         """
-        if self._header is None:
-            while self._end - self._start < HEADER.size:
-                if not self._more():
-                    return None
-            header = unpack(self._buffer, self._start)
-            self._start += HEADER.size
-            check_empty(header) if header.kind is Kind.PING else admit(header)
-            self._begin(header)
-        return self._rest()
+        if self._header is not None:
+            return self._rest()
+        while self._end - self._start < HEADER.size:
+            if self._source.emptied and self._start == self._end:
+                self._source.emptied = False
+                return None
+            if not self._more():
+                return None
+        header = unpack(self._buffer, self._start)
+        self._start += HEADER.size
+        check_empty(header) if header.kind is Kind.PING else admit(header)
+        return self._begin(header)
 
     def _more(self) -> bool:
         """Reads into the buffer; whether there was something."""
@@ -150,17 +156,21 @@ class Reader:
             raise ProtocolError("the other end uses TLS, this one does not: give both of them keys (--keys)")
         return True
 
-    def _begin(self, header: Header) -> None:
+    def _begin(self, header: Header) -> tuple[Header, Any] | None:
         """Takes memory for the payload, and what of it is in the buffer."""
         try:
-            self._payload = payload = self._allocate(header.length)
+            payload = self._allocate(header.length)
         except (MemoryError, ValueError):
             raise ProtocolError(f"there is no memory for a frame of {header.length} bytes") from None
-        self._header, start = header, self._start
-        self._filled = count = min(header.length, self._end - start)
+        start = self._start
+        count = min(header.length, self._end - start)
         if count:
             memoryview(payload)[:count] = self._view[start : start + count]
             self._start = start + count
+        if count == header.length:
+            return header, payload
+        self._header, self._payload, self._filled = header, payload, count
+        return self._rest()
 
     def _rest(self) -> tuple[Header, Any] | None:
         """Reads on in the payload; the frame, where it is whole."""

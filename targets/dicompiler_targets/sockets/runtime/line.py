@@ -48,7 +48,8 @@ def left(deadline: float) -> float:
 class Line:
     """A connection in the clear: its calls wait, until a deadline, up to `start`, and none does from then on.
 
-    `identity`: the name in the other end's certificate, None without one. Use it from one thread at a time.
+    `identity`: the name in the other end's certificate, None without one. `emptied`: see frames.Source. Use it from one
+    thread at a time.
     """
 
     identity: str | None = None
@@ -56,7 +57,7 @@ class Line:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._deadline: float | None = None
-        self._waits, self._emptied, self._full = True, False, 0
+        self._waits, self.emptied, self._full = True, False, 0
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def fileno(self) -> int:
@@ -103,13 +104,13 @@ class Line:
 
     def receive_into(self, view: memoryview) -> int | None:
         """Stores at most as many bytes as fit; their number, 0 at the end, None where nothing is there."""
-        if self._emptied:
-            self._emptied = False
+        if self.emptied:
+            self.emptied = False
             return None
         count = self._receive(view)
         if count and not self._waits:  # where less came than could, there is no more; nor may it go on for long
             self._full = self._full + 1 if count == len(view) else 0
-            self._emptied = self._full % IN_A_ROW == 0
+            self.emptied = self._full % IN_A_ROW == 0
         return count
 
     def _receive(self, view: memoryview) -> int | None:
@@ -145,7 +146,7 @@ class SecureLine(Line):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
         self._sealed = memoryview(b"")  # encrypted, and not sent yet
-        self._chunk = memoryview(bytearray(CHUNK))
+        self._chunk, self._dry = memoryview(bytearray(CHUNK)), False
         self.wait_until(deadline)
         try:
             if server and connection.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL) == MAGIC:
@@ -184,7 +185,9 @@ class SecureLine(Line):
 
     def _fill(self) -> int | None:
         """Takes from the network what is to be decrypted: as receive_into."""
+        self.emptied = self._dry  # of the network; what is decrypted may be more than was asked for
         count = super().receive_into(self._chunk)
+        self._dry, self.emptied = self.emptied, False
         if count:
             self._incoming.write(self._chunk[:count])
         return count

@@ -96,7 +96,8 @@ class Lines:
 
     def drive(self, ready: Callable[[], object], deadline: float | None = None) -> bool:
         """Sends and receives until `ready`, or the deadline (of time.monotonic); whether it is."""
-        self.push()
+        if self._posted:
+            self.push()
         if ready():
             return True
         if self._lent:
@@ -108,12 +109,13 @@ class Lines:
                 seconds = None if deadline is None else deadline - time.monotonic()
                 if seconds is not None and seconds <= 0:
                     return False
-                self._round(lambda: not ready(), seconds)
+                self._round(ready, seconds)
         return True
 
     def rest(self, seconds: float) -> None:
         """The caller is busy for about that long: the helper drives if that is long, or something is still queued."""
-        self.push()
+        if self._posted:
+            self.push()
         if not self._lent and (seconds > LONG_S or self.behind()):
             self._lent = True
             self._call.set()
@@ -140,14 +142,14 @@ class Lines:
 
     # -- driving
 
-    def _round(self, going: Callable[[], bool], seconds: float | None) -> None:
-        """Waits for something to do, no longer than that, and does it; does not wait where it is not `going` on."""
-        for channel in tuple(self._paused):
-            pause_s = channel.pause_s()
+    def _round(self, stop: Callable[[], object], seconds: float | None) -> None:
+        """Waits for something to do, no longer than that, and does it; does not wait where it is to `stop`."""
+        if self._paused:
+            pause_s = min(channel.pause_s() for channel in tuple(self._paused))
             seconds = pause_s if seconds is None else min(seconds, pause_s)
         self._asleep = True  # from here on who changes something wakes this thread
         try:
-            if not going():
+            if stop():
                 return
             if self._paused and seconds is not None and seconds < 0.001:
                 time.sleep(seconds)  # poll counts in milliseconds
@@ -156,21 +158,22 @@ class Lines:
         finally:
             self._asleep = False
         for number, what in found:
-            if number == self._bell:
-                os.read(self._bell, 4096)
-            else:
-                self._move(number, what)
-        for channel in tuple(self._paused):
             with self.turn:
-                channel.push()
+                channel = self._watched.get(number)
+                if channel is None:
+                    self._hear(number)
+                elif what & WRITE:
+                    channel.push()
+                if channel is not None and what != WRITE:
+                    channel.receive()
+        if self._paused:
+            with self.turn:
+                for channel in tuple(self._paused):
+                    channel.push()
 
-    def _move(self, number: int, what: int) -> None:
-        with self.turn:
-            channel = self._watched.get(number)
-            if channel is not None and what & ~WRITE:
-                channel.receive()
-            if channel is not None and what & ~READ:
-                channel.push()
+    def _hear(self, number: int) -> None:
+        if number == self._bell:
+            os.read(number, 4096)
 
     def _help(self) -> None:
         tick_s = self._interval_s / 4
@@ -180,9 +183,9 @@ class Lines:
             if self._wheel.acquire(blocking=False):  # else the main thread has it
                 try:
                     while self._lent and (left := due - time.monotonic()) > 0:
-                        self._round(lambda: self._lent, left)
+                        self._round(lambda: not self._lent, left)
                     if time.monotonic() >= due:
-                        self._round(lambda: True, 0.0)  # what has come is a sign of life
+                        self._round(lambda: False, 0.0)  # what has come is a sign of life
                 finally:
                     self._wheel.release()
             if time.monotonic() >= due and not self._ended:

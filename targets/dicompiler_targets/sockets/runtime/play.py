@@ -227,14 +227,14 @@ class Player:
             segment, number = role.manifest["segments"][step.index], role.first + step.index
             self._lines.rest(self._last_s[number])
             start = time.perf_counter()
-            if (binding := slot.bindings.get(step.index)) is not None:
+            if (bound := slot.bindings.get(step.index)) is not None:
+                binding, made = bound
                 run_bound(self._sessions[number], segment, binding)
-                made: Sequence[Any] = [slot.values[name] for name in segment["outputs"]]
             else:
                 made = run_segment(self._sessions[number], segment, frame.values, slot.values)
             self._last_s[number] = seconds = self._took("run", number, frame.number, start)
             self.segments_s[number] += seconds
-            frame.values.update(zip(segment["outputs"], made, strict=True))
+            frame.values.update(made)
             return
         value = role.transfers[step.index] if step.kind == "send" else role.manifest["outputs"][step.index]
         name = step.needed[0]

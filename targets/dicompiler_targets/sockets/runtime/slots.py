@@ -22,7 +22,7 @@ SLOTS = 4
 
 class Slot:
     """`values`: onnxruntime's value of each small tensor by name, `views`: its bytes. `bindings`: by segment, of those
-    that have no other tensors. Empty without `small`."""
+    that have no other tensors, the binding and the outputs. Empty without `small`."""
 
     def __init__(
         self,
@@ -35,10 +35,11 @@ class Slot:
         for name, (dtype, shape) in small.items():
             raw: Any = np.zeros(math.prod(shape) * TYPES[dtype][1], np.uint8)
             self.values[name], self.views[name] = wrapped(raw, dtype, shape), memoryview(raw)
-        self.bindings: dict[int, Any] = {}
+        self.bindings: dict[int, tuple[Any, dict[str, Any]]] = {}
         for number, (segment, session) in enumerate(zip(segments, sessions, strict=True)):
             if all(name in small for name in (*segment["inputs"], *segment["outputs"])):
-                self.bindings[number] = binding = session.io_binding()
+                binding = session.io_binding()
+                self.bindings[number] = binding, {name: self.values[name] for name in segment["outputs"]}
                 for name in segment["inputs"]:
                     binding.bind_ortvalue_input(name, self.values[name])
                 for name in segment["outputs"]:

@@ -97,8 +97,8 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
 
 def run_segment(
     session: Any, segment: Mapping[str, Any], values: Mapping[str, Any], places: Mapping[str, Any] | None = None
-) -> Sequence[Any]:
-    """The segment's outputs in the order of the manifest, those in `places` there. ValueError naming the segment."""
+) -> dict[str, Any]:
+    """The segment's outputs by name, those in `places` there. ValueError naming the segment."""
     try:
         # A binding takes a fifth of the time of run_with_ort_values, which tests, lists and copies.
         binding = session.io_binding()
@@ -110,7 +110,7 @@ def run_segment(
             else:
                 binding.bind_output(name)
         session.run_with_iobinding(binding)
-        return binding.get_outputs()  # type: ignore[no-any-return]
+        return dict(zip(segment["outputs"], binding.get_outputs(), strict=True))
     except Exception as error:  # see run_bound
         raise _unable(segment, error) from error
 

@@ -10,6 +10,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from .frames import (
@@ -120,11 +121,11 @@ class Channel:
         """Queues a frame, which leaves with the next push of the lines. `keep`: what must stay alive until it has."""
         header = Header(kind, index, frame, len(payload))
         queued = _Queued(header, (memoryview(pack(header)), memoryview(payload)), HEADER.size + len(payload), keep)
-        lines = self._started()
-        with lines.turn:
+        assert self._lines is not None
+        with self._lines.turn:
             if self._writes:
                 self._queue.append(queued)
-                lines.post(self)
+                self._lines.post(self)
 
     def send(self, kind: Kind, payload: Any = b"", index: int = 0, frame: int = 0) -> None:
         """Sends a frame now, or as soon as there is room for it; also what was posted before."""
@@ -242,7 +243,7 @@ class Channel:
         """The rest of the first frame in the queue and what follows, and the bytes of it."""
         buffers: list[memoryview] = []
         size = -self._done
-        for frame, _ in zip(self._queue, range(TOGETHER), strict=False):
+        for frame in islice(self._queue, TOGETHER):
             buffers += frame.buffers
             size += frame.size
         if self._done:
