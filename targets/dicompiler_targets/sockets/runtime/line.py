@@ -177,7 +177,7 @@ class SecureLine(Line):
 
     def _flush(self) -> bool:
         """Sends what is encrypted; whether all of it has left."""
-        if not self._sealed:
+        if not self._sealed and self._outgoing.pending:
             self._sealed = memoryview(self._outgoing.read())
         while self._sealed and (count := super().send([self._sealed])):
             self._sealed = self._sealed[count:]
@@ -216,14 +216,16 @@ class SecureLine(Line):
             return 0
         while True:
             try:
-                return int(self._tls.read(len(view), view))
-            except ssl.SSLWantReadError:
-                if not (count := self._fill()):
-                    return count
+                if self._incoming.pending or self._tls.pending():
+                    return int(self._tls.read(len(view), view))
+            except ssl.SSLWantReadError:  # a part of a record
+                pass
             except ssl.SSLZeroReturnError:
                 return 0
             except ssl.SSLError as error:
                 raise _reason(error) from None
+            if not (count := self._fill()):
+                return count
 
 
 def _first(buffers: Sequence[memoryview], size: int) -> memoryview | bytes:
