@@ -1,4 +1,4 @@
-"""Memory that frames use one after another: the small tensors of a role, bound to its segments once.
+"""Memory that frames use one after another: the tensors of segments that have small ones only, bound to them once.
 
 In: sessions and a role's manifest. Out: slots. To make, look up and bind a small tensor takes longer than to compute
 it; large ones come and go with their frames, as what a device is said to need counts them.
@@ -14,9 +14,9 @@ import numpy as np
 
 from .values import TYPES, wrapped
 
-SMALL = 1 << 15
+SMALL = 1 << 14
 """Bytes that a tensor in a slot may have."""
-SLOTS = 4
+SLOTS = 8
 """Slots of a role at most; further frames on their way do without."""
 
 
@@ -51,7 +51,10 @@ class Slots:
 
     def __init__(self, manifest: Mapping[str, Any], sessions: Sequence[Any]) -> None:
         self._segments, self._sessions = manifest["segments"], sessions
-        self._small = _small(manifest, sessions)
+        small = _small(manifest, sessions)
+        names = [(*segment["inputs"], *segment["outputs"]) for segment in self._segments]
+        bound = {name for own in names if all(name in small for name in own) for name in own}
+        self._small = {name: value for name, value in small.items() if name in bound}
         self._free: list[Slot] = []
         self._none = Slot({}, (), ())
         self._made = 0
