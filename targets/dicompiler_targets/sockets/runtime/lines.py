@@ -162,7 +162,7 @@ class Lines:
                 channel = self._watched.get(number)
                 if channel is None:
                     self._hear(number)
-                elif what & WRITE:
+                elif what != READ:  # there is room, or an end, which who sends is told of
                     channel.push()
                 if channel is not None and what != WRITE:
                     channel.receive()
