@@ -31,6 +31,10 @@ class Feed:
         if not self._listed:
             threading.Thread(target=self._run, args=(frames,), daemon=True).start()
 
+    def tells(self) -> bool:
+        """Whether a frame is there, or none will be."""
+        return bool(self.given) or self.exhausted
+
     def take(self) -> Any:
         """The next frame. Raises what reading it raised."""
         item = self.given.popleft()

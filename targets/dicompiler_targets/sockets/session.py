@@ -292,7 +292,7 @@ class Session:
             if feed.exhausted and not waiting and not feed.given:
                 return None
             if self._window_used():
-                more = feed if self._window_used() < self.in_flight else None
+                more = None if feed.exhausted or self._window_used() == self.in_flight else feed
                 self._round(self._oldest().deadline, self._unfinished(), more)
             else:
                 self._round(None, [], feed)
@@ -317,7 +317,7 @@ class Session:
             self._round(deadline(), waiting)
 
     def _round(self, deadline: float | None, waiting: Sequence[str], feed: Feed | None = None) -> None:
-        """Handles what has come, or comes soon; a frame that the feed has read is not waited beyond."""
+        """Handles what has come, or comes soon; does not wait where the feed has something."""
         for event in self._next(feed):
             self._handle(event)
         if time.monotonic() > self._looked + TICK_S:
@@ -327,7 +327,7 @@ class Session:
 
     def _next(self, feed: Feed | None = None) -> Iterator[Event]:
         events = self._events
-        self._lines.drive(lambda: events or (feed is not None and feed.given), time.monotonic() + TICK_S)
+        self._lines.drive(lambda: events or (feed is not None and feed.tells()), time.monotonic() + TICK_S)
         while events:
             yield events.popleft()
 
