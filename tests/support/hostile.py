@@ -24,6 +24,7 @@ from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.frames import Header, Kind, decode
 from dicompiler_targets.sockets.runtime.greeting import CONTROL, TOKEN, Membership
 from dicompiler_targets.sockets.runtime.line import Keys, secured, split_address
+from dicompiler_targets.sockets.runtime.lines import Lines
 from dicompiler_targets.sockets.runtime.wire import Channel
 
 
@@ -51,8 +52,9 @@ class Hostile:
     def greet(self, **changes: Any) -> None:
         """Greets the coordinator as a right device would, but for these changes."""
         self.control.greet(Kind.HELLO, {**self.hello, **changes}, self.end)
+        self.lines = Lines(60)
         self.control.start(
-            lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
+            self.lines, lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
         )
 
     def heard(self, kind: Kind) -> Any:

@@ -21,6 +21,7 @@ from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.frames import Header, Kind, decode
 from dicompiler_targets.sockets.runtime.greeting import CONTROL, TOKEN, Membership
 from dicompiler_targets.sockets.runtime.line import Line
+from dicompiler_targets.sockets.runtime.lines import Lines
 from dicompiler_targets.sockets.runtime.wire import Channel
 
 LIMIT_S = 2.0
@@ -73,8 +74,9 @@ class Fake:
         self.socket = listener.accept()[0]
         self.control = Channel(Line(self.socket))
         self.hello = self.control.greeting(self.end)
+        self.lines = Lines(60)
         self.control.start(
-            lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
+            self.lines, lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
         )
 
     def meet(self, listener: socket.socket, message: Mapping[str, Any]) -> socket.socket:
@@ -115,6 +117,7 @@ def fake(directory: Path, device: str = "a") -> Iterator[tuple[Fake, socket.sock
             one.process.kill()
             one.process.communicate()
             one.control.close()
+            one.lines.end()
 
 
 def control(directory: Path) -> str:

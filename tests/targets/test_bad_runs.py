@@ -151,17 +151,17 @@ def test_a_peer_with_other_weights(artifact: Path, tmp_path: Path, failing: Fail
     assert "the manifest of pi02 is of another artifact" in failing(artifact)
 
 
-WHOLE = "            size = HEADER.size + len(payload)"
-CUT = """            if kind is Kind.TENSOR:
-                self._line.send_now([memoryview(pack(header)), memoryview(payload)[:9]])
-                return self._line.close()
+WHOLE = "        queued = _Queued(header"
+CUT = """        if kind is Kind.TENSOR:
+            self._line.send([memoryview(pack(header)), memoryview(payload)[:9]])
+            return self._line.close()
 """
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "words"),
     [
-        ("frames", "header.length)\n", "header.length + (header.kind == 6))\n", "the plan says"),
+        ("frames", "frame, header.length)\n", "frame, header.length + (header.kind == 6))\n", "the plan says"),
         ("frames", "header.kind, 0, header", "header.kind, int(header.kind == 6), header", "flags 1 came"),
         ("wire", WHOLE, CUT + WHOLE, "lost"),
     ],

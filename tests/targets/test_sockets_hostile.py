@@ -91,7 +91,7 @@ def test_a_good_bye_that_comes_early_is_told_at_once_of_who_said_it(tmp_path: Pa
         hostile.greet()
         hostile.heard(Kind.PEERS)
         peer = hostile.welcome("a")
-        peer.start(lambda _: None, lambda *_: None, lambda _: None)
+        peer.start(hostile.lines, lambda _: None, lambda *_: None, lambda _: None)
         hostile.control.send(Kind.READY)
         hostile.heard(Kind.RUN)
         peer.send(Kind.BYE)

@@ -26,7 +26,7 @@ def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: 
     words = mpirun.arguments(artifact, len(frames), options)
     toolchain, count = tools.find(), len(artifact.devices)
     program = build.build(next(iter(artifact.packages.values())), toolchain)
-    share = max(1, len(os.sched_getaffinity(0)) // count)
+    share = max(1, len(os.sched_getaffinity(0)) // count) if options.emulation is None else 1
     words += ["--threads", str(share), *["--pin"] * options.pin]
     line = [str(toolchain.mpirun), "--oversubscribe", "--bind-to", "none"]
     with tempfile.TemporaryDirectory(prefix="dicompiler-mpi-") as temporary:

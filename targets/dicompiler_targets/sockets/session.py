@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
+import math
 import secrets
 import subprocess
 import time
@@ -36,7 +36,7 @@ from dicompiler_targets.sockets.runtime.frames import (
 )
 from dicompiler_targets.sockets.runtime.greeting import CONTROL, TOKEN, Membership
 from dicompiler_targets.sockets.runtime.line import left
-from dicompiler_targets.sockets.runtime.wire import Pulse
+from dicompiler_targets.sockets.runtime.lines import Lines
 
 log = logging.getLogger("dicompiler")
 
@@ -84,14 +84,14 @@ class Session:
         self.processes: dict[str, Process] = {}
         self.reports: tuple[DeviceReport, ...] = ()
         self._roles = artifact.roles
-        self._events: queue.SimpleQueue[Event | Feed] = queue.SimpleQueue()
+        self._events: deque[Event] = deque()
         self._window, self._flights = Window(None), dict[int, Flight]()
         self._ready: set[str] = set()
         self._ended: str | None = None
         count = len(artifact.devices) - len(options.elsewhere)
         self._start = start or here(artifact.directory, options, max(1, count))
         door = Door(options.listen or LOOPBACK, options.keys, options.insecure)
-        self._pulse = Pulse(options.heartbeat_s)
+        self._lines, self._looked = Lines(options.heartbeat_s), 0.0
         with self._guarded(), contextlib.closing(door):
             self._join(door)
 
@@ -122,7 +122,8 @@ class Session:
 
         It reads at most as many frames ahead of what was taken here as may be on their way at once.
         """
-        feed, waiting = Feed(frames, self.in_flight, self._events.put, self.artifact.copies), deque[Flight]()
+        feed, waiting = Feed(frames, self.in_flight, self._lines.wake, self.artifact.copies), deque[Flight]()
+        away_s = math.inf
         try:
             while True:
                 with self._guarded():
@@ -130,7 +131,10 @@ class Session:
                     if flight is None:
                         return
                     delivered = self._collect(flight)
+                    self._lines.rest(away_s if self._window_used() else 0.0)
+                gone = time.perf_counter()
                 yield flight, delivered
+                away_s = time.perf_counter() - gone
                 feed.release()
         finally:
             feed.stop()
@@ -159,7 +163,7 @@ class Session:
 
     def _end(self, why: str) -> None:
         self._ended = self._ended or why
-        self._pulse.end()
+        self._lines.end()
         end(list(self.processes.values()))
 
     def _join(self, door: Door) -> None:
@@ -198,11 +202,11 @@ class Session:
         expected, *others = (role.outputs[name] for role in self._roles)
         gate = Gate(expected, self._window, others)
         process.connection().start(
+            self._lines,
             lambda header: self._admit(process, gate, header),
             lambda header, payload: self._deliver(name, header, payload),
-            lambda error: self._events.put(Event(name, None, error)),
+            lambda error: self._events.append(Event(name, None, error)),
         )
-        self._pulse.watch(process.connection())
 
     def _admit(self, process: Process, gate: Gate, header: Header) -> None:
         if header.kind is Kind.OUTPUT:
@@ -227,7 +231,7 @@ class Session:
             payload = read_report(name, decode(payload))
         elif header.kind is Kind.ERROR:
             payload = decode(payload)
-        self._events.put(Event(name, header, payload, time.perf_counter()))
+        self._events.append(Event(name, header, payload, time.perf_counter()))
 
     def _finish(self) -> None:
         deadline = self._until()
@@ -269,27 +273,29 @@ class Session:
         missing = sum(map(len, role.outputs.values()))
         flight = self._flights[number] = Flight(number, deadline, time.perf_counter(), outputs, missing)
         allowed = min(int(1000 * left(deadline)), 2**32 - 1)
-        for process in self.processes.values():
-            process.connection().send(Kind.RUN, index=allowed, frame=number)
-        for process in self.processes.values():
+        # Those first that can begin at once.
+        for process in sorted(self.processes.values(), key=lambda process: not role.inputs[process.device]):
+            process.connection().post(Kind.RUN, index=allowed, frame=number)
             for value in role.inputs[process.device]:
                 payload = to_payload(inputs[value["name"]], value)
-                process.connection().send(Kind.INPUT, payload, value["index"], number)
+                process.connection().post(Kind.INPUT, payload, value["index"], number)
+            self._lines.push()
         return flight
 
     def _next_flight(self, feed: Feed, waiting: deque[Flight]) -> Flight | None:
         """The next frame of the feed whose outputs are there; None after the last. Gives frames in the meantime."""
         while True:
             while feed.given and self._window_used() < self.in_flight:
-                waiting.append(self._submit(feed.given.popleft()))
+                waiting.append(self._submit(feed.take()))
             if waiting and waiting[0].missing == 0:
                 return waiting.popleft()
             if feed.exhausted and not waiting and not feed.given:
                 return None
             if self._window_used():
-                self._round(self._oldest().deadline, self._unfinished())
+                more = None if feed.exhausted or self._window_used() == self.in_flight else feed
+                self._round(self._oldest().deadline, self._unfinished(), more)
             else:
-                self._round(None, [])
+                self._round(None, [], feed)
 
     def _collect(self, flight: Flight) -> dict[str, dict[str, Any]]:
         """Waits for a frame's outputs, by sink device and name."""
@@ -310,23 +316,20 @@ class Session:
         while waiting := missing():
             self._round(deadline(), waiting)
 
-    def _round(self, deadline: float | None, waiting: Sequence[str]) -> None:
-        """Handles what has come, or comes soon."""
-        for event in self._next():
+    def _round(self, deadline: float | None, waiting: Sequence[str], feed: Feed | None = None) -> None:
+        """Handles what has come, or comes soon; does not wait where the feed has something."""
+        for event in self._next(feed):
             self._handle(event)
-        self._look()
+        if time.monotonic() > self._looked + TICK_S:
+            self._look()
         if deadline is not None:
             self._check_time(deadline, waiting)
 
-    def _next(self) -> Iterator[Event]:
-        with contextlib.suppress(queue.Empty):
-            event = self._events.get(timeout=TICK_S)
-            while True:
-                if isinstance(event, Feed):
-                    event.take()
-                else:
-                    yield event
-                event = self._events.get_nowait()
+    def _next(self, feed: Feed | None = None) -> Iterator[Event]:
+        events = self._events
+        self._lines.drive(lambda: events or (feed is not None and feed.tells()), time.monotonic() + TICK_S)
+        while events:
+            yield events.popleft()
 
     def _handle(self, event: Event) -> None:
         process, header = self.processes[event.device], event.header
@@ -358,6 +361,7 @@ class Session:
 
     def _look(self) -> None:
         """Raises RunError if a process has ended badly."""
+        self._looked = time.monotonic()
         for failure in endings(self.processes.values()):
             self._fail(failure)
 

@@ -6,6 +6,7 @@ In: a manifest, inputs and transfers from the connections. Out: transfers to pee
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import socket
@@ -30,10 +31,11 @@ from .frames import (
 )
 from .greeting import CONTROL, Entrance, Membership
 from .line import COORDINATOR, DEVICE, Keys, check_identity, check_open, left, secured
+from .lines import Lines
 from .play import PATIENCE_S, SPANS, DeviceError, Mailbox, Player
 from .roles import roles
 from .values import make_sessions, one_line
-from .wire import Channel, Pulse
+from .wire import Channel
 
 
 class Device:
@@ -60,7 +62,7 @@ class Device:
         self.name: str = manifest["device"]
         self.keys, self.listen, self.insecure = keys, listen, insecure
         self.control: Channel | None = None
-        self.pulse = Pulse(heartbeat_s)
+        self.lines = Lines(heartbeat_s)
         self.peers: dict[str, Channel] = {}
         self.membership = membership or Membership()
         self.least = least
@@ -90,15 +92,15 @@ class Device:
             )
             hello = {**self._hello(CONTROL), "address": list(listener.getsockname()[:2])}
             self._to_control().greet(Kind.HELLO, hello, self.deadline)
-            self._to_control().start(self._admit_control, self._deliver_control, self._lost_control)
-            self.pulse.watch(self._to_control())
+            self._to_control().start(self.lines, self._admit_control, self._deliver_control, self._lost_control)
             sessions = self._make_sessions(threads)
-            peers = self.mailbox.take("peers", self.deadline + PATIENCE_S, "the list of devices")
+            peers = self.mailbox.take(self.lines, "peers", self.deadline + PATIENCE_S, "the list of devices")
+            self.lines.rest(math.inf)
             self._believe(peers)
             self.window = Window(max(1, min(IN_FLIGHT_LIMIT, int(peers["in_flight"]))))
             self.gate = Gate(self.inputs, self.window, self.other_inputs)
             self._join(entrance, before, peers["addresses"])
-        player = Player(self.manifest, sessions, self.mailbox, self._send, self.least)
+        player = Player(self.manifest, sessions, self.mailbox, self.lines, self._post, self.least)
         self._to_control().send(Kind.READY)
         self.files.check()  # what is still missing of it need not hold up the others; nothing is computed before
         self._play(player)
@@ -157,8 +159,7 @@ class Device:
             if self.peers.setdefault(name, channel) is not channel:
                 channel.close()
         for name, channel in self.peers.items():
-            channel.start(*self._callbacks(name))
-            self.pulse.watch(channel)
+            channel.start(self.lines, *self._callbacks(name))
 
     def _connect(self, peer: str, address: Any) -> None:
         try:
@@ -274,12 +275,12 @@ class Device:
         self._to_control().send_json(Kind.ERROR, {"message": one_line(error), "peer": error.peer})
         self.mailbox.fail(error)
 
-    def _send(self, value: Mapping[str, Any], frame: int, payload: Any, keep: Any) -> None:
-        """Sends a transfer to its receiver, or an output to the coordinator."""
+    def _post(self, value: Mapping[str, Any], frame: int, payload: Any, keep: Any) -> None:
+        """Posts a transfer to its receiver, or an output to the coordinator."""
         if "receiver" in value:
-            self.peers[value["receiver"]].send(Kind.TENSOR, payload, value["index"], frame, keep)
+            self.peers[value["receiver"]].post(Kind.TENSOR, payload, value["index"], frame, keep)
         else:
-            self._to_control().send(Kind.OUTPUT, payload, value["index"], frame, keep)
+            self._to_control().post(Kind.OUTPUT, payload, value["index"], frame, keep)
 
     def _play(self, player: Player) -> None:
         """All frames, until the coordinator says that there are no more."""
@@ -290,13 +291,12 @@ class Device:
                 player.begin(opened, *times)
                 opened += 1
             last = last or self.mailbox.pop("finish") is not None
-            moved = player.advance()
-            for frame in player.finished():
-                self.window.finish(frame)  # before DONE: more frames' tensors can come at once
-                self._to_control().send(Kind.DONE, frame=frame)
-                moved = True
-            if not moved and (player.frames or not last):
+            if not player.advance(self._done) and (player.frames or not last):
                 player.wait(seen)
+
+    def _done(self, frame: int) -> None:
+        self.window.finish(frame)  # before DONE: more frames' tensors can come at once
+        self._to_control().post(Kind.DONE, frame=frame)
 
     def _timeline(self, player: Player) -> list[list[Any]]:
         """What was done from the announcement of the last frame on, in seconds from then, in order of starts."""
@@ -312,7 +312,7 @@ class Device:
             channel.send(Kind.BYE)
             channel.flush(deadline)
         for peer in self.peers:
-            self.mailbox.take(("bye", peer), deadline, f"the good-bye of {peer!r}", peer)
+            self.mailbox.take(self.lines, ("bye", peer), deadline, f"the good-bye of {peer!r}", peer)
         sent = {index: count for channel in self.peers.values() for index, count in channel.sent.items()}
         report = {
             "compute_s": sum(player.segments_s),
@@ -323,7 +323,6 @@ class Device:
             "memory_peak": memory_peak(),
             "timeline": self._timeline(player),
         }
-        self.pulse.end()
         self._to_control().send_json(Kind.REPORT, report)
         self._to_control().flush(deadline)
 

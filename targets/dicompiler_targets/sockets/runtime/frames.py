@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,6 +24,9 @@ UNKNOWN_LIMIT = 1 << 31
 """Bytes that a tensor can have whose shape is not known before the run."""
 IN_FLIGHT_LIMIT = 1024
 """Frames that a run can ask to be on their way at once."""
+BUFFER = 1 << 14
+"""Bytes that are read at once where frames begin."""
+CUT = "closed in the middle of a frame"
 
 
 class Kind(IntEnum):
@@ -50,12 +52,11 @@ class Kind(IntEnum):
 KINDS = {int(kind): kind for kind in Kind}
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """A frame's header; `length` in bytes."""
 
     kind: Kind
-    index: int
+    index: int  # type: ignore[assignment]  # tuples have a method of that name
     frame: int
     length: int
 
@@ -68,11 +69,18 @@ class Refused(Exception):
     """The other end refused the connection; the message is in its words."""
 
 
-class Source(Protocol):
-    """Where bytes come from: a connection."""
+class Closed(ConnectionError):
+    """The other end closed the connection where a frame could begin."""
 
-    def receive_into(self, view: memoryview) -> int:
-        """Waits for bytes and stores at most as many as fit; their number, 0 at the end."""
+
+class Source(Protocol):
+    """Where bytes come from: a connection. `emptied`: the last call took all that was there; who asks no further
+    takes that back."""
+
+    emptied: bool
+
+    def receive_into(self, view: memoryview) -> int | None:
+        """Stores at most as many bytes as fit; their number, 0 at the end, None where it would have to wait."""
 
 
 def pack(header: Header) -> bytes:
@@ -80,9 +88,9 @@ def pack(header: Header) -> bytes:
     return HEADER.pack(MAGIC, PROTOCOL, header.kind, 0, header.index, header.frame, header.length)
 
 
-def unpack(raw: bytes | bytearray) -> Header:
-    """The header in HEADER.size bytes. ProtocolError if it is none of this protocol."""
-    magic, version, kind, flags, index, frame, length = HEADER.unpack(raw)
+def unpack(raw: bytes | bytearray, start: int = 0) -> Header:
+    """The header in HEADER.size bytes from `start`. ProtocolError if it is none of this protocol."""
+    magic, version, kind, flags, index, frame, length = HEADER.unpack_from(raw, start)
     if magic != MAGIC:
         raise ProtocolError("the other end does not speak this protocol")
     if version != PROTOCOL:
@@ -93,43 +101,98 @@ def unpack(raw: bytes | bytearray) -> Header:
 
 
 class Reader:
-    """Reads frames from a source. `heard` becomes true with every byte. `allocate`: bytes → an array of as many."""
+    """Reads frames from a source. `heard` becomes true with every byte. `allocate`: bytes → an array of as many.
+
+    Small frames that come together are read at once; what is large is read into its own memory.
+    """
 
     def __init__(self, source: Source, allocate: Callable[[int], Any] | None = None) -> None:
         self._source = source
         self._allocate: Callable[[int], Any] = allocate or (lambda length: np.empty(length, np.uint8))
+        self._buffer = bytearray(BUFFER)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0  # what was read into the buffer and not looked at
+        self._header: Header | None = None  # of the frame whose payload is being read
+        self._payload: Any = None
+        self._filled = 0
         self.heard = True
 
-    def header(self) -> Header | None:
-        """The next frame's header; None at the end of the stream. ProtocolError or OSError where there is none."""
-        raw = bytearray(HEADER.size)
-        count = self._source.receive_into(memoryview(raw))
+    def next(self, admit: Callable[[Header], None]) -> tuple[Header, Any] | None:
+        """The next frame and its payload; None where its rest is not there yet: ask again, it is kept.
+
+        `admit` may raise for a header (PING needs no leave) before memory is taken for the payload. ProtocolError if it
+        is none of this protocol, or there is no memory for it; Closed at the end, OSError in the middle of a frame.
+        """
+        if self._header is not None:
+            return self._rest()
+        while self._end - self._start < HEADER.size:
+            if self._source.emptied and self._start == self._end:
+                self._source.emptied = False
+                return None
+            if not self._more():
+                return None
+        header = unpack(self._buffer, self._start)
+        self._start += HEADER.size
+        check_empty(header) if header.kind is Kind.PING else admit(header)
+        return self._begin(header)
+
+    def _more(self) -> bool:
+        """Reads into the buffer; whether there was something."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif len(self._view) - self._end < HEADER.size:
+            rest = self._end - self._start
+            self._view[:rest] = bytes(self._view[self._start : self._end])
+            self._start, self._end = 0, rest
+        count = self._source.receive_into(self._view[self._end :])
+        if count is None:
+            return False
         if count == 0:
-            return None
+            raise Closed("closed by the other end") if self._start == self._end else ConnectionError(CUT)
         self.heard = True
+        self._end += count
         # A TLS record: its type, then the major version.
-        if 20 <= raw[0] <= 22 and raw[1] == 3:
+        if self._end - self._start > 1 and 20 <= self._buffer[self._start] <= 22 and self._buffer[self._start + 1] == 3:
             raise ProtocolError("the other end uses TLS, this one does not: give both of them keys (--keys)")
-        self._fill(memoryview(raw)[count:])
-        return unpack(raw)
+        return True
 
-    def payload(self, length: int) -> Any:
-        """The next `length` bytes. ProtocolError if there is no memory for them, OSError if they do not come."""
+    def _begin(self, header: Header) -> tuple[Header, Any] | None:
+        """Takes memory for the payload, and what of it is in the buffer."""
         try:
-            payload = self._allocate(length)
+            payload = self._allocate(header.length)
         except (MemoryError, ValueError):
-            raise ProtocolError(f"there is no memory for a frame of {length} bytes") from None
-        self._fill(memoryview(payload))
-        return payload
+            raise ProtocolError(f"there is no memory for a frame of {header.length} bytes") from None
+        start = self._start
+        count = min(header.length, self._end - start)
+        if count:
+            memoryview(payload)[:count] = self._view[start : start + count]
+            self._start = start + count
+        if count == header.length:
+            return header, payload
+        self._header, self._payload, self._filled = header, payload, count
+        return self._rest()
 
-    def _fill(self, view: memoryview) -> None:
-        done = 0
-        while done < len(view):
-            count = self._source.receive_into(view[done:])
+    def _rest(self) -> tuple[Header, Any] | None:
+        """Reads on in the payload; the frame, where it is whole."""
+        header, payload = self._header, self._payload
+        assert header is not None
+        while self._filled < header.length:
+            count = self._source.receive_into(memoryview(payload)[self._filled :])
+            if count is None:
+                return None
             if count == 0:
-                raise ConnectionError("closed in the middle of a frame")
+                raise ConnectionError(CUT)
             self.heard = True
-            done += count
+            self._filled += count
+        self._header = self._payload = None
+        return header, payload
+
+
+def read_frames(reader: Reader, admit: Callable[[Header], None], deliver: Callable[[Header, Any], None]) -> None:
+    """Takes the frames that are there: `deliver` gets each that `admit` has let through. Errors: as Reader.next."""
+    while (frame := reader.next(admit)) is not None:
+        if frame[0].kind is not Kind.PING:
+            deliver(*frame)
 
 
 class Window:
@@ -158,9 +221,13 @@ class Window:
         if self._size is not None:
             self.end = self.oldest + self._size
 
+    def has(self, frame: int) -> bool:
+        """Whether that frame is on its way."""
+        return self.oldest <= frame < self.end and frame not in self._finished
+
     def check(self, frame: int, place: str) -> None:
         """ProtocolError for a frame outside."""
-        if not self.oldest <= frame < self.end or frame in self._finished:
+        if not self.has(frame):
             raise ProtocolError(
                 f"{place} is for frame {frame}, those from {self.oldest} to {self.end - 1} are on their way"
             )
@@ -186,6 +253,15 @@ class Gate:
     def admit(self, header: Header) -> None:
         """ProtocolError, before memory is taken, for a tensor that must not come now or not in this length."""
         value = self._roles[header.frame % len(self._roles)].get(header.index)
+        key, seen, window = (header.frame, header.index), self._seen, self._window
+        if value is None or header.length != value["bytes"] or not window.has(header.frame) or key in seen:
+            self._refuse(header, value)
+        if len(seen) > 2 * self._most * (window.end - window.oldest):
+            self._seen = seen = {one for one in seen if one[0] >= window.oldest}
+        seen.add(key)
+
+    def _refuse(self, header: Header, value: Mapping[str, Any] | None) -> None:
+        """Says what is wrong, if anything is: the length of a tensor may not be known before the run."""
         if value is None:
             raise ProtocolError(f"{header.kind.name} {header.index} came, which the plan does not send there")
         place, wanted = f"{header.kind.name} {header.index} ({value['name']!r})", value["bytes"]
@@ -196,9 +272,6 @@ class Gate:
         self._window.check(header.frame, place)
         if (header.frame, header.index) in self._seen:
             raise ProtocolError(f"{place} came twice for frame {header.frame}")
-        if len(self._seen) > 2 * self._most * (self._window.end - self._window.oldest):
-            self._seen = {key for key in self._seen if key[0] >= self._window.oldest}
-        self._seen.add((header.frame, header.index))
 
 
 def check_message(header: Header, limit: int = JSON_LIMIT) -> None:

@@ -13,7 +13,6 @@ import socket
 import ssl
 import sys
 import termios
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +33,9 @@ ANEW = "if the device is to be trusted again, 'dicompiler keys' with --revoke an
 CHUNK = 1 << 16
 """Bytes that are encrypted, or received, in one go."""
 
+IN_A_ROW = 16
+"""Reads from one connection that fill what they are given, after which the others are looked at."""
+_FOUR = bytes(4)
 LINGER_S, LINGER_CALLS = 1.0, 64
 """Seconds that the other end has to read why it is refused, and how often it is heard meanwhile."""
 
@@ -44,17 +46,31 @@ def left(deadline: float) -> float:
 
 
 class Line:
-    """A connection in the clear. `identity`: the name in the other end's certificate, None without one."""
+    """A connection in the clear: its calls wait, until a deadline, up to `start`, and none does from then on.
+
+    `identity`: the name in the other end's certificate, None without one. `emptied`: see frames.Source. Use it from one
+    thread at a time.
+    """
 
     identity: str | None = None
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._deadline: float | None = None
+        self._waits, self.emptied, self._full = True, False, 0
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
+    def fileno(self) -> int:
+        """The descriptor to watch."""
+        return self._socket.fileno()
+
+    def start(self) -> None:
+        """From now on no call waits."""
+        self._waits = False
+        self._socket.setblocking(False)
+
     def wait_until(self, deadline: float | None) -> None:
-        """All that is sent and received from now on must be done by then, in however many pieces."""
+        """All that is sent and received up to `start` must be done by then, in however many pieces."""
         self._deadline = deadline
         self._socket.settimeout(None if deadline is None else left(deadline))
 
@@ -66,28 +82,44 @@ class Line:
             self._socket.settimeout(left(self._deadline))
 
     def send(self, buffers: Sequence[memoryview]) -> int:
-        """Sends some of the bytes, waiting for room; their number."""
-        self._limit()
-        return self._socket.sendmsg(buffers)
-
-    def send_now(self, buffers: Sequence[memoryview]) -> int:
-        """Sends what the system takes without waiting; the number of bytes."""
+        """Sends some of the bytes; their number, which is 0 where the system has no room."""
+        if self._waits:
+            self._limit()
         try:
-            return self._socket.sendmsg(buffers, [], socket.MSG_DONTWAIT)
-        except OSError:  # no room, or an error that `send` will meet and tell
+            return self._socket.sendmsg(buffers)
+        except BlockingIOError:
             return 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether bytes that `send` has counted are still here: it must be called again, if with nothing."""
+        return False
 
     def waiting(self) -> int:
         """Bytes that the system has taken and the other end has not acknowledged."""
         try:
-            return int.from_bytes(fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+            return int.from_bytes(fcntl.ioctl(self._socket, termios.TIOCOUTQ, _FOUR), sys.byteorder)
         except (OSError, ValueError):  # closed: who sends next is told
             return 0
 
-    def receive_into(self, view: memoryview) -> int:
-        """Waits for bytes and stores at most as many as fit; their number, 0 at the end."""
-        self._limit()
-        return self._socket.recv_into(view)
+    def receive_into(self, view: memoryview) -> int | None:
+        """Stores at most as many bytes as fit; their number, 0 at the end, None where nothing is there."""
+        if self.emptied:
+            self.emptied = False
+            return None
+        count = self._receive(view)
+        if count and not self._waits:  # where less came than could, there is no more; nor may it go on for long
+            self._full = self._full + 1 if count == len(view) else 0
+            self.emptied = self._full % IN_A_ROW == 0
+        return count
+
+    def _receive(self, view: memoryview) -> int | None:
+        if self._waits:
+            self._limit()
+        try:
+            return self._socket.recv_into(view)
+        except BlockingIOError:
+            return None
 
     def linger(self) -> None:
         """Lets the other end read why it is refused: if we close while it sends, the system throws that away."""
@@ -96,7 +128,7 @@ class Line:
             self.wait_until(time.monotonic() + LINGER_S)
             scratch = memoryview(bytearray(CHUNK))
             for _ in range(LINGER_CALLS):
-                if not Line.receive_into(self, scratch):
+                if not self._receive(scratch):
                     break
 
     def close(self) -> None:
@@ -107,15 +139,14 @@ class Line:
 
 
 class SecureLine(Line):
-    """A connection in TLS. One thread may send while another receives: a TLS object bears only one at a time, so it
-    works on buffers in memory, under a lock that is never held while waiting for the network.
-    """
+    """A connection in TLS, which works on buffers in memory: a TLS object cannot take back what it has encrypted."""
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, server: bool, deadline: float) -> None:
         super().__init__(connection)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
-        self._lock = threading.Lock()
+        self._sealed = memoryview(b"")  # encrypted, and not sent yet
+        self._chunk, self._dry = memoryview(bytearray(CHUNK)), False
         self.wait_until(deadline)
         try:
             if server and connection.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL) == MAGIC:
@@ -144,18 +175,22 @@ class SecureLine(Line):
                 self._flush()
                 return
 
-    def _flush(self) -> None:
-        if data := self._outgoing.read():
-            self._limit()
-            self._socket.sendall(data)
+    def _flush(self) -> bool:
+        """Sends what is encrypted; whether all of it has left."""
+        if not self._sealed and self._outgoing.pending:
+            self._sealed = memoryview(self._outgoing.read())
+        while self._sealed and (count := super().send([self._sealed])):
+            self._sealed = self._sealed[count:]
+        return not self._sealed
 
-    def _fill(self) -> bool:
-        self._limit()
-        data = self._socket.recv(CHUNK)
-        if data:
-            with self._lock:
-                self._incoming.write(data)
-        return bool(data)
+    def _fill(self) -> int | None:
+        """Takes from the network what is to be decrypted: as receive_into."""
+        self.emptied = self._dry  # of the network; what is decrypted may be more than was asked for
+        count = super().receive_into(self._chunk)
+        self._dry, self.emptied = self.emptied, False
+        if count:
+            self._incoming.write(self._chunk[:count])
+        return count
 
     def _refuse_clear(self) -> None:
         """Says in the clear to who speaks this protocol without TLS that it must not."""
@@ -165,32 +200,44 @@ class SecureLine(Line):
             self._socket.sendall(pack(Header(Kind.ERROR, 0, 0, len(words))) + words)
 
     def send(self, buffers: Sequence[memoryview]) -> int:
-        plain = next((buffer for buffer in buffers if len(buffer)), memoryview(b""))[:CHUNK]
-        with self._lock:
-            count = self._tls.write(plain)
-            data = self._outgoing.read()
-        self._limit()
-        self._socket.sendall(data)
+        if not self._flush():
+            return 0
+        plain = _first(buffers, CHUNK)
+        count = self._tls.write(plain) if plain else 0
+        self._flush()
         return count
 
-    def send_now(self, buffers: Sequence[memoryview]) -> int:  # noqa: ARG002
-        """Nothing: what is encrypted cannot be taken back where the system has no room for it."""
-        return 0
+    @property
+    def holds(self) -> bool:
+        return len(self._sealed) > 0
 
-    def receive_into(self, view: memoryview) -> int:
+    def receive_into(self, view: memoryview) -> int | None:
         if not len(view):
             return 0
         while True:
             try:
-                with self._lock:
+                if self._incoming.pending or self._tls.pending():
                     return int(self._tls.read(len(view), view))
-            except ssl.SSLWantReadError:
-                if not self._fill():
-                    return 0
+            except ssl.SSLWantReadError:  # a part of a record
+                pass
             except ssl.SSLZeroReturnError:
                 return 0
             except ssl.SSLError as error:
                 raise _reason(error) from None
+            if not (count := self._fill()):
+                return count
+
+
+def _first(buffers: Sequence[memoryview], size: int) -> memoryview | bytes:
+    """The first bytes of all that is in the buffers, at most `size`: what is small goes into one record."""
+    parts: list[memoryview] = []
+    for buffer in buffers:
+        if buffer:
+            parts.append(buffer[:size])
+            size -= len(parts[-1])
+        if size == 0:
+            break
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _reason(error: ssl.SSLError) -> Exception:

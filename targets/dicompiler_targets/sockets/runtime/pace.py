@@ -16,36 +16,35 @@ LEAST = 2048
 FIRST = 2 * LEAST
 """Bytes that may be at first: they are measured."""
 MOST = 1 << 30
+SHORTEST_S, LONGEST_S = 5e-5, 0.02
+"""Seconds between two looks at a line that has enough."""
 
 
 class Pace:
-    """`waiting`: the bytes that are not acknowledged. `allowed`: how many they may be."""
+    """`waiting`: tells the bytes that are not acknowledged. `allowed`: how many they may be."""
 
     def __init__(self, waiting: Callable[[], int]) -> None:
         self._waiting = waiting
         self.allowed = FIRST
-        self._given, self._at = 0, time.monotonic()
+        self.pause_s = SHORTEST_S
+        self._before, self._given, self._at = 0, 0, time.monotonic()
 
-    def room(self, size: int) -> bool:
-        """Whether so many bytes more may be handed over at once."""
-        waiting = self._measured()
-        if waiting + size > self.allowed:
-            return False
-        self._hand_over(waiting + size)
-        return True
+    def free(self, size: int) -> int:
+        """How many of that many bytes may be handed over; 0: none yet, to be asked again after `pause_s`."""
+        if self._given + size <= LEAST:  # it need not be asked for
+            self._before = self._given
+            return size
+        self._before = self._measured()
+        free = self.allowed - self._before
+        if free < min(size, self.allowed // 2):
+            self.pause_s = min(2 * self.pause_s, LONGEST_S)
+            return 0
+        self.pause_s = SHORTEST_S
+        return min(size, free)
 
-    def wait(self, size: int) -> int:
-        """Waits for room; how many of that many bytes may be handed over."""
-        pause_s = 5e-5
-        while (free := self.allowed - (waiting := self._measured())) < min(size, self.allowed // 2):
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.02)
-        count = min(size, free)
-        self._hand_over(waiting + count)
-        return count
-
-    def _hand_over(self, waiting: int) -> None:
-        self._given, self._at = waiting, time.monotonic()
+    def gave(self, count: int) -> None:
+        """So many bytes were handed over, of those that were free."""
+        self._given, self._at = self._before + count, time.monotonic()
 
     def _measured(self) -> int:
         """What is waiting; what became of what was handed over last tells how fast the line is."""

@@ -1,20 +1,21 @@
 """Plays a device's steps for the frames that are on their way: of the oldest frame that can go on, the next step.
 
-In: tensors that arrive in the mailbox, sessions. Out: calls that send transfers and outputs; times.
+In: tensors that arrive in the mailbox, sessions. Out: calls that post transfers and outputs; times.
 """
 
 from __future__ import annotations
 
-import threading
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .frames import ProtocolError
-from .line import left
+from .lines import Lines
 from .roles import roles
-from .values import from_bytes, run_segment, to_bytes
+from .slots import Slot, Slots
+from .values import from_bytes, run_bound, run_segment, to_bytes
 
 PATIENCE_S = 10.0
 """Seconds after a frame's deadline in which the coordinator, which knows whom to blame, must have ended the run."""
@@ -33,53 +34,38 @@ class DeviceError(Exception):
 
 
 class Mailbox:
-    """What the reading threads have received, by key, until the main thread takes it."""
+    """What came, by key, until the main thread takes it; `changes` counts what happened to it."""
 
     def __init__(self) -> None:
         self._items: dict[Any, Any] = {}
-        self._changed = threading.Condition()
         self._failure: DeviceError | None = None
         self.changes = 0
 
     def put(self, key: Any, item: Any) -> None:
         """ProtocolError if that key is there already."""
-        with self._changed:
-            if key in self._items:
-                raise ProtocolError(f"a message came twice: {key}")
-            self._items[key] = item
-            self._notify()
+        if key in self._items:
+            raise ProtocolError(f"a message came twice: {key}")
+        self._items[key] = item
+        self.changes += 1
 
     def fail(self, error: DeviceError) -> None:
         """Ends all waiting with `error`; the first one counts."""
-        with self._changed:
-            self._failure = self._failure or error
-            self._notify()
-
-    def _notify(self) -> None:
+        self._failure = self._failure or error
         self.changes += 1
-        self._changed.notify_all()
 
     def pop(self, key: Any) -> Any:
         """An item, which is removed; None if it is not there. Raises the failure where there is one."""
-        with self._changed:
-            if self._failure is not None:
-                raise self._failure
-            return self._items.pop(key, None)
+        if self._failure is not None:
+            raise self._failure
+        return self._items.pop(key, None)
 
-    def wait(self, seen: int, seconds: float | None) -> bool:
-        """Waits for a change after `changes` was `seen`; whether there was one."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.changes != seen, seconds)
-
-    def take(self, key: Any, deadline: float, what: str, peer: str | None = None) -> Any:
-        """Waits for an item and removes it. DeviceError at the deadline, saying what did not come from which peer."""
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._items or self._failure, left(deadline))
-            if self._failure is not None:
-                raise self._failure
-            if key not in self._items:
-                raise DeviceError(f"{what} did not come in time", peer)
-            return self._items.pop(key)
+    def take(self, lines: Lines, key: Any, deadline: float, what: str, peer: str | None = None) -> Any:
+        """Drives until an item is there, and removes it. DeviceError at the deadline, saying what did not come from
+        which peer."""
+        lines.drive(lambda: key in self._items or self._failure, deadline)
+        if (item := self.pop(key)) is None:
+            raise DeviceError(f"{what} did not come in time", peer)
+        return item
 
 
 @dataclass(frozen=True)
@@ -93,13 +79,15 @@ class _Step:
 
 
 class _Role:
-    """What the device does for a frame, as a manifest of one role says. `first`: the number of its first segment."""
+    """What the device does for a frame, as a manifest of one role says. `first`: the number of its first segment;
+    sessions: of its segments."""
 
-    def __init__(self, manifest: Mapping[str, Any], first: int) -> None:
+    def __init__(self, manifest: Mapping[str, Any], first: int, sessions: Sequence[Any]) -> None:
         self.manifest, self.first = manifest, first
         self.transfers = {t["index"]: t for t in manifest["transfers"]}
         self.received = {t["name"]: t for t in manifest["transfers"] if t["receiver"] == manifest["device"]}
         self.received |= {value["name"]: value for value in manifest["inputs"]}
+        self.slots = Slots(manifest, sessions)
         self.steps = self._all_steps()
 
     def _all_steps(self) -> list[_Step]:
@@ -113,20 +101,21 @@ class _Role:
         return found + [_Step("output", i, (output["tensor"],), ()) for i, output in enumerate(outputs)]
 
 
-@dataclass
+@dataclass(eq=False)
 class Frame:
-    """A frame on its way: its role, the step that is next, the tensors that are held, and until when it must be
-    done."""
+    """A frame on its way: its role, the step that is next, the tensors that are held, until when it must be done, and
+    its place for small tensors once it has one."""
 
     number: int
     deadline: float
     role: _Role
     position: int = 0
     values: dict[str, Any] = field(default_factory=dict)
+    slot: Slot | None = None
 
 
-Send = Callable[[Mapping[str, Any], int, Any, Any], None]
-"""Sends a value of the manifest (a transfer or an output) of a frame: (value, frame, payload, what to keep)."""
+Post = Callable[[Mapping[str, Any], int, Any, Any], None]
+"""Posts a value of the manifest (a transfer or an output) of a frame: (value, frame, payload, what to keep)."""
 
 
 class Player:
@@ -143,19 +132,22 @@ class Player:
         manifest: Mapping[str, Any],
         sessions: list[Any],
         mailbox: Mailbox,
-        send: Send,
+        lines: Lines,
+        post: Post,
         least: Sequence[float] = (),
     ) -> None:
-        self._sessions, self._mailbox, self._send = sessions, mailbox, send
+        self._sessions, self._mailbox, self._lines, self._post = sessions, mailbox, lines, post
         self._least = least or [0.0] * len(sessions)
         self._roles: list[_Role] = []
         first = 0
         for own in roles(manifest):
-            self._roles.append(_Role(own, first))
-            first += len(own["segments"])
+            count = len(own["segments"])
+            self._roles.append(_Role(own, first, sessions[first : first + count]))
+            first += count
         self.frames: list[Frame] = []
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
+        self._last_s = [math.inf] * len(sessions)  # of each segment, as far as is known
         self.begun = 0.0
         self.timeline: list[tuple[str, int, int, float, float]] = []
 
@@ -165,31 +157,42 @@ class Player:
         self.timeline = [span for span in self.timeline if span[4] > announced]
         self.frames.append(Frame(number, deadline, self._roles[number % len(self._roles)]))
 
-    def advance(self) -> bool:
-        """Plays one step of the oldest frame that can go on; whether there was one."""
-        for frame in self.frames:
-            if frame.position < len(frame.role.steps):
-                step = frame.role.steps[frame.position]
-                if all(self._fetch(name, frame) for name in step.needed):
-                    self._play(step, frame)
-                    for name in step.unused:
-                        frame.values.pop(name, None)
-                    frame.position += 1
-                    return True
+    def advance(self, done: Callable[[int], None]) -> bool:
+        """Plays what can be played, always of the oldest frame that can go on. `done` is called with the first frame
+        that is finished then, which is forgotten; whether there was one."""
+        at, seen = 0, self._mailbox.changes
+        while at < len(self.frames):
+            frame = self.frames[at]
+            steps = frame.role.steps
+            if frame.position < len(steps):
+                step = steps[frame.position]
+                if not self._held(step, frame):
+                    at += 1
+                    continue
+                self._play(step, frame)
+                for name in step.unused:
+                    del frame.values[name]
+                frame.position += 1
+            if frame.position == len(steps):
+                self._finish(frame, done)
+                return True
+            if at and self._mailbox.changes != seen:  # an older one may be able to go on
+                at, seen = 0, self._mailbox.changes
+        self._lines.push()
         return False
 
-    def finished(self) -> list[int]:
-        """The frames that are done, which are forgotten."""
-        done = [frame.number for frame in self.frames if frame.position == len(frame.role.steps)]
-        if done:
-            self.frames = [frame for frame in self.frames if frame.position < len(frame.role.steps)]
-        return done
+    def _finish(self, frame: Frame, done: Callable[[int], None]) -> None:
+        self.frames.remove(frame)
+        done(frame.number)
+        self._lines.push()
+        if frame.slot is not None:
+            frame.role.slots.give_back(frame.slot, not self._lines.behind())
 
     def wait(self, seen: int) -> None:
-        """Waits until something has come since the mailbox's `changes` was `seen`. DeviceError if what the oldest
+        """Drives until something has come since the mailbox's `changes` was `seen`. DeviceError if what the oldest
         frame needs is overdue, naming the peer that should have sent it."""
         if not self.frames:
-            self._mailbox.wait(seen, None)
+            self._lines.drive(lambda: self._mailbox.changes != seen)
             return
         frame = self.frames[0]
         name = next(name for name in frame.role.steps[frame.position].needed if name not in frame.values)
@@ -197,7 +200,7 @@ class Player:
         peer = awaited.get("sender")
         deadline = frame.deadline if peer else frame.deadline + PATIENCE_S
         start = time.perf_counter()
-        came = self._mailbox.wait(seen, left(deadline))
+        came = self._lines.drive(lambda: self._mailbox.changes != seen, deadline)
         self.wait_s += self._took("wait", awaited["index"] if peer else -1, frame.number, start)
         if not came:
             raise DeviceError(f"tensor {name!r} did not come in time", peer)
@@ -209,28 +212,48 @@ class Player:
             self.timeline.append((kind, index, frame, start, end))
         return end - start
 
-    def _fetch(self, name: str, frame: Frame) -> bool:
-        """Whether a tensor is there, made here or received."""
-        if name not in frame.values:
-            payload = self._mailbox.pop((frame.number, name))
-            if payload is None:
-                return False
-            frame.values[name] = from_bytes(payload, frame.role.received[name])
+    def _held(self, step: _Step, frame: Frame) -> bool:
+        """Whether all that the step needs is there, made here or received."""
+        for name in step.needed:
+            if name not in frame.values:
+                payload = self._mailbox.pop((frame.number, name))
+                if payload is None:
+                    return False
+                slot = frame.slot or self._slot(frame)
+                if name in slot.views:
+                    slot.views[name][:] = payload
+                    frame.values[name] = slot.values[name]
+                else:
+                    frame.values[name] = from_bytes(payload, frame.role.received[name])
         return True
 
+    def _slot(self, frame: Frame) -> Slot:
+        frame.slot = slot = frame.role.slots.take()
+        return slot
+
     def _play(self, step: _Step, frame: Frame) -> None:
-        role = frame.role
+        role, slot = frame.role, frame.slot or self._slot(frame)
         if step.kind == "run":
             segment, number = role.manifest["segments"][step.index], role.first + step.index
+            self._lines.rest(self._last_s[number])
             start = time.perf_counter()
-            made = run_segment(self._sessions[number], segment, frame.values)
+            if (bound := slot.bindings.get(step.index)) is not None:
+                binding, made = bound
+                run_bound(self._sessions[number], segment, binding)
+            else:
+                made = run_segment(self._sessions[number], segment, frame.values, slot.values)
             _hold(start + self._least[number])
-            self.segments_s[number] += self._took("run", number, frame.number, start)
-            frame.values.update(zip(segment["outputs"], made, strict=True))
+            self._last_s[number] = seconds = self._took("run", number, frame.number, start)
+            self.segments_s[number] += seconds
+            frame.values.update(made)
             return
         value = role.transfers[step.index] if step.kind == "send" else role.manifest["outputs"][step.index]
-        tensor = frame.values[step.needed[0]]
-        self._send(value, frame.number, to_bytes(tensor, value), tensor)
+        name = step.needed[0]
+        if name in slot.views:
+            self._post(value, frame.number, slot.views[name], None)
+        else:
+            tensor = frame.values[name]
+            self._post(value, frame.number, to_bytes(tensor, value), tensor)
 
 
 def _hold(until: float) -> None:

@@ -33,7 +33,7 @@ def from_bytes(payload: Any, value: Mapping[str, Any]) -> Any:
 
     Where the manifest knows no shape, rank and dimensions stand before the data, as 64-bit numbers.
     """
-    number, size = TYPES[value["dtype"]]
+    size = TYPES[value["dtype"]][1]
     shape, start = value["shape"], 0
     if shape is None:
         dims = payload[: len(payload) // 8 * 8].view(np.int64)
@@ -41,8 +41,13 @@ def from_bytes(payload: Any, value: Mapping[str, Any]) -> Any:
         shape, start = dims[1 : rank + 1].tolist(), 8 * (rank + 1)
         if rank < 0 or min(shape, default=0) < 0 or start + math.prod(shape) * size != len(payload):
             raise ValueError(f"{value['name']!r}: {len(payload)} bytes do not hold what their shape says")
-    storage = payload[start:].view(f"u{size}").reshape(shape)
-    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(storage, number)
+    return wrapped(payload[start:], value["dtype"], shape)
+
+
+def wrapped(raw: Any, dtype: str, shape: Sequence[int]) -> Any:
+    """The onnxruntime value on an array of as many bytes as it has."""
+    number, size = TYPES[dtype]
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(raw.view(f"u{size}").reshape(shape), number)
 
 
 def to_bytes(tensor: Any, value: Mapping[str, Any]) -> Any:
@@ -90,12 +95,36 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
     return [sessions[segment["file"]] for segment in segments]
 
 
-def run_segment(session: Any, segment: Mapping[str, Any], values: Mapping[str, Any]) -> Sequence[Any]:
-    """The segment's outputs in the order of the manifest. ValueError naming the segment."""
+def run_segment(
+    session: Any, segment: Mapping[str, Any], values: Mapping[str, Any], places: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The segment's outputs by name, those in `places` there. ValueError naming the segment."""
     try:
-        return session.run_with_ort_values(segment["outputs"], {n: values[n] for n in segment["inputs"]})  # type: ignore[no-any-return]
-    except Exception as error:  # see above
-        raise ValueError(f"segment {segment['name']!r} cannot be run: {one_line(error)}") from error
+        # A binding takes a fifth of the time of run_with_ort_values, which tests, lists and copies.
+        binding = session.io_binding()
+        for name in segment["inputs"]:
+            binding.bind_ortvalue_input(name, values[name])
+        for name in segment["outputs"]:
+            if places and name in places:
+                binding.bind_ortvalue_output(name, places[name])
+            else:
+                binding.bind_output(name)
+        session.run_with_iobinding(binding)
+        return dict(zip(segment["outputs"], binding.get_outputs(), strict=True))
+    except Exception as error:  # see run_bound
+        raise _unable(segment, error) from error
+
+
+def run_bound(session: Any, segment: Mapping[str, Any], binding: Any) -> None:
+    """Runs the segment on what is bound to it. ValueError naming it."""
+    try:
+        session.run_with_iobinding(binding)
+    except Exception as error:  # onnxruntime's errors share no other base
+        raise _unable(segment, error) from error
+
+
+def _unable(segment: Mapping[str, Any], error: Exception) -> ValueError:
+    return ValueError(f"segment {segment['name']!r} cannot be run: {one_line(error)}")
 
 
 def one_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Channels: connections with a thread that sends what is queued and one that reads; and the signs of life on them.
+"""Channels: connections with what is queued for them and what came; and the signs of life on them.
 
 In: frames to send. Out: frames that came and were let through, and why no more will come.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
-import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
 
 from .frames import (
     GREETING_LIMIT,
@@ -21,16 +21,17 @@ from .frames import (
     ProtocolError,
     Reader,
     Refused,
-    check_empty,
     check_message,
     decode,
     pack,
+    read_frames,
 )
 from .line import Line
+from .lines import Lines
 from .pace import Pace
 
-SMALL = 1 << 16
-"""Bytes up to which a frame goes out at once where the line is free, which saves waking a thread."""
+TOGETHER = 32
+"""Frames that are handed to the system at once, at most."""
 PATIENCE = 3
 """Intervals of signs of life without one after which the other end counts as lost."""
 
@@ -43,8 +44,17 @@ class Silence(Exception):
     """Nothing came from the other end for so long that it must have stopped, or the network is down."""
 
 
+class _Queued(NamedTuple):
+    """A frame that is to leave. `keep`: what must stay alive until it has."""
+
+    header: Header
+    buffers: tuple[memoryview, memoryview]
+    size: int
+    keep: Any
+
+
 class Channel:
-    """A connection. One thread sends what is queued and another reads, so that no two ends can wait for each other.
+    """A connection. Its calls wait up to `start`; from then on none does, and any thread may call.
 
     `sent`: payload bytes of tensors by transfer index; `send_s`: the seconds that sending them took; `timeline`: of the
     last frame, the transfer's index, the frame, and when sending began and ended (of time.perf_counter).
@@ -58,30 +68,31 @@ class Channel:
         self.sent: dict[int, int] = {}
         self.send_s = 0.0
         self.timeline: list[tuple[int, int, float, float]] = []
-        self._queue: queue.SimpleQueue[tuple[Header, Any, Any, int] | None] = queue.SimpleQueue()
-        self._queued = 0  # frames in the queue or being sent from it
-        self._turn = threading.Lock()  # for `_queued`, and that frames leave in order
-        self._sending: threading.Thread | None = None
-        self._lost: Lost | None = None
+        self._lines: Lines | None = None
+        self._queue: deque[_Queued] = deque()
+        self._done = 0  # bytes of the first in the queue that have left
+        self._begun = 0.0  # when it was its turn, 0 where none is queued
+        self._reads = self._writes = True
+        self._waits = (False, False, False)  # what the lines know
         self._silent_s = self._unsaid_s = 0.0
+
+    # -- before the start
 
     def greet(self, kind: Kind, message: Any, deadline: float) -> None:
         """Sends a JSON message at once, before `start`."""
         self._line.wait_until(deadline)
         payload = json.dumps(message).encode()
-        self._write(_buffers(Header(kind, 0, 0, len(payload)), payload), 0)
+        rest = memoryview(pack(Header(kind, 0, 0, len(payload))) + payload)
+        while len(rest):
+            rest = rest[self._line.send([rest]) :]
 
     def greeting(self, deadline: float) -> dict[str, Any]:
         """The other end's HELLO, before `start`. Refused, ProtocolError or OSError if another message or none comes."""
         self._line.wait_until(deadline)
-        header = self._reader.header()
-        if header is None:
-            raise ConnectionError("closed before a greeting")
-        if header.kind not in (Kind.HELLO, Kind.ERROR):
-            raise ProtocolError(f"{header.kind.name} came before a greeting")
-        check_message(header, GREETING_LIMIT)
-        message = decode(self._reader.payload(header.length))
-        if header.kind is Kind.ERROR:
+        frame = self._reader.next(_check_greeting)
+        assert frame is not None  # the line waits
+        message = decode(frame[1])
+        if frame[0].kind is Kind.ERROR:
             raise Refused(str(message.get("message")))
         return message
 
@@ -92,136 +103,186 @@ class Channel:
         self._line.linger()
         self.close()
 
-    def start(self, admit: Admit, deliver: Deliver, lost: Lost) -> None:
-        """Starts the threads. `admit` raises ProtocolError for a frame that must not come, before memory is taken for
-        it; `deliver` gets each other frame with its payload, an array of bytes; `lost` why no more will come or go.
+    def start(self, lines: Lines, admit: Admit, deliver: Deliver, lost: Lost) -> None:
+        """From now on `lines` moves what is sent and received. `admit` raises ProtocolError for a frame that must not
+        come, before memory is taken for it; `deliver` gets each other frame with its payload, an array of bytes; `lost`
+        is told once why no more will come or go. They are called in whatever thread drives.
         """
-        self._line.wait_until(None)
-        self._lost = lost
-        self._sending = threading.Thread(target=self._send_all, args=(lost,), daemon=True)
-        self._sending.start()
-        threading.Thread(target=self._read_all, args=(admit, deliver, lost), daemon=True).start()
+        with lines.turn:
+            self._admit, self._deliver, self._lost = admit, deliver, lost
+            self._lines = lines
+            self._line.start()
+            self._watch()
+            self.receive()  # what came behind the greeting
 
-    def send(self, kind: Kind, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None) -> None:
-        """Sends a frame, or queues it. `keep`: what must stay alive until the payload has left."""
+    # -- what is sent
+
+    def post(self, kind: Kind, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None) -> None:
+        """Queues a frame, which leaves with the next push of the lines. `keep`: what must stay alive until it has."""
         header = Header(kind, index, frame, len(payload))
-        with self._turn:
-            start = time.perf_counter()
-            size = HEADER.size + len(payload)
-            small = size <= SMALL and self._queued == 0 and self._pace.room(size)
-            done = self._line.send_now(_buffers(header, payload)) if small else 0
-            if done == size:
-                self._count(header, start)
-            else:
-                self._queued += 1
-                self._queue.put((header, payload, keep, done))
+        queued = _Queued(header, (memoryview(pack(header)), memoryview(payload)), HEADER.size + len(payload), keep)
+        assert self._lines is not None
+        with self._lines.turn:
+            if self._writes:
+                self._queue.append(queued)
+                self._lines.post(self)
+
+    def send(self, kind: Kind, payload: Any = b"", index: int = 0, frame: int = 0) -> None:
+        """Sends a frame now, or as soon as there is room for it; also what was posted before."""
+        with self._started().turn:
+            self.post(kind, payload, index, frame)
+            self.push()
 
     def send_json(self, kind: Kind, message: Any) -> None:
-        """Queues a JSON message."""
-        self.send(kind, json.dumps(message).encode())
+        """Sends a JSON message; before `start` it waits for a second at most."""
+        if self._lines is None:
+            with contextlib.suppress(OSError):
+                self.greet(kind, message, time.monotonic() + 1)
+        else:
+            self.send(kind, json.dumps(message).encode())
 
     def flush(self, deadline: float) -> None:
-        """Waits until what was queued has been handed to the system; what is queued later is not sent."""
-        self._queue.put(None)
-        if self._sending is not None:
-            self._sending.join(max(0.0, deadline - time.monotonic()))
+        """Waits until what was sent has been handed to the system, or cannot be."""
+        if self._lines is not None:
+            self._lines.drive(lambda: not self._writes or not (self._queue or self._line.holds), deadline)
 
     def close(self) -> None:
-        """Ends the connection, and with it the threads."""
-        self._line.close()
+        """Ends the connection."""
+        if self._lines is None:
+            self._line.close()
+        else:
+            with self._lines.turn:
+                self._reads = False
+                self._mute()
+                self._line.close()
+
+    def _started(self) -> Lines:
+        assert self._lines is not None
+        return self._lines
+
+    # -- what the lines call
+
+    def fileno(self) -> int:
+        """See lines.Watched, as for what follows."""
+        return self._line.fileno()
+
+    def pause_s(self) -> float:
+        """The seconds until the line may be given more."""
+        return self._pace.pause_s
+
+    def receive(self) -> None:
+        """Takes the frames that are there."""
+        if self._reads:
+            try:
+                read_frames(self._reader, self._admit, self._deliver)
+            except Exception as error:  # whatever it is must be told, or others wait for what does not come
+                self._end_reading(error)
+
+    def push(self) -> None:
+        """Hands over what the system takes of what is queued."""
+        try:
+            blocked, paused = self._push()
+        except OSError as error:
+            self._mute()
+            self.receive()  # what came before may tell why
+            self._end_reading(error)
+        else:
+            self._watch(blocked, paused)
 
     def beat(self, tick_s: float, interval_s: float) -> None:
-        """Called every `tick_s` seconds: gives a sign of life in each interval, and tells of a silent other end.
+        """Gives a sign of life in each interval, and tells of a silent other end.
 
         Ticks are counted, not time: a process that was stopped itself must not blame the others when it goes on.
         """
         self._unsaid_s += tick_s
-        if self._unsaid_s >= interval_s and not self._queued:  # what is being sent is a sign of life itself
+        if self._unsaid_s >= interval_s and not self._queue:  # what is being sent is a sign of life itself
             self._unsaid_s = 0.0
             self.send(Kind.PING)
         self._silent_s = 0.0 if self._reader.heard else self._silent_s + tick_s
         self._reader.heard = False
-        if self._silent_s > PATIENCE * interval_s and self._lost is not None:
-            self._lost(Silence(f"nothing was heard of it for {PATIENCE * interval_s:g} s"))
+        if self._silent_s > PATIENCE * interval_s:
+            self._end_reading(Silence(f"nothing was heard of it for {PATIENCE * interval_s:g} s"))
 
-    def _send_all(self, lost: Lost) -> None:
-        try:
-            while self._send_next():
-                continue
-        except Exception as error:  # whatever ends this thread must be told, or others wait for what it does not send
-            lost(error)
+    # -- within
 
-    def _send_next(self) -> bool:
-        item = self._queue.get()
-        if item is None:
-            return False
-        header, payload, _, done = item
-        start = time.perf_counter()
-        self._write(_buffers(header, payload), done)
-        with self._turn:
-            self._queued -= 1
-            self._count(header, start)
-        return True
+    def _watch(self, blocked: bool = False, paused: bool = False) -> None:
+        if (waits := (self._reads, blocked, paused)) != self._waits:
+            self._waits = waits
+            self._started().watch(self, *waits)
 
-    def _count(self, header: Header, start: float) -> None:
+    def _mute(self) -> None:
+        """Nothing is sent any more."""
+        self._writes = False
+        self._queue.clear()
+        self._watch()
+
+    def _end_reading(self, error: Exception) -> None:
+        """Nothing is read any more; that is told, the first time. Words may still be sent."""
+        if self._reads:
+            self._reads = False
+            self._watch()
+            self._lost(error)
+
+    def _push(self) -> tuple[bool, bool]:
+        """Whether something is left that there is no room for, or that the line has enough for now."""
+        if self._queue and not self._begun:
+            self._begun = time.perf_counter()
+        while self._queue:
+            buffers, size = self._first()
+            free = self._pace.free(size)
+            if not free:
+                return False, True
+            count = self._line.send(_cut(buffers, free) if free < size else buffers)
+            if not count:
+                return True, False
+            self._pace.gave(count)
+            self._left(count)
+        return self._line.holds and not self._line.send(()) and self._line.holds, False
+
+    def _first(self) -> tuple[list[memoryview], int]:
+        """The rest of the first frame in the queue and what follows, and the bytes of it."""
+        buffers: list[memoryview] = []
+        size = -self._done
+        for frame in islice(self._queue, TOGETHER):
+            buffers += frame.buffers
+            size += frame.size
+        if self._done:
+            skip = len(buffers[0])
+            buffers[:2] = [buffers[0][self._done :], buffers[1][max(0, self._done - skip) :]]
+        return buffers, size
+
+    def _left(self, count: int) -> None:
+        """So many bytes more have left: frames that have wholly are counted and forgotten."""
+        self._done += count
+        while self._queue and self._done >= self._queue[0].size:
+            frame = self._queue.popleft()
+            self._done -= frame.size
+            self._count(frame.header)
+        if not self._queue:
+            self._begun = 0.0
+
+    def _count(self, header: Header) -> None:
+        start, self._begun = self._begun, time.perf_counter()
         if header.kind is Kind.TENSOR:
-            end = time.perf_counter()
-            self.send_s += end - start
+            self.send_s += self._begun - start
             if self.timeline and self.timeline[-1][1] < header.frame:
                 self.timeline = []
-            self.timeline.append((header.index, header.frame, start, end))
+            self.timeline.append((header.index, header.frame, start, self._begun))
             self.sent[header.index] = self.sent.get(header.index, 0) + header.length
 
-    def _write(self, buffers: list[memoryview], done: int) -> None:
-        """Writes all but the first `done` bytes. Header and payload go in one call: a small frame is one packet."""
-        head, payload = buffers
-        while done < len(head) + len(payload):
-            end = done + self._pace.wait(len(head) + len(payload) - done)
-            begin = max(0, done - len(head))
-            done += self._line.send([head[done:end], payload[begin : max(0, end - len(head))]])
 
-    def _read_all(self, admit: Admit, deliver: Deliver, lost: Lost) -> None:
-        try:
-            read_frames(self._reader, admit, deliver)
-            raise ConnectionError("closed by the other end")
-        except Exception as error:  # see _send_all
-            lost(error)
+def _check_greeting(header: Header) -> None:
+    if header.kind not in (Kind.HELLO, Kind.ERROR):
+        raise ProtocolError(f"{header.kind.name} came before a greeting")
+    check_message(header, GREETING_LIMIT)
 
 
-def read_frames(reader: Reader, admit: Admit, deliver: Deliver) -> None:
-    """Reads frames to the end: see Channel.start. What comes is stored only after `admit` has let it through."""
-    while (header := reader.header()) is not None:
-        if header.kind is Kind.PING:
-            check_empty(header)
-            continue
-        admit(header)
-        deliver(header, reader.payload(header.length))
-
-
-def _buffers(header: Header, payload: Any) -> list[memoryview]:
-    return [memoryview(pack(header)), memoryview(payload)]
-
-
-class Pulse:
-    """A thread that makes all channels given to it give and expect signs of life, every `interval_s` seconds."""
-
-    def __init__(self, interval_s: float) -> None:
-        self.interval_s = interval_s
-        self._channels: list[Channel] = []
-        self._ended = threading.Event()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def watch(self, channel: Channel) -> None:
-        """Watches one more channel, which has been started."""
-        self._channels.append(channel)
-
-    def end(self) -> None:
-        """No more signs of life are given or expected."""
-        self._ended.set()
-
-    def _run(self) -> None:
-        tick_s = self.interval_s / 4
-        while not self._ended.wait(tick_s):
-            for channel in tuple(self._channels):
-                with contextlib.suppress(OSError):  # the channel's own threads tell
-                    channel.beat(tick_s, self.interval_s)
+def _cut(buffers: Sequence[memoryview], size: int) -> list[memoryview]:
+    """The first `size` bytes of what is in the buffers."""
+    found = []
+    for buffer in buffers:
+        found.append(buffer[:size])
+        size -= len(found[-1])
+        if not size:
+            break
+    return found

@@ -1,0 +1,96 @@
+"""Memory that frames use one after another: the tensors of segments that have small ones only, bound to them once.
+
+In: sessions and a role's manifest. Out: slots. To make, look up and bind a small tensor takes longer than to compute
+it; large ones come and go with their frames, as what a device is said to need counts them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .values import TYPES, wrapped
+
+SMALL = 1 << 14
+"""Bytes that a tensor in a slot may have."""
+SLOTS = 8
+"""Slots of a role at most; further frames on their way do without."""
+
+
+class Slot:
+    """`values`: onnxruntime's value of each small tensor by name, `views`: its bytes. `bindings`: by segment, of those
+    that have no other tensors, the binding and the outputs. Empty without `small`."""
+
+    def __init__(
+        self,
+        small: Mapping[str, tuple[str, Sequence[int]]],
+        segments: Sequence[Mapping[str, Any]],
+        sessions: Sequence[Any],
+    ) -> None:
+        self.values: dict[str, Any] = {}
+        self.views: dict[str, memoryview] = {}
+        for name, (dtype, shape) in small.items():
+            raw: Any = np.zeros(math.prod(shape) * TYPES[dtype][1], np.uint8)
+            self.values[name], self.views[name] = wrapped(raw, dtype, shape), memoryview(raw)
+        self.bindings: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for number, (segment, session) in enumerate(zip(segments, sessions, strict=True)):
+            if all(name in small for name in (*segment["inputs"], *segment["outputs"])):
+                binding = session.io_binding()
+                self.bindings[number] = binding, {name: self.values[name] for name in segment["outputs"]}
+                for name in segment["inputs"]:
+                    binding.bind_ortvalue_input(name, self.values[name])
+                for name in segment["outputs"]:
+                    binding.bind_ortvalue_output(name, self.values[name])
+
+
+class Slots:
+    """The slots of a role. `sessions`: of its segments."""
+
+    def __init__(self, manifest: Mapping[str, Any], sessions: Sequence[Any]) -> None:
+        self._segments, self._sessions = manifest["segments"], sessions
+        small = _small(manifest, sessions)
+        names = [(*segment["inputs"], *segment["outputs"]) for segment in self._segments]
+        bound = {name for own in names if all(name in small for name in own) for name in own}
+        self._small = {name: value for name, value in small.items() if name in bound}
+        self._free: list[Slot] = []
+        self._none = Slot({}, (), ())
+        self._made = 0
+
+    def take(self) -> Slot:
+        """A slot for a frame that begins, an empty one where there are enough."""
+        if self._free:
+            return self._free.pop()
+        if self._made == SLOTS:
+            return self._none
+        self._made += 1
+        return Slot(self._small, self._segments, self._sessions)
+
+    def give_back(self, slot: Slot, unused: bool) -> None:
+        """The frame is finished. unused: nothing that is in the slot is still to be sent; else it is let go."""
+        if slot is not self._none:
+            self._free += [slot] * unused
+            self._made -= not unused
+
+
+def _small(manifest: Mapping[str, Any], sessions: Sequence[Any]) -> dict[str, tuple[str, Sequence[int]]]:
+    """Type and shape of the small tensors that segments read and make, whose shape is known."""
+    found: dict[str, tuple[str, Sequence[int]]] = {}
+    known = [(v["name"], v["dtype"], v["shape"]) for v in (*manifest["inputs"], *manifest["transfers"])]
+    known += [(value["tensor"], value["dtype"], value["shape"]) for value in manifest["outputs"]]
+    for session in sessions:
+        for value in (*session.get_outputs(), *session.get_inputs()):
+            known.append((value.name, value.type[7:-1].upper(), value.shape))  # tensor(float)
+    unfit = {name for name, dtype, shape in known if not _fits(dtype, shape)}
+    for name, dtype, shape in known:
+        if name not in unfit and found.setdefault(name, (dtype, list(shape))) != (dtype, list(shape)):
+            unfit.add(name)  # what is wrong is told where it is made
+    return {name: value for name, value in found.items() if name not in unfit}
+
+
+def _fits(dtype: str, shape: Sequence[Any] | None) -> bool:
+    if dtype not in TYPES or shape is None or not all(isinstance(size, int) and size > 0 for size in shape):
+        return False
+    return bool(math.prod(shape) * TYPES[dtype][1] <= SMALL)

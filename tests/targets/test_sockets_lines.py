@@ -1,0 +1,238 @@
+"""Who moves the bytes: the main thread while it waits, a helper while it computes; and that both do it right."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.handmade import integers, partial
+from support.running import emit, fake
+
+from dicompiler.cli.entry import main
+from dicompiler.target.records import RunOptions
+from dicompiler.verify.executor import run_model
+from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.runtime.frames import HEADER, Header, Kind, ProtocolError, Reader
+from dicompiler_targets.sockets.runtime.line import Keys, secured
+from dicompiler_targets.sockets.runtime.lines import Lines
+from dicompiler_targets.sockets.runtime.wire import Channel
+
+LARGE = 24 << 20
+"""Bytes that no connection holds."""
+
+
+class End:
+    """One end of a connection with lines of its own. `came`: index and payload of each tensor; `lost`: why no more."""
+
+    def __init__(self, connection: socket.socket, keys: Keys | None, server: bool) -> None:
+        self.came: list[tuple[int, Any]] = []
+        self.lost: list[Exception] = []
+        self.threads: set[int] = set()
+        self.lines = Lines(60)
+        self.channel = Channel(secured(connection, keys, server, time.monotonic() + 10))
+
+    def start(self) -> End:
+        self.channel.start(self.lines, self._admit, self._deliver, self.lost.append)
+        return self
+
+    def _admit(self, header: Header) -> None:
+        if header.kind is not Kind.TENSOR:
+            raise ProtocolError("only tensors may come")
+
+    def _deliver(self, header: Header, payload: Any) -> None:
+        self.threads.add(threading.get_ident())
+        self.came.append((header.index, payload))
+
+    def take_over(self) -> None:
+        """From here on the helper drives no more."""
+        self.lines.drive(lambda: False, time.monotonic())
+
+    def send(self, *payloads: Any) -> None:
+        for index, payload in enumerate(payloads):
+            self.channel.post(Kind.TENSOR, payload, index)
+        self.lines.push()
+
+    def wait(self, count: int) -> None:
+        assert self.lines.drive(lambda: len(self.came) >= count or self.lost, time.monotonic() + 20)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    directory = emit(partial(), tmp_path_factory.mktemp("keys") / "artifact")
+    assert main(["keys", str(directory)]) == 0
+    return Keys(Path(f"{directory}.keys") / "devices" / "a")
+
+
+@pytest.fixture(params=["clear", "TLS"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[End, End]]:
+    keys = request.getfixturevalue("keys") if request.param == "TLS" else None
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = socket.create_connection(listener.getsockname())
+        accepted = listener.accept()[0]
+    made: list[End] = []
+    greeter = threading.Thread(target=lambda: made.append(End(accepted, keys, True)))
+    greeter.start()
+    made.insert(0, End(connection, keys, False))
+    greeter.join(20)
+    one, other = sorted(made, key=lambda end: end.channel._line._socket is accepted)
+    yield one.start(), other.start()
+    for end in made:
+        end.lines.end()
+        end.channel.close()
+
+
+def numbers(count: int, seed: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, count, np.uint8)
+
+
+def check(came: list[tuple[int, Any]], payloads: list[Any]) -> None:
+    assert [index for index, _ in came] == list(range(len(payloads)))
+    for (_, found), payload in zip(came, payloads, strict=True):
+        assert np.array_equal(found, payload)
+
+
+def test_frames_come_whole_and_in_their_order(ends: tuple[End, End]) -> None:
+    one, other = ends
+    other.take_over()
+    sizes = [0, 1, 7, 100, 16_000, 20_000, 0, 70_000, 1 << 20, 3, LARGE, 5, *range(200)]
+    payloads = [numbers(size, i) for i, size in enumerate(sizes)]
+    one.send(*payloads)
+    sender = threading.Thread(target=lambda: one.channel.flush(time.monotonic() + 20))
+    sender.start()
+    other.wait(len(sizes))
+    sender.join()
+    check(other.came, payloads)
+    assert one.channel.sent == dict(enumerate(sizes))
+    assert other.threads == {threading.get_ident()}  # handed over by nobody
+
+
+def test_large_frames_in_both_directions_pass_while_both_ends_compute(ends: tuple[End, End]) -> None:
+    payloads = [numbers(LARGE, 1), numbers(9, 2)]
+    for end in ends:
+        end.take_over()
+        end.send(*payloads)
+        end.lines.rest(3600)
+    deadline = time.monotonic() + 20
+    while any(len(end.came) < 2 for end in ends) and time.monotonic() < deadline:
+        sum(range(10_000))  # no call that moves anything
+    for end in ends:
+        check(end.came, payloads)
+        assert threading.get_ident() not in end.threads
+
+
+def test_what_is_left_is_sent_while_a_short_segment_runs(ends: tuple[End, End]) -> None:
+    one, other = ends
+    one.take_over()
+    one.send(numbers(LARGE, 3))
+    one.lines.rest(0.0)
+    other.wait(1)
+    check(other.came, [numbers(LARGE, 3)])
+
+
+def test_a_failure_that_the_helper_meets_reaches_the_main_thread(ends: tuple[End, End]) -> None:
+    one, other = ends
+    other.lines.rest(3600)
+    one.channel.send(Kind.FINISH)
+    other.wait(1)
+    assert str(other.lost[0]) == "only tensors may come"
+    other.channel.close()
+    one.wait(1)
+    assert isinstance(one.lost[0], ConnectionError)
+    assert (len(one.lost), len(other.lost)) == (1, 1)
+
+
+def test_signs_of_life_are_given_while_the_main_thread_waits_and_while_it_computes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = socket.create_connection(listener.getsockname())
+        accepted = listener.accept()[0]
+    lines, lost = Lines(0.1), list[Exception]()
+    channel = Channel(secured(connection, None, False, time.monotonic() + 10))
+    channel.start(lines, lambda _: None, lambda *_: None, lost.append)
+    heard: list[Kind] = []
+    accepted.settimeout(10)
+    for busy in (lambda: lines.drive(lambda: len(heard) >= 4, time.monotonic() + 10), lambda: lines.rest(0.0)):
+        player = threading.Thread(target=busy)
+        player.start()
+        for _ in range(4):
+            frame = Reader(_Waiting(accepted)).next(lambda _: None)
+            assert frame is not None
+            heard.append(frame[0].kind)
+            accepted.sendall(HEADER.pack(b"DICO", 2, Kind.PING, 0, 0, 0, 0))
+        player.join()
+    assert heard == [Kind.PING] * 8
+    assert not lost
+    assert lines.drive(lambda: lost, time.monotonic() + 10)  # it hears nothing from now on
+    assert "nothing was heard of it for 0.3 s" in str(lost[0])
+    lines.end()
+    with contextlib.suppress(OSError):
+        accepted.close()
+
+
+class _Waiting:
+    emptied = False
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def receive_into(self, view: memoryview) -> int:
+        return self._connection.recv_into(view[: HEADER.size])
+
+
+def test_places_are_not_used_again_before_what_is_in_them_has_left(tmp_path: Path) -> None:
+    """b does not read until a has computed all frames: what a sends it waits, and may not change meanwhile."""
+    made, count = partial(rows=64), 40
+    given = [{n: integers(x.shape, 100 + i, x.dtype) for n, x in made[2].items()} for i in range(count)]
+    with fake(emit(made, tmp_path)) as (one, listener):
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.in_flight = count
+        with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
+            for frame, inputs in enumerate(given):
+                peer.sendall(HEADER.pack(b"DICO", 2, Kind.TENSOR, 0, 2, frame, 64 * 24 * 4) + bytes(64 * 24 * 4))
+                one.control.post(Kind.RUN, index=60_000, frame=frame)
+                for index, array in enumerate(inputs.values()):
+                    one.control.post(Kind.INPUT, array.reshape(-1).view(np.uint8), index, frame)
+            one.lines.push()
+            end = time.monotonic() + 20
+            while sum(header.kind is Kind.DONE for header, _ in one.messages) < count and time.monotonic() < end:
+                time.sleep(0.01)
+            found = _tensors(peer, 2 * count)
+    for frame, inputs in enumerate(given):
+        assert np.array_equal(found[0, frame].view(np.float32), inputs["x2"].reshape(-1))
+        product = inputs["x"] @ integers((32, 24), 4)[:16]
+        assert np.array_equal(found[1, frame].view(np.float32), product.reshape(-1))
+
+
+def _tensors(peer: socket.socket, count: int) -> dict[tuple[int, int], Any]:
+    """Payloads by index and frame."""
+    peer.settimeout(10)
+    reader, found = Reader(_All(peer)), {}
+    while len(found) < count:
+        frame = reader.next(lambda _: None)
+        assert frame is not None
+        if frame[0].kind is Kind.TENSOR:
+            found[frame[0].index, frame[0].frame] = frame[1]
+    return found
+
+
+class _All(_Waiting):
+    def receive_into(self, view: memoryview) -> int:
+        return self._connection.recv_into(view)
+
+
+def test_frames_on_their_way_give_what_they_give_one_at_a_time(tmp_path: Path) -> None:
+    made = partial(rows=64)
+    given = [{n: integers(x.shape, 200 + i, x.dtype) for n, x in made[2].items()} for i in range(60)]
+    directory = emit(made, tmp_path)
+    many, single = (
+        SocketsTarget().run(directory, given, RunOptions(timeout_s=60, in_flight=n)).outputs for n in (12, 1)
+    )
+    for inputs, one, other in zip(given, many, single, strict=True):
+        assert np.array_equal(one["out"], other["out"])
+        assert np.array_equal(one["out"], run_model(made[1], inputs)["out"])
