@@ -125,8 +125,10 @@ class Problem:
         Where there are many kinds of devices, estimates choose whom to simulate: where one device has all, next to
         nothing overlaps.
         """
-        kinds = {self._kind(device): device for device in reversed(self.platform.computing)}
-        plans = [self.whole(device.name) for device in reversed(kinds.values())]
+        kinds: dict[object, str] = {}
+        for device in self.platform.computing:
+            kinds.setdefault(self._kind(device), device.name)
+        plans = [self.whole(name) for name in kinds.values()]
         if len(plans) > ALONE:
             estimates = [measure(self.layers, self.platform, self.cost, plan) for plan in plans]
             order = sorted(
