@@ -137,7 +137,7 @@ def test_a_device_that_hangs_is_named_not_those_that_wait_for_it(tmp_path: Path)
 
 def test_what_a_segment_raises_is_told_in_words(tmp_path: Path) -> None:
     made = failing()
-    with pytest.raises(RunError, match=r"^device 'b': segment 'b0' cannot be run: .*out of data bounds"):
+    with pytest.raises(RunError, match=r"^device 'b': segment 'b0' cannot be run by onnxruntime: .*out of data bounds"):
         SocketsTarget().run(emit(made, tmp_path), [made[2], {"x": np.array([9], np.int64)}], RunOptions(timeout_s=60))
     assert pids(tmp_path) == {}
 

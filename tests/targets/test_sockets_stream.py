@@ -178,7 +178,7 @@ def test_each_frame_has_its_time(tmp_path: Path) -> None:
 
 def test_a_segment_that_fails_in_a_stream_is_told(tmp_path: Path) -> None:
     good, bad = failing()[2], {"x": np.array([9], np.int64)}
-    with pytest.raises(RunError, match=r"^device 'b': segment 'b0' cannot be run: "):
+    with pytest.raises(RunError, match=r"^device 'b': segment 'b0' cannot be run by onnxruntime: "):
         SocketsTarget().run(emit(failing(), tmp_path), [good, good, bad, good], RunOptions(timeout_s=60, in_flight=4))
 
 

@@ -124,7 +124,7 @@ def run_bound(session: Any, segment: Mapping[str, Any], binding: Any) -> None:
 
 
 def _unable(segment: Mapping[str, Any], error: Exception) -> ValueError:
-    return ValueError(f"segment {segment['name']!r} cannot be run: {one_line(error)}")
+    return ValueError(f"segment {segment['name']!r} cannot be run by onnxruntime: {one_line(error)}")
 
 
 def one_line(error: Exception) -> str:
