@@ -18,6 +18,9 @@ from typing import Protocol
 LONG_S = 0.002
 """Seconds of computing in which nobody need drive: what comes meanwhile has room in the system's buffers, and to wake a
 thread costs some hundredths of that."""
+SPIN_S = 0.0005
+"""Seconds for which a thread looks for what comes before it sleeps, where the last wait was not longer: to wake it
+costs a tenth of that on an idle processor."""
 READ, WRITE = select.POLLIN, select.POLLOUT
 
 
@@ -57,6 +60,8 @@ class Lines:
         self._wheel = threading.Lock()  # who holds it drives
         self._lent, self._ended = True, False
         self._asleep = False
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._spins, self._waited_s = cores > 1, 0.0
         self._call = threading.Event()  # set while the wheel is lent
         self._call.set()
         self._bell, self._ring = os.pipe()
@@ -154,7 +159,7 @@ class Lines:
             if self._paused and seconds is not None and seconds < 0.001:
                 time.sleep(seconds)  # poll counts in milliseconds
                 seconds = 0.0
-            found = self._poll.poll(None if seconds is None else 1000 * seconds)
+            found = self._wait(seconds)
         finally:
             self._asleep = False
         for number, what in found:
@@ -170,6 +175,19 @@ class Lines:
             with self.turn:
                 for channel in tuple(self._paused):
                     channel.push()
+
+    def _wait(self, seconds: float | None) -> list[tuple[int, int]]:
+        """Waits for something to do, no longer than that."""
+        found: list[tuple[int, int]] = []
+        begun = time.perf_counter()
+        if self._spins and self._waited_s < SPIN_S:
+            until = begun + (SPIN_S if seconds is None else min(SPIN_S, seconds))
+            while not (found := self._poll.poll(0)) and time.perf_counter() < until:
+                os.sched_yield()
+        if not found:
+            found = self._poll.poll(None if seconds is None else 1000 * seconds)
+        self._waited_s = time.perf_counter() - begun
+        return found
 
     def _hear(self, number: int) -> None:
         if number == self._bell:
