@@ -77,7 +77,7 @@ def check_held(program: Program, routing: Routing, wire: Wire, inputs: Mapping[s
         count, largest, odd = count + 1, max(largest, top), odd + (not finite.all())
         if kind == "int8" and not finite.all():
             return Check("wire", False, f"{place} holds NaN or infinity, and int8 has neither: send it as float16")
-        if kind == "float16" and np.isinf(values[finite].astype(np.float16)).any():
+        if kind == "float16" and np.isinf(_halves(values[finite])).any():
             detail = f"{place} holds {top:.3g}, which float16 cannot ({LARGEST:g} at most): send it as bfloat16"
             return Check("wire", False, detail)
         if kind == "int8":
@@ -86,6 +86,11 @@ def check_held(program: Program, routing: Routing, wire: Wire, inputs: Mapping[s
     more = f"; {odd} with NaN or infinity, which travel as such" if odd else ""
     more += f"; {beyond} with numbers beyond the range of the samples, which travel as its ends" if beyond else ""
     return Check("wire", True, f"{wire}: {count} transfers narrowed, the largest number {largest:.3g}{more}")
+
+
+def _halves(values: NDArray[Any]) -> NDArray[Any]:
+    with np.errstate(over="ignore"):  # that is what is looked for
+        return values.astype(np.float16)
 
 
 def deviation(routing: Routing) -> float:
