@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dicompiler.base.atomic import check_place, moved_in_whole
+from dicompiler.base.collecting import no_collection
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cost.memory import MemoryUse
 from dicompiler.cost.model import CostModel
@@ -96,7 +97,8 @@ def compile(
         chosen_plan = calibrated(replace(compilation, plan=chosen_plan), Path(samples))
     log.info("splitting over %d devices", len(chosen_plan.devices))
     watched = PassManager([known.make("passes", "partition")], instruments)
-    compilation = split(replace(compilation, plan=chosen_plan), watched.run)
+    with no_collection():
+        compilation = split(replace(compilation, plan=chosen_plan), watched.run)
     tell_kept(compilation)
     memory: Mapping[str, MemoryUse] | None = None
     if output is not None:
@@ -153,7 +155,8 @@ def occupy(compilation: Compilation, problem: Problem) -> Compilation:
 def predicted(compilation: Compilation, problem: Problem, memory: Mapping[str, MemoryUse] | None) -> Compilation:
     """Adds the metrics of the program, by simulation (memory: see `evaluate`), and those of the best single device
     beside them; warns where that one would be better."""
-    metrics, single = evaluate(compilation, problem.cost, memory), problem.alone[1]
+    with no_collection():
+        metrics, single = evaluate(compilation, problem.cost, memory), problem.alone[1]
     objective = problem.objective
     if metrics.value(objective) > NOTABLY * single.value(objective):
         log.warning(

@@ -5,11 +5,9 @@ LayerGraph + Platform + CostModel + objective → Problem;   Problem → Plan;  
 
 from __future__ import annotations
 
-import gc
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from dicompiler.base.collecting import no_collection
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import objective_terms
 from dicompiler.cost.memory import MemoryUse, program_memory
@@ -91,7 +90,8 @@ class Problem:
         """What `plan` comes to by an estimate of milliseconds, see `metrics.measure`: exact bytes and operations, but
         times that suppose barriers between layers. Raises DicompilerError where the plan does not fit the layers or
         names an unknown device."""
-        metrics = measure(self.layers, self.platform, self.cost, plan)
+        with no_collection():
+            metrics = measure(self.layers, self.platform, self.cost, plan)
         return metrics if self.target is None else metrics.adding(self.reserve)
 
     @cached_property
@@ -110,7 +110,7 @@ class Problem:
     def evaluate(self, plan: Plan) -> Metrics:
         """What `plan` comes to when its program is played by the simulator, which decides between plans. Takes
         2 to 150 ms: it is not written as ONNX, unless there is a target to ask. Raises as `estimate`."""
-        with _no_collection():
+        with no_collection():
             if self.target is not None:
                 compilation = self.sketch(plan)
                 return evaluate(compilation, self.cost, self.memory(compilation))
@@ -135,7 +135,7 @@ class Problem:
                 range(len(plans)), key=lambda i: (estimates[i].value(self.objective), estimates[i].latency_s)
             )
             plans = [plans[i] for i in order[:ALONE]]
-        with _no_collection():
+        with no_collection():
             tried = [(plan, self._alone(plan)) for plan in plans]
         plan, metrics = min(tried, key=lambda one: (one[1].value(self.objective), one[1].latency_s))
         return plan, metrics if self.target is None else metrics.adding(self.reserve)
@@ -240,19 +240,6 @@ def _restored(parcel: bytes) -> RemoteEvaluator:
         for name, (dtype, shape) in weights.items()
     }
     return RemoteEvaluator(replace(problem, model=Model(onnx.ModelProto.FromString(proto), hollow)))
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Python's collector of cycles waits: what is made in between makes none, but there is so much of it that the
-    collector would go through all of the heap for every second or third plan, a fifth of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def play(compilation: Compilation, cost: CostModel, frames: int = 1, in_flight: int = 1) -> Simulation:
