@@ -26,26 +26,29 @@ CARRIED = 0.955
 """What is left of a line's rate for payload: the rest are headers of Ethernet, IP and TCP."""
 FASTER, STREAM = 1.3, 1.10
 """What float16 must bring, and by how much a stream may be slower than the busiest device or line."""
+WIRES = (("vgg16", "stahl"), ("resnet50", "modnn"))
 STREAMS = (("modnn", "latency"), ("auto", "latency"), ("auto", "throughput"))
 
 
 def wire(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
-    """The same plan with everything as it is and in float16, as predicted and as measured, on boards that are fast
-    enough for the line to be the limit."""
+    """The same plan with everything as it is and in float16, as predicted and as measured, where the line is the
+    limit."""
     figures = []
-    for name in names or ("vgg16", "resnet50"):
+    for name, strategy in WIRES if not names else [(name, "modnn") for name in names]:
         with tempfile.TemporaryDirectory() as scratch:
             sides, sent, predicted = [], [], []
             for kind in (None, "float16"):
                 artifact = Path(scratch, kind or "wide")
-                made = dicompiler.compile(networks.build(name, 1), BOARDS, "modnn", wire=kind, output=artifact)
+                made = dicompiler.compile(networks.build(name, 1), BOARDS, strategy, wire=kind, output=artifact)
                 assert made.metrics is not None
                 sent.append(made.metrics.total_bytes)
                 predicted.append(emulate(artifact, frames=1, slower=FAST).predicted_s)
                 sides.append(side(artifact, frames))
             assert sent[0] == 2 * sent[1]
-            figures.append(Figure(f"{name}, float16, predicted", *[predicted[1] / predicted[0]] * 2, 1 / FASTER))
-            figures.append(alternately(f"{name}, float16, measured", *sides, rounds, 1 / FASTER))
+            figures.append(
+                Figure(f"{name}, {strategy}, float16, predicted", *[predicted[1] / predicted[0]] * 2, 1 / FASTER)
+            )
+            figures.append(alternately(f"{name}, {strategy}, float16, measured", *sides, rounds, 1 / FASTER))
             click.echo("\n".join(map(str, figures[-2:])))
     return figures
 
