@@ -110,7 +110,7 @@ def _end(popen: subprocess.Popen[bytes]) -> None:
 
 def cause(artifact: Artifact, errors: str, code: int) -> str:
     """The line that tells most of what mpirun and the ranks wrote to stderr."""
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    lines = [line.strip() for line in errors.splitlines() if line.strip() and ": Warning: " not in line]
     # Once one has ended all, others that had stopped wake up and complain in turn.
     heard = next((i for i, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked")), len(lines))
     every = [(i, line[len(SAYS) :]) for i, line in enumerate(lines) if line.startswith(SAYS)]
@@ -125,7 +125,8 @@ def cause(artifact: Artifact, errors: str, code: int) -> str:
         speaking = {match[1] for word in words if (match := re.match(r"rank (\d+) ", word))}
         suspects = [match[1] if (match := re.search(r"; the cause may be rank (\d+) ", word)) else "" for word in words]
         return next((w for w, other in zip(words, suspects, strict=True) if other not in speaking), words[0])
-    return f"mpirun ended with exit code {code}: {lines[-1] if lines else 'it says nothing'}"
+    silent = f"signal {code - 128} ended a process, it does not say which" if code > 128 else "it says nothing"
+    return f"mpirun ended with exit code {code}: {lines[-1] if lines else silent}"
 
 
 def _last(ranks: Sequence[Mapping[str, Any]], lead: int, last: float) -> list[float]:
