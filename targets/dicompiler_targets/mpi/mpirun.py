@@ -110,7 +110,7 @@ def _end(popen: subprocess.Popen[bytes]) -> None:
 
 def cause(artifact: Artifact, errors: str, code: int) -> str:
     """The line that tells most of what mpirun and the ranks wrote to stderr."""
-    lines = [line.strip() for line in errors.splitlines() if line.strip() and ": Warning: " not in line]
+    lines = [line.strip() for line in errors.splitlines() if line.strip() and "plm:ssh: Warning: " not in line]
     # Once one has ended all, others that had stopped wake up and complain in turn.
     heard = next((i for i, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked")), len(lines))
     every = [(i, line[len(SAYS) :]) for i, line in enumerate(lines) if line.startswith(SAYS)]
