@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from dicompiler.cost.workload import Job, Workload
+from dicompiler.cost.workload import DeviceWork, Job, Workload
 from dicompiler.ir.platform import Platform
 
 Resource = tuple[str, str]  # ("out" | "in" | "all", host or "")
@@ -20,11 +20,11 @@ Resource = tuple[str, str]  # ("out" | "in" | "all", host or "")
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took time, in seconds from the start of the first frame. compute: a segment on `device`; message:
-    bytes on the line from `device` to `peer`; wait: `device` had nothing that it could do, for want of a message from
+    """Something that took time, in seconds from the start of the first frame. compute: a segment on `device`; handle:
+    its runtime sends a message to `peer`, or takes one from it; message: bytes on the line from `device` to `peer`; wait: `device` had nothing that it could do, for want of a message from
     `peer` ("": for want of a frame)."""
 
-    kind: Literal["compute", "message", "wait"]
+    kind: Literal["compute", "handle", "message", "wait"]
     device: str
     name: str
     frame: int
@@ -104,11 +104,12 @@ def simulate(work: Workload, platform: Platform, frames: int = 1, in_flight: int
     """Plays `frames` frames, at most `in_flight` of them on their way at once.
 
     A device computes one segment at a time: of the oldest frame that can go on the next one (as the runtimes do).
-    Messages are sent in the background. On a switch a message needs the sender's outgoing and the receiver's incoming
+    What its runtime takes for a message (`DeviceWork.runtime`) it takes of the same processor: after the segment that
+    made it, and when it came, but while a segment computes and there is another core, beside it. On a switch a message needs the sender's outgoing and the receiver's incoming
     line for its time, and of those that could go the one that was ready first goes; on a shared medium, or through a
     gateway, one message travels at a time, in the order in which they were ready. A message takes its bytes over the
-    narrowest bandwidth on its way and the network's time per message, and arrives the link's latency later. Devices of
-    one host pass tensors at no cost. Slices and joins cost nothing beside what the cost model says of their layers.
+    narrowest bandwidth on its way, the network's time per message and its sender's gap, and arrives the link's latency
+    later. Devices of one host pass tensors at no cost but the runtime's. Slices and joins cost nothing beside what the cost model says of their layers.
     Frames go through the workload's roles in turn.
     """
     return _Player(work, platform, frames, max(1, in_flight)).run()
@@ -125,6 +126,7 @@ class _Player:
         self.busy = [False] * len(work.devices)
         self.started = [0.0] * len(work.devices)
         self.idle_since = [0.0] * len(work.devices)
+        self.inbox: list[deque[tuple[_Frame, int]]] = [deque() for _ in work.devices]
         self.active: list[_Frame] = []
         self.released = 0
         self.ended: dict[int, tuple[float, float]] = {}
@@ -142,8 +144,16 @@ class _Player:
             elif kind == "sent":
                 self.lines.free(number, frame)
                 self._travel(now)
-            else:
+            elif kind == "posted":
+                self._send(now, frame, number)
+                self._travel(now)
+            elif kind == "free":
+                self.busy[number], self.idle_since[number] = False, now
+                self._advance(now, number)
+            elif kind == "arrived":
                 self._arrived(now, frame, number)
+            else:
+                self._received(now, frame, number)
         frames = tuple(self.ended[i] for i in range(self.count))
         return Simulation(frames, tuple(sorted(self.spans, key=lambda span: (span.end, span.device, span.name))))
 
@@ -169,8 +179,7 @@ class _Player:
         self.released += 1
         self.active.append(frame)
         for device in devices:
-            for message in device.first:
-                self._send(now, frame, message)
+            self._post(now, frame, device, device.first)
         self._travel(now)
         for d in range(len(devices)):
             self._advance(now, d)
@@ -184,15 +193,16 @@ class _Player:
         for frame in self.active:
             jobs, at = frame.work.devices[d].jobs, frame.position[d]
             if at < len(jobs) and not frame.lacks[d][at]:
-                self._note_wait(now, d, frame, at)
+                self._note_wait(now, d, frame, frame.last[d][at])
                 self.busy[d], self.started[d] = True, now
                 self._at(now + jobs[at].seconds, "done", frame, d)
                 return
+        if self.inbox[d]:
+            self._take(now, d, *self.inbox[d].popleft())
 
-    def _note_wait(self, now: float, d: int, frame: _Frame, at: int) -> None:
+    def _note_wait(self, now: float, d: int, frame: _Frame, message: int) -> None:
         start = max(self.idle_since[d], 0.0)
         if now > start:
-            message = frame.last[d][at]
             messages = frame.work.messages
             peer = self.names[messages[message].sender] if message >= 0 else ""
             name = messages[message].name if message >= 0 else "a frame"
@@ -203,9 +213,10 @@ class _Player:
         job: Job = device.jobs[frame.position[d]]
         self.spans.append(Span("compute", device.device, job.name, frame.number, self.started[d], now))
         frame.position[d] += 1
-        self.busy[d], self.idle_since[d] = False, now
-        for message in job.sends:
-            self._send(now, frame, message)
+        free = self._post(now, frame, device, job.sends)
+        self.busy[d], self.idle_since[d] = free > now, now
+        if free > now:
+            self._at(free, "free", frame, d)
         self._travel(now)
         frame.missing -= job.outputs
         if job.outputs and not frame.missing:
@@ -217,6 +228,20 @@ class _Player:
         self.ended[frame.number] = (frame.start, now)
         if self.released < self.count:
             self._release(now)
+
+    def _post(self, now: float, frame: _Frame, device: DeviceWork, messages: Sequence[int]) -> float:
+        """Sends messages one after another as fast as the runtime can; when that is done."""
+        for message in messages:
+            record = frame.work.messages[message]
+            done = now + device.runtime.sending(record.nbytes)
+            if done > now:
+                peer = self.names[record.receiver]
+                self.spans.append(Span("handle", device.device, record.name, frame.number, now, done, peer))
+                self._at(done, "posted", frame, message)
+            else:
+                self._send(now, frame, message)
+            now = done
+        return now
 
     def _send(self, now: float, frame: _Frame, message: int) -> None:
         if not self.lines.queue(message, frame):
@@ -233,6 +258,33 @@ class _Player:
             self._at(now + seconds + latency, "arrived", frame, message)
 
     def _arrived(self, now: float, frame: _Frame, message: int) -> None:
+        record = frame.work.messages[message]
+        d, device = record.receiver, frame.work.devices[record.receiver]
+        seconds = device.runtime.receiving(record.nbytes)
+        if not seconds:
+            self._received(now, frame, message)
+        elif not self.busy[d]:
+            self._take(now, d, frame, message)
+        elif device.cores > 1:
+            self._handle(now, now + seconds, frame, message)
+        else:
+            self.inbox[d].append((frame, message))
+
+    def _take(self, now: float, d: int, frame: _Frame, message: int) -> None:
+        """An idle device takes a message."""
+        done = now + frame.work.devices[d].runtime.receiving(frame.work.messages[message].nbytes)
+        self._note_wait(now, d, frame, message)
+        self.busy[d] = True
+        self._handle(now, done, frame, message)
+        self._at(done, "free", frame, d)
+
+    def _handle(self, now: float, done: float, frame: _Frame, message: int) -> None:
+        record = frame.work.messages[message]
+        device, peer = self.names[record.receiver], self.names[record.sender]
+        self.spans.append(Span("handle", device, record.name, frame.number, now, done, peer))
+        self._at(done, "received", frame, message)
+
+    def _received(self, now: float, frame: _Frame, message: int) -> None:
         d = frame.work.messages[message].receiver
         for job in self.readers[frame.role][message]:
             frame.lacks[d][job] -= 1
@@ -261,7 +313,8 @@ class _Lines:
             for message in work.messages:
                 sender, receiver = work.devices[message.sender], work.devices[message.receiver]
                 link = platform.link(sender.device, receiver.device)
-                seconds = 0.0 if link is None else link.seconds(message.nbytes, platform.network.message)
+                held = platform.network.message + sender.runtime.gap
+                seconds = 0.0 if link is None else link.seconds(message.nbytes, held)
                 own_times.append((seconds, 0.0 if link is None else link.latency))
                 ends: tuple[Resource, Resource] = (("out", sender.host), ("in", receiver.host))
                 own_ends.append(None if link is None else ends if switch else (("all", ""), ("all", "")))

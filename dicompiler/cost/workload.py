@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from dicompiler.cost.counting import flops
 from dicompiler.cost.model import CostModel
+from dicompiler.cost.runtime import FREE, RuntimeCosts
 from dicompiler.ir.layers import Layer
 from dicompiler.ir.plan import Share
 from dicompiler.ir.platform import Platform
@@ -45,12 +46,15 @@ class Job:
 @dataclass(frozen=True)
 class DeviceWork:
     """What a device does in a frame: `first` are the messages that it sends at once (inputs), then its jobs follow in
-    order."""
+    order. runtime: what its messages cost it. cores: with more than one, messages that come while it computes are taken
+    beside."""
 
     device: str
     host: str
     first: tuple[int, ...]
     jobs: tuple[Job, ...]
+    runtime: RuntimeCosts = FREE
+    cores: int = 1
 
 
 @dataclass(frozen=True)
