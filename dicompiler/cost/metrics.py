@@ -82,6 +82,7 @@ def simulated(simulation: Simulation, work: Workload, routing: Routing, platform
     devices = tuple(
         replace(
             entry,
+            compute_s=entry.compute_s + _runtime_s(simulation, work, entry.device) / frames,
             line_s=sum(simulation.seconds("message", entry.device, peer) for peer in (False, True)) / frames,
             waits={peer: seconds / frames for peer, seconds in simulation.waits.get(entry.device, {}).items()},
         )
@@ -89,6 +90,13 @@ def simulated(simulation: Simulation, work: Workload, routing: Routing, platform
     )
     latency = sum(end - start for start, end in simulation.frames) / frames
     return _metrics(roles, devices, platform, latency, "simulation")
+
+
+def _runtime_s(simulation: Simulation, work: Workload, device: str) -> float:
+    """Seconds of a device's processor that its runtime took for calls and messages."""
+    own = next(one for one in work.devices if one.device == device).runtime
+    calls = sum(span.kind == "compute" and span.device == device for span in simulation.spans) if own.call else 0
+    return simulation.seconds("handle", device) + calls * own.call
 
 
 def _metrics(

@@ -1,7 +1,7 @@
-"""What a target's runtime takes of devices and lines beside the engine, in the letters of LogGP (Alexandrov et al., 1995).
+"""What a target's runtime takes of devices and lines beside the engine, in the letters of LogGP (Alexandrov 1995).
 
-A message costs its sender o and each of its bytes a share of G, holds its line for g beside its bytes, is on its way for
-the link's L, and costs its receiver o again. The line's part of G, and L, are the network's own.
+A message costs its sender o and each of its bytes a share of G, holds its line for g beside its bytes, is on its way
+for the link's L, and costs its receiver o again. The line's part of G, and L, are the network's own.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class RuntimeCosts:
-    """Seconds, on one device. send, receive: of its processor for a message (o of both ends); byte: for each byte of it,
-    at each end; gap: for which a message holds its line beside its bytes (g). call: of a segment's call beside its
+    """Seconds, on one device. send, receive: of its processor for a message (o of both ends); byte: for each byte of
+    it, at each end; gap: for which a message holds its line beside its bytes (g). call: of a segment's call beside its
     computing; copy: for each byte that a slice or a join copies. ValueError for one below 0."""
 
     send: float = 0.0

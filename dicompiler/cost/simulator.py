@@ -21,8 +21,8 @@ Resource = tuple[str, str]  # ("out" | "in" | "all", host or "")
 @dataclass(frozen=True)
 class Span:
     """Something that took time, in seconds from the start of the first frame. compute: a segment on `device`; handle:
-    its runtime sends a message to `peer`, or takes one from it; message: bytes on the line from `device` to `peer`; wait: `device` had nothing that it could do, for want of a message from
-    `peer` ("": for want of a frame)."""
+    its runtime sends a message to `peer`, or takes one from it; message: bytes on the line from `device` to `peer`;
+    wait: `device` had nothing that it could do, for want of a message from `peer` ("": for want of a frame)."""
 
     kind: Literal["compute", "handle", "message", "wait"]
     device: str
@@ -105,12 +105,12 @@ def simulate(work: Workload, platform: Platform, frames: int = 1, in_flight: int
 
     A device computes one segment at a time: of the oldest frame that can go on the next one (as the runtimes do).
     What its runtime takes for a message (`DeviceWork.runtime`) it takes of the same processor: after the segment that
-    made it, and when it came, but while a segment computes and there is another core, beside it. On a switch a message needs the sender's outgoing and the receiver's incoming
-    line for its time, and of those that could go the one that was ready first goes; on a shared medium, or through a
-    gateway, one message travels at a time, in the order in which they were ready. A message takes its bytes over the
-    narrowest bandwidth on its way, the network's time per message and its sender's gap, and arrives the link's latency
-    later. Devices of one host pass tensors at no cost but the runtime's. Slices and joins cost nothing beside what the cost model says of their layers.
-    Frames go through the workload's roles in turn.
+    made it, and when it came, but while a segment computes and there is another core, beside it. On a switch a message
+    needs the sender's outgoing and the receiver's incoming line for its time, and of those that could go the one that
+    was ready first goes; on a shared medium, or through a gateway, one message travels at a time, in the order in which
+    they were ready. A message takes its bytes over the narrowest bandwidth on its way, the network's time per message
+    and its sender's gap, and arrives the link's latency later. Devices of one host pass tensors at no cost but the
+    runtime's. Frames go through the workload's roles in turn.
     """
     return _Player(work, platform, frames, max(1, in_flight)).run()
 

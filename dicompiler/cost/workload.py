@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from dicompiler.cost.counting import flops
 from dicompiler.cost.model import CostModel
 from dicompiler.cost.runtime import FREE, RuntimeCosts
 from dicompiler.ir.layers import Layer
+from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Share
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
-from dicompiler.ir.routing import Routing
+from dicompiler.ir.regions import shape_of
+from dicompiler.ir.routing import Join, Routing, leaves
 from dicompiler.ir.tasks import Task, TaskId, task_id
+
+NONE: Mapping[str, RuntimeCosts] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -76,26 +81,43 @@ class Workload:
         return (replace(self, others=()), *self.others)
 
 
-def workload(program: Program, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
-    """The program with predicted seconds, role by role. What a task takes is counted in the segment that holds its
-    layer's anchor."""
+def workload(
+    program: Program,
+    routing: Routing,
+    platform: Platform,
+    cost: CostModel,
+    runtime: Mapping[str, RuntimeCosts] = NONE,
+) -> Workload:
+    """The program with predicted seconds, role by role. What a task takes, with what slices and joins for it copy, is
+    counted in the segment that holds its layer's anchor. runtime: what that costs on a device (default: nothing)."""
     roles = zip(program.roles, routing.roles, strict=True)
-    first, *others = (_role(role, routes, platform, cost) for role, routes in roles)
+    first, *others = (_role(role, routes, platform, cost, runtime) for role, routes in roles)
     return replace(first, others=tuple(others))
 
 
-def _role(program: Program, routing: Routing, platform: Platform, cost: CostModel) -> Workload:
+def _role(
+    program: Program, routing: Routing, platform: Platform, cost: CostModel, runtime: Mapping[str, RuntimeCosts]
+) -> Workload:
     seconds = {task_id(task): task_seconds(routing, platform, cost, task) for task in routing.tasks}
+    if runtime:
+        copied = copied_bytes(routing)
+        for task in routing.tasks:
+            seconds[task_id(task)] += copied.get(task_id(task), 0) * runtime[task.device].copy
     by_segment = _segment_seconds(program, routing, seconds)
     place = {device.device: i for i, device in enumerate(program.devices)}
     messages = tuple(
         Message(place[t.sender], place[t.receiver], t.value.nbytes, t.value.name) for t in program.transfers
     )
-    devices = tuple(_device(program, device, by_segment) for device in program.devices)
+    devices = tuple(
+        _device(program, device, by_segment, runtime.get(device.device, FREE), platform.device(device.device).cores)
+        for device in program.devices
+    )
     return Workload(devices, messages, seconds=seconds)
 
 
-def _device(program: Program, device: DeviceProgram, seconds: Mapping[str, float]) -> DeviceWork:
+def _device(
+    program: Program, device: DeviceProgram, seconds: Mapping[str, float], runtime: RuntimeCosts, cores: int
+) -> DeviceWork:
     """The device's steps, sorted by the segment that they follow."""
     sends: dict[int, list[int]] = {}
     received: dict[str, int] = {}
@@ -112,14 +134,33 @@ def _device(program: Program, device: DeviceProgram, seconds: Mapping[str, float
     jobs = tuple(
         Job(
             segment.name,
-            seconds.get(segment.name, 0.0),
+            seconds.get(segment.name, 0.0) + runtime.call,
             tuple(received[name] for name in segment.inputs if name in received),
             tuple(sends.get(i, ())),
             delivering.count(i),
         )
         for i, segment in enumerate(device.segments)
     )
-    return DeviceWork(device.device, device.host, tuple(sends.get(-1, ())), jobs)
+    return DeviceWork(device.device, device.host, tuple(sends.get(-1, ())), jobs, runtime, cores)
+
+
+def copied_bytes(routing: Routing) -> dict[TaskId, int]:
+    """Task → bytes that slices and joins for it copy in a frame of the first role: what it reads in another shape than
+    it is held in, and what is cut out of what it makes for other devices."""
+    copied: dict[TaskId, int] = {}
+    for key, reads in routing.reads.items():
+        for source, tree in reads.items():
+            dtype = routing.layers.tensors[source.tensor].dtype
+            taken = leaves(tree)
+            cut = [leaf.region for leaf in taken if leaf.region != leaf.box.region]
+            joined = [leaf.region for leaf in taken] if isinstance(tree, Join) else []
+            copied[key] = copied.get(key, 0) + sum(raw_nbytes(dtype, shape_of(region)) for region in (*cut, *joined))
+    for box in dict.fromkeys((box.origin, box.region) for box in routing.received):
+        origin, region = box
+        if origin is not None and origin.task is not None and region is not None and region != origin.region:
+            nbytes = raw_nbytes(routing.layers.tensors[origin.key.tensor].dtype, shape_of(region))
+            copied[origin.task] = copied.get(origin.task, 0) + nbytes
+    return copied
 
 
 def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
