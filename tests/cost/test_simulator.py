@@ -15,6 +15,7 @@ from support.layer_graphs import rules
 from support.workloads import MEGABIT, cluster, fan, job, work
 
 from dicompiler import networks
+from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.cost.simulator import Simulation, simulate
 from dicompiler.cost.workload import DeviceWork, Job, Message, Workload, workload
 from dicompiler.driver.prepare import pose, prepare
@@ -41,6 +42,36 @@ from dicompiler_passes.form_layers import form_layers
 )
 def test_messages_of_one_sender_go_one_after_another(kind: NetworkKind, expected: float) -> None:
     assert simulate(fan(), cluster(3, kind)).latency_s == pytest.approx(expected)
+
+
+def costing(workload: Workload, runtime: RuntimeCosts, cores: int = 1) -> Workload:
+    return replace(workload, devices=tuple(replace(one, runtime=runtime, cores=cores) for one in workload.devices))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "cores", "expected"),
+    [
+        # d0 0–1, sends until 1.5 and 2; lines 1.5–3.5 and 3.5–5.5; d1 3.5–6.5, d2 5.5–8.5, each 0.5 more to send; back
+        # 7–9 and 9–11; d0 11–12.
+        (RuntimeCosts(send=0.5), 1, 12.0),
+        # As without, and d1 takes 0.25 before it begins, d2 too, d0 for each of both: the first while it waits.
+        (RuntimeCosts(receive=0.25), 1, 11.5),
+        # A second more for each message on its line: 1–4, 4–7; d2 7–10; back 10–13; d0 13–14.
+        (RuntimeCosts(gap=1.0), 1, 14.0),
+    ],
+)
+def test_a_runtime_takes_its_time_for_messages(runtime: RuntimeCosts, cores: int, expected: float) -> None:
+    assert simulate(costing(fan(), runtime, cores), cluster(3)).latency_s == pytest.approx(expected)
+
+
+def test_with_another_core_messages_are_taken_while_a_segment_computes() -> None:
+    """d1 sends to d0, which computes 5 s meanwhile, and then waits for it."""
+    made = work([(1, 0, 1)], ((), [job(5), job(1, needs=(0,), outputs=1)]), ((0,), []))
+    runtime = RuntimeCosts(receive=2.0, byte=0.0)
+    assert simulate(costing(made, runtime, 1), cluster(2)).latency_s == pytest.approx(8)
+    assert simulate(costing(made, runtime, 2), cluster(2)).latency_s == pytest.approx(6)
+    found = simulate(costing(made, runtime, 2), cluster(2))
+    assert found.seconds("handle", "d0") == pytest.approx(2)
 
 
 def test_a_switch_carries_at_once_what_a_shared_medium_carries_in_turn() -> None:
