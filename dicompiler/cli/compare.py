@@ -30,11 +30,12 @@ def command(request: Request, strategies: str | None, as_json: bool) -> None:
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_comparison
     from dicompiler.driver.compare import compare
-    from dicompiler.driver.prepare import DEFAULT_COST, load_problem
+    from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, load_problem
 
     candidates = chosen(strategies or DEFAULT)
     cost, objective = request.cost or DEFAULT_COST, request.objective or "latency"
-    problem = load_problem(request.model, request.platform, request.shape, objective, cost, request.wire)
+    target = request.target or DEFAULT_TARGET
+    problem = load_problem(request.model, request.platform, request.shape, objective, cost, request.wire, target)
     with progress("single") as tell:
         comparison = compare(problem, candidates, tell)
     show_comparison(comparison, as_json)

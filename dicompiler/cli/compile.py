@@ -21,6 +21,7 @@ from dicompiler.cli.options import (
     problem_options,
     shape_option,
     strategy_option,
+    target_option,
     wire_options,
 )
 
@@ -36,7 +37,7 @@ from dicompiler.cli.options import (
 )
 @objective_option
 @cost_option
-@click.option("--target", metavar="'NAME{…}'", help="What to emit: see 'dicompiler list targets'. Default: sockets.")
+@target_option(help="What to emit: see 'dicompiler list targets'. Default: sockets.")
 @shape_option
 @click.option("--calibrate", metavar="SAMPLES.npz", type=PATH, help="Samples of the inputs: quantises to int8 first.")
 @wire_options
@@ -48,7 +49,6 @@ def command(
     request: Request,
     building: Building,
     fit: bool,
-    target: str | None,
     calibrate: Path | None,
     as_json: bool,
     output: Path,
@@ -68,7 +68,7 @@ def command(
     if fit and (strategy is not None or plan is not None):
         raise UsageError("compile: --fit decides itself: leave out --strategy and --plan, or take --strategy 'fit{…}'")
     check_parent(output)
-    parts = plugins_of(strategy="fit" if fit else strategy, cost=request.cost, target=target)
+    parts = plugins_of(strategy="fit" if fit else strategy, cost=request.cost, target=request.target)
     rule = building.rule([output / MANIFEST], request, parts.values())
     with progress(f"compiling {request.model.name}"):
         result = request.compile(**parts, output=output, calibrate=calibrate)

@@ -56,7 +56,7 @@ def command(
     """
     from dicompiler.cli.progress import progress
     from dicompiler.driver.explore import explore, spec
-    from dicompiler.driver.prepare import DEFAULT_COST
+    from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET
 
     platform = request.platform
     if platform is None:
@@ -69,7 +69,8 @@ def command(
         given["objectives"] = tuple(objectives.split(","))
     with progress("reading the model") as tell:
         search, cost = spec(request.strategy, given), DEFAULT_COST if request.cost is None else request.cost
-        front = explore(request.model, platform, search, cost, output, request.shape, tell, request.wire)
+        target = request.target or DEFAULT_TARGET
+        front = explore(request.model, platform, search, cost, output, request.shape, tell, request.wire, target)
     _show(front, platform, output, as_json)
 
 

@@ -23,7 +23,7 @@ from dicompiler.base.objectives import objective_terms
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.ir.compilation import Compilation
+    from dicompiler.driver.artifact import Compiled
     from dicompiler.target.records import RunOptions, RunResult
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -131,7 +131,13 @@ wire_options = stack(
 )
 plan_option = functools.partial(click.option, "--plan", metavar="PLAN.json", type=PATH)
 problem_options = stack(model_argument, platform_option)
-cost_options = stack(cost_option, shape_option, json_option)
+target_option = functools.partial(click.option, "--target", metavar="'NAME{…}'")
+cost_options = stack(
+    cost_option,
+    target_option(help="What is to run it: what messages and calls cost. Default: sockets."),
+    shape_option,
+    json_option,
+)
 
 
 @dataclass(frozen=True)
@@ -147,8 +153,9 @@ class Request:
     shape: tuple[str, ...] = ()
     wire: str | None = None
     samples: Path | None = None
+    target: str | None = None
 
-    def compile(self, **more: Any) -> Compilation:
+    def compile(self, **more: Any) -> Compiled:
         """What `dicompiler.compile` makes of it; `more`: arguments beside these, or in their place."""
         from dicompiler.cli.files import read_plan
         from dicompiler.driver.compiler import compile

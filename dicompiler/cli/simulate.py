@@ -39,18 +39,14 @@ def command(request: Request, frames: int, in_flight: int, trace: Path | None, a
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_simulation
     from dicompiler.cost.trace import dumps
-    from dicompiler.driver.prepare import DEFAULT_COST
-    from dicompiler.plugin.registry import registry
-    from dicompiler.search.problem import play
 
     check_file(trace)
-    costs = registry().make("cost_models", request.cost or DEFAULT_COST)
     with progress(f"planning {request.model.name}") as tell:
-        result = request.compile(cost=costs)
-        assert result.program is not None
+        result = request.compile()
+        assert result.program is not None and result.problem is not None
         devices = [device.device for device in result.program.devices]
         tell(f"playing {frames} frame{'' if frames == 1 else 's'}")
-        simulation = play(result, costs, frames, in_flight or 2 * len(devices))
+        simulation = result.problem.played(result, frames, in_flight or 2 * len(devices))
     if trace is not None:
         write_text(trace, dumps(simulation, devices))
     show_simulation(result, simulation, as_json)

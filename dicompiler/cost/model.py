@@ -10,15 +10,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.cost.counting import flops
+from dicompiler.cost.runtime import FREE, RuntimeCosts, slowness
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Share as Share
+
+Runtime = Literal["board", "here", "free"]
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,24 @@ class CostModel(ABC):
     name: ClassVar[str]
     measured: ClassVar[bool] = False
 
+    runtime: Runtime = field(
+        default="board",
+        kw_only=True,
+        metadata={
+            "help": "what messages and calls cost: as on the board, as on the host"
+            " on which it was measured, or free as in the papers"
+        },
+    )
+
     @abstractmethod
     def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
         """Seconds that `device` computes on a part of `layer`, the waiting and the sending not counted. Endless on a
         compute-less device."""
+
+    def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:  # noqa: ARG002
+        """What the runtime of `target` costs on `device`; stated: what the target says of the host on which that was
+        measured. A model that has measured it on the device says that."""
+        return FREE if self.runtime == "free" else stated.times(1.0 if self.runtime == "here" else slowness(device))
 
     def fill(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]

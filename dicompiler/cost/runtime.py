@@ -6,7 +6,15 @@ for the link's L, and costs its receiver o again. The line's part of G, and L, a
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
+
+from dicompiler.ir.devices import Device
+
+REFERENCE_RATE = 128e9
+"""FLOP/s that a core of the host sustained (ResNet-50 in onnxruntime) on which the targets' costs were measured."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,24 @@ class RuntimeCosts:
         """Seconds of the receiver's processor for a message."""
         return self.receive + nbytes * self.byte
 
+    def times(self, factor: float) -> RuntimeCosts:
+        """Those of a device that takes `factor` times as long."""
+        return RuntimeCosts(*(factor * getattr(self, entry.name) for entry in fields(self)))
+
 
 FREE = RuntimeCosts()
 """Of a runtime that costs nothing, as the papers have it."""
+NONE: Mapping[str, RuntimeCosts] = MappingProxyType({})
+"""Device → costs, where no runtime is known."""
+
+
+def slowness(device: Device) -> float:
+    """How many times as long as the reference host a device takes for what a runtime does: the square root of how many
+    times slower its cores compute, and at least once as long.
+
+    Vector units differ more than what runs system calls: a Raspberry Pi 4's core computes 38 times slower than the
+    reference host's and takes about 6 times as long for plain code, a Pi 3's 136 and 12 times (Geekbench 5 of one core:
+    about 1 500, 270 and 130 points). A profile that was made on the board is better.
+    """
+    cores = REFERENCE_RATE * device.cores / device.rate if device.computes else 1.0
+    return max(1.0, math.sqrt(cores))

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from dicompiler.cost.counting import flops
 from dicompiler.cost.model import CostModel
-from dicompiler.cost.runtime import FREE, RuntimeCosts
+from dicompiler.cost.runtime import FREE, NONE, RuntimeCosts
 from dicompiler.ir.layers import Layer
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Share
@@ -20,8 +19,6 @@ from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler.ir.regions import shape_of
 from dicompiler.ir.routing import Join, Routing, leaves
 from dicompiler.ir.tasks import Task, TaskId, task_id
-
-NONE: Mapping[str, RuntimeCosts] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ def _role(
     if runtime:
         copied = copied_bytes(routing)
         for task in routing.tasks:
-            seconds[task_id(task)] += copied.get(task_id(task), 0) * runtime[task.device].copy
+            seconds[task_id(task)] += copied.get(task_id(task), 0) * runtime.get(task.device, FREE).copy
     by_segment = _segment_seconds(program, routing, seconds)
     place = {device.device: i for i, device in enumerate(program.devices)}
     messages = tuple(

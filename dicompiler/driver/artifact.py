@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from dicompiler.partition.lowering import split, split_unchecked
 from dicompiler.partition.routing import route_on
 from dicompiler.partition.tiling import whole_plan
 from dicompiler.plugin.registry import registry
-from dicompiler.search.problem import Problem, evaluate
+from dicompiler.search.problem import Problem
 from dicompiler.target.interface import Target
 from dicompiler.target.manifest import MADE, PLAN, PLATFORM, REFERENCE
 from dicompiler.target.records import Installed, RunOptions, RunResult
@@ -41,11 +41,14 @@ log = logging.getLogger("dicompiler")
 
 @dataclass(frozen=True)
 class Compiled(Compilation):
-    """What `compile` gives: a compilation with plan, program and metrics, and its artifact where one was written."""
+    """What `compile` gives: a compilation with plan, program and metrics, and its artifact where one was written.
+    problem: what was solved."""
+
+    problem: Problem | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, compilation: Compilation) -> Compiled:
-        return cls(**{entry.name: getattr(compilation, entry.name) for entry in fields(Compilation)})
+    def of(cls, compilation: Compilation, problem: Problem) -> Compiled:
+        return cls(**{entry.name: getattr(compilation, entry.name) for entry in fields(Compilation)}, problem=problem)
 
     def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None, timeout: float | None = None) -> Verification:
         """Verifies the artifact that was written, see `driver.artifact.verify`. UsageError where none was."""
@@ -102,10 +105,10 @@ def reopen(
     compilation = sending(prepare(model), plan.wire)
     own = Platform.load(path / PLATFORM) if platform is None else platform
     compilation = replace(compilation, plan=plan, platform=own)
-    problem = pose(compilation, decision.objective if decision else "latency", costs)
+    problem = pose(compilation, decision.objective if decision else "latency", costs, target)
     compilation = split_unchecked(compilation)
     single = problem.alone[1]
-    metrics = evaluate(compilation, costs)
+    metrics = problem.metrics(compilation)
     return replace(compilation, metrics=metrics, single=single, decision=decision, artifacts=path), target, problem
 
 

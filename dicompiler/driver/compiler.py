@@ -19,7 +19,7 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cost.memory import MemoryUse
 from dicompiler.cost.model import CostModel
 from dicompiler.driver.artifact import Compiled
-from dicompiler.driver.prepare import DEFAULT_COST, platform_of, pose, prepare
+from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, platform_of, pose, prepare
 from dicompiler.driver.sending import agreed, calibrated, sending, tell_kept
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
@@ -32,7 +32,7 @@ from dicompiler.plugin.pass_manager import PassManager
 from dicompiler.plugin.passes import Instrument
 from dicompiler.plugin.registry import registry
 from dicompiler.search.constraints import check_constraints, check_dealing, check_program
-from dicompiler.search.problem import Problem, evaluate
+from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
 from dicompiler.target.interface import Target
 from dicompiler.target.manifest import KIND, MADE, MADE_FORMAT, MANIFEST, PLAN, PLATFORM, REFERENCE
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 
 DEFAULT_STRATEGY = "auto"
-DEFAULT_TARGET = "sockets"
 NOTABLY = 1.001
 """How many times what one device takes a plan takes that is warned of: less would read the same."""
 
@@ -91,7 +90,7 @@ def compile(
     compilation = replace(compilation, platform=platform_of(platform, decider))
     costs: CostModel = known.adopt("cost_models", cost)
     runs = emitter if output is not None else None
-    problem = replace(pose(compilation, objective, costs), executor=executor, target=runs)
+    problem = replace(pose(compilation, objective, costs, emitter), executor=executor, target=runs)
     chosen_plan = decide(problem, decider, given)
     if samples is not None:
         chosen_plan = calibrated(replace(compilation, plan=chosen_plan), Path(samples))
@@ -107,7 +106,7 @@ def compile(
         check_program(compilation, memory, emitter)
     decision = Decision("" if decider is None else decider.name, objective, costs.name)
     compilation = replace(predicted(compilation, problem, memory), decision=decision)
-    return Compiled.of(compilation if output is None else emit(compilation, emitter, Path(output)))
+    return Compiled.of(compilation if output is None else emit(compilation, emitter, Path(output)), problem)
 
 
 def decide(problem: Problem, strategy: Strategy | None, plan: Plan | None) -> Plan:
@@ -153,10 +152,10 @@ def occupy(compilation: Compilation, problem: Problem) -> Compilation:
 
 
 def predicted(compilation: Compilation, problem: Problem, memory: Mapping[str, MemoryUse] | None) -> Compilation:
-    """Adds the metrics of the program, by simulation (memory: see `evaluate`), and those of the best single device
-    beside them; warns where that one would be better."""
+    """Adds the metrics of the program, by simulation (memory: see `Problem.metrics`), and those of the best single
+    device beside them; warns where that one would be better."""
     with no_collection():
-        metrics, single = evaluate(compilation, problem.cost, memory), problem.alone[1]
+        metrics, single = problem.metrics(compilation, memory), problem.alone[1]
     objective = problem.objective
     if metrics.value(objective) > NOTABLY * single.value(objective):
         log.warning(

@@ -16,13 +16,14 @@ from typing import Any
 from dicompiler.base.atomic import check_place, moved_in_whole
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.specs import Spec, parse
-from dicompiler.driver.prepare import DEFAULT_COST, load_problem
+from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import dumps
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
 from dicompiler.search.fronts import FRONT_OBJECTIVES, Front, Tell
 from dicompiler.search.strategy import Strategy
+from dicompiler.target.interface import Target
 
 FORMAT = "dicompiler.front/1"
 FILE = "front.json"
@@ -38,17 +39,18 @@ def explore(
     shape: Sequence[str] = (),
     tell: Tell | None = None,
     wire: str | Mapping[str, str] | None = None,
+    target: str | Target = DEFAULT_TARGET,
 ) -> Front:
     """The front that `strategy` finds for `model` on `platform`; written to the directory `output` where it is given.
 
     strategy, cost: specs or a strategy itself; one that makes a single plan gives a front of one point. shape:
-    "input=1x3x224x224" for dynamic dimensions. tell: called with what is being done. wire: as for `compile`. Raises
-    DicompilerError for what cannot be explored, UsageError for unknown names; nothing is written then.
+    "input=1x3x224x224" for dynamic dimensions. tell: called with what is being done. wire, target: as for `compile`.
+    Raises DicompilerError for what cannot be explored, UsageError for unknown names; nothing is written then.
     """
     explorer: Strategy = registry().adopt("strategies", strategy)
     if output is not None:
         check_place(Path(output), FILE, "front")  # before the work, and in the end once more
-    problem = load_problem(model, platform, shape, cost=cost, wire=wire)
+    problem = load_problem(model, platform, shape, cost=cost, wire=wire, target=target)
     assert problem.model is not None
     front = _named(explorer.front(problem, tell), problem.model.digest())
     if output is not None:

@@ -25,6 +25,7 @@ from dicompiler.plugin.passes import Instrument
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
+from dicompiler.target.interface import Target
 
 if TYPE_CHECKING:
     import onnx
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 
 DEFAULT_COST = "analytic"
+DEFAULT_TARGET = "sockets"
 PREPARE = ("normalise", "infer-shapes", "form-layers")
 QUANTISE = "quantise"
 _REMEDIES = {
@@ -65,11 +67,16 @@ def load_problem(
     objective: str = "latency",
     cost: str | CostModel = DEFAULT_COST,
     wire: str | Mapping[str, str] | Wire | None = None,
+    target: str | Target | None = None,
 ) -> Problem:
-    """The problem of splitting `model` over `platform`, for those who call strategies themselves; see `compile`."""
+    """The problem of splitting `model` over `platform`, for those who call strategies themselves; see `compile`.
+
+    target: whose runtime is to run the plan; without one messages and calls cost nothing.
+    """
     compilation = sending(prepare(Model.load(model), shape), wire_of(wire) or Wire())
     costs: CostModel = registry().adopt("cost_models", cost)
-    return pose(replace(compilation, platform=platform_of(platform)), objective, costs)
+    runs: Target | None = None if target is None else registry().adopt("targets", target)
+    return pose(replace(compilation, platform=platform_of(platform)), objective, costs, runs)
 
 
 def platform_of(given: str | Path | Platform | None, strategy: Strategy | None = None) -> Platform:
@@ -81,15 +88,21 @@ def platform_of(given: str | Path | Platform | None, strategy: Strategy | None =
     return described if described is not None else Platform.load(given, families)  # type: ignore[arg-type]
 
 
-def pose(compilation: Compilation, objective: str = "latency", cost: CostModel | None = None) -> Problem:
+def pose(
+    compilation: Compilation, objective: str = "latency", cost: CostModel | None = None, target: Target | None = None
+) -> Problem:
     """The problem that a prepared compilation on a platform is, with a warning for each layer that counts as no work.
-    UsageError for an unknown objective."""
+    target: whose runtime's costs count. UsageError for an unknown objective."""
     layers, platform = compilation.layers, compilation.platform
     assert layers is not None and platform is not None
     for line in uncounted(layers):
         log.warning(line)
     costs = cost or Analytic()
-    return Problem(layers, platform, costs, objective, model=compilation.model, loaded=compilation.loaded)
+    problem = Problem(layers, platform, costs, objective, model=compilation.model, loaded=compilation.loaded)
+    if target is None:
+        return problem
+    runtime = {one.name: costs.runtime_costs(one, target.costs, target.name) for one in platform.devices}
+    return replace(problem, runtime=runtime)
 
 
 def uncounted(layers: LayerGraph) -> Iterator[str]:

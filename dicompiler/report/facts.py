@@ -24,7 +24,7 @@ from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing, leaves
 from dicompiler.ir.tasks import Task, TaskId, task_id
 from dicompiler.search.lower_bounds import bound
-from dicompiler.search.problem import Problem, play
+from dicompiler.search.problem import Problem
 from dicompiler.target.interface import Target
 from dicompiler.target.manifest import MANIFEST
 from dicompiler.target.seal import open_artifact
@@ -147,7 +147,7 @@ def gather(
         compilation.single,
         target,
         problem,
-        play(compilation, problem.cost),
+        problem.played(compilation),
         memory_course(program),
         target.memory(program),
         bound(problem),

@@ -21,6 +21,7 @@ from dicompiler.base.objectives import objective_terms
 from dicompiler.cost.memory import MemoryUse, program_memory
 from dicompiler.cost.metrics import measure, simulated
 from dicompiler.cost.model import Analytic, CostModel
+from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.cost.simulator import Simulation, simulate
 from dicompiler.cost.workload import Workload, workload
 from dicompiler.ir.compilation import Compilation
@@ -56,7 +57,8 @@ class Problem:
     may be compute-less). model: what the layers were formed of; `evaluate` and `simulate` need it. executor: whom
     `evaluate_all` gives its work; strategies ask it for what can be done at once. target: what will run the plan, if
     that is known: what it adds counts as memory then. loaded: the graph as the file has it, by whose names users call
-    nodes (see `lineage`). Raises UsageError for an unknown objective, DicompilerError for an unknown device.
+    nodes (see `lineage`). runtime: device → what messages, calls and copies cost there; nothing where it is not in it.
+    Raises UsageError for an unknown objective, DicompilerError for an unknown device.
     """
 
     layers: LayerGraph = field(repr=False)
@@ -69,6 +71,7 @@ class Problem:
     executor: Executor | None = field(default=None, repr=False, compare=False)
     target: Target | None = field(default=None, repr=False)
     loaded: onnx.GraphProto | None = field(default=None, repr=False, compare=False)
+    runtime: Mapping[str, RuntimeCosts] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         objective_terms(self.objective)  # raises where it is none
@@ -91,7 +94,7 @@ class Problem:
         times that suppose barriers between layers. Raises DicompilerError where the plan does not fit the layers or
         names an unknown device."""
         with no_collection():
-            metrics = measure(self.layers, self.platform, self.cost, plan)
+            metrics = self._estimated(plan)
         return metrics if self.target is None else metrics.adding(self.reserve)
 
     @cached_property
@@ -113,9 +116,8 @@ class Problem:
         with no_collection():
             if self.target is not None:
                 compilation = self.sketch(plan)
-                return evaluate(compilation, self.cost, self.memory(compilation))
-            routing, work = self.workload(plan)
-            return _metrics(work, routing, self.platform, plan)
+                return self.metrics(compilation, self.memory(compilation))
+            return self._simulated(plan)
 
     @cached_property
     def alone(self) -> tuple[Plan, Metrics]:
@@ -130,7 +132,7 @@ class Problem:
             kinds.setdefault(self._kind(device), device.name)
         plans = [self.whole(name) for name in kinds.values()]
         if len(plans) > ALONE:
-            estimates = [measure(self.layers, self.platform, self.cost, plan) for plan in plans]
+            estimates = [self._estimated(plan) for plan in plans]
             order = sorted(
                 range(len(plans)), key=lambda i: (estimates[i].value(self.objective), estimates[i].latency_s)
             )
@@ -152,8 +154,12 @@ class Problem:
         return replace(device, name="", host=""), seconds, *(link and replace(link, hosts=("", "")) for link in ends)
 
     def _alone(self, plan: Plan) -> Metrics:
-        if self.model is None:
-            return measure(self.layers, self.platform, self.cost, plan)
+        return self._estimated(plan) if self.model is None else self._simulated(plan)
+
+    def _estimated(self, plan: Plan) -> Metrics:
+        return measure(self.layers, self.platform, self.cost, plan, self.runtime)
+
+    def _simulated(self, plan: Plan) -> Metrics:
         routing, work = self.workload(plan)
         return _metrics(work, routing, self.platform, plan)
 
@@ -171,7 +177,24 @@ class Problem:
         """The plan's routing, and what the simulator plays of its program, which is not written. DicompilerError where
         the problem has no model."""
         routing, program = unwritten(self._given, self.layers, self.platform, plan)
-        return routing, workload(program, routing, self.platform, self.cost)
+        return routing, workload(program, routing, self.platform, self.cost, self.runtime)
+
+    def played(self, compilation: Compilation, frames: int = 1, in_flight: int = 1) -> Simulation:
+        """Plays the program of a compilation of this problem, as `simulate`."""
+        return simulate(self._work(compilation), self.platform, frames, in_flight)
+
+    def metrics(self, compilation: Compilation, memory: Mapping[str, MemoryUse] | None = None) -> Metrics:
+        """What a compilation of this problem that has a program comes to, by simulation of one frame of each role;
+        memory: what its devices hold (`Problem.memory`), if what the target adds is to count."""
+        assert compilation.routing is not None and compilation.plan is not None
+        metrics = _metrics(self._work(compilation), compilation.routing, self.platform, compilation.plan)
+        if memory is None:
+            return metrics
+        return metrics.adding({entry.device: memory[entry.device].total - entry.memory for entry in metrics.devices})
+
+    def _work(self, compilation: Compilation) -> Workload:
+        assert compilation.program is not None and compilation.routing is not None
+        return workload(compilation.program, compilation.routing, self.platform, self.cost, self.runtime)
 
     def sketch(self, plan: Plan) -> Compilation:
         """The plan's routing and program. DicompilerError where the problem has no model."""
@@ -242,30 +265,6 @@ def _restored(parcel: bytes) -> RemoteEvaluator:
     return RemoteEvaluator(replace(problem, model=Model(onnx.ModelProto.FromString(proto), hollow)))
 
 
-def play(compilation: Compilation, cost: CostModel, frames: int = 1, in_flight: int = 1) -> Simulation:
-    """Simulates a compilation that has a program."""
-    work, platform = _work(compilation, cost), compilation.platform
-    assert platform is not None
-    return simulate(work, platform, frames, in_flight)
-
-
-def _work(compilation: Compilation, cost: CostModel) -> Workload:
-    program, routing, platform = compilation.program, compilation.routing, compilation.platform
-    assert program is not None and routing is not None and platform is not None
-    return workload(program, routing, platform, cost)
-
-
 def _metrics(work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
     """By simulation of one frame of each role."""
     return simulated(simulate(work, platform, frames=len(work.roles)), work, routing, platform, plan)
-
-
-def evaluate(compilation: Compilation, cost: CostModel, memory: Mapping[str, MemoryUse] | None = None) -> Metrics:
-    """The metrics of a compilation that has a program, by simulation of one frame of each role; memory: what its
-    devices hold (`Problem.memory`), if what the target adds is to count."""
-    routing, platform, plan = compilation.routing, compilation.platform, compilation.plan
-    assert routing is not None and platform is not None and plan is not None
-    metrics = _metrics(_work(compilation, cost), routing, platform, plan)
-    if memory is None:
-        return metrics
-    return metrics.adding({entry.device: memory[entry.device].total - entry.memory for entry in metrics.devices})

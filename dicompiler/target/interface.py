@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dicompiler.base.errors import UsageError
 from dicompiler.base.specs import Spec, spec_of
+from dicompiler.cost.runtime import FREE, RuntimeCosts
 from dicompiler.ir.metrics import Occupied
 from dicompiler.target.records import Installed, RunOptions, RunResult
 
@@ -103,6 +104,13 @@ class Target(ABC):
         0 unless the target knows better. Memory limits count it.
         """
         return {device.device: 0 for device in program.devices}
+
+    @property
+    def costs(self) -> RuntimeCosts:
+        """What its runtime takes for messages, calls and copies on the host whose core computes
+        `cost.runtime.REFERENCE_RATE`; nothing unless the target knows better. Predictions scale it for each device
+        (`cost.runtime.slowness`), unless a profile has measured it there."""
+        return FREE
 
     def occupied(self, program: Program) -> tuple[Occupied, ...]:  # noqa: ARG002
         """What each device needs of RAM and flash, measured. () where the target has no measure of its own, as by
