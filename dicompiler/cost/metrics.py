@@ -71,12 +71,12 @@ def measure(
     device; then all that it made is sent, one box after another on a shared medium or a gateway (which counts each byte
     once), or all lines at once on a switch; before it the busiest sender's runtime has its time for messages, after it
     the busiest receiver's, with a call of what waits for them; nothing overlaps. The simulator gives lower times, by 6
-    to 54 % for VGG16, and can turn a ranking round. Bytes follow from the routing and are exact. Memory counts what is read or sent later;
-    the copies that joins make, and what a target adds, come on top.
+    to 54 % for VGG16, and can turn a ranking round. Bytes follow from the routing and are exact. Memory counts what is
+    read or sent later; the copies that joins make, and what a target adds, come on top.
     """
     roles = _roles(route_on(platform, layers, plan), platform, cost)
     latency = sum(_latency(role, platform, runtime) for role in roles) / len(roles)
-    return _metrics(roles, _devices(roles, platform, plan), platform, latency, "estimate")
+    return _metrics(roles, _devices(roles, platform, plan), platform, runtime, latency, "estimate")
 
 
 def simulated(simulation: Simulation, work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
@@ -97,7 +97,8 @@ def simulated(simulation: Simulation, work: Workload, routing: Routing, platform
         for entry in _devices(roles, platform, plan)
     )
     latency = sum(end - start for start, end in simulation.frames) / frames
-    return _metrics(roles, devices, platform, latency, "simulation")
+    runtime = {one.device: one.runtime for one in work.devices}
+    return _metrics(roles, devices, platform, runtime, latency, "simulation")
 
 
 def _runtime_s(simulation: Simulation, work: Workload, device: str) -> float:
@@ -108,7 +109,12 @@ def _runtime_s(simulation: Simulation, work: Workload, device: str) -> float:
 
 
 def _metrics(
-    roles: Sequence[_Role], devices: tuple[DeviceMetrics, ...], platform: Platform, latency: float, method: Method
+    roles: Sequence[_Role],
+    devices: tuple[DeviceMetrics, ...],
+    platform: Platform,
+    runtime: Mapping[str, RuntimeCosts],
+    latency: float,
+    method: Method,
 ) -> Metrics:
     on_host: dict[str, int] = {}
     energy = 0.0
@@ -118,7 +124,7 @@ def _metrics(
         idle = max(0.0, latency - entry.compute_s)
         energy += device.power_active * entry.compute_s + device.power_idle * idle + device.power_network * entry.line_s
     sent = [box for role in roles for box in role.sent]
-    lines = _busy(platform, sent, latency=method == "estimate", frames=len(roles))
+    lines = _busy(platform, runtime, sent, latency=method == "estimate", frames=len(roles))
     period = max((lines, *(entry.compute_s for entry in devices)))
     total = _mean(sum(box.count for box in sent), roles)
     return Metrics(devices, latency, period, energy, max(on_host.values(), default=0), total, method)
@@ -149,7 +155,9 @@ def _latency(role: _Role, platform: Platform, runtime: Mapping[str, RuntimeCosts
     for box in role.sent:
         sent.setdefault(box.step, []).append(box)
     return sum(
-        max(devices.values(), default=0.0) + _busy(platform, sent.get(step, ())) + _handled(sent.get(step, ()), runtime)
+        max(devices.values(), default=0.0)
+        + _busy(platform, runtime, sent.get(step, ()))
+        + _handled(sent.get(step, ()), runtime)
         for step, devices in compute.items()
     )
 
@@ -164,7 +172,13 @@ def _handled(boxes: Sequence[_Sent], runtime: Mapping[str, RuntimeCosts]) -> flo
     return max(sending.values(), default=0.0) + max(receiving.values(), default=0.0)
 
 
-def _busy(platform: Platform, boxes: Iterable[_Sent], latency: bool = True, frames: int = 1) -> float:
+def _busy(
+    platform: Platform,
+    runtime: Mapping[str, RuntimeCosts],
+    boxes: Iterable[_Sent],
+    latency: bool = True,
+    frames: int = 1,
+) -> float:
     """Seconds until the network has carried `boxes`, all of them ready at the start, by the number of frames that they
     belong to; the links' latency is waited for once, or (`latency` false) not at all."""
     lines: dict[tuple[str, str], float] = {}
@@ -174,7 +188,7 @@ def _busy(platform: Platform, boxes: Iterable[_Sent], latency: bool = True, fram
         if link is None:
             continue
         longest = max(longest, link.latency)
-        time = link.seconds(box.count, platform.network.message)
+        time = runtime.get(box.sender, FREE).on_line(link, box.count, platform.network.message)
         ends = (("out", platform.host_of[box.sender]), ("in", platform.host_of[box.receiver]))
         for end in ends if platform.network.kind == "switch" else (("all", ""),):
             lines[end] = lines.get(end, 0.0) + time

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
-from dicompiler.ir.devices import Device
+from dicompiler.ir.devices import Device, Line
 
 REFERENCE_RATE = 128e9
 """FLOP/s that a core of the host sustained (ResNet-50 in onnxruntime) on which the targets' costs were measured."""
@@ -20,8 +20,9 @@ REFERENCE_RATE = 128e9
 @dataclass(frozen=True)
 class RuntimeCosts:
     """Seconds, on one device. send, receive: of its processor for a message (o of both ends); byte: for each byte of
-    it, at each end; gap: for which a message holds its line beside its bytes (g). call: of a segment's call beside its
-    computing; copy: for each byte that a slice or a join copies. ValueError for one below 0."""
+    it, at each end; gap: for which a message that it sends holds its line beside its bytes (g). call: of a segment's
+    call beside its computing; copy: for each byte that a slice or a join copies. headers: what travels beside a
+    message's bytes, as a share of them; no time. ValueError for one below 0."""
 
     send: float = 0.0
     receive: float = 0.0
@@ -29,11 +30,12 @@ class RuntimeCosts:
     gap: float = 0.0
     call: float = 0.0
     copy: float = 0.0
+    headers: float = 0.0
 
     def __post_init__(self) -> None:
         for entry in fields(self):
             if not 0 <= getattr(self, entry.name) < float("inf"):
-                raise ValueError(f"{entry.name} must be at least 0 s, not {getattr(self, entry.name)!r}")
+                raise ValueError(f"{entry.name} must be at least 0, not {getattr(self, entry.name)!r}")
 
     def sending(self, nbytes: int) -> float:
         """Seconds of the sender's processor for a message."""
@@ -43,9 +45,14 @@ class RuntimeCosts:
         """Seconds of the receiver's processor for a message."""
         return self.receive + nbytes * self.byte
 
+    def on_line(self, line: Line, nbytes: int, message: float) -> float:
+        """Seconds for which a message that the device sends occupies a line, where each takes `message` beside."""
+        return line.seconds(nbytes * (1 + self.headers), message + self.gap)
+
     def times(self, factor: float) -> RuntimeCosts:
         """Those of a device that takes `factor` times as long."""
-        return RuntimeCosts(*(factor * getattr(self, entry.name) for entry in fields(self)))
+        seconds = {entry.name: factor * getattr(self, entry.name) for entry in fields(self)}
+        return RuntimeCosts(**seconds | {"headers": self.headers})
 
 
 FREE = RuntimeCosts()

@@ -313,8 +313,8 @@ class _Lines:
             for message in work.messages:
                 sender, receiver = work.devices[message.sender], work.devices[message.receiver]
                 link = platform.link(sender.device, receiver.device)
-                held = platform.network.message + sender.runtime.gap
-                seconds = 0.0 if link is None else link.seconds(message.nbytes, held)
+                once = platform.network.message
+                seconds = 0.0 if link is None else sender.runtime.on_line(link, message.nbytes, once)
                 own_times.append((seconds, 0.0 if link is None else link.latency))
                 ends: tuple[Resource, Resource] = (("out", sender.host), ("in", receiver.host))
                 own_ends.append(None if link is None else ends if switch else (("all", ""), ("all", "")))

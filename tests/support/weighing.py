@@ -13,7 +13,7 @@ from dicompiler.ir.routing import Routing
 from dicompiler.partition.placed_graph import Given
 from dicompiler.partition.placement import place
 from dicompiler.partition.segmentation import cut
-from dicompiler.search.problem import Problem, evaluate
+from dicompiler.search.problem import Problem
 
 
 def check_unwritten(model: Model, routing: Routing, plan: Plan, program: Program) -> None:
@@ -35,7 +35,7 @@ def check_weighed(problem: Problem, plan: Plan) -> Simulation:
     routing, work = problem.workload(plan)
     assert routing == sketched.routing
     assert work == written
-    assert repr(problem.evaluate(plan)) == repr(evaluate(sketched, problem.cost))
+    assert repr(problem.evaluate(plan)) == repr(problem.metrics(sketched))
     played = problem.simulate(plan, 3, 2)
     assert played == simulate(written, problem.platform, 3, 2)
     return played

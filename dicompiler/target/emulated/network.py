@@ -159,8 +159,9 @@ class _Builder:
         self._batch(self.up, "route add default dev medium" + ("" if rules else " via 10.77.254.2"))
 
     def _shape(self, space: str, device: str, rate: float) -> None:
-        """Lets a device send at `rate` bit/s. Larger bursts would let small messages through for nothing."""
-        burst = max(8_000, int(rate / 8 * 0.0005))
+        """Lets a device send at `rate` bit/s. Larger bursts would let small messages through for nothing; with smaller
+        ones gigabit lines would wait for the kernel's timers."""
+        burst = max(3_000, int(rate / 8 * 0.0005 * min(1.0, rate / 1e9)))
         limit = min(2_000_000, max(64_000, int(rate / 8 * 0.05)))
         words = ("root", "tbf", "rate", f"{rate:.0f}bit", "burst", str(burst), "limit", str(limit))
         self._run(self.tc, "-n", space, "qdisc", "add", "dev", device, *words)

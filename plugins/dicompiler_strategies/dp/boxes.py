@@ -42,6 +42,15 @@ class Boxes:
                 cuts[axis] = np.array(intervals, np.int64)
         return Boxes(shape, present, cuts)
 
+    @property
+    def sizes(self) -> Floats:
+        """(n,) elements."""
+        elements = np.where(self.present, 1.0, 0.0)
+        for axis, extent in enumerate(self.shape):
+            cut = self.cuts.get(axis)
+            elements = elements * (extent if cut is None else cut[:, 1] - cut[:, 0])
+        return elements
+
 
 def missing(need: Boxes, held: Boxes, copies: bool = False) -> Floats:
     """(n, n): elements that go from device (row) to device (column): what the column needs and does not hold.

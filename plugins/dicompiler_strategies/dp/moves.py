@@ -83,9 +83,11 @@ class Move(Run):
             wanted = [self._missing(team, name, form) for name, form in zip(self.needs, key, strict=True)]
             seconds = sum(float(step.max()) for step in self.steps)
             count = 0.0
-            for boxes in (sum(wanted[1:], wanted[0]) if wanted else None, self.sums):
+            held = [boxes.sizes * packed_element_bytes(team.layers, name) for name, boxes in self.needs.items()]
+            steps = [(np.sum(wanted, axis=0), np.sum(held, axis=0))] if wanted else []
+            for boxes, needed in (*steps, *([] if self.sums is None else [(self.sums, None)])):
                 if boxes is not None:
-                    seconds += float(team.lines.time(boxes))
+                    seconds += float(team.lines.time(boxes, needed))
                     count += float(boxes.sum())
             self._times[key] = (seconds, count)
         return self._times[key]
@@ -246,7 +248,8 @@ def _exchange(team: Team, needs: Mapping[str, Boxes]) -> float:
     """Seconds until missing rows have travelled, of the tensors that lie in rows."""
     rows = [name for name in needs if name in team.layers.producer and team.layers.producer[name].name in team.maps]
     wanted = [missing(needs[name], team.held(name, "rows")) * packed_element_bytes(team.layers, name) for name in rows]
-    return float(team.lines.time(sum(wanted[1:], wanted[0]))) if wanted else 0.0
+    held = [needs[name].sizes * packed_element_bytes(team.layers, name) for name in rows]
+    return float(team.lines.time(np.sum(wanted, axis=0), np.sum(held, axis=0))) if wanted else 0.0
 
 
 class RowBlock:

@@ -37,8 +37,8 @@ from dicompiler.plugin_api import (
 from dicompiler_strategies.dp.boxes import Boxes
 from dicompiler_strategies.dp.rows import RowMap, height_axis, row_maps, row_seconds
 from dicompiler_strategies.named_axis import named_axis
-from dicompiler_strategies.tables.cost_tables import Lines, lines
 from dicompiler_strategies.tables.footprints import Floats, source_and_sink
+from dicompiler_strategies.tables.lines import Lines, lines
 
 Form = Literal["rows", "channels", "everywhere", "whole", "source"]
 """How a tensor lies on the devices: a share of its rows or of its channels on each of the team, all of it on each of
@@ -157,7 +157,7 @@ class Team(Remembers):
 
     @cached_property
     def lines(self) -> Lines:
-        return lines(self.problem.platform)
+        return lines(self.problem)
 
     def indices(self, names: Sequence[str]) -> list[int]:
         """Platform indices of devices by name."""

@@ -10,8 +10,8 @@ from dataclasses import replace
 from dicompiler.plugin_api import Problem
 from dicompiler_strategies.joint.elimination import LIMIT
 from dicompiler_strategies.tables.choices import ChoiceSet, choices
-from dicompiler_strategies.tables.cost_tables import lines
 from dicompiler_strategies.tables.footprints import shareable
+from dicompiler_strategies.tables.lines import lines
 
 WORK = 1 << 23  # elements of the largest array of a table that the choice set may ask for
 
@@ -24,7 +24,7 @@ def fitting(problem: Problem, options: ChoiceSet, seconds: float = math.inf) -> 
     """`options`, or where the tables would be too large (many devices, many layers), or filling them would take more
     than about so many seconds, the richest of some smaller sets that is not: fewer extra rows and bases first, then
     fewer numbers of devices."""
-    uniform = lines(problem.platform).uniform
+    uniform = lines(problem).uniform
     pairs = len(problem.platform.devices) ** (1 if uniform else 2)
     layers = problem.layers.layers
     edges = sum(len(layer.inputs) for layer in layers)

@@ -20,7 +20,6 @@ from dicompiler_strategies.tables.cost_tables import (
     edge_flows,
     edges,
     end_flows,
-    lines,
     original,
     renumbered,
     restricted,
@@ -28,6 +27,7 @@ from dicompiler_strategies.tables.cost_tables import (
     total,
 )
 from dicompiler_strategies.tables.footprints import Floats, on_hosts, sizes
+from dicompiler_strategies.tables.lines import lines
 
 Numbers = NDArray[np.intp]
 
@@ -185,7 +185,7 @@ def line_loads(tables: Tables) -> tuple[list[Floats], dict[Edge, Floats]]:
     """Seconds that each of the network's lines is busy for a layer (choices, lines) and for an edge (choices, choices,
     lines): the loads that the tables' edges take the largest of."""
     problem = tables.problem
-    network, layers = lines(problem.platform), problem.layers
+    network, layers = lines(problem), problem.layers
     node = []
     for layer, footprint in zip(layers.layers, tables.footprints, strict=True):
         sent = footprint.merged.copy()

@@ -13,7 +13,7 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Layer, LayerGraph, Plan, Platform, Problem
+from dicompiler.plugin_api import Layer, LayerGraph, Plan, Problem
 from dicompiler_strategies.tables.choices import Choice, ChoiceSet, choices
 from dicompiler_strategies.tables.footprints import (
     Floats,
@@ -29,79 +29,12 @@ from dicompiler_strategies.tables.footprints import (
     sizes,
     source_and_sink,
 )
+from dicompiler_strategies.tables.lines import Lines, lines
 
 Edge = tuple[int, int]
 Slots = tuple[tuple[int, int], ...]  # of an edge's tensors: places in the producer's outputs, in the consumer's inputs
 Flow = tuple[Ints, Ints, Sequence[Need], int]  # what is held, whose it is, what is needed, bytes of an element
 _BLOCK = 1 << 17  # elements of the largest array that filling an edge makes at once: it stays in the cache
-
-
-@dataclass(frozen=True, eq=False)
-class Lines:
-    """The network as lines that carry bytes: one on a shared medium or a gateway, two for each host on a switch.
-
-    seconds: (sender · receiver pairs, lines) for each byte; message: the same for each transfer; latency: (pairs,).
-    All are 0 between devices of one host. uniform: whether the lines are one and every byte costs the same on it, so
-    that senders do not matter.
-    """
-
-    seconds: Floats
-    message: Floats
-    latency: Floats
-    uniform: bool
-
-    def loads(self, sent: Ints | Floats) -> Floats:
-        """Bytes (…, senders, receivers) → seconds (…, lines) that each line is busy."""
-        flat = sent.reshape(*sent.shape[:-2], -1)
-        busy: Floats = flat.astype(np.float64, copy=False) @ self.seconds
-        return busy + (flat > 0).astype(np.float64) @ self.message if self.messages else busy
-
-    def time(self, sent: Ints | Floats) -> Floats:
-        """Bytes (…, senders, receivers) → seconds (…) until all of it has arrived; the latency is waited for once."""
-        if self.uniform:
-            return self.alone(sent.sum(axis=(-2, -1)))
-        busy: Floats = self.loads(sent).max(axis=-1)
-        if self.alike is not None:
-            return busy + self.alike * (busy > 0) if self.alike else busy
-        waited: Floats = (self.latency * (sent.reshape(*sent.shape[:-2], -1) > 0)).max(axis=-1)
-        return busy + waited
-
-    def alone(self, count: Ints | Floats) -> Floats:
-        """The same of bytes whoever sends them, where lines are uniform."""
-        rate, latency = self._only
-        return count * rate + latency * (count > 0)
-
-    @cached_property
-    def _only(self) -> tuple[float, float]:
-        return self.seconds.max(), self.latency.max(initial=0.0)
-
-    @cached_property
-    def messages(self) -> bool:
-        """Whether a transfer takes time beside that of its bytes."""
-        return bool(self.message.any())
-
-    @cached_property
-    def alike(self) -> float | None:
-        """The latency where all joined pairs have the same, so that it does not matter who sends; else None."""
-        latencies = set(self.latency[self.seconds.any(axis=1)].tolist())
-        return latencies.pop() if len(latencies) == 1 else None
-
-
-def lines(platform: Platform) -> Lines:
-    """The lines of a platform's network."""
-    devices = platform.devices
-    hosts = {host.name: i for i, host in enumerate(platform.hosts)}
-    switch = platform.network.kind == "switch"
-    count = 2 * len(hosts) if switch else 1
-    taken = np.zeros((len(devices) ** 2, count))  # 1 where a pair takes a line
-    for pair, (sender, receiver) in enumerate((a, b) for a in devices for b in devices):
-        if sender.host != receiver.host:
-            taken[pair, (2 * hosts[sender.host], 2 * hosts[receiver.host] + 1) if switch else 0] = 1.0
-    byte, once, latency = platform.times.reshape(3, -1)
-    seconds, message = taken * byte[:, None], taken * once[:, None]
-    apart = ~np.eye(len(devices), dtype=bool).ravel()
-    same = count == 1 and not message.any() and len(set(seconds[apart, 0])) <= 1
-    return Lines(seconds, message, latency, bool(same and len(set(latency[apart])) <= 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +150,7 @@ class _Filler:
 
     def __init__(self, problem: Problem, options: ChoiceSet) -> None:
         self.problem, self.options = problem, options
-        self.lines = lines(problem.platform)
+        self.lines = lines(problem)
         self.known: dict[Hashable, tuple[tuple[Choice, ...], Footprint]] = {}
         self.pairs: dict[Hashable, tuple[Floats, Floats]] = {}
         self.alone: dict[Footprint, tuple[Floats, Floats]] = {}  # of layers without inputs and outputs of the graph
@@ -308,8 +241,12 @@ def carried(lines: Lines, flows: Sequence[Flow], shape: tuple[int, int]) -> tupl
     if not flows:
         return seconds, moved
     if lines.uniform:
-        missing = reduce(np.add, (sent_to(*flow).sum(axis=-1) for flow in flows))
-        return lines.alone(missing), missing.astype(np.float64)
+        missing = reduce(np.add, (sent_to(*flow) for flow in flows))
+        total = missing.sum(axis=-1)
+        seconds = lines.alone(total)
+        if lines.runtime is not None:
+            seconds = seconds + lines.runtime.gathered(missing, *_holders(flows), _needed(flows))
+        return seconds, total.astype(np.float64)
     devices = flows[0][0].shape[1]
     step = max(1, _BLOCK // (shape[1] * devices * devices))
     for start in range(0, shape[0], step):
@@ -318,9 +255,20 @@ def carried(lines: Lines, flows: Sequence[Flow], shape: tuple[int, int]) -> tupl
             np.add,
             (sent_between(held[start:stop], shares[start:stop], needs, item) for held, shares, needs, item in flows),
         )
-        seconds[start:stop] = lines.time(sent)
+        seconds[start:stop] = lines.time(sent, _needed(flows))
         moved[start:stop] = sent.sum(axis=(2, 3))
     return seconds, moved
+
+
+def _needed(flows: Sequence[Flow]) -> Ints:
+    """Bytes (C, D) that each device needs of the tensors."""
+    return reduce(np.add, (item * need.sign * sizes(need.boxes) for _, _, needs, item in flows for need in needs))
+
+
+def _holders(flows: Sequence[Flow]) -> tuple[Ints, Ints]:
+    """How many devices hold a share (P,), and the bytes of the largest share (P,)."""
+    shares = reduce(np.add, (item * sizes(shares) for _, shares, _, item in flows))
+    return (shares > 0).sum(axis=1), shares.max(axis=1)
 
 
 def sent_to(held: Ints, shares: Ints, needs: Sequence[Need], item: int) -> Ints:  # noqa: ARG001

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from dicompiler.plugin_api import Installed, Optimization, RunOptions, RunResult, Target
+from dicompiler.plugin_api import Installed, Optimization, RunOptions, RunResult, RuntimeCosts, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.plugin_api import Compilation, Program
+
+COSTS = RuntimeCosts(send=15e-6, receive=60e-6, byte=0.7e-9, call=15e-6, copy=0.25e-9, headers=0.05)
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ class MpiTarget(Target):
     def level(self) -> Optimization:
         """That of its segments; the usual one is onnxruntime's own."""
         return self.optimization
+
+    @property
+    def costs(self) -> RuntimeCosts:
+        """Of the C++ program with Open MPI over TCP on an idle host."""
+        return COSTS
 
     def install(self, directory: Path, options: RunOptions) -> tuple[Installed, ...]:
         """Each host's package on that host, where its program is built."""

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.plugin_api import Installed, Optimization, RunOptions, RunResult, Target
+from dicompiler.plugin_api import Installed, Optimization, RunOptions, RunResult, RuntimeCosts, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.plugin_api import Compilation, Program
+
+COSTS = RuntimeCosts(send=60e-6, receive=80e-6, byte=0.8e-9, call=50e-6, copy=0.25e-9, headers=0.05)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ class SocketsTarget(Target):
     def level(self) -> Optimization:
         """That of its segments; the usual one is onnxruntime's own."""
         return self.optimization
+
+    @property
+    def costs(self) -> RuntimeCosts:
+        """Of the Python runtime on an idle host, in the clear."""
+        return COSTS
 
     def install(self, directory: Path, options: RunOptions) -> tuple[Installed, ...]:
         """Each device's directory on its host, and its keys; there is a Python with numpy and onnxruntime."""

@@ -1,0 +1,137 @@
+"""The network as lines that carry bytes, and the runtimes at their ends, for models that count time in arrays.
+
+Problem → Lines;   Lines + bytes from device to device → seconds until all of it has arrived and is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dicompiler.plugin_api import FREE, Platform, Problem, RuntimeCosts
+from dicompiler_strategies.tables.footprints import Floats, Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Runtimes:
+    """What the devices' runtimes cost, each (devices,) in platform order, see `RuntimeCosts`."""
+
+    send: Floats
+    receive: Floats
+    byte: Floats
+    call: Floats
+    copy: Floats
+
+    def handled(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
+        """Bytes (…, senders, receivers) → seconds (…) of the busiest sender, then of the busiest receiver, which calls
+        what waited for them. needed: bytes (…, receivers) that it joins them to (None: nothing to join)."""
+        messages = sent > 0
+        sending = messages.sum(axis=-1) * self.send + sent.sum(axis=-1) * self.byte
+        taken: Floats = self._taken(sent.sum(axis=-2), messages.sum(axis=-2), needed).max(axis=-1)
+        seconds: Floats = sending.max(axis=-1) + taken
+        return seconds
+
+    def gathered(self, missing: Ints, holders: Ints, largest: Ints, needed: Ints) -> Floats:
+        """The same where it is not known who sends: bytes (P, C, receivers) that each lacks. holders: how many devices
+        have a share (P,), and the bytes of the largest one (P,): of so few as can be comes what is missing."""
+        messages = -(-missing // np.maximum(largest, 1)[:, None, None])
+        senders = np.maximum(holders, 1)[:, None]
+        sending = messages.sum(axis=-1) * self.send.max() + missing.sum(axis=-1) * self.byte.max()
+        taken: Floats = self._taken(missing, messages, needed).max(axis=-1)
+        seconds: Floats = sending / senders + taken
+        return seconds
+
+    def _taken(self, missing: Ints | Floats, messages: Ints, needed: Ints | Floats | None) -> Floats:
+        """Seconds (…, receivers) of receivers."""
+        taken = messages * self.receive + missing * self.byte + (messages > 0) * self.call
+        if needed is None or not self.copy.any():
+            return taken
+        joins = (messages > 1) | ((missing > 0) & (missing < needed))
+        return taken + joins * (needed * self.copy)
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """The network as lines that carry bytes: one on a shared medium or a gateway, two for each host on a switch.
+
+    seconds: (sender · receiver pairs, lines) for each byte; message: the same for each transfer; latency: (pairs,).
+    All are 0 between devices of one host. uniform: whether the lines are one and every byte costs the same on it, so
+    that senders do not matter. runtime: None where runtimes cost nothing.
+    """
+
+    seconds: Floats
+    message: Floats
+    latency: Floats
+    uniform: bool
+    runtime: Runtimes | None = None
+
+    def loads(self, sent: Ints | Floats) -> Floats:
+        """Bytes (…, senders, receivers) → seconds (…, lines) that each line is busy."""
+        flat = sent.reshape(*sent.shape[:-2], -1)
+        busy: Floats = flat.astype(np.float64, copy=False) @ self.seconds
+        return busy + (flat > 0).astype(np.float64) @ self.message if self.messages else busy
+
+    def time(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
+        """Bytes (…, senders, receivers) → seconds (…) until all of it has arrived and is taken; the latency is waited
+        for once. needed: see `Runtimes.handled`."""
+        carried = self._carried(sent)
+        return carried if self.runtime is None else carried + self.runtime.handled(sent, needed)
+
+    def _carried(self, sent: Ints | Floats) -> Floats:
+        if self.uniform:
+            return self.alone(sent.sum(axis=(-2, -1)))
+        busy: Floats = self.loads(sent).max(axis=-1)
+        if self.alike is not None:
+            return busy + self.alike * (busy > 0) if self.alike else busy
+        waited: Floats = (self.latency * (sent.reshape(*sent.shape[:-2], -1) > 0)).max(axis=-1)
+        return busy + waited
+
+    def alone(self, count: Ints | Floats) -> Floats:
+        """Seconds until so many bytes have arrived, whoever sends them, where lines are uniform."""
+        rate, latency = self._only
+        return count * rate + latency * (count > 0)
+
+    @cached_property
+    def _only(self) -> tuple[float, float]:
+        return self.seconds.max(), self.latency.max(initial=0.0)
+
+    @cached_property
+    def messages(self) -> bool:
+        """Whether a transfer takes time beside that of its bytes."""
+        return bool(self.message.any())
+
+    @cached_property
+    def alike(self) -> float | None:
+        """The latency where all joined pairs have the same, so that it does not matter who sends; else None."""
+        latencies = set(self.latency[self.seconds.any(axis=1)].tolist())
+        return latencies.pop() if len(latencies) == 1 else None
+
+
+def lines(problem: Problem) -> Lines:
+    """The lines of the problem's network, with what its runtimes cost."""
+    platform, runtime = problem.platform, problem.runtime
+    devices = platform.devices
+    hosts = {host.name: i for i, host in enumerate(platform.hosts)}
+    switch = platform.network.kind == "switch"
+    count = 2 * len(hosts) if switch else 1
+    taken = np.zeros((len(devices) ** 2, count))  # 1 where a pair takes a line
+    for pair, (sender, receiver) in enumerate((a, b) for a in devices for b in devices):
+        if sender.host != receiver.host:
+            taken[pair, (2 * hosts[sender.host], 2 * hosts[receiver.host] + 1) if switch else 0] = 1.0
+    byte, once, latency = platform.times.reshape(3, -1)
+    headers, gap = (np.repeat(_each(platform, runtime, name), len(devices)) for name in ("headers", "gap"))
+    seconds, message = taken * (byte * (1 + headers))[:, None], taken * (once + gap)[:, None]
+    apart = ~np.eye(len(devices), dtype=bool).ravel()
+    same = count == 1 and not message.any() and len(set(seconds[apart, 0])) <= 1
+    uniform = bool(same and len(set(latency[apart])) <= 1)
+    names = ("send", "receive", "byte", "call", "copy")
+    costs = Runtimes(*(_each(platform, runtime, name) for name in names)) if runtime else None
+    return Lines(seconds, message, latency, uniform, costs)
+
+
+def _each(platform: Platform, runtime: Mapping[str, RuntimeCosts], name: str) -> Floats:
+    """(devices,): one of the costs."""
+    return np.array([getattr(runtime.get(device.name, FREE), name) for device in platform.devices])
