@@ -1,7 +1,8 @@
 """Emulating: an artifact is run on this host as the boards of its platform would run it.
 
 artifact + platform → what a run gives, beside what is predicted. Lines are shaped and each call of a segment is held
-back until it has taken as long as on its board; the target's real runtime does the rest, at this host's speed.
+back until it has taken as long as on its board; the target's real runtime does the rest, at this host's speed, which
+the prediction supposes too.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ def emulate(
     assert platform is not None and program is not None and plan is not None
     if not target.emulates:
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
+    problem = replace(problem, runtime=dict.fromkeys(problem.runtime, target.costs))
     options, work = options or RunOptions(), problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
     here, board = _measured(program, problem, inputs), _seconds(work)
@@ -119,9 +121,9 @@ def _slowness(platform: Platform, device: str) -> float:
 
 
 def _seconds(work: Workload) -> Seconds:
-    """What each segment takes by a prediction."""
+    """What each segment takes by a prediction, beside what the runtime takes for its call."""
     return {
-        one.device: tuple(job.seconds for role in work.roles for job in role.devices[i].jobs)
+        one.device: tuple(job.seconds - one.runtime.call for role in work.roles for job in role.devices[i].jobs)
         for i, one in enumerate(work.devices)
     }
 
@@ -131,7 +133,8 @@ def _with(work: Workload, seconds: Seconds) -> Workload:
     rest = {name: iter(each) for name, each in seconds.items()}
 
     def held(one: DeviceWork) -> DeviceWork:
-        return replace(one, jobs=tuple(replace(job, seconds=next(rest[one.device])) for job in one.jobs))
+        call = one.runtime.call
+        return replace(one, jobs=tuple(replace(job, seconds=next(rest[one.device]) + call) for job in one.jobs))
 
     first, *others = (replace(role, devices=tuple(map(held, role.devices))) for role in work.roles)
     return replace(first, others=tuple(others))

@@ -109,6 +109,7 @@ class Gradient(Strategy):
         problem = cost_tables.problem
         best = self.search(cost_tables)
         reserve: dict[str, int] = {}
+        before: Found | None = None
         for _ in range(_REPAIRS):
             plan = cost_tables.plan(best.selection)
             short = memory_lacking(problem, plan)
@@ -118,11 +119,11 @@ class Gradient(Strategy):
                 raise KeyboardInterrupt
             if not best.fits:
                 break
-            # Tables know no tensors: what these lack, and a quarter more, is taken from the room for weights.
-            reserve = {host: reserve.get(host, 0) + 5 * short.get(host, 0) // 4 for host in {*reserve, *short}}
+            # Tables know no tensors, and weights may count twice: what is lacking, and a quarter more, is taken from the
+            # room for weights, twice as much where that was to no avail.
+            again = 1 if before is None or before.selection != best.selection else 2
+            reserve = {host: again * reserve.get(host, 0) + 5 * short.get(host, 0) // 4 for host in {*reserve, *short}}
             before, best = best, self.search(cost_tables, (best.selection, *best.others), reserve, descent=False)
-            if before.selection == best.selection:  # it is not for weights that room is missing
-                break
         raise _no_room(problem, short)
 
     def search(
