@@ -109,7 +109,6 @@ class Gradient(Strategy):
         problem = cost_tables.problem
         best = self.search(cost_tables)
         reserve: dict[str, int] = {}
-        before: Found | None = None
         for _ in range(_REPAIRS):
             plan = cost_tables.plan(best.selection)
             short = memory_lacking(problem, plan)
@@ -119,11 +118,12 @@ class Gradient(Strategy):
                 raise KeyboardInterrupt
             if not best.fits:
                 break
-            # Tables know no tensors, and weights may count twice: what is lacking, and a quarter more, is taken from the
-            # room for weights, twice as much where that was to no avail.
-            again = 1 if before is None or before.selection != best.selection else 2
-            reserve = {host: again * reserve.get(host, 0) + 5 * short.get(host, 0) // 4 for host in {*reserve, *short}}
-            before, best = best, self.search(cost_tables, (best.selection, *best.others), reserve, descent=False)
+            # Tables know no tensors, and weights may count twice: what is lacking, and a quarter more, is taken from
+            # the room for weights; where that does not help, on all hosts, so that it does not just move to the next.
+            wanted = {host: reserve.get(host, 0) + 5 * short.get(host, 0) // 4 for host in {*reserve, *short}}
+            most = max(wanted.values()) if reserve else 0
+            reserve = {host.name: max(most, wanted.get(host.name, 0)) for host in problem.platform.hosts}
+            best = self.search(cost_tables, (best.selection, *best.others), reserve, descent=False)
         raise _no_room(problem, short)
 
     def search(
