@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any, Literal, NamedTuple
 
 from dicompiler.base.collecting import no_collection
@@ -107,14 +107,14 @@ class _Passage:
 @dataclass(slots=True, eq=False)
 class _Frame:
     """A frame on its way. position: of each device the number of its next job; lacks: of each job how many messages it
-    lacks; last: the one that came last; missing: outputs."""
+    lacks; last: of jobs that lack none any more the one that came last; missing: outputs."""
 
     number: int
     role: _Role
     start: float
     position: list[int]
     lacks: list[int]
-    last: list[_Passage | None]
+    last: dict[int, _Passage]
     missing: int
 
 
@@ -139,8 +139,7 @@ class _Role:
         self.starters = [d for d, device in enumerate(work.devices) if device.jobs and not device.jobs[0].needs]
 
     def frame(self, number: int, start: float) -> _Frame:
-        nothing: list[_Passage | None] = [None] * len(self.jobs)
-        return _Frame(number, self, start, self.begins.copy(), self.lacks.copy(), nothing, self.outputs)
+        return _Frame(number, self, start, self.begins.copy(), self.lacks.copy(), {}, self.outputs)
 
 
 def _passage(
@@ -191,7 +190,7 @@ class _Player:
         self.ended: dict[int, tuple[float, float]] = {}
         self.spans: list[Span] | None = [] if spans else None
         self.events: list[tuple[float, int, _Handler, _Frame, Any]] = []
-        self.order = 0
+        self.order = count()
 
     def run(self) -> Simulation:
         for _ in range(min(self.in_flight, self.count)):
@@ -209,10 +208,6 @@ class _Player:
         waits = {device.name: device.waited for device in self.devices if device.waited}
         spans = sorted(self.spans or (), key=lambda span: (span.end, span.device, span.name))
         return Simulation(tuple(self.ended[i] for i in range(self.count)), sums, waits, tuple(spans))
-
-    def _at(self, time: float, handle: _Handler, frame: _Frame, about: _Device | _Passage) -> None:
-        self.order += 1
-        heappush(self.events, (time, self.order, handle, frame, about))
 
     def _release(self, now: float, done: Iterable[int] = ()) -> None:
         """The next frame's inputs are on their sources, and further ones' while a frame wants no output. done: devices
@@ -239,10 +234,11 @@ class _Player:
         if device.ready:
             _, frame = heappop(device.ready)
             number = frame.position[device.number]
+            last = frame.last.pop(number, None)
             if now > device.idle_since:
-                self._note_wait(now, device, frame, frame.last[number])
+                self._note_wait(now, device, frame, last)
             device.busy, device.started = True, now
-            self._at(now + frame.role.jobs[number].seconds, self._done, frame, device)
+            heappush(self.events, (now + frame.role.jobs[number].seconds, next(self.order), self._done, frame, device))
         elif device.inbox:
             self._take(now, *device.inbox.popleft())
 
@@ -266,8 +262,9 @@ class _Player:
         free = self._post(now, frame, job.sends)
         device.busy, device.idle_since = free > now, now
         if free > now:
-            self._at(free, self._free, frame, device)
-        self._travel(now)
+            heappush(self.events, (free, next(self.order), self._free, frame, device))
+        if self.lines.going:
+            self._travel(now)
         if job.outputs:
             frame.missing -= job.outputs
             if not frame.missing:  # copies that nobody waits for may still be computed
@@ -287,7 +284,7 @@ class _Player:
             done = now + passage.sending
             if done > now:
                 self._note_handling(now, done, frame, passage, passage.sender, passage.receiver)
-                self._at(done, self._posted, frame, passage)
+                heappush(self.events, (done, next(self.order), self._posted, frame, passage))
                 now = done
             else:
                 self._send(now, frame, passage)
@@ -295,11 +292,12 @@ class _Player:
 
     def _posted(self, now: float, frame: _Frame, passage: _Passage) -> None:
         self._send(now, frame, passage)
-        self._travel(now)
+        if self.lines.going:
+            self._travel(now)
 
     def _send(self, now: float, frame: _Frame, passage: _Passage) -> None:
         if passage.way is None:
-            self._at(now, self._arrived, frame, passage)
+            heappush(self.events, (now, next(self.order), self._arrived, frame, passage))
         else:
             self.lines.queue(passage.way, (frame, passage))
 
@@ -312,16 +310,17 @@ class _Player:
             if self.spans is not None:
                 sender, receiver = passage.sender.name, passage.receiver.name
                 self.spans.append(Span("message", sender, passage.name, frame.number, now, end, receiver))
-            self._at(end, self._left, frame, passage)
+            heappush(self.events, (end, next(self.order), self._left, frame, passage))
             if passage.latency:
-                self._at(end + passage.latency, self._arrived, frame, passage)
+                heappush(self.events, (end + passage.latency, next(self.order), self._arrived, frame, passage))
         self.lines.going.clear()
 
     def _left(self, now: float, frame: _Frame, passage: _Passage) -> None:
         """The message has left its lines."""
         assert passage.way is not None
         self.lines.free(passage.way)
-        self._travel(now)
+        if self.lines.going:
+            self._travel(now)
         if not passage.latency:
             self._arrived(now, frame, passage)
 
@@ -333,7 +332,7 @@ class _Player:
         elif passage.beside:
             done = now + passage.receiving
             self._note_handling(now, done, frame, passage, passage.receiver, passage.sender)
-            self._at(done, self._received, frame, passage)
+            heappush(self.events, (done, next(self.order), self._received, frame, passage))
         else:
             passage.receiver.inbox.append((frame, passage))
 
@@ -344,7 +343,7 @@ class _Player:
             self._note_wait(now, device, frame, passage)
         device.busy = True
         self._note_handling(now, done, frame, passage, device, passage.sender)
-        self._at(done, self._taken, frame, passage)
+        heappush(self.events, (done, next(self.order), self._taken, frame, passage))
 
     def _taken(self, now: float, frame: _Frame, passage: _Passage) -> None:
         self._received(now, frame, passage)
@@ -362,8 +361,8 @@ class _Player:
         device, lacks = passage.receiver, frame.lacks
         for number in passage.readers:
             lacks[number] -= 1
-            frame.last[number] = passage
-            if not lacks[number] and number == frame.position[device.number]:
-                heappush(device.ready, (frame.number, frame))
-        if not device.busy:
-            self._advance(now, device)
+            if not lacks[number]:
+                frame.last[number] = passage
+                if number == frame.position[device.number]:
+                    heappush(device.ready, (frame.number, frame))
+        self._advance(now, device)
