@@ -7,7 +7,7 @@ What such a case comes to depends on how many devices share a layer. Here layers
 each: all devices work, all that a layer makes travels on, and every message takes its ends' processors, its lines (of a
 switch) and a latency. A frame has 1 000 × parts segments and about three messages for each: 7 million of both in 100
 frames of 16 parts. With every layer on all devices they would be 400 million: nothing that plays single events does
-that in a minute; `--parts 1000 --layers 100 --frames 1` plays a thousandth of it.
+that in a minute.
 """
 
 from __future__ import annotations
