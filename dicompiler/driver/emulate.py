@@ -90,7 +90,7 @@ def emulate(
         board = {name: tuple(s * slower * _slowness(platform, name) for s in seconds) for name, seconds in here.items()}
         work = work if cost else _with(work, board)
     streamed = frames if options.in_flight > 1 else 1
-    simulation = simulate(work, platform, streamed, options.in_flight)
+    simulation = simulate(work, platform, streamed, options.in_flight, spans=False)
     _check_speed(here, board, max(end for _, end in simulation.frames) / streamed, len(program.roles))
     first = program.devices[0].device
     with _boards(platform, board, first) as emulation:
