@@ -155,7 +155,7 @@ def _passage(
         sender.runtime.sending(message.nbytes),
         None if link is None else lines.way(ends, (sender.host, receiver.host), platform.line_shares(link)),
         0.0 if link is None else sender.runtime.on_line(link, message.nbytes, platform.network.message),
-        0.0 if link is None else link.latency,
+        receiver.runtime.latency + (0.0 if link is None else link.latency),
         receiver.runtime.receiving(message.nbytes),
         receiver.cores > 1,
         [],
@@ -171,7 +171,8 @@ def simulate(work: Workload, platform: Platform, frames: int = 1, in_flight: int
     device sends to another goes in the order in which it was ready; messages between different devices share lines, on
     a switch the sender's outgoing and the receiver's incoming one, else the one medium, in equal parts, as connections
     of TCP do. A message alone takes its bytes over the narrowest bandwidth on its way, the network's time per message
-    and its sender's gap, and arrives the link's latency later. Devices of one host pass tensors at no cost but the
+    and its sender's gap, and arrives the latencies of the
+    link and of its receiver's runtime later. Devices of one host pass tensors at no cost but the
     runtime's. Frames go through the workload's roles in turn. spans: whether to keep them; sums are kept in any case.
     """
     with no_collection():
@@ -295,7 +296,7 @@ class _Player:
 
     def _send(self, now: float, frame: _Frame, passage: _Passage) -> None:
         if passage.way is None:
-            heappush(self.events, (now, next(self.order), self._arrived, frame, passage))
+            heappush(self.events, (now + passage.latency, next(self.order), self._arrived, frame, passage))
         else:
             passage.sender.sent += passage.seconds
             passage.receiver.received += passage.seconds

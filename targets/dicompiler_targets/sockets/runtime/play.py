@@ -21,8 +21,8 @@ from .values import from_bytes, run_bound, run_segment, to_bytes
 
 PATIENCE_S = 10.0
 """Seconds after a frame's deadline in which the coordinator, which knows whom to blame, must have ended the run."""
-LATE_S = 60e-6
-"""Seconds by which a sleep ends late."""
+LATE_S = 200e-6
+"""Seconds by which a sleep may end late."""
 SPANS = 10_000
 """Entries of a timeline at most: a report has a bounded length."""
 
@@ -260,8 +260,8 @@ class Player:
 
 @contextlib.contextmanager
 def _held(until: float) -> Iterator[None]:
-    """Lasts until then (of time.perf_counter), if that is to come; sleeping takes a little longer than is asked. What
-    is computed meanwhile has time, so that it lets everything else go first: other boards are played beside it."""
+    """Lasts until then (of time.perf_counter), if that is to come. What is computed meanwhile has time, so that it lets
+    everything else go first: other boards are played beside it."""
     patient = until > time.perf_counter()
     if patient:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -272,6 +272,8 @@ def _held(until: float) -> Iterator[None]:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     if (rest := until - time.perf_counter() - LATE_S) > 0:
         time.sleep(rest)
+    while time.perf_counter() < until:
+        os.sched_yield()
 
 
 def unused_after(manifest: Mapping[str, Any]) -> list[list[str]]:
