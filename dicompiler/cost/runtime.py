@@ -52,7 +52,9 @@ class RuntimeCosts:
         return line.seconds(nbytes * (1 + self.headers), message + self.gap)
 
     def times(self, factor: float) -> RuntimeCosts:
-        """Those of a device that takes `factor` times as long."""
+        """Those of a device that takes `factor` times as long; nothing at all where that is 0."""
+        if not factor:
+            return FREE
         seconds = {entry.name: factor * getattr(self, entry.name) for entry in fields(self)}
         return RuntimeCosts(**seconds | {"headers": self.headers})
 

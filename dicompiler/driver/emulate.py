@@ -1,8 +1,8 @@
 """Emulating: an artifact is run on this host as the boards of its platform would run it.
 
 artifact + platform → what a run gives, beside what is predicted. Lines are shaped and each call of a segment is held
-back until it has taken as long as on its board; the target's real runtime does the rest, at this host's speed, which
-the prediction supposes too.
+back until it has taken as long as on its board; the target's real runtime does the rest, at this host's speed: what the
+prediction supposes too, and that the boards' runtimes share this host's processors.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def emulate(
     assert platform is not None and program is not None and plan is not None
     if not target.emulates:
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
-    problem = replace(problem, runtime=dict.fromkeys(problem.runtime, target.costs))
+    crowd = crowding(sum(bool(device.segments) for device in program.devices))
+    problem = replace(problem, runtime=dict.fromkeys(problem.runtime, target.costs.times(crowd)))
     options, work = options or RunOptions(), problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
     here, board = _measured(program, problem, inputs), _seconds(work)
@@ -98,6 +99,15 @@ def emulate(
         options = replace(options, emulation=emulation, listen=listen, insecure=True)
         result = run(directory, inputs, frames, options=options)
     return _emulated(result, simulation, board, here, len(program.roles))
+
+
+def crowding(boards: int) -> float:
+    """How many times as long as alone the runtimes of so many boards take when they share this host's processors."""
+    return max(1.0, boards / _processors())
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
@@ -183,7 +193,7 @@ def _check_speed(here: Seconds, board: Seconds, frame_s: float, roles: int) -> N
                 f"emulate: {name} computes {format_seconds(sum(board[name]) / roles)} in a frame, this host alone "
                 f"needs {format_seconds(sum(seconds) / roles)} for that: it can only play slower boards (--slower)"
             )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = _processors()
     load = sum(map(sum, here.values())) / roles / frame_s / cores
     if load > LOAD_LIMIT:
         raise DicompilerError(
