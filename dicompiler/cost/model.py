@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dicompiler.base.errors import UsageError
 from dicompiler.cost.counting import flops
 from dicompiler.cost.runtime import RuntimeCosts, slowness
 from dicompiler.ir.devices import Device
@@ -48,8 +49,12 @@ class CostModel(ABC):
 
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:  # noqa: ARG002
         """What the runtime of `target` costs on `device`; stated: what the target says of the host on which that was
-        measured. A model that has measured it on the device says that."""
-        return stated.times(slowness(device) if self.runtime is None else self.runtime)
+        measured. A model that has measured it on the device says that. UsageError for a factor below 0."""
+        if self.runtime is None:
+            return stated.times(slowness(device))
+        if not 0 <= self.runtime < math.inf:
+            raise UsageError(f"{self.name}: runtime must be at least 0, and is {self.runtime:g}")
+        return stated.times(self.runtime)
 
     def fill(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
