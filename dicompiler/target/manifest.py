@@ -14,7 +14,7 @@ from dicompiler.base.version import version
 if TYPE_CHECKING:
     from dicompiler.ir.program import Program, Transfer, Value
 
-ARTIFACT = "dicompiler.artifact/1"
+ARTIFACT = "dicompiler.artifact/2"
 MANIFEST, PLAN, PLATFORM, REFERENCE = "artifact.json", "plan.json", "platform.toml", "reference/model.onnx"
 MADE, MADE_FORMAT = "reference/made.json", "dicompiler.made/1"
 """Where things lie in an artifact's directory."""
