@@ -97,7 +97,10 @@ def read_sealed(path: Path, schema: str) -> Json:
         raise DicompilerError(f"{path}: its seal is broken: it was changed or damaged: compile it again")
     document: Json = load_json(path)
     if find_spec("jsonschema") is not None:
-        validate(document, schema, str(path))
+        try:
+            validate(document, schema, str(path))
+        except DicompilerError as error:
+            raise DicompilerError(f"{error}: compile it again") from None
     return document
 
 
