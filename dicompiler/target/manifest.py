@@ -42,8 +42,8 @@ def json_text(document: Json) -> str:
 def artifact_document(program: Program, target: str, digest: str) -> Json:
     """artifact.json, see the schema artifact. target: its name. digest: SHA-256 (hexadecimal) over what the devices
     hold, weights included. `files` and `seal` are filled in when all files are there (`target.seal`); a target may
-    name in `files` those whose digests it has taken. DicompilerError
-    for tensors that cannot be exchanged."""
+    put into `files` those whose records (`file_record`) it has already. DicompilerError for tensors that cannot be
+    exchanged."""
     return {
         "format": ARTIFACT,
         "version": version(),

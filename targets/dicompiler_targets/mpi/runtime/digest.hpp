@@ -10,7 +10,7 @@ namespace dicompiler {
 // name), and in the end the SHA-256 of all this.
 //
 // Damage is all that is looked for here. Digests are those that artifact.json has of the same files, so that the two
-// cannot disagree: `sha256:`, and for weights `lanes:` (docs/formats.md), which costs a fifth of it. They are taken in a
+// cannot disagree: `sha256:`, and for weights `lanes:` (docs/formats.md), which costs a third of it or less. They are taken in a
 // thread beside the loading of the segments.
 class Contents {
 public:

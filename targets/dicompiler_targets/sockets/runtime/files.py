@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,8 +37,7 @@ class Files:
 
     def __init__(self, directory: Path, manifest: Mapping[str, Any]) -> None:
         self._directory, self._records = directory, manifest["files"]
-        # Of threads alone on Linux: where processors are short, the sessions have them first.
-        pool = ThreadPoolExecutor(2, initializer=os.nice, initargs=(10,))
+        pool = ThreadPoolExecutor(2)
         self._digests: dict[str, tuple[str, Future[str]]] = {
             name: (record["digest"], pool.submit(_digest, directory / name, record["digest"]))
             for name, record in self._records.items()
