@@ -179,7 +179,7 @@ def test_digests_of_other_kinds_and_artifacts_of_earlier_versions_are_refused_in
     with pytest.raises(
         ValueError, match=r"file weights\.bin: this runtime knows no digest of the kind 'md5': copy the"
     ):
-        Files(artifact / "a", {"files": {"weights.bin": record}}).check_sizes()
+        Files(artifact / "a", {"files": {"weights.bin": record}}).begin()
     old = {"bytes": record["bytes"], "sha256": "0" * 64}
     rewrite(
         artifact / "artifact.json", lambda d: d.update(format="dicompiler.artifact/1", files={"a/weights.bin": old})

@@ -82,7 +82,7 @@ def device_refuses(directory: Path) -> bool:
 
     def check() -> None:
         files = Files(directory, read_manifest(directory / "manifest.json"))
-        files.check_sizes()
+        files.begin()
         files.check()
 
     return refuses(check, ValueError, "copy the device's directory again")

@@ -33,19 +33,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 class Files:
-    """The files that a manifest names, whose digests are being taken from now on."""
+    """The files that a manifest names."""
 
     def __init__(self, directory: Path, manifest: Mapping[str, Any]) -> None:
         self._directory, self._records = directory, manifest["files"]
-        pool = ThreadPoolExecutor(2)
-        self._digests: dict[str, tuple[str, Future[str]]] = {
-            name: (record["digest"], pool.submit(_digest, directory / name, record["digest"]))
-            for name, record in self._records.items()
-        }
-        pool.shutdown(wait=False)
+        self._digests: dict[str, tuple[str, Future[str]]] = {}
 
-    def check_sizes(self) -> None:
-        """At once. ValueError for a file that is missing, a link, or of another size, or a digest of another kind."""
+    def begin(self) -> None:
+        """Takes their digests from now on: call it where the interpreter is free next, for which threads would wait.
+        ValueError for a file that is missing, a link, or of another size, or a digest of another kind."""
         for name, record in self._records.items():
             kind = record["digest"].partition(":")[0]
             if kind not in ("sha256", "lanes"):
@@ -55,6 +51,10 @@ class Files:
             if size != record["bytes"]:
                 found = "is missing" if size is None else f"has {size} bytes instead of {record['bytes']}"
                 raise ValueError(f"file {name} {found}: {REMEDY}")
+        pool = ThreadPoolExecutor(2)
+        for name, record in self._records.items():
+            self._digests[name] = record["digest"], pool.submit(_digest, self._directory / name, record["digest"])
+        pool.shutdown(wait=False)
 
     def check(self) -> None:
         """Waits for all digests. ValueError for a file that holds something else than the manifest says."""
