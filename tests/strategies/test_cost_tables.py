@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from support.layer_graphs import stack, vgg16
 
 from dicompiler.cost.metrics import measure
 from dicompiler.cost.model import Analytic
+from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.ir.devices import Device, Host, Link, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
@@ -46,6 +48,42 @@ NETWORKS = {
     "switch": Network("switch", 1e8),
     "links": Network("shared", 1e8, 0.0, (Link(("d0", "d1"), 1e7, 2e-3),)),
 }
+
+
+RUNTIME = RuntimeCosts(latency=1e-4, send=3e-4, receive=2e-4, byte=1e-9, gap=5e-5, call=1e-4, headers=0.05)
+
+
+def test_messages_and_calls_cost_what_the_estimate_says() -> None:
+    """Copies apart, which an estimate does not know; where several devices hold the same, another may send it."""
+    platform = cluster(NETWORKS["switch"], 1e9, 2e9, 1e9)
+    runtime = {device.name: RUNTIME for device in platform.devices}
+    problem = Problem(chain(), platform, PAPERS, runtime=runtime)
+    found = tables(problem, ChoiceSet(extra=0))
+    many = selections(found, 60)
+    plans = [found.plan(selection) for selection in many.tolist()]
+    pairs = [
+        (problem.estimate(plan).latency_s, value)
+        for plan, value in zip(plans, found.values(many), strict=True)
+        if not route(problem.layers, plan, platform.host_of).dropped
+    ]
+    assert len(pairs) > 20
+    for estimated, value in pairs:
+        assert value == pytest.approx(estimated, rel=1e-9)
+    copying = {name: replace(RUNTIME, copy=1e-6) for name in runtime}
+    dearer = tables(replace(problem, runtime=copying), ChoiceSet(extra=0)).values(many)
+    assert (dearer >= found.values(many)).all() and (dearer > found.values(many)).any()
+
+
+def test_on_one_medium_few_messages_are_supposed() -> None:
+    """Who sends is not looked at there: as few as can be, from as many as hold a share."""
+    platform = cluster(NETWORKS["shared"], 1e9, 1e9, 1e9, 1e9)
+    free = Problem(chain(), platform, PAPERS)
+    costly = replace(free, runtime={device.name: replace(RUNTIME, gap=0.0) for device in platform.devices})
+    found = tables(costly, ChoiceSet(extra=1))
+    many = selections(found, 60)
+    before = tables(free, ChoiceSet(extra=1)).values(many)
+    for selection, value, least in zip(many.tolist(), found.values(many), before, strict=True):
+        assert least <= value <= costly.estimate(found.plan(selection)).latency_s * (1 + 1e-9)
 
 
 def selections(found: Tables, count: int) -> np.ndarray:

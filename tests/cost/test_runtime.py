@@ -1,0 +1,77 @@
+"""What runtimes cost: scaled for each device, taken as the option says, and decisive for plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from support.commands import failed
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.base.errors import UsageError
+from dicompiler.cost.model import Analytic
+from dicompiler.cost.runtime import FREE, REFERENCE_RATE, RuntimeCosts, slowness
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.devices import Device, Network
+from dicompiler.ir.platform import Platform
+from dicompiler.plugin.registry import registry
+
+COSTS = RuntimeCosts(1e-3, 2e-3, 3e-3, 1e-9, 4e-3, 5e-3, 2e-9, 0.05)
+
+
+def test_a_slower_device_takes_longer_but_sends_no_more() -> None:
+    pi = Platform.load("rpi4x1").devices[0]
+    assert 5 < slowness(pi) < 7  # a Pi 4 for plain code
+    assert slowness(Device("d", "d", 4 * REFERENCE_RATE, 4)) == 1.0 == slowness(Device("camera", "d", 0.0))
+    assert slowness(Device("d", "d", 8 * REFERENCE_RATE, 4)) == 1.0  # no quicker than where it was measured
+    twice = COSTS.times(2.0)
+    assert (twice.latency, twice.byte, twice.headers) == (2e-3, 2e-9, 0.05)
+    assert COSTS.times(0.0) == FREE
+    assert COSTS.sending(10**6) == pytest.approx(3e-3) and COSTS.receiving(10**6) == pytest.approx(4e-3)
+    assert COSTS.on_line(Network("switch", 8e6), 10**6, 0.5) == pytest.approx(1.05 + 0.5 + 4e-3)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("inf"), float("nan")])
+def test_no_cost_is_below_zero_or_endless(value: float) -> None:
+    with pytest.raises(ValueError, match=r"^gap must be at least 0"):
+        RuntimeCosts(gap=value)
+    with pytest.raises(UsageError, match=r"^analytic: runtime must be at least 0"):
+        load_problem(networks.build("tiny"), "rpi4x2", cost=Analytic(runtime=value), target="sockets")
+
+
+def test_the_option_says_how_slow_every_runtime_is(tmp_path: Path) -> None:
+    stated = registry().make("targets", "mpi").costs
+    for given, expected in ((0.0, FREE), (1.0, stated), (3.0, stated.times(3.0))):
+        problem = load_problem(networks.build("tiny"), "rpi4x2", cost=Analytic(runtime=given), target="mpi")
+        assert dict(problem.runtime) == {"pi01": expected, "pi02": expected}
+    assert not load_problem(networks.build("tiny"), "rpi4x2").runtime  # nobody says who will run it
+    assert registry().make("targets", "tflm").costs == FREE
+    onnx.save(networks.build("tiny"), tmp_path / "m.onnx")
+    for value in ("slow", "-1"):
+        said = failed(
+            2, "compare", tmp_path / "m.onnx", "--platform", "rpi4x2", "--cost", f"analytic{{runtime={value}}}"
+        )
+        assert "runtime" in said
+
+
+@pytest.mark.parametrize("strategy", ["dp", "cpsat", "gradient{restarts=4 iterations=50}", "auto{tries=8}"])
+def test_strategies_do_not_split_what_messages_would_slow_down(strategy: str) -> None:
+    """LeNet on boards where it takes 4 ms: two share it where messages are free, and not where each takes 5 ms."""
+    boards = Platform.load("rpi4x2")
+    boards = replace(
+        boards, devices=tuple(replace(one, rate=2e8) for one in boards.devices), network=Network("switch", 1e9)
+    )
+    free = dicompiler.compile(networks.build("lenet"), boards, strategy, cost=Analytic(runtime=0.0))
+    slow = dicompiler.compile(networks.build("lenet"), boards, strategy, cost=Analytic(runtime=20.0))
+    used = [
+        {part.device for parts in made.plan.layers.values() for part in parts}
+        for made in (free, slow)
+        if made.plan is not None
+    ]
+    assert [len(one) for one in used] == [2, 1]
+    assert free.metrics is not None and slow.metrics is not None and slow.single is not None
+    assert slow.metrics.latency_s <= slow.single.latency_s * (1 + 1e-9)
+    assert free.metrics.devices[0].runtime_s == 0.0
