@@ -250,7 +250,7 @@ def _rates(case: Case, runs: Sequence[Run]) -> tuple[Platform, list[Figure]]:
         ratios = {name: _computed(case, runs, work, i) / took[i] if took[i] else 0.0 for i, name in enumerate(names)}
         changed = {name: ratio for name, ratio in ratios.items() if ratio}
         platform = _with_rates(platform, changed)
-        if all(abs(ratio - 1) < 1e-6 for ratio in changed.values()):
+        if all(abs(ratio - 1) < 1e-3 for ratio in changed.values()):
             break
     figures = []
     for name in names:
@@ -272,8 +272,8 @@ def _with_rates(platform: Platform, factors: Mapping[str, float]) -> Platform:
 
 
 def _short(value: float) -> float:
-    """With as many digits as mean something, and as converge."""
-    return float(f"{value:.9g}")
+    """With as many digits as mean something."""
+    return float(f"{value:.4g}")
 
 
 def _lines(case: Case, runs: Sequence[Run], platform: Platform) -> tuple[Platform, list[Figure], list[str]]:
@@ -333,7 +333,8 @@ def _scaled(case: Case, runs: Sequence[Run], profile: Path) -> tuple[float, Mapp
     for layer in document["layers"]:
         for one in layer["measurements"]:
             for key in ("seconds", "low", "high"):
-                one[key] = _short(document["call_s"] + max(0.0, one[key] - document["call_s"]) * factor)
+                call_s = min(document["call_s"], one[key])
+                one[key] = round(call_s + (one[key] - call_s) * factor, 9)
     return factor, document
 
 

@@ -49,7 +49,7 @@ class Line:
 
     def moved(self, platform: Platform, start: float, place: float) -> Platform:
         """At `place`: how many times as long as at `start` a byte takes, or milliseconds of latency."""
-        return self.put(platform, float(f"{place / 1000 if self.unit == 's' else start / place:.6g}"))
+        return self.put(platform, float(f"{place / 1000 if self.unit == 's' else start / place:.4g}"))
 
 
 def _network(key: str, unit: str) -> Line:

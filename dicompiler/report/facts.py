@@ -17,6 +17,7 @@ from dicompiler.cost.memory import MemoryCourse, memory_course
 from dicompiler.cost.simulator import Simulation
 from dicompiler.driver.artifact import reopen
 from dicompiler.driver.explore import FILE as FRONT
+from dicompiler.driver.fidelity import at_host_speed
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.metrics import DeviceMetrics, Metrics
 from dicompiler.ir.platform import Platform
@@ -147,7 +148,7 @@ def gather(
         compilation.single,
         target,
         problem,
-        problem.played(compilation),
+        (at_host_speed(problem, target) if ran and ran.get("where") == "emulated" else problem).played(compilation),
         memory_course(program),
         target.memory(program),
         bound(problem),
