@@ -21,7 +21,7 @@ from dicompiler.base.units import format_seconds
 from dicompiler.cost.workload import Workload, workload
 from dicompiler.driver import run_log
 from dicompiler.driver.artifact import reopen
-from dicompiler.driver.fidelity import at_host_speed, measured, predict, segment_calls, wrong_bytes
+from dicompiler.driver.fidelity import at_host_speed, computing, measured, predict, segment_calls, wrong_bytes
 from dicompiler.driver.fit_lines import Line, fit_lines, pauses
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
@@ -235,7 +235,7 @@ def _restless(run: Run) -> Iterator[str]:
 
 def _computed(case: Case, runs: Sequence[Run], work: Workload, device: int) -> float:
     """Seconds that all segments of a device take in all runs, by a prediction."""
-    seconds = [job.seconds for role in work.roles for job in role.devices[device].jobs]
+    seconds = computing(work)[work.devices[device].device]
     calls = (segment_calls(case.program, device, run.frames) for run in runs)
     return sum(s * n for own in calls for s, n in zip(seconds, own, strict=True))
 
@@ -245,7 +245,7 @@ def _rates(case: Case, runs: Sequence[Run]) -> tuple[Platform, list[Figure]]:
     start = platform = case.problem.platform
     names = [one.device for one in case.program.devices]
     took = [sum(run.log["devices"][i]["compute_s"] for run in runs) for i in range(len(names))]
-    for _ in range(50):  # what calls and copies take follows the rate, more slowly
+    for _ in range(50):  # what copies take follows the rate, more slowly
         work = case.work(case.on(platform))
         ratios = {name: _computed(case, runs, work, i) / took[i] if took[i] else 0.0 for i, name in enumerate(names)}
         changed = {name: ratio for name, ratio in ratios.items() if ratio}
@@ -258,7 +258,7 @@ def _rates(case: Case, runs: Sequence[Run]) -> tuple[Platform, list[Figure]]:
         if not ratios[name]:
             why = "it computes nothing in this plan"
         elif abs(ratios[name] - 1) > 0.01:
-            why = "calls and copies alone are predicted to take longer than all that it computed"
+            why = "copies alone are predicted to take longer than all that it computed"
             platform = replace(platform, devices=tuple(old if d.name == name else d for d in platform.devices))
         figures.append(Figure(f"{name} rate", "FLOP/s", old.rate, None if why else platform.device(name).rate, why))
     return platform, figures
@@ -311,7 +311,7 @@ def _as_measured(work: Workload, spans: Mapping[str, Sequence[tuple[float, float
     """A role with the seconds that its segments took."""
     devices = tuple(
         replace(one, jobs=tuple(
-            replace(job, seconds=end - start) for job, (start, end) in zip(one.jobs, spans[one.device], strict=True)
+            replace(job, seconds=end - start + one.runtime.call) for job, (start, end) in zip(one.jobs, spans[one.device], strict=True)
         ))
         for one in work.devices
     )  # fmt: skip
@@ -320,7 +320,7 @@ def _as_measured(work: Workload, spans: Mapping[str, Sequence[tuple[float, float
 
 def _scaled(case: Case, runs: Sequence[Run], profile: Path) -> tuple[float, Mapping[str, Any]]:
     """(How many times as long as in the profile pieces took on the devices that it holds for, the profile with that.)
-    What calls and copies take is not in it."""
+    What copies take is not in it."""
     document = load_json(profile)
     problem = case.on(case.problem.platform)
     own = [i for i, one in enumerate(case.program.devices) if fnmatch.fnmatchcase(one.device, document["device"])]

@@ -1,7 +1,8 @@
 """Emulating: an artifact is run on this host as the boards of its platform would run it.
 
 artifact + platform → what a run gives, beside what is predicted. Lines are shaped and each call of a segment is held
-back until it has taken as long as on its board; the target's real runtime does the rest, at this host's speed.
+back until it has taken as long as on its board; the target's real runtime does the rest, at this host's speed, which
+the prediction supposes too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.units import format_seconds
 from dicompiler.cost.workload import DeviceWork, Workload
 from dicompiler.driver.artifact import reopen, run
-from dicompiler.driver.fidelity import Expected, at_host_speed, predict
+from dicompiler.driver.fidelity import Expected, Seconds, at_host_speed, computing, predict
 from dicompiler.driver.prepare import platform_of
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program, Segment
@@ -41,9 +42,6 @@ LATE_LIMIT = 0.05
 """By what share computing may take longer than on the boards before it is told."""
 LEFT_OUT = "caches and memory of a board, its clock's changes, other traffic; the runtime itself runs as fast as here"
 """What an emulation does not show."""
-
-Seconds = Mapping[str, tuple[float, ...]]
-"""Device → seconds of a call of each of its segments, role by role."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +82,10 @@ def emulate(
     if not target.emulates:
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
     problem = at_host_speed(problem, target)
+||||||| 30feaa7
     options, work = options or RunOptions(), problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
-    here, board = _measured(program, problem, inputs), _seconds(work)
+    here, board = _measured(program, problem, inputs), computing(work)
     if slower is not None:
         board = {name: tuple(s * slower * _slowness(platform, name) for s in seconds) for name, seconds in here.items()}
         work = work if cost else _with(work, board)
@@ -127,20 +126,13 @@ def _slowness(platform: Platform, device: str) -> float:
     return platform.fastest.rate / platform.device(device).rate if platform.device(device).computes else 1.0
 
 
-def _seconds(work: Workload) -> Seconds:
-    """What each segment takes by a prediction."""
-    return {
-        one.device: tuple(job.seconds for role in work.roles for job in role.devices[i].jobs)
-        for i, one in enumerate(work.devices)
-    }
-
-
 def _with(work: Workload, seconds: Seconds) -> Workload:
     """The workload with these seconds in place of those that were predicted."""
     rest = {name: iter(each) for name, each in seconds.items()}
 
     def held(one: DeviceWork) -> DeviceWork:
-        return replace(one, jobs=tuple(replace(job, seconds=next(rest[one.device])) for job in one.jobs))
+        call = one.runtime.call
+        return replace(one, jobs=tuple(replace(job, seconds=next(rest[one.device]) + call) for job in one.jobs))
 
     first, *others = (replace(role, devices=tuple(map(held, role.devices))) for role in work.roles)
     return replace(first, others=tuple(others))

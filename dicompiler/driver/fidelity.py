@@ -28,6 +28,10 @@ SMALL = 0.02
 """What is less than this share of a frame is not told."""
 
 
+Seconds = Mapping[str, tuple[float, ...]]
+"""Device → seconds of a call of each of its segments, role by role, beside what its runtime takes for the call."""
+
+
 @dataclass(frozen=True)
 class Share:
     """What a device does in a frame, in seconds. segments: a call of each, role by role. send_s: predicted until its
@@ -92,6 +96,14 @@ def at_host_speed(problem: Problem, target: Target) -> Problem:
     return replace(problem, runtime={device.name: costs for device in problem.platform.devices})
 
 
+def computing(work: Workload) -> Seconds:
+    """What each segment takes by a prediction."""
+    return {
+        one.device: tuple(job.seconds - one.runtime.call for role in work.roles for job in role.devices[i].jobs)
+        for i, one in enumerate(work.devices)
+    }
+
+
 def predict(work: Workload, platform: Platform, frames: int, in_flight: int) -> Told:
     """What the simulator says: one at a time, of a frame of each role; else of the stream."""
     count = min(frames, PLAYED) if in_flight > 1 else len(work.roles)
@@ -109,8 +121,9 @@ def _simulated(played: Simulation, work: Workload, i: int, frames: int) -> Share
     own = [span for span in played.spans if span.device == name]
     sending = sum(s.seconds for s in own if s.kind == "message" or (s.kind == "handle" and s.name in sent))
     waits = {peer: seconds / frames for peer, seconds in played.waits.get(name, {}).items()}
-    segments = tuple(job.seconds for role in work.roles for job in role.devices[i].jobs)
-    return Share(played.seconds("compute", name) / frames, sending / frames, sum(waits.values()), segments, waits)
+    calls = sum(span.kind == "compute" for span in own)
+    compute_s = played.seconds("compute", name) - calls * work.devices[i].runtime.call
+    return Share(compute_s / frames, sending / frames, sum(waits.values()), computing(work)[name], waits)
 
 
 def measured(log: Mapping[str, Any], program: Program) -> Told:

@@ -187,10 +187,12 @@ class _Fit:
 
 
 def _simulated(work: Workload, platform: Platform) -> Pauses:
+    """What the runtime takes for a call belongs to the pause."""
+    calls = {one.device: one.runtime.call for one in work.devices}
     spans: dict[str, list[tuple[float, float]]] = {one.device: [] for one in work.devices}
     for span in simulate(work, platform).spans:
         if span.kind == "compute":
-            spans[span.device].append((span.start, span.end))
+            spans[span.device].append((span.start + calls[span.device], span.end))
     return pauses(spans)
 
 
