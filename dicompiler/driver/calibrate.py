@@ -18,7 +18,7 @@ from typing import Any
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
 from dicompiler.base.units import format_seconds
-from dicompiler.cost.workload import Workload, workload
+from dicompiler.cost.workload import DeviceWork, Workload, workload
 from dicompiler.driver import run_log
 from dicompiler.driver.artifact import reopen
 from dicompiler.driver.fidelity import at_host_speed, computing, measured, predict, segment_calls, wrong_bytes
@@ -309,13 +309,13 @@ def _last(run: Run) -> Mapping[str, Sequence[tuple[float, float]]]:
 
 def _as_measured(work: Workload, spans: Mapping[str, Sequence[tuple[float, float]]]) -> Workload:
     """A role with the seconds that its segments took."""
-    devices = tuple(
-        replace(one, jobs=tuple(
-            replace(job, seconds=end - start + one.runtime.call) for job, (start, end) in zip(one.jobs, spans[one.device], strict=True)
-        ))
-        for one in work.devices
-    )  # fmt: skip
-    return replace(work, devices=devices)
+    seconds = {name: [end - start for start, end in own] for name, own in spans.items()}
+
+    def held(one: DeviceWork) -> DeviceWork:
+        took = zip(one.jobs, seconds[one.device], strict=True)
+        return replace(one, jobs=tuple(replace(job, seconds=own + one.runtime.call) for job, own in took))
+
+    return replace(work, devices=tuple(map(held, work.devices)))
 
 
 def _scaled(case: Case, runs: Sequence[Run], profile: Path) -> tuple[float, Mapping[str, Any]]:

@@ -82,7 +82,6 @@ def emulate(
     if not target.emulates:
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
     problem = at_host_speed(problem, target)
-||||||| 30feaa7
     options, work = options or RunOptions(), problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
     here, board = _measured(program, problem, inputs), computing(work)
