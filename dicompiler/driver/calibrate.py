@@ -217,10 +217,12 @@ def _calibrated(case: Case, runs: Sequence[Run], profile: Path | None, force: bo
 
 def _restless(run: Run) -> Iterator[str]:
     """What shows that a machine had something else to do: frames, or segments, that differ from one another."""
-    times = run.log["frames_s"][1:]
-    if not run.streamed and (median := statistics.median(times)) > SPREAD * min(times):
-        quick, usual = format_seconds(min(times)), format_seconds(median)
-        yield f"{run.place}: the machine was busy: a frame takes {quick} to {usual} (the median)"
+    roles = len(run.program.roles)
+    for own in () if run.streamed else (run.log["frames_s"][1 + r :: roles] for r in range(roles)):
+        if own and (median := statistics.median(own)) > SPREAD * min(own):
+            quick, usual = format_seconds(min(own)), format_seconds(median)
+            yield f"{run.place}: the machine was busy: a frame takes {quick} to {usual} (the median)"
+            break
     for i, entry in enumerate(run.log["devices"] if run.last else ()):
         spans, counts = run.last[entry["device"]], segment_calls(run.program, i, run.frames)  # type: ignore[index]
         first = sum(len(role.devices[i].segments) for role in run.program.roles[: run.role])
@@ -294,7 +296,7 @@ def _lines(case: Case, runs: Sequence[Run], platform: Platform) -> tuple[Platfor
     ]  # fmt: skip
     doubts = []
     for run, by_device in zip(telling, left, strict=True):
-        frame_s = statistics.median(run.log["frames_s"])
+        frame_s = measured(run.log, case.program).frame_s
         worst = max(by_device, key=lambda name: by_device[name])
         if by_device[worst] > LEFT * frame_s:
             waits = f"waits that no message explains: {format_seconds(by_device[worst])} of {worst} in a frame of"

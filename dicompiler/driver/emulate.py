@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.units import format_seconds
 from dicompiler.cost.workload import DeviceWork, Workload
 from dicompiler.driver.artifact import reopen, run
-from dicompiler.driver.fidelity import Expected, Seconds, at_host_speed, computing, predict
+from dicompiler.driver.fidelity import Expected, Seconds, at_host_speed, computing, predict, usual_s
 from dicompiler.driver.prepare import platform_of
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program, Segment
@@ -100,8 +99,8 @@ def emulate(
     count = len(result.frames_s)
     if options.in_flight > 1:
         what, frame_s = f"{count} frames, each", result.total_s / count
-    else:  # their median, without the first where there are more
-        what, frame_s = "a frame", statistics.median(result.frames_s[1:] or result.frames_s)
+    else:
+        what, frame_s = "a frame", usual_s(result.frames_s, len(program.roles))
     return Emulated(result, what, frame_s, told.frame_s, board, late, expected, platform)
 
 

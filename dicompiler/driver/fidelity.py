@@ -6,7 +6,7 @@ Workload + Platform → Told (predicted);   log of a run + Program → Told (mea
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -127,8 +127,7 @@ def _simulated(played: Simulation, work: Workload, i: int, frames: int) -> Share
 
 
 def measured(log: Mapping[str, Any], program: Program) -> Told:
-    """What a log (schema run) says of the program's run: of frames one at a time the median, without the first where
-    there are more."""
+    """What a log (schema run) says of the program's run."""
     times, devices = log["frames_s"], {}
     frames = max(1, len(times))
     for i, entry in enumerate(log["devices"]):
@@ -138,8 +137,15 @@ def measured(log: Mapping[str, Any], program: Program) -> Told:
         compute_s, send_s, wait_s = (entry[key] / frames for key in ("compute_s", "send_s", "wait_s"))
         devices[entry["device"]] = Share(compute_s, send_s, wait_s, segments, waits)
     streamed = log.get("in_flight", 1) > 1
-    frame_s = log["total_s"] / frames if streamed else statistics.median(times[1:] or times or [0.0])
-    return Told(frame_s, devices)
+    return Told(log["total_s"] / frames if streamed else usual_s(times, len(program.roles)), devices)
+
+
+def usual_s(times: Sequence[float], roles: int) -> float:
+    """Seconds of a frame where they went one at a time: the median without the first, which warms up, where there are
+    more; with replicas the mean of theirs. 0 without frames."""
+    own = [times[r + (roles if r == 0 and len(times) > roles else 0) :: roles] for r in range(roles)]
+    medians = [statistics.median(each) for each in own if each]
+    return statistics.mean(medians) if medians else 0.0
 
 
 def segment_calls(program: Program, device: int, frames: int) -> list[int]:

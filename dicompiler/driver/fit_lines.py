@@ -100,7 +100,8 @@ def fit_lines(
     place = np.array([1000 * one.value(platform) if one.unit == "s" else 1.0 for one in lines])
     reasons = fit.untold(place)
     found = fit.best(place, reasons)
-    if lost := fit.untold(found).keys() - reasons.keys():  # they became so fast that they no longer count
+    lost = {one.name for one in lines if one.unit != "s"} & fit.untold(found).keys() - reasons.keys()
+    if lost:  # they became so fast that they no longer count
         reasons |= dict.fromkeys(lost, "messages are too short to tell it")
         found = fit.best(place, reasons)
     fitted = fit.at(found)
