@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STEPS = 20
 """Improvements at most; a few are enough."""
-LEAST = 0.02
+LEAST = 0.05
 """Of all pauses the bytes on a line must be this share, or the run does not tell its bandwidth."""
 ALIKE = 0.98
 """From this cosine on between what a latency and what a bandwidth does to the pauses, they cannot be told apart."""
@@ -146,7 +146,7 @@ class _Fit:
         import numpy as np
 
         changes = [self.change(place, i) for i in range(len(self.lines))]
-        total, reasons = np.abs(self.seen).sum(), dict[str, str]()
+        total, reasons = self.made(place).sum(), dict[str, str]()
         for line, change, value in zip(self.lines, changes, place, strict=True):
             moved = np.abs(change).sum()
             if moved < 1e-6 if line.unit == "s" else moved * value < LEAST * total:
