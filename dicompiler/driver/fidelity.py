@@ -107,7 +107,7 @@ def computing(work: Workload) -> Seconds:
 def predict(work: Workload, platform: Platform, frames: int, in_flight: int) -> Told:
     """What the simulator says: one at a time, of a frame of each role; else of the stream."""
     count = min(frames, PLAYED) if in_flight > 1 else len(work.roles)
-    played = simulate(work, platform, count, in_flight)
+    played = simulate(work, platform, count, in_flight, spans=False)
     if in_flight > 1:
         frame_s = max(end for _, end in played.frames) / count
     else:
@@ -116,14 +116,18 @@ def predict(work: Workload, platform: Platform, frames: int, in_flight: int) -> 
 
 
 def _simulated(played: Simulation, work: Workload, i: int, frames: int) -> Share:
-    name = work.devices[i].device
-    sent = {message.name for role in work.roles for message in role.messages if message.sender == i}
-    own = [span for span in played.spans if span.device == name]
-    sending = sum(s.seconds for s in own if s.kind == "message" or (s.kind == "handle" and s.name in sent))
-    waits = {peer: seconds / frames for peer, seconds in played.waits.get(name, {}).items()}
-    calls = sum(span.kind == "compute" for span in own)
-    compute_s = played.seconds("compute", name) - calls * work.devices[i].runtime.call
-    return Share(compute_s / frames, sending / frames, sum(waits.values()), computing(work)[name], waits)
+    one = work.devices[i]
+    handed = sum(one.runtime.sending(m.nbytes) for role in work.roles for m in role.messages if m.sender == i)
+    waits = {peer: seconds / frames for peer, seconds in played.waits.get(one.device, {}).items()}
+    segments = computing(work)[one.device]
+    calls = _calls([len(role.devices[i].jobs) for role in work.roles], frames)
+    return Share(
+        sum(s * n for s, n in zip(segments, calls, strict=True)) / frames,
+        handed / len(work.roles) + played.seconds("message", one.device) / frames,
+        sum(waits.values()),
+        segments,
+        waits,
+    )
 
 
 def measured(log: Mapping[str, Any], program: Program) -> Told:
@@ -150,8 +154,12 @@ def usual_s(times: Sequence[float], roles: int) -> float:
 
 def segment_calls(program: Program, device: int, frames: int) -> list[int]:
     """How often each segment of a device is called in so many frames, role by role."""
-    count = len(program.roles)
-    return [len(range(r, frames, count)) for r, role in enumerate(program.roles) for _ in role.devices[device].segments]
+    return _calls([len(role.devices[device].segments) for role in program.roles], frames)
+
+
+def _calls(segments: Sequence[int], frames: int) -> list[int]:
+    """segments: how many there are, by role."""
+    return [len(range(r, frames, len(segments))) for r, count in enumerate(segments) for _ in range(count)]
 
 
 def _waits(timeline: list[Mapping[str, Any]], last: int, program: Program) -> dict[str, float]:

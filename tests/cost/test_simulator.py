@@ -186,6 +186,16 @@ def check_consistent(simulation: Simulation, played: Workload) -> None:
     assert len(sent) == len(played.messages) * len(simulation.frames)
 
 
+def check_sums(simulation: Simulation) -> None:
+    """The sums are those of the spans."""
+    for device in DEVICES:
+        for kind, peer in (("compute", False), ("handle", False), ("message", False), ("message", True)):
+            spans = [s for s in simulation.spans if s.kind == kind and (s.peer if peer else s.device) == device]
+            assert simulation.seconds(kind, device, peer) == pytest.approx(sum(span.seconds for span in spans))
+        waits = [span for span in simulation.spans if span.kind == "wait" and span.device == device]
+        assert sum(simulation.waits.get(device, {}).values()) == pytest.approx(sum(span.seconds for span in waits))
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48), kind=st.sampled_from(["switch", "shared", "gateway"]))
 def test_random_plans_play_to_the_end_and_respect_the_bound(seed: int, kind: NetworkKind) -> None:
@@ -199,8 +209,12 @@ def test_random_plans_play_to_the_end_and_respect_the_bound(seed: int, kind: Net
     sketched = problem.sketch(plan)
     assert sketched.program is not None and sketched.routing is not None
     played = workload(sketched.program, sketched.routing, platform, problem.cost)
-    for frames, in_flight in ((1, 1), (4, 2)):
-        check_consistent(simulate(played, platform, frames, in_flight), played)
+    costly = costing(played, RuntimeCosts(2e-3, 3e-3, 1e-6, 1e-3), 1 + seed % 2)
+    for one, frames, in_flight in ((played, 1, 1), (played, 4, 2), (costly, 4, 2)):
+        simulation = simulate(one, platform, frames, in_flight)
+        check_consistent(simulation, one)
+        check_sums(simulation)
+        assert simulate(one, platform, frames, in_flight, spans=False) == replace(simulation, spans=())
     metrics = problem.evaluate(plan)
     assert sum(job.seconds for device in played.devices for job in device.jobs) == pytest.approx(
         sum(device.compute_s for device in metrics.devices)
@@ -264,3 +278,23 @@ def test_frames_dealt_unevenly_wait_for_the_slower_role() -> None:
     found = simulate(one_by_one(10, 1, 1, 2), cluster(3), frames=4, in_flight=4)
     assert [end for _, end in found.frames] == pytest.approx([12, 22, 16, 32])
     assert found.waits["d2"] == {"d0": pytest.approx(6)}
+
+
+def test_thousands_of_frames_that_want_no_output_end_when_they_are_given() -> None:
+    found = simulate(work([], ((), [job(1)])), cluster(1), frames=3000, in_flight=2)
+    assert found.frames == ((0.0, 0.0),) * 3000
+    assert found.seconds("compute", "d0") == 3000
+
+
+def test_when_a_frame_is_given_devices_go_on_in_their_order() -> None:
+    """d0 ends frame 0 at 2.25, and goes on with frame 1 just when d1 begins frame 2: both send at 4.25, d0 first."""
+    one = work(
+        [(1, 0, 0.25), (0, 2, 1)],
+        ((), [job(2, (0,), (1,), 1)]),
+        ((0,), []),
+        ((), [job(0, (1,))]),
+    )
+    other = work([(1, 2, 1)], ((), []), ((), [job(2, (), (0,), 1)]), ((), [job(0, (0,))]))
+    found = simulate(replace(one, others=(one, other)), cluster(3, "shared"), frames=3, in_flight=2)
+    sent = [(span.device, span.start) for span in found.spans if span.kind == "message" and span.peer == "d2"]
+    assert sent == [("d0", 2.25), ("d0", 4.25), ("d1", 5.25)]
