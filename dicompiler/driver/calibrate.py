@@ -17,6 +17,7 @@ from typing import Any
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
+from dicompiler.base.specs import Spec
 from dicompiler.base.units import format_seconds
 from dicompiler.cost.workload import DeviceWork, Workload, workload
 from dicompiler.driver import run_log
@@ -159,7 +160,8 @@ def calibrate(
     for a log of another artifact, of another platform, with too few frames, and unless `force` of a busy machine.
     """
     directory = Path(artifact) if artifact is not None else _directory(Path(logs[0]))
-    cost = "analytic" if profile is None else f"profile{{file={profile} others=true}}"
+    options = {"file": (str(profile),), "others": True, "force": force}
+    cost = "analytic" if profile is None else str(Spec.of("profile", options))
     compilation, target, problem = reopen(directory, cost)
     assert compilation.program is not None and compilation.routing is not None
     runs = [_load(Path(log), directory, compilation.program, problem.platform) for log in logs]
