@@ -160,8 +160,8 @@ def calibrate(
     for a log of another artifact, of another platform, with too few frames, and unless `force` of a busy machine.
     """
     directory = Path(artifact) if artifact is not None else _directory(Path(logs[0]))
-    options = {"file": (str(profile),), "others": True, "force": force}
-    cost = "analytic" if profile is None else str(Spec.of("profile", options))
+    measured_there = Spec.of("profile", {"file": str(profile), "others": "true", "force": str(force).lower()})
+    cost = "analytic" if profile is None else str(measured_there)
     compilation, target, problem = reopen(directory, cost)
     assert compilation.program is not None and compilation.routing is not None
     runs = [_load(Path(log), directory, compilation.program, problem.platform) for log in logs]
