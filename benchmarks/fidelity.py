@@ -25,6 +25,7 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.emulate import LATE_LIMIT, emulate
+from dicompiler.driver.fidelity import crowding
 from dicompiler.ir.devices import Network
 from dicompiler.ir.platform import Platform
 from dicompiler.target.records import RunOptions
@@ -34,8 +35,6 @@ STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat", "auto")
 LINES = (10, 100, 1000)
 CLUSTERS = ("4", "2+2", "6")
 TARGETS = ("sockets", "mpi")
-COST = "analytic{runtime=here}"
-"""The boards' runtimes are as fast here as this host is."""
 SLOW = 3.0
 """How many times slower the slow boards of a mixed cluster are."""
 MEDIAN, WORST = 0.10, 0.25
@@ -86,6 +85,11 @@ def boards(cluster: str, line: int) -> Platform:
     return replace(platform, devices=devices, network=Network("switch", 1e6 * line))
 
 
+def cost_of(cluster: str) -> str:
+    """The boards' runtimes are as fast as this host, which they share."""
+    return f"analytic{{runtime={crowding(len(boards(cluster, 1).devices)):g}}}"
+
+
 def measured(setting: tuple[str, int, str, str], strategy: str, frames: int, in_flight: int) -> Case:
     """One case. DicompilerError where the strategy has no plan, or this host cannot play it."""
     network, line, cluster, target = setting
@@ -97,12 +101,12 @@ def measured(setting: tuple[str, int, str, str], strategy: str, frames: int, in_
             boards(cluster, line),
             strategy,
             target=target,
-            cost=COST,
+            cost=cost_of(cluster),
             objective=objective,
             output=artifact,
         )
         options = RunOptions(in_flight=in_flight)
-        found = emulate(artifact, frames=frames * in_flight + 1, cost=COST, options=options)
+        found = emulate(artifact, frames=frames * in_flight + 1, cost=cost_of(cluster), options=options)
     return Case(*setting, strategy, found.predicted_s, found.frame_s, found.late)
 
 

@@ -168,7 +168,8 @@ def _handled(boxes: Sequence[_Sent], runtime: Mapping[str, RuntimeCosts]) -> flo
     for box in boxes if runtime else ():
         sender, receiver = runtime.get(box.sender, FREE), runtime.get(box.receiver, FREE)
         sending[box.sender] = sending.get(box.sender, 0.0) + sender.sending(box.count)
-        receiving[box.receiver] = receiving.get(box.receiver, receiver.call) + receiver.receiving(box.count)
+        first = receiver.latency + receiver.call
+        receiving[box.receiver] = receiving.get(box.receiver, first) + receiver.receiving(box.count)
     return max(sending.values(), default=0.0) + max(receiving.values(), default=0.0)
 
 

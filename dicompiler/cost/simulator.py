@@ -147,14 +147,15 @@ def _passage(
 ) -> _Passage:
     sender, receiver = work.devices[message.sender], work.devices[message.receiver]
     link = platform.link(sender.device, receiver.device)
+    ends = (message.sender, message.receiver)
     return _Passage(
         message.name,
         devices[message.sender],
         devices[message.receiver],
         sender.runtime.sending(message.nbytes),
-        None if link is None else lines.way(sender.host, receiver.host),
+        None if link is None else lines.way(ends, (sender.host, receiver.host), platform.line_shares(link)),
         0.0 if link is None else sender.runtime.on_line(link, message.nbytes, platform.network.message),
-        0.0 if link is None else link.latency,
+        receiver.runtime.latency + (0.0 if link is None else link.latency),
         receiver.runtime.receiving(message.nbytes),
         receiver.cores > 1,
         [],
@@ -166,13 +167,13 @@ def simulate(work: Workload, platform: Platform, frames: int = 1, in_flight: int
 
     A device computes one segment at a time: of the oldest frame that can go on the next one (as the runtimes do).
     What its runtime takes for a message (`DeviceWork.runtime`) it takes of the same processor: after the segment that
-    made it, and when it came, but while a segment computes and there is another core, beside it. On a switch a message
-    needs the sender's outgoing and the receiver's incoming line for its time, and of those that could go the one that
-    was ready first goes; on a shared medium, or through a gateway, one message travels at a time, in the order in which
-    they were ready. A message takes its bytes over the narrowest bandwidth on its way, the network's time per message
-    and its sender's gap, and arrives the link's latency later. Devices of one host pass tensors at no cost but the
-    runtime's. Frames go through the workload's roles in turn. spans: whether to keep them; sums are
-    kept in any case.
+    made it, and when it came, but while a segment computes and there is another core, beside it. What one
+    device sends to another goes in the order in which it was ready; messages between different devices share lines, on
+    a switch the sender's outgoing and the receiver's incoming one, else the one medium, in equal parts, as connections
+    of TCP do. A message alone takes its bytes over the narrowest bandwidth on its way, the network's time per message
+    and its sender's gap, and arrives the latencies of the
+    link and of its receiver's runtime later. Devices of one host pass tensors at no cost but the
+    runtime's. Frames go through the workload's roles in turn. spans: whether to keep them; sums are kept in any case.
     """
     with no_collection():
         return _Player(work, platform, frames, max(1, in_flight), spans).run()
@@ -218,7 +219,7 @@ class _Player:
             self.released += 1
             for messages in role.sources:
                 self._post(now, frame, messages)
-            self._travel(now)
+            self._plan(frame)
             for d in role.starters:
                 heappush(self.devices[d].ready, (frame.number, frame))
             for d in sorted({*role.starters, *done}):
@@ -263,8 +264,7 @@ class _Player:
         device.busy, device.idle_since = free > now, now
         if free > now:
             heappush(self.events, (free, next(self.order), self._free, frame, device))
-        if self.lines.going:
-            self._travel(now)
+        self._plan(frame)
         if job.outputs:
             frame.missing -= job.outputs
             if not frame.missing:  # copies that nobody waits for may still be computed
@@ -292,36 +292,35 @@ class _Player:
 
     def _posted(self, now: float, frame: _Frame, passage: _Passage) -> None:
         self._send(now, frame, passage)
-        if self.lines.going:
-            self._travel(now)
+        self._plan(frame)
 
     def _send(self, now: float, frame: _Frame, passage: _Passage) -> None:
         if passage.way is None:
-            heappush(self.events, (now, next(self.order), self._arrived, frame, passage))
+            heappush(self.events, (now + passage.latency, next(self.order), self._arrived, frame, passage))
         else:
-            self.lines.queue(passage.way, (frame, passage))
+            passage.sender.sent += passage.seconds
+            passage.receiver.received += passage.seconds
+            self.lines.queue(now, passage.way, (frame, passage), passage.seconds)
 
-    def _travel(self, now: float) -> None:
-        """Starts the messages that have got their lines."""
-        for frame, passage in self.lines.going:
-            end = now + passage.seconds
-            passage.sender.sent += end - now
-            passage.receiver.received += end - now
-            if self.spans is not None:
-                sender, receiver = passage.sender.name, passage.receiver.name
-                self.spans.append(Span("message", sender, passage.name, frame.number, now, end, receiver))
-            heappush(self.events, (end, next(self.order), self._left, frame, passage))
-            if passage.latency:
-                heappush(self.events, (end + passage.latency, next(self.order), self._arrived, frame, passage))
-        self.lines.going.clear()
+    def _plan(self, frame: _Frame) -> None:
+        """Notes when messages will have left, as lines are shared now."""
+        for at, way, version in self.lines.due:
+            heappush(self.events, (at, next(self.order), self._due, frame, (way, version)))
+        self.lines.due.clear()
 
-    def _left(self, now: float, frame: _Frame, passage: _Passage) -> None:
-        """The message has left its lines."""
-        assert passage.way is not None
-        self.lines.free(passage.way)
-        if self.lines.going:
-            self._travel(now)
-        if not passage.latency:
+    def _due(self, now: float, _: _Frame, due: tuple[Way[_Item], int]) -> None:
+        """A message has left, unless lines are shared otherwise since that was foreseen."""
+        way, version = due
+        if way.version != version:
+            return
+        (frame, passage), start = self.lines.gone(now, way)
+        if self.spans is not None:
+            sender, receiver = passage.sender.name, passage.receiver.name
+            self.spans.append(Span("message", sender, passage.name, frame.number, start, now, receiver))
+        self._plan(frame)
+        if passage.latency:
+            heappush(self.events, (now + passage.latency, next(self.order), self._arrived, frame, passage))
+        else:
             self._arrived(now, frame, passage)
 
     def _arrived(self, now: float, frame: _Frame, passage: _Passage) -> None:

@@ -125,19 +125,20 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """What was run: `problem` with the artifact's platform."""
+    """What was run: `problem` with the artifact's platform. emulated: how many processors the host had that emulated
+    its boards; 0 where it did not."""
 
     program: Program
     routing: Routing
     problem: Problem
     target: Target
-    emulated: bool
+    emulated: int
 
     def on(self, platform: Platform) -> Problem:
         """The problem with other figures."""
         cost = self.problem.cost
         if self.emulated:
-            return at_host_speed(replace(self.problem, platform=platform), self.target)
+            return at_host_speed(replace(self.problem, platform=platform), self.target, self.program, self.emulated)
         runtime = {one.name: cost.runtime_costs(one, self.target.costs, self.target.name) for one in platform.devices}
         return replace(self.problem, platform=platform, runtime=runtime)
 
@@ -167,7 +168,8 @@ def calibrate(
     runs = [_load(Path(log), directory, compilation.program, problem.platform) for log in logs]
     if len({run.log["where"] for run in runs}) > 1:
         raise DicompilerError(f"{runs[0].place}: some runs are emulated and some are not: calibrate by one kind alone")
-    case = Case(compilation.program, compilation.routing, problem, target, runs[0].log["where"] == "emulated")
+    emulated = runs[0].log["host"]["processors"] if runs[0].log["where"] == "emulated" else 0
+    case = Case(compilation.program, compilation.routing, problem, target, emulated)
     return _calibrated(case, runs, None if profile is None else Path(profile), force)
 
 

@@ -1,15 +1,14 @@
 """Emulating: an artifact is run on this host as the boards of its platform would run it.
 
 artifact + platform → what a run gives, beside what is predicted. Lines are shaped and each call of a segment is held
-back until it has taken as long as on its board; the target's real runtime does the rest, at this host's speed, which
-the prediction supposes too.
+back until it has taken as long as on its board; the target's real runtime does the rest, at this host's speed: what the
+prediction supposes too, and that the boards' runtimes share this host's processors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.units import format_seconds
 from dicompiler.cost.workload import DeviceWork, Workload
 from dicompiler.driver.artifact import reopen, run
-from dicompiler.driver.fidelity import Expected, Seconds, at_host_speed, computing, predict, usual_s
+from dicompiler.driver.fidelity import Expected, Seconds, at_host_speed, computing, predict, processors, usual_s
 from dicompiler.driver.prepare import platform_of
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program, Segment
@@ -80,7 +79,7 @@ def emulate(
     assert platform is not None and program is not None and plan is not None
     if not target.emulates:
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
-    problem = at_host_speed(problem, target)
+    problem = at_host_speed(problem, target, program)
     options, work = options or RunOptions(), problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
     here, board = _measured(program, problem, inputs), computing(work)
@@ -179,7 +178,7 @@ def _check_speed(here: Seconds, board: Seconds, frame_s: float, roles: int) -> N
                 f"emulate: {name} computes {format_seconds(sum(board[name]) / roles)} in a frame, this host alone "
                 f"needs {format_seconds(sum(seconds) / roles)} for that: it can only play slower boards (--slower)"
             )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = processors()
     load = sum(map(sum, here.values())) / roles / frame_s / cores
     if load > LOAD_LIMIT:
         raise DicompilerError(

@@ -5,13 +5,13 @@ Workload + Platform → Told (predicted);   log of a run + Program → Told (mea
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dicompiler.cost.runtime import FREE
 from dicompiler.cost.simulator import Simulation, simulate
 from dicompiler.cost.workload import Workload
 from dicompiler.driver.artifact import reopen
@@ -90,10 +90,22 @@ def expect(directory: str | Path, cost: str, frames: int, in_flight: int) -> Exp
     return Expected(str(problem.cost.name), compilation.program, told)
 
 
-def at_host_speed(problem: Problem, target: Target) -> Problem:
-    """The problem where boards are emulated: their runtime is as fast as that of this host."""
-    costs = FREE if problem.cost.runtime == "free" else target.costs
-    return replace(problem, runtime={device.name: costs for device in problem.platform.devices})
+def at_host_speed(problem: Problem, target: Target, program: Program, own: int = 0) -> Problem:
+    """The problem where boards are emulated: their runtimes are as fast as a host with `own` processors (default: as
+    this one) runs them together."""
+    crowd = crowding(sum(bool(device.segments) for device in program.devices), own)
+    return replace(problem, runtime=dict.fromkeys(problem.runtime, target.costs.times(crowd)))
+
+
+def crowding(boards: int, own: int = 0) -> float:
+    """How many times as long as alone the runtimes of so many boards take when they share the processors of a host:
+    `own`, by default those of this one."""
+    return max(1.0, boards / (own or processors()))
+
+
+def processors() -> int:
+    """Those of this host that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def computing(work: Workload) -> Seconds:

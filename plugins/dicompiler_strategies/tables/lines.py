@@ -135,10 +135,12 @@ def runtimes(problem: Problem) -> Runtimes:
 
 def line_times(problem: Problem) -> tuple[Floats, Floats, Floats]:
     """Seconds (sender · receiver pairs,) on the lines: that a byte takes, with what travels beside it; that a message
-    takes beside its bytes; of latency. 0 on one host."""
+    takes beside its bytes; of latency, with that of the receiver's runtime. 0 on one host."""
     byte, once, latency = problem.platform.times.reshape(3, -1)
-    headers, gap = (np.repeat(_each(problem, name), len(problem.platform.devices)) for name in ("headers", "gap"))
-    return byte * (1 + headers), np.where(byte > 0, once + gap, 0.0), latency
+    count = len(problem.platform.devices)
+    headers, gap = (np.repeat(_each(problem, name), count) for name in ("headers", "gap"))
+    woken = np.tile(_each(problem, "latency"), count)
+    return byte * (1 + headers), np.where(byte > 0, once + gap, 0.0), np.where(byte > 0, latency + woken, 0.0)
 
 
 def _each(problem: Problem, name: str) -> Floats:
