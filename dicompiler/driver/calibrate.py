@@ -292,7 +292,10 @@ def _lines(case: Case, runs: Sequence[Run], platform: Platform) -> tuple[Platfor
     base = case.work(case.on(platform))
     seen = [pauses(_last(run), run.input_s) for run in telling]
     works = [_as_measured(base.roles[run.role], _last(run)) for run in telling]
-    fitted, reasons, left = fit_lines(platform, lines, works, seen)
+    usual = []
+    if len(base.roles) == 1:
+        usual = [(base, measured(run.log, case.program).frame_s - run.input_s) for run in telling]
+    fitted, reasons, left = fit_lines(platform, lines, works, seen, usual)
     figures = [
         Figure(one.name, one.unit, one.value(platform), None if one.name in reasons else one.value(fitted),
                reasons.get(one.name, ""))

@@ -22,6 +22,8 @@ STEPS = 20
 """Improvements at most; a few are enough."""
 LEAST = 0.05
 """Of all pauses the bytes on a line must be this share, or the run does not tell its bandwidth."""
+FRAME = 4.0
+"""So many pauses the usual frame counts for: it is the median of many, they are of one."""
 ALIKE = 0.98
 """From this cosine on between what a latency and what a bandwidth does to the pauses, they cannot be told apart."""
 
@@ -89,14 +91,19 @@ def pauses(spans: Spans, late: float = 0.0) -> Pauses:
 
 
 def fit_lines(
-    platform: Platform, lines: Sequence[Line], works: Sequence[Workload], seen: Sequence[Pauses]
+    platform: Platform,
+    lines: Sequence[Line],
+    works: Sequence[Workload],
+    seen: Sequence[Pauses],
+    usual: Sequence[tuple[Workload, float]] = (),
 ) -> tuple[Platform, Mapping[str, str], list[dict[str, float]]]:
     """(The platform with fitted lines; line → why it could not be told; for each run by device the seconds of pauses
     that are left unexplained.) works: of a frame of each run, with the seconds that its segments took; seen: its
-    pauses."""
+    pauses; usual: workloads with the seconds that they take in all, as a rule."""
     import numpy as np
 
-    fit = _Fit(platform, lines, works, np.concatenate([_flat(one) for one in seen]))
+    whole = np.array([FRAME * seconds for _, seconds in usual])
+    fit = _Fit(platform, lines, works, [work for work, _ in usual], np.concatenate([*map(_flat, seen), whole]))
     place = np.array([1000 * one.value(platform) if one.unit == "s" else 1.0 for one in lines])
     reasons = fit.untold(place)
     found = fit.best(place, reasons)
@@ -114,11 +121,12 @@ def fit_lines(
 
 @dataclass(frozen=True)
 class _Fit:
-    """platform: where it starts; seen: all pauses of all runs."""
+    """platform: where it starts; whole: the usual frames; seen: all pauses of all runs, and those frames."""
 
     platform: Platform
     lines: Sequence[Line]
     works: Sequence[Workload]
+    whole: Sequence[Workload]
     seen: NDArray[np.float64]
 
     def at(self, place: NDArray[np.float64]) -> Platform:
@@ -128,11 +136,12 @@ class _Fit:
         return platform
 
     def made(self, place: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The pauses that the simulator makes."""
+        """What the simulator makes of it."""
         import numpy as np
 
         platform = self.at(place)
-        return np.concatenate([_flat(_simulated(work, platform)) for work in self.works])
+        frames = np.array([FRAME * simulate(work, platform, spans=False).latency_s for work in self.whole])
+        return np.concatenate([*(_flat(_simulated(work, platform)) for work in self.works), frames])
 
     def change(self, place: NDArray[np.float64], i: int) -> NDArray[np.float64]:
         """What one more of a line's unit, see `Line.moved`, does to each pause."""
@@ -145,8 +154,9 @@ class _Fit:
         """Line → why these runs do not tell it, near `place`."""
         import numpy as np
 
-        changes = [self.change(place, i) for i in range(len(self.lines))]
-        total, reasons = self.made(place).sum(), dict[str, str]()
+        pauses = len(self.seen) - len(self.whole)
+        changes = [self.change(place, i)[:pauses] for i in range(len(self.lines))]
+        total, reasons = self.made(place)[:pauses].sum(), dict[str, str]()
         for line, change, value in zip(self.lines, changes, place, strict=True):
             moved = np.abs(change).sum()
             if moved < 1e-6 if line.unit == "s" else moved * value < LEAST * total:

@@ -18,6 +18,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
 from dicompiler.cli.files import write_json
 from dicompiler.driver.artifact import reopen
+from dicompiler.driver.fidelity import at_host_speed, measured, predict
 from dicompiler.driver.calibrate import Calibration, calibrate
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.plan import load_plan
@@ -67,12 +68,19 @@ def test_rates_and_latency_of_boards_are_found_again(lenet: Ran) -> None:
     assert frame.before_s < 0.95 * frame.measured_s
 
 
-def test_a_slower_network_is_found(tmp_path: Path) -> None:
+def test_a_slower_network_is_found_and_another_plan_is_predicted_by_it(tmp_path: Path) -> None:
     guess, truth = boards((2e9,) * 3, 1e8, 0.0005), boards((1e9, 1.5e9, 1e9), 4e7, 0.0005)
     calibration = found(ran(tmp_path, "squeezenet", guess, truth))
     assert [one.rate for one in calibration.platform.devices] == pytest.approx([1e9, 1.5e9, 1e9], rel=0.1)
     assert calibration.platform.network.bandwidth == pytest.approx(4e7, rel=0.25)
     check_frame(calibration)
+    (tmp_path / "other").mkdir()
+    other = ran(tmp_path / "other", "squeezenet", guess, truth, strategy="dp")
+    compilation, target, problem = reopen(other.log.with_name("net"), "analytic", calibration.platform)
+    assert compilation.program is not None and compilation.plan is not None
+    work = at_host_speed(problem, target, compilation.program).workload(compilation.plan)[1]
+    seen = measured(load_json(other.log), compilation.program)
+    assert predict(work, problem.platform, 1, 1).frame_s == pytest.approx(seen.frame_s, rel=0.1)
 
 
 def test_a_profile_is_scaled_and_a_stream_tells_rates_alone(tmp_path: Path) -> None:

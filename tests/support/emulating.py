@@ -32,10 +32,12 @@ class Ran:
     truth: Platform
 
 
-def ran(place: Path, network: str, guess: Platform, truth: Platform | None = None, cost: str = "") -> Ran:
+def ran(
+    place: Path, network: str, guess: Platform, truth: Platform | None = None, cost: str = "", strategy: str = "modnn"
+) -> Ran:
     """Compiles for `guess`, and runs as on `truth`, as if those were the same. Again where this host was busy, as far
     as the emulation tells."""
-    dicompiler.compile(networks.build(network, 0), guess, "modnn", output=place / "net")
+    dicompiler.compile(networks.build(network, 0), guess, strategy, output=place / "net")
     for _ in range(ATTEMPTS):
         found = emulate(place / "net", truth or guess, frames=8, cost=cost)
         if found.late < LATE_LIMIT:
