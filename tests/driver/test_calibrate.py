@@ -18,8 +18,8 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
 from dicompiler.cli.files import write_json
 from dicompiler.driver.artifact import reopen
-from dicompiler.driver.fidelity import at_host_speed, measured, predict
 from dicompiler.driver.calibrate import Calibration, calibrate
+from dicompiler.driver.fidelity import at_host_speed, measured, predict
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.plan import load_plan
 from dicompiler.ir.platform import Platform

@@ -14,7 +14,7 @@ from dicompiler.driver.run_log import document
 from dicompiler.ir.devices import Network
 from dicompiler.ir.platform import Platform
 
-ATTEMPTS = 5
+FRAMES, ATTEMPTS = 8, 5
 
 
 def boards(rates: Sequence[float], bandwidth: float = 2e7, latency: float = 0.002) -> Platform:
@@ -35,13 +35,13 @@ class Ran:
 def ran(
     place: Path, network: str, guess: Platform, truth: Platform | None = None, cost: str = "", strategy: str = "modnn"
 ) -> Ran:
-    """Compiles for `guess`, and runs as on `truth`, as if those were the same. Again where this host was busy, as far
-    as the emulation tells."""
+    """Compiles for `guess`, and runs as on `truth`, as if those were the same. Where this host was busy it does so
+    again, and the run that was least late counts."""
     dicompiler.compile(networks.build(network, 0), guess, strategy, output=place / "net")
+    best = emulate(place / "net", truth or guess, frames=FRAMES, cost=cost)
     for _ in range(ATTEMPTS):
-        found = emulate(place / "net", truth or guess, frames=8, cost=cost)
-        if found.late < LATE_LIMIT:
-            break
-    log = document(place / "net", found.result, place=place / "run.json", predicted=found.expected.document())
+        if late(best) > LATE_LIMIT:
+            best = min(best, emulate(place / "net", truth or guess, frames=FRAMES, cost=cost), key=late)
+    log = document(place / "net", best.result, place=place / "run.json", predicted=best.expected.document())
     write_json(place / "run.json", log | {"where": "emulated"})
     return Ran(place / "run.json", truth or guess)
