@@ -9,7 +9,7 @@ from pathlib import Path
 import dicompiler
 from dicompiler import networks
 from dicompiler.cli.files import write_json
-from dicompiler.driver.emulate import LATE_LIMIT, emulate
+from dicompiler.driver.emulate import LATE_LIMIT, Emulated, emulate
 from dicompiler.driver.run_log import document
 from dicompiler.ir.devices import Network
 from dicompiler.ir.platform import Platform
@@ -30,6 +30,12 @@ class Ran:
 
     log: Path
     truth: Platform
+
+
+def late(found: Emulated) -> float:
+    """By what share the device of which that is most true computed longer than its board would."""
+    due = {name: FRAMES * sum(seconds) for name, seconds in found.computing.items()}
+    return max(report.compute_s / due[report.device] for report in found.result.reports) - 1
 
 
 def ran(
