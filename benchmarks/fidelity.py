@@ -24,7 +24,8 @@ from rich.table import Table
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
-from dicompiler.driver.emulate import LATE_LIMIT, crowding, emulate
+from dicompiler.driver.emulate import LATE_LIMIT, emulate
+from dicompiler.driver.fidelity import crowding
 from dicompiler.ir.devices import Network
 from dicompiler.ir.platform import Platform
 from dicompiler.target.records import RunOptions

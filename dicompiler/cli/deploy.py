@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,7 @@ from dicompiler.cli.options import (
     PATH,
     Stream,
     check_parent,
+    cost_option,
     directory_argument,
     handed,
     heartbeat_option,
@@ -27,6 +28,9 @@ from dicompiler.cli.options import (
     timeout_option,
 )
 from dicompiler.target.records import Installed, RunOptions
+
+if TYPE_CHECKING:
+    from dicompiler.driver.fidelity import Expected
 
 
 @click.command("deploy")
@@ -46,16 +50,24 @@ from dicompiler.target.records import Installed, RunOptions
     "--logs", metavar="LOGS", type=PATH, help="Keep what devices write there. Default: in DIR.logs if the run fails."
 )
 @log_option
+@cost_option
 @json_option
 @handed(stream=Stream, options=RunOptions)
 def command(
-    directory: Path, places: Path, stream: Stream, options: RunOptions, copy_only: bool, verify: bool, as_json: bool
+    directory: Path,
+    places: Path,
+    stream: Stream,
+    options: RunOptions,
+    copy_only: bool,
+    verify: bool,
+    cost: str | None,
+    as_json: bool,
 ) -> None:
     """Run a compiled model on the boards of a cluster, over ssh.
 
     Copies each device's directory, and its keys, to the host that HOSTS.toml names for it, unless they are there
     already; checks Python, numpy and onnxruntime there; starts all devices, gives them the frames, and stops them.
-    Prints what was copied and what 'dicompiler run' prints.
+    Prints what was copied and what 'dicompiler run' prints; with --log where prediction and measurement part.
     """
     from dicompiler.target.remote.hosts import Hosts
 
@@ -66,16 +78,24 @@ def command(
     check_parent(options.logs)
     insecure = options.insecure or copy_only  # nothing is sent where nothing is run
     options = dataclasses.replace(options, hosts=Hosts.load(places), insecure=insecure)
-    _deploy(directory, stream, options, copy_only, verify, as_json)
+    expected = stream.expect(directory, cost, options)
+    _deploy(directory, stream, options, copy_only, verify, expected, as_json)
 
 
-def _deploy(directory: Path, stream: Stream, options: RunOptions, copy_only: bool, verify: bool, as_json: bool) -> None:
-    from dicompiler.cli.files import read_inputs, write_json, write_npz
+def _deploy(
+    directory: Path,
+    stream: Stream,
+    options: RunOptions,
+    copy_only: bool,
+    verify: bool,
+    expected: Expected | None,
+    as_json: bool,
+) -> None:
+    from dicompiler.cli.files import read_inputs, write_npz
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.results import show_run, show_verification
+    from dicompiler.cli.results import show_partings, show_run, show_verification
     from dicompiler.cli.tables import show_json
     from dicompiler.driver.artifact import compare_run, install
-    from dicompiler.driver.run_log import document
     from dicompiler.verify.comparison import Verification
 
     given = read_inputs(stream.inputs)
@@ -89,13 +109,12 @@ def _deploy(directory: Path, stream: Stream, options: RunOptions, copy_only: boo
         result = stream.run(directory, given, options)
         verification = compare_run(directory, result, given) if verify else Verification(())
         failed = next((check for check in verification.checks if not check.passed), None)
-        report["run"] = document(directory, result)
+        report["run"] = stream.write(directory, result, options, expected)
         report["checks"] = [dataclasses.asdict(check) for check in verification.checks]
-        if stream.log is not None:
-            write_json(stream.log, report["run"])
         if not as_json:
             click.echo()
             show_run(result)
+            show_partings(expected, report["run"])
         if stream.outputs is not None and failed is None:
             write_npz(stream.outputs, result.outputs[0])
         if verify and not as_json:

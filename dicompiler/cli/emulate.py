@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -75,23 +76,24 @@ def command(
         found = emulate(
             directory, platform, read_inputs(stream.inputs), stream.frames, slower, cost or "", replace(options, keep=0)
         )
+    log = document(directory, found.result, options, stream.log, found.expected.document(), found.platform)
     if stream.log is not None:
-        write_json(stream.log, document(directory, found.result))
-    _show(directory, found, as_json)
+        write_json(stream.log, log)
+    _show(found, log, as_json)
 
 
-def _show(directory: Path, found: Emulated, as_json: bool) -> None:
+def _show(found: Emulated, log: Mapping[str, Any], as_json: bool) -> None:
     from dicompiler.base.units import format_seconds
-    from dicompiler.cli.results import show_run
+    from dicompiler.cli.results import show_partings, show_run
     from dicompiler.cli.tables import show_json
     from dicompiler.driver.emulate import LATE_LIMIT, LEFT_OUT
-    from dicompiler.driver.run_log import document
 
     if as_json:
         figures = {"what": found.what, "frame_s": found.frame_s, "predicted_s": found.predicted_s, "late": found.late}
-        show_json({**figures, "run": document(directory, found.result)})
+        show_json({**figures, "run": log})
         return
     show_run(found.result)
+    show_partings(found.expected, log)
     times = found.frame_s / found.predicted_s
     click.echo(
         f"\n{found.what}: {format_seconds(found.frame_s)}, predicted {format_seconds(found.predicted_s)} "

@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "simulate": "Play a plan on a platform, step by step as its devices would, and show who computes, sends and waits.",
     "report": "Draw a compiled network, or a front of plans, as one HTML page.",
     "profile": "Measure the layers of a model, and pieces of them, on this device.",
+    "calibrate": "Correct a platform's figures, or a profile's, by what runs measured.",
     "opt": "Run passes over a model.",
     "list": "List what plugins provide, with options and origins.",
     "demo": "Split ResNet-50 over four devices, run and verify it.",

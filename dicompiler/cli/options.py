@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.driver.artifact import Compiled
+    from dicompiler.driver.fidelity import Expected
     from dicompiler.target.records import RunOptions, RunResult
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -195,7 +196,10 @@ heartbeat_option = click.option(
 timeout_option = functools.partial(click.option, "--timeout", "timeout_s", metavar="S", type=Seconds())
 listen_option = functools.partial(click.option, "--listen", metavar="HOST:PORT")
 log_option = click.option(
-    "--log", metavar="RUN.json", type=PATH, help="Where to write what the devices measured, for 'dicompiler report'."
+    "--log",
+    metavar="RUN.json",
+    type=PATH,
+    help="Where to write what the devices measured and what was predicted, for 'report' and 'calibrate'.",
 )
 
 
@@ -220,6 +224,38 @@ class Stream:
 
         with progress(f"{directory}: running {self.frames} frame{'' if self.frames == 1 else 's'}"):
             return run(directory, given, self.frames, options=replace(options, keep=1))
+
+    def expect(self, directory: Path, cost: str | None, options: RunOptions) -> Expected | None:
+        """What is predicted of the run; None without a log, and with a warning where the cost model that it was
+        compiled with needs options and none is given."""
+        import logging
+
+        from dicompiler.driver.fidelity import expect
+        from dicompiler.driver.run_log import at_once
+        from dicompiler.target.seal import open_artifact
+
+        if self.log is None:
+            return None
+        in_flight = at_once(options.in_flight, len(open_artifact(directory)["devices"]), self.frames)
+        try:
+            return expect(directory, cost or "", self.frames, in_flight)
+        except UsageError as error:
+            if cost:
+                raise
+            logging.getLogger("dicompiler").warning("nothing is predicted: %s", error)
+            return None
+
+    def write(
+        self, directory: Path, result: RunResult, options: RunOptions, expected: Expected | None
+    ) -> dict[str, Any]:
+        """The log of the run, written where one is wanted."""
+        from dicompiler.cli.files import write_json
+        from dicompiler.driver.run_log import document
+
+        log = document(directory, result, options, self.log, None if expected is None else expected.document())
+        if self.log is not None:
+            write_json(self.log, log)
+        return log
 
 
 def tell_expiry(keys: Path | None) -> None:

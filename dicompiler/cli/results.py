@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from dicompiler.cli.tables import show, show_json
 if TYPE_CHECKING:
     from dicompiler.cost.simulator import Simulation
     from dicompiler.driver.compare import Comparison, Row
+    from dicompiler.driver.fidelity import Expected
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.metrics import Metrics
     from dicompiler.ir.plan import Plan
@@ -332,6 +334,29 @@ def show_run(result: RunResult) -> None:
         click.echo(f"\nseconds for each frame: {times}{', …' if len(result.frames_s) > 8 else ''}")
     if len(result.frames_s) > 1:
         click.echo(f"frames per second: {len(result.frames_s) / result.total_s:.2f}")
+
+
+def show_partings(expected: Expected | None, log: Mapping[str, Any]) -> None:
+    """Prints where a run parts from its prediction by more than 10 %, and which lines carried other bytes; nothing
+    without a prediction."""
+    from dicompiler.base.units import format_seconds
+    from dicompiler.driver.fidelity import measured, partings, wrong_bytes
+
+    if expected is None:
+        return
+    found = measured(log, expected.program)
+    click.echo()
+    if log["where"] != "emulated":  # which says it in words of its own
+        where, told = " on this host alone" if log["where"] == "here" else "", format_seconds(expected.told.frame_s)
+        click.echo(f"a frame{where}: {format_seconds(found.frame_s)}, predicted for the platform: {told}")
+    rows = [
+        (one.device, one.cause, one.where, f"{1000 * one.predicted_s:.2f}", f"{1000 * one.measured_s:.2f}")
+        for one in partings(expected.told, found)
+    ]
+    if rows:
+        show(("parting by 10 %", "in", "above all", "predicted ms", "measured ms"), rows, right=(3, 4))
+    for sender, receiver, due, got in wrong_bytes(log, expected.program):
+        click.echo(f"{sender} → {receiver}: {got} bytes sent, {due} predicted")
 
 
 def _outcome(check: Check) -> str:

@@ -8,6 +8,7 @@ import click
 
 from dicompiler.cli.options import (
     Stream,
+    cost_option,
     directory_argument,
     handed,
     heartbeat_option,
@@ -34,31 +35,32 @@ from dicompiler.target.records import RunOptions
 @insecure_option
 @heartbeat_option
 @log_option
+@cost_option
 @json_option
 @handed(stream=Stream, options=RunOptions)
-def command(directory: Path, stream: Stream, options: RunOptions, as_json: bool) -> None:
+def command(directory: Path, stream: Stream, options: RunOptions, cost: str | None, as_json: bool) -> None:
     """Run a compiled model on this host, a process for each device.
 
     Prints for each device the seconds that it computed, waited and sent, and the bytes it sent, over all frames.
     Devices on other hosts are started there by hand: --elsewhere prints the command, for which --listen gives an
-    address of this host that they reach.
+    address of this host that they reach. With --log it says too where prediction and measurement part.
     """
-    from dicompiler.cli.files import read_inputs, write_json, write_npz
-    from dicompiler.cli.results import show_run, show_wire
+    from dicompiler.cli.files import read_inputs, write_npz
+    from dicompiler.cli.results import show_partings, show_run, show_wire
     from dicompiler.cli.tables import show_json
-    from dicompiler.driver.run_log import document
     from dicompiler.ir.plan import load_plan
     from dicompiler.target.manifest import PLAN
 
     stream.check()
     tell_expiry(options.keys)
+    expected = stream.expect(directory, cost, options)
     result = stream.run(directory, read_inputs(stream.inputs), options)
     if stream.outputs is not None:
         write_npz(stream.outputs, result.outputs[0])
-    if stream.log is not None:
-        write_json(stream.log, document(directory, result))
+    log = stream.write(directory, result, options, expected)
     if as_json:
-        show_json(document(directory, result))
+        show_json(log)
     else:
         show_run(result)
+        show_partings(expected, log)
         show_wire(load_plan(directory / PLAN))

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.units import format_seconds
-from dicompiler.cost.simulator import Simulation, simulate
 from dicompiler.cost.workload import DeviceWork, Workload
 from dicompiler.driver.artifact import reopen, run
+from dicompiler.driver.fidelity import Expected, Seconds, at_host_speed, computing, predict, processors, usual_s
 from dicompiler.driver.prepare import platform_of
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program, Segment
@@ -43,15 +41,12 @@ LATE_LIMIT = 0.05
 LEFT_OUT = "caches and memory of a board, its clock's changes, other traffic; the runtime itself runs as fast as here"
 """What an emulation does not show."""
 
-Seconds = Mapping[str, tuple[float, ...]]
-"""Device → seconds of a call of each of its segments, role by role."""
-
 
 @dataclass(frozen=True)
 class Emulated:
     """A run as the boards would do it. what: was timed, a frame or the time between two; frame_s: seconds that it took;
     predicted_s: seconds by simulation. computing: of each segment's call on its board. late: by what share computing
-    took longer than that, because this host was busy."""
+    took longer than that, because this host was busy. expected: all that is predicted; platform: what was played."""
 
     result: RunResult
     what: str
@@ -59,6 +54,8 @@ class Emulated:
     predicted_s: float
     computing: Seconds
     late: float
+    expected: Expected
+    platform: Platform
 
 
 def emulate(
@@ -82,32 +79,28 @@ def emulate(
     assert platform is not None and program is not None and plan is not None
     if not target.emulates:
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
-    crowd = crowding(sum(bool(device.segments) for device in program.devices))
-    problem = replace(problem, runtime=dict.fromkeys(problem.runtime, target.costs.times(crowd)))
+    problem = at_host_speed(problem, target, program)
     options, work = options or RunOptions(), problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
-    here, board = _measured(program, problem, inputs), _seconds(work)
+    here, board = _measured(program, problem, inputs), computing(work)
     if slower is not None:
         board = {name: tuple(s * slower * _slowness(platform, name) for s in seconds) for name, seconds in here.items()}
         work = work if cost else _with(work, board)
-    streamed = frames if options.in_flight > 1 else 1
-    simulation = simulate(work, platform, streamed, options.in_flight, spans=False)
-    _check_speed(here, board, max(end for _, end in simulation.frames) / streamed, len(program.roles))
+    told = predict(work, platform, frames, options.in_flight)
+    expected = Expected(problem.cost.name, program, told)
+    _check_speed(here, board, told.frame_s, len(program.roles))
     first = program.devices[0].device
     with _boards(platform, board, first) as emulation:
         listen = f"{emulation.addresses[first]}:0"
         options = replace(options, emulation=emulation, listen=listen, insecure=True)
         result = run(directory, inputs, frames, options=options)
-    return _emulated(result, simulation, board, here, len(program.roles))
-
-
-def crowding(boards: int) -> float:
-    """How many times as long as alone the runtimes of so many boards take when they share this host's processors."""
-    return max(1.0, boards / _processors())
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    late = _late(result, board, here, len(program.roles))
+    count = len(result.frames_s)
+    if options.in_flight > 1:
+        what, frame_s = f"{count} frames, each", result.total_s / count
+    else:
+        what, frame_s = "a frame", usual_s(result.frames_s, len(program.roles))
+    return Emulated(result, what, frame_s, told.frame_s, board, late, expected, platform)
 
 
 @contextlib.contextmanager
@@ -128,14 +121,6 @@ def _boards(platform: Platform, board: Seconds, first: str) -> Iterator[Emulatio
 def _slowness(platform: Platform, device: str) -> float:
     """How many times as long as the fastest device it takes."""
     return platform.fastest.rate / platform.device(device).rate if platform.device(device).computes else 1.0
-
-
-def _seconds(work: Workload) -> Seconds:
-    """What each segment takes by a prediction, beside what the runtime takes for its call."""
-    return {
-        one.device: tuple(job.seconds - one.runtime.call for role in work.roles for job in role.devices[i].jobs)
-        for i, one in enumerate(work.devices)
-    }
 
 
 def _with(work: Workload, seconds: Seconds) -> Workload:
@@ -193,7 +178,7 @@ def _check_speed(here: Seconds, board: Seconds, frame_s: float, roles: int) -> N
                 f"emulate: {name} computes {format_seconds(sum(board[name]) / roles)} in a frame, this host alone "
                 f"needs {format_seconds(sum(seconds) / roles)} for that: it can only play slower boards (--slower)"
             )
-    cores = _processors()
+    cores = processors()
     load = sum(map(sum, here.values())) / roles / frame_s / cores
     if load > LOAD_LIMIT:
         raise DicompilerError(
@@ -203,14 +188,8 @@ def _check_speed(here: Seconds, board: Seconds, frame_s: float, roles: int) -> N
         )
 
 
-def _emulated(result: RunResult, simulation: Simulation, board: Seconds, here: Seconds, roles: int) -> Emulated:
-    """One frame at a time: their median, without the first where there are more. Several: all of them by their
-    number."""
-    count, streamed = len(result.frames_s), len(simulation.frames) > 1
-    due = sum(max(pair) for name in board for pair in zip(board[name], here[name], strict=True)) * count / roles
-    late = sum(sum(report.segments) for report in result.reports) / due - 1 if due else 0.0
-    if streamed:
-        predicted_s = max(end for _, end in simulation.frames) / count
-        return Emulated(result, f"{count} frames, each", result.total_s / count, predicted_s, board, late)
-    frame_s = statistics.median(result.frames_s[1:] or result.frames_s)
-    return Emulated(result, "a frame", frame_s, simulation.latency_s, board, late)
+def _late(result: RunResult, board: Seconds, here: Seconds, roles: int) -> float:
+    """By what share computing took longer than on the boards."""
+    due = sum(max(pair) for name in board for pair in zip(board[name], here[name], strict=True))
+    due *= len(result.frames_s) / roles
+    return sum(sum(report.segments) for report in result.reports) / due - 1 if due else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from collections.abc import Mapping
@@ -11,34 +12,65 @@ from typing import Any
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json, validate
-from dicompiler.target.records import RunResult
+from dicompiler.ir.platform import Platform, to_toml
+from dicompiler.target.records import RunOptions, RunResult
 from dicompiler.target.seal import open_artifact
 
 FORMAT = "dicompiler.run/1"
 
 
-def document(directory: Path, result: RunResult) -> dict[str, Any]:
-    """What `run` gave of the artifact in `directory`, without the outputs; see the schema run."""
-    artifact = open_artifact(directory)
+def digest_of(boards: Platform) -> str:
+    """The SHA-256 of a platform's text."""
+    return hashlib.sha256(to_toml(boards).encode()).hexdigest()
+
+
+def document(
+    directory: Path,
+    result: RunResult,
+    options: RunOptions | None = None,
+    place: Path | None = None,
+    predicted: Mapping[str, Any] | None = None,
+    boards: Platform | None = None,
+) -> dict[str, Any]:
+    """What `run` gave of the artifact in `directory`, without the outputs; see the schema run. options: it was run
+    with; place: where the log is written; predicted: as `Expected.document` says; boards: those that were emulated."""
+    artifact, options = open_artifact(directory), options or RunOptions()
+    where = "emulated" if boards else "boards" if options.hosts or options.elsewhere else "here"
     devices = [asdict(report) for report in result.reports]
     for device in devices:
         device["sent"] = {str(index): count for index, count in device["sent"].items()}
     return {
         "format": FORMAT,
         "artifact": artifact["digest"],
+        "directory": Path(os.path.relpath(directory, None if place is None else place.parent)).as_posix(),
         "target": artifact["target"],
         "host": {"system": platform.system(), "machine": platform.machine(), "processors": os.cpu_count() or 1},
+        "where": where,
+        **({"platform": digest_of(boards)} if boards else {}),
+        "in_flight": at_once(options.in_flight, len(devices), len(result.frames_s)),
         "frames_s": list(result.frames_s),
         "total_s": result.total_s,
         "devices": devices,
+        **({"predicted": dict(predicted)} if predicted else {}),
     }
+
+
+def at_once(in_flight: int, devices: int, frames: int) -> int:
+    """How many frames are on their way at once at most; in_flight: as `RunOptions` has it."""
+    return max(1, min(in_flight or 2 * devices, frames))
+
+
+def checked(path: Path) -> dict[str, Any]:
+    """Reads a log, whatever artifact it is of. DicompilerError where it is none."""
+    log: dict[str, Any] = load_json(path)
+    validate(log, "run", str(path))
+    return log
 
 
 def load(path: Path, artifact: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Reads and checks a log. DicompilerError where it is none, or of another artifact than the one in the directory
     `artifact`, whose artifact.json is `manifest`."""
-    log: dict[str, Any] = load_json(path)
-    validate(log, "run", str(path))
+    log = checked(path)
     if log["artifact"] != manifest["digest"]:
         raise DicompilerError(f"{path}: it is of another artifact than {artifact}: run this one again with --log")
     if [device["device"] for device in log["devices"]] != manifest["devices"]:

@@ -17,6 +17,7 @@ from dicompiler.cost.memory import MemoryCourse, memory_course
 from dicompiler.cost.simulator import Simulation
 from dicompiler.driver.artifact import reopen
 from dicompiler.driver.explore import FILE as FRONT
+from dicompiler.driver.fidelity import at_host_speed
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.metrics import DeviceMetrics, Metrics
 from dicompiler.ir.platform import Platform
@@ -135,6 +136,7 @@ def gather(
     program, routing, metrics = compilation.program, compilation.routing, compilation.metrics
     assert program is not None and routing is not None and metrics is not None and compilation.single is not None
     assert compilation.platform is not None and compilation.plan is not None and problem.model is not None
+    cores = ran["host"]["processors"] if ran and ran.get("where") == "emulated" else 0
     digest = compilation.plan.network or problem.model.digest()
     compared = load_comparison(comparison, digest) if isinstance(comparison, Path) else comparison
     return Facts(
@@ -147,7 +149,7 @@ def gather(
         compilation.single,
         target,
         problem,
-        problem.played(compilation),
+        (at_host_speed(problem, target, program, cores) if cores else problem).played(compilation),
         memory_course(program),
         target.memory(program),
         bound(problem),

@@ -193,28 +193,25 @@ def _notes(facts: Facts) -> Markup:
 
 
 def _timelines(facts: Facts) -> list[Markup]:
-    keys = (("run", "computes"), ("wait", "waits"), ("send", "sends, in the receiver's colour"))
-    charts = [
-        element(
-            "ul", [element("li", element("i", class_=f"sample {kind}"), text) for kind, text in keys], class_="key"
-        ),
-        element("h3", f"predicted: {format_seconds(facts.simulation.latency_s)}"),
-        timeline(facts, predicted(facts), "predicted"),
-    ]
-    bars = measured(facts)
-    if bars and facts.log is not None:
-        seconds = facts.log["frames_s"][-1] if facts.log["frames_s"] else 0.0
-        charts.append(element("h3", f"measured, the last frame: {format_seconds(seconds)}"))
-        charts.append(timeline(facts, bars, "measured"))
-        text = (
-            "From when the frame began, or the device heard of it; sending ends when the system has taken the bytes. "
-            "Pale: another frame that was on its way."
+    keys = {"run": "computes", "handle": "handles messages", "wait": "waits", "send": "sends, in the receiver's colour"}
+    head = f"predicted: {format_seconds(facts.simulation.latency_s)}"
+    courses, note = {"predicted": predicted(facts)}, ""
+    if facts.log is not None and (bars := measured(facts)):
+        courses["measured"] = bars
+        head += (
+            f"; measured, the last frame: {format_seconds(facts.log['frames_s'][-1] if facts.log['frames_s'] else 0)}"
         )
-        charts.append(element("p", text, class_="note"))
+        note = (
+            "The upper row of each device is predicted, the lower one measured, from when the frame began, or the "
+            "device heard of it; sending ends when the system has taken the bytes. Pale: another frame that was on its "
+            "way."
+        )
     elif facts.log is not None:
-        text = f"Target {facts.log['target']} measures sums only: they stand in the table of devices."
-        charts.append(element("p", text, class_="note"))
-    return charts
+        note = f"Target {facts.log['target']} measures sums only: they stand in the table of devices."
+    samples = [element("li", element("i", class_=f"sample {kind}"), text) for kind, text in keys.items()]
+    charts = [element("ul", samples, class_="key"), element("h3", head)]
+    charts.append(timeline(facts, courses, " and ".join(courses)))
+    return [*charts, element("p", note, class_="note")] if note else charts
 
 
 def _memory_key() -> Markup:

@@ -1,11 +1,12 @@
 """The timeline of a frame: what each device computes, sends and waits for, as simulated, and as measured in a run.
 
-Facts → bars → markup. A row for each device: computing and waiting above, sending below, coloured by who receives.
+Facts → bars → markup, both on one axis. A row for each device, or two: computing and waiting above, sending below,
+coloured by who receives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +26,7 @@ class Bar:
     """Something that took time. start, end: seconds; peer: the device at the other end ("": none); current: whether
     it belongs to the frame that is shown, not to another that was on its way."""
 
-    kind: Literal["run", "send", "wait"]
+    kind: Literal["run", "handle", "send", "wait"]
     device: str
     start: float
     end: float
@@ -43,6 +44,9 @@ def predicted(facts: Facts) -> list[Bar]:
             bars.append(Bar("run", span.device, span.start, span.end, text))
         elif span.kind == "message":
             bars.append(Bar("send", span.device, span.start, span.end, f"sends {span.name} to {span.peer}", span.peer))
+        elif span.kind == "handle":
+            text = f"hands over or takes {span.name}, with {span.peer}"
+            bars.append(Bar("handle", span.device, span.start, span.end, text, span.peer))
         else:
             cause = f"waits for {span.name} of {span.peer}" if span.peer else f"waits for {span.name}"
             bars.append(Bar("wait", span.device, span.start, span.end, cause, span.peer))
@@ -80,20 +84,27 @@ def measured(facts: Facts) -> list[Bar]:
     return bars
 
 
-def timeline(facts: Facts, bars: Sequence[Bar], name: str) -> Markup:
-    """The rows of all devices, with buttons that make the picture wider."""
-    end = max((bar.end for bar in bars), default=0.0) or 1.0
+def timeline(facts: Facts, courses: Mapping[str, Sequence[Bar]], name: str) -> Markup:
+    """The rows of all devices, with buttons that make the picture wider. courses: by what they are called; each device
+    has a row of each, one below the other."""
+    end = max((bar.end for bars in courses.values() for bar in bars), default=0.0) or 1.0
     scale = 1e6 / end  # a picture is a million units wide, whatever the frame takes
-    height = ROW * len(facts.devices)
+    height = ROW * len(facts.devices) * len(courses)
     drawn: list[Markup] = []
+    labels: list[Markup] = []
     for i, device in enumerate(facts.devices):
-        drawn.append(element("rect", x=0, y=i * ROW, width=1_000_000, height=ROW, class_="row" if i % 2 else "row odd"))
-        drawn += [_bar(facts, bar, i, scale) for bar in bars if bar.device == device]
-    labels = [element("div", chip(i), element("span", clean(device))) for i, device in enumerate(facts.devices)]
-    title = f"{name}: a row for each device"
+        for k, (course, bars) in enumerate(courses.items()):
+            row = i * len(courses) + k
+            shade = "row" if i % 2 else "row odd"
+            drawn.append(element("rect", x=0, y=row * ROW, width=1_000_000, height=ROW, class_=shade))
+            drawn += [_bar(facts, bar, row, scale) for bar in bars if bar.device == device]
+            label = [element("span", course, class_="note")] if k else [chip(i), element("span", clean(device))]
+            labels.append(element("div", label))
+    title = f"{name}: {'a row' if len(courses) == 1 else 'rows'} for each device"
     lines = [element("line", x1=x, x2=x, y1=0, y2=height, class_="tick") for x, _ in _ticks(end)]
+    words = ". ".join(f"{course}: {_words(facts, bars)}" for course, bars in courses.items())
     svg = element(
-        "svg", element("title", title), element("desc", _words(facts, bars)), drawn, lines,
+        "svg", element("title", title), element("desc", words), drawn, lines,
         viewBox=f"0 0 1000000 {height}", preserveAspectRatio="none", height=height, role="img", aria_label=title,
     )  # fmt: skip
     axis = element("div", [_mark(x, text) for x, text in _ticks(end)], class_="axis")
@@ -110,7 +121,8 @@ def timeline(facts: Facts, bars: Sequence[Bar], name: str) -> Markup:
 
 def _bar(facts: Facts, bar: Bar, row: int, scale: float) -> Markup:
     lower = bar.kind == "send"
-    y, height = {"run": (3, UPPER), "wait": (2 + UPPER // 2, 2), "send": (UPPER + 5, LOWER)}[bar.kind]
+    places = {"run": (3, UPPER), "handle": (3, UPPER), "wait": (2 + UPPER // 2, 2), "send": (UPPER + 5, LOWER)}
+    y, height = places[bar.kind]
     who = facts.number[bar.peer if lower else bar.device]
     kind = "" if bar.kind == "wait" else " " + colour(who)
     words = f"{bar.device} {clean(bar.text)}\n{format_seconds(bar.start)} to {format_seconds(bar.end)}: "

@@ -52,9 +52,9 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the commands run, in any order: there is a network, compiled, and a plan."""
+    """Where the commands run, in any order: there is a network, compiled, a plan, and the log of a run."""
     directory = tmp_path_factory.mktemp("results")
     onnx.save(build("tiny"), directory / "tiny.onnx")
     with contextlib.chdir(directory):
-        assert main(LINES["compile"].split()) == main(LINES["plan"].split()) == 0
+        assert [main(LINES[name].split()) for name in ("compile", "plan", "emulate")] == [0, 0, 0]
     return directory

@@ -105,6 +105,17 @@ class TestPage:
             assert all(0 <= bar.start <= bar.end for bar in own)
         assert "measured, the last frame" in report(facts) and "measured, the last frame" not in report(gather(lenet))
 
+    def test_prediction_and_measurement_share_an_axis(self, lenet: Path, log: Path) -> None:
+        facts = gather(lenet, log=log)
+        page = report(facts)
+        assert page.count('class="axis"') == 1 and page.count('class="note">measured<') == len(facts.devices)
+        assert len(re.findall(r'class="row(?: odd)?"', page)) == 2 * len(facts.devices)
+        end = max(bar.end for bars in (predicted(facts), measured(facts)) for bar in bars)
+        last = max(predicted(facts), key=lambda bar: bar.end)
+        drawn = [int(x) + int(w) for x, w in re.findall(r'<rect x="(\d+)" y="\d+" width="(\d+)"[^>]*data-d=', page)]
+        assert max(drawn) == pytest.approx(1e6, abs=2)
+        assert any(abs(x - 1e6 * last.end / end) < 2 for x in drawn)
+
     def test_running_with_a_log_changes_no_byte_of_the_artifact(self, tmp_path: Path) -> None:
         artifact = made(tmp_path, "tiny")
         before = {path: path.read_bytes() for path in artifact.rglob("*") if path.is_file()}

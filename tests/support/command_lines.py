@@ -6,7 +6,8 @@ SEARCH = "--generations 3 --population 10"
 LINES = {
     "compile": "compile tiny.onnx --platform rpi4x2 --strategy modnn -o net",
     "run": "run net --frames 2",
-    "emulate": "emulate net --frames 2 --slower 20",
+    "emulate": "emulate net --frames 3 --slower 20 --log emulated.json",
+    "calibrate": "calibrate emulated.json --force -o calibrated.toml",
     "keys": "keys net",
     "verify": "verify net",
     "plan": "plan tiny.onnx --platform rpi4x2 --strategy modnn -o plan.json",

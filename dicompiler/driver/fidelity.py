@@ -1,0 +1,221 @@
+"""Where a run parts from what was predicted for it: computing, sending and waiting of each device, and the frame.
+
+Workload + Platform → Told (predicted);   log of a run + Program → Told (measured);   both → Parting, one by one.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dicompiler.cost.simulator import Simulation, simulate
+from dicompiler.cost.workload import Workload
+from dicompiler.driver.artifact import reopen
+from dicompiler.ir.platform import Platform
+from dicompiler.ir.program import Program
+from dicompiler.search.problem import Problem
+from dicompiler.target.interface import Target
+
+PLAYED = 1000
+"""So many frames of a stream are simulated at most."""
+NOTABLE = 0.1
+"""By what share of the larger one prediction and measurement must part to be told."""
+SMALL = 0.02
+"""What is less than this share of a frame is not told."""
+
+
+Seconds = Mapping[str, tuple[float, ...]]
+"""Device → seconds of a call of each of its segments, role by role, beside what its runtime takes for the call."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a device does in a frame, in seconds. segments: a call of each, role by role. send_s: predicted until its
+    messages have left their lines, measured until the system has taken them. waits: by the device that it waited for
+    ("": whoever gives the frames); measured of the last frame alone."""
+
+    compute_s: float
+    send_s: float
+    wait_s: float
+    segments: tuple[float, ...]
+    waits: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is predicted, or was measured, of a run. frame_s: seconds of a frame, of several on their way at once their
+    whole time by their number. devices: by name."""
+
+    frame_s: float
+    devices: Mapping[str, Share]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a run of an artifact should show. cost: the model that says so; program: what is run."""
+
+    cost: str
+    program: Program
+    told: Told
+
+    def document(self) -> dict[str, Any]:
+        """As a log has it, see `predicted` of the schema run."""
+        devices = [{"device": name, **asdict(share)} for name, share in self.told.devices.items()]
+        return {"cost": self.cost, "frame_s": self.told.frame_s, "devices": devices}
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A cause of a difference. cause: computing, sending or waiting; where: the segment, or the device waited for, with
+    the largest part in it. Seconds a frame."""
+
+    device: str
+    cause: str
+    where: str
+    predicted_s: float
+    measured_s: float
+
+
+def expect(directory: str | Path, cost: str, frames: int, in_flight: int) -> Expected:
+    """What running an artifact on its platform should show. UsageError where the cost model that it was compiled with
+    needs options that `cost` does not give."""
+    compilation, _, problem = reopen(directory, cost)
+    assert compilation.program is not None and compilation.plan is not None
+    work = problem.workload(compilation.plan)[1]
+    told = predict(work, problem.platform, frames, in_flight)
+    return Expected(str(problem.cost.name), compilation.program, told)
+
+
+def at_host_speed(problem: Problem, target: Target, program: Program, own: int = 0) -> Problem:
+    """The problem where boards are emulated: their runtimes are as fast as a host with `own` processors (default: as
+    this one) runs them together."""
+    crowd = crowding(sum(bool(device.segments) for device in program.devices), own)
+    return replace(problem, runtime=dict.fromkeys(problem.runtime, target.costs.times(crowd)))
+
+
+def crowding(boards: int, own: int = 0) -> float:
+    """How many times as long as alone the runtimes of so many boards take when they share the processors of a host:
+    `own`, by default those of this one."""
+    return max(1.0, boards / (own or processors()))
+
+
+def processors() -> int:
+    """Those of this host that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def computing(work: Workload) -> Seconds:
+    """What each segment takes by a prediction."""
+    return {
+        one.device: tuple(job.seconds - one.runtime.call for role in work.roles for job in role.devices[i].jobs)
+        for i, one in enumerate(work.devices)
+    }
+
+
+def predict(work: Workload, platform: Platform, frames: int, in_flight: int) -> Told:
+    """What the simulator says: one at a time, of a frame of each role; else of the stream."""
+    count = min(frames, PLAYED) if in_flight > 1 else len(work.roles)
+    played = simulate(work, platform, count, in_flight, spans=False)
+    if in_flight > 1:
+        frame_s = max(end for _, end in played.frames) / count
+    else:
+        frame_s = sum(end - start for start, end in played.frames) / count
+    return Told(frame_s, {one.device: _simulated(played, work, i, count) for i, one in enumerate(work.devices)})
+
+
+def _simulated(played: Simulation, work: Workload, i: int, frames: int) -> Share:
+    one = work.devices[i]
+    handed = sum(one.runtime.sending(m.nbytes) for role in work.roles for m in role.messages if m.sender == i)
+    waits = {peer: seconds / frames for peer, seconds in played.waits.get(one.device, {}).items()}
+    segments = computing(work)[one.device]
+    calls = _calls([len(role.devices[i].jobs) for role in work.roles], frames)
+    return Share(
+        sum(s * n for s, n in zip(segments, calls, strict=True)) / frames,
+        handed / len(work.roles) + played.seconds("message", one.device) / frames,
+        sum(waits.values()),
+        segments,
+        waits,
+    )
+
+
+def measured(log: Mapping[str, Any], program: Program) -> Told:
+    """What a log (schema run) says of the program's run."""
+    times, devices = log["frames_s"], {}
+    frames = max(1, len(times))
+    for i, entry in enumerate(log["devices"]):
+        calls = segment_calls(program, i, frames)
+        segments = tuple(s / max(1, n) for s, n in zip(entry["segments"], calls, strict=True))
+        waits = _waits(entry["timeline"], frames - 1, program)
+        compute_s, send_s, wait_s = (entry[key] / frames for key in ("compute_s", "send_s", "wait_s"))
+        devices[entry["device"]] = Share(compute_s, send_s, wait_s, segments, waits)
+    streamed = log.get("in_flight", 1) > 1
+    return Told(log["total_s"] / frames if streamed else usual_s(times, len(program.roles)), devices)
+
+
+def usual_s(times: Sequence[float], roles: int) -> float:
+    """Seconds of a frame where they went one at a time: the median without the first, which warms up, where there are
+    more; with replicas the mean of theirs. 0 without frames."""
+    own = [times[r + (roles if r == 0 and len(times) > roles else 0) :: roles] for r in range(roles)]
+    medians = [statistics.median(each) for each in own if each]
+    return statistics.mean(medians) if medians else 0.0
+
+
+def segment_calls(program: Program, device: int, frames: int) -> list[int]:
+    """How often each segment of a device is called in so many frames, role by role."""
+    return _calls([len(role.devices[device].segments) for role in program.roles], frames)
+
+
+def _calls(segments: Sequence[int], frames: int) -> list[int]:
+    """segments: how many there are, by role."""
+    return [len(range(r, frames, len(segments))) for r, count in enumerate(segments) for _ in range(count)]
+
+
+def _waits(timeline: list[Mapping[str, Any]], last: int, program: Program) -> dict[str, float]:
+    transfers, waits = program.all_transfers, dict[str, float]()
+    for span in timeline:
+        if span["kind"] == "wait" and span["frame"] == last:
+            peer = transfers[span["index"]].sender if span["index"] >= 0 else ""
+            waits[peer] = waits.get(peer, 0.0) + span["end"] - span["start"]
+    return waits
+
+
+def partings(predicted: Told, found: Told) -> Iterator[Parting]:
+    """Where they part notably, device by device. Sending counts only where it took longer than predicted: what the
+    system takes at once has not left yet."""
+    least = SMALL * max(predicted.frame_s, found.frame_s)
+    for name, ours in predicted.devices.items():
+        theirs = found.devices[name]
+        for cause, ahead, seen, where in (
+            ("computing", ours.compute_s, theirs.compute_s, _segment(ours.segments, theirs.segments)),
+            ("sending", ours.send_s, max(ours.send_s, theirs.send_s), ""),
+            ("waiting", ours.wait_s, theirs.wait_s, _furthest(ours.waits, theirs.waits)),
+        ):
+            if abs(seen - ahead) > max(least, NOTABLE * max(ahead, seen)):
+                yield Parting(name, cause, where, ahead, seen)
+
+
+def _segment(ours: tuple[float, ...], theirs: tuple[float, ...]) -> str:
+    return f"segment {_furthest(dict(enumerate(ours)), dict(enumerate(theirs)))}"
+
+
+def _furthest(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> str:
+    """The key at which they differ most; "" without any."""
+    keys = dict.fromkeys([*ours, *theirs])
+    return str(max(keys, key=lambda key: abs(ours.get(key, 0.0) - theirs.get(key, 0.0)), default=""))
+
+
+def wrong_bytes(log: Mapping[str, Any], program: Program) -> list[tuple[str, str, int, int]]:
+    """(Sender, receiver, bytes predicted, bytes sent) of each line that carried others than predicted."""
+    frames, count = len(log["frames_s"]), len(program.roles)
+    sent = {int(index): total for entry in log["devices"] for index, total in entry["sent"].items()}
+    roles = [r for r, role in enumerate(program.roles) for _ in role.transfers]
+    lines: dict[tuple[str, str], list[int]] = {}
+    for transfer, role in zip(program.all_transfers, roles, strict=True):
+        line = lines.setdefault((transfer.sender, transfer.receiver), [0, 0])
+        line[0] += transfer.value.nbytes * len(range(role, frames, count))
+        line[1] += sent.get(transfer.index, 0)
+    return [(*ends, due, got) for ends, (due, got) in lines.items() if due != got]

@@ -1,0 +1,132 @@
+"""Prediction beside measurement: logs hold both, device by device, and say where and by how much they part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import command, failed
+from support.reports import made
+
+from dicompiler.base.schema import load_json, validate
+from dicompiler.driver.artifact import reopen
+from dicompiler.driver.fidelity import Share, Told, expect, measured, partings, usual_s, wrong_bytes
+from dicompiler.ir.program import Program
+from dicompiler.target.manifest import MADE
+from dicompiler.target.seal import seal
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("lenet"), "lenet")
+
+
+@pytest.fixture(scope="module")
+def ran(artifact: Path) -> tuple[str, dict[str, Any]]:
+    """What a run of five frames printed, and its log."""
+    done = command("run", "net", "--frames", 5, "--in-flight", 1, "--log", "run.json", cwd=artifact.parent)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, load_json(artifact.with_name("run.json"))
+
+
+def program_of(artifact: Path) -> Program:
+    program = reopen(artifact)[0].program
+    assert program is not None
+    return program
+
+
+def test_a_log_holds_what_the_simulator_says_of_each_device(artifact: Path, ran: tuple[str, dict[str, Any]]) -> None:
+    _, log = ran
+    validate(log, "run", "log")
+    assert (log["directory"], log["where"], log["in_flight"]) == ("net", "here", 1)
+    compilation, _, problem = reopen(artifact)
+    assert compilation.metrics is not None and compilation.program is not None
+    predicted = log["predicted"]
+    assert (predicted["cost"], predicted["frame_s"]) == ("analytic", pytest.approx(compilation.metrics.latency_s))
+    for told, due, device in zip(
+        predicted["devices"], compilation.metrics.devices, compilation.program.devices, strict=True
+    ):
+        assert told["device"] == due.device and len(told["segments"]) == len(device.segments)
+        assert sum(told["segments"]) == pytest.approx(told["compute_s"])
+        calls = len(device.segments) * problem.runtime[due.device].call  # which the device does not measure
+        assert told["compute_s"] == pytest.approx(due.compute_s - calls)
+        assert told["wait_s"] == pytest.approx(due.wait_s) == pytest.approx(sum(told["waits"].values()))
+
+
+def test_what_was_measured_is_told_a_frame(artifact: Path, ran: tuple[str, dict[str, Any]]) -> None:
+    log, program = ran[1], program_of(artifact)
+    told = measured(log, program)
+    assert told.frame_s == sorted(log["frames_s"][1:])[1] / 2 + sorted(log["frames_s"][1:])[2] / 2
+    for entry in log["devices"]:
+        share = told.devices[entry["device"]]
+        assert (share.compute_s, share.wait_s) == (entry["compute_s"] / 5, entry["wait_s"] / 5)
+        assert sum(share.segments) == pytest.approx(share.compute_s)
+        spans = [one for one in entry["timeline"] if one["kind"] == "wait" and one["frame"] == 4]
+        assert sum(share.waits.values()) == pytest.approx(sum(one["end"] - one["start"] for one in spans))
+        assert set(share.waits) <= {"", *(one.device for one in program.devices)} - {entry["device"]}
+
+
+def test_every_line_carried_what_was_predicted(artifact: Path, ran: tuple[str, dict[str, Any]]) -> None:
+    log, program = ran[1], program_of(artifact)
+    assert wrong_bytes(log, program) == []
+    one = program.all_transfers[0]
+    sender = next(entry for entry in log["devices"] if entry["device"] == one.sender)
+    more = sender | {"sent": sender["sent"] | {"0": sender["sent"]["0"] + 1}}
+    changed = log | {"devices": [more if entry is sender else entry for entry in log["devices"]]}
+    ((a, b, due, got),) = wrong_bytes(changed, program)
+    assert (a, b, got) == (one.sender, one.receiver, due + 1)
+
+
+def test_the_command_says_where_they_part(artifact: Path, ran: tuple[str, dict[str, Any]]) -> None:
+    printed, _ = ran
+    assert "a frame on this host alone: " in printed and "predicted for the platform: " in printed
+    assert "parting by 10 %" in printed and "bytes sent," not in printed  # this host is no Raspberry Pi
+    silent = command("run", artifact, "--frames", 2)
+    assert silent.returncode == 0 and "predicted" not in silent.stdout
+    log = artifact.with_name("wrong.json")
+    assert "unknown cost model" in failed(2, "run", artifact, "--log", log, "--cost", "analytik")
+    assert not log.exists()
+
+
+def test_without_the_cost_models_options_nothing_is_predicted_and_that_is_said(artifact: Path) -> None:
+    made = artifact / MADE
+    text = made.read_text()
+    assert '"cost": "analytic"' in text
+    made.write_text(text.replace('"cost": "analytic"', '"cost": "profile"'))
+    try:
+        seal(artifact)
+        log = artifact.with_name("profiled.json")
+        done = command("run", artifact, "--log", log)
+        assert done.returncode == 0 and "nothing is predicted: " in done.stderr and "give it (--cost)" in done.stderr
+        assert "predicted" not in load_json(log)
+    finally:
+        made.write_text(text)
+        seal(artifact)
+
+
+def told(frame_s: float, **changes: Any) -> Told:
+    share = {"compute_s": 0.5, "send_s": 0.1, "wait_s": 0.2, "segments": (0.25, 0.25), "waits": {"b": 0.1, "c": 0.1}}
+    return Told(frame_s, {"a": Share(**share | changes)})
+
+
+def test_what_parts_by_more_than_a_tenth_is_told_with_its_cause() -> None:
+    assert not list(partings(told(1.0), told(1.0, compute_s=0.54, send_s=0.01, wait_s=0.21)))
+    slow = told(1.3, compute_s=0.7, segments=(0.25, 0.45), wait_s=0.4, waits={"b": 0.12, "c": 0.28}, send_s=0.2)
+    found = [(one.cause, one.where, one.predicted_s, one.measured_s) for one in partings(told(1.0), slow)]
+    assert found == [("computing", "segment 1", 0.5, 0.7), ("sending", "", 0.1, 0.2), ("waiting", "c", 0.2, 0.4)]
+    assert [one.cause for one in partings(told(100.0), told(100.0, compute_s=0.9))] == []  # next to nothing of a frame
+
+
+def test_a_stream_is_played_as_one(artifact: Path) -> None:
+    one, stream = expect(artifact, "", 8, 1).told, expect(artifact, "", 8, 6).told
+    assert stream.frame_s < one.frame_s
+    assert [share.compute_s for share in stream.devices.values()] == pytest.approx(
+        [share.compute_s for share in one.devices.values()]
+    )
+
+
+def test_the_first_frame_warms_up_and_replicas_are_averaged() -> None:
+    assert (usual_s([9.0], 1), usual_s([9.0, 1.0, 2.0, 3.0], 1), usual_s([], 1)) == (9.0, 2.0, 0.0)
+    assert usual_s([9.0, 3.0, 1.0, 3.0, 1.0, 3.0], 2) == 2.0
+    assert usual_s([9.0, 3.0], 2) == 6.0
