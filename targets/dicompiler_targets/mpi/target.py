@@ -83,6 +83,13 @@ class MpiTarget(Target):
         """Of the C++ program with Open MPI over TCP on an idle host."""
         return COSTS
 
+    @property
+    def player(self) -> Mapping[str, bytes]:
+        """The player, where this target and its tools are."""
+        from dicompiler_targets.copies import player
+
+        return player("mpi")
+
     def install(self, directory: Path, options: RunOptions) -> tuple[Installed, ...]:
         """Each host's package on that host, where its program is built."""
         from dicompiler_targets.mpi.deploy import install

@@ -64,6 +64,13 @@ class SocketsTarget(Target):
         """Of the Python runtime on an idle host, in the clear."""
         return COSTS
 
+    @property
+    def player(self) -> Mapping[str, bytes]:
+        """The player beside a copy of the runtime, which it uses to speak with the devices."""
+        from dicompiler_targets.copies import player
+
+        return player("sockets", (".py",))
+
     def install(self, directory: Path, options: RunOptions) -> tuple[Installed, ...]:
         """Each device's directory on its host, and its keys; there is a Python with numpy and onnxruntime."""
         from dicompiler_targets.sockets.deploy import install
