@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,8 @@ def command(
 
 def _numbers_of(profile: Profile) -> dict[str, Any]:
     """What was measured, in numbers."""
+    from dicompiler.cost.accuracy import between_sizes, linear, roofline
+
     layers = profile.layers.values()
     return {
         "device": profile.device,
@@ -112,13 +115,21 @@ def _numbers_of(profile: Profile) -> dict[str, Any]:
         "pieces": sum(len(layer.measurements) for layer in layers),
         "total_s": profile.alone_s,
         "whole_s": profile.whole_s,
+        "errors": {
+            name: None if found is None else asdict(found)
+            for name, found in (
+                ("between_sizes", between_sizes(profile)),
+                ("linear", linear(profile)),
+                ("roofline", roofline(profile)),
+            )
+        },
         "runtime": {target: asdict(costs) for target, costs in profile.runtime.items()},
         "unmeasured": [{"name": name, "reason": reason} for name, reason in profile.unmeasured.items()],
     }
 
 
 def _summary(profile: Profile) -> str:
-    """What was measured, in a line or two."""
+    """What was measured, in a few lines."""
     numbers = _numbers_of(profile)
     lines = [
         f"{numbers['layers']} layers, {numbers['different']} of them different, {numbers['pieces']} pieces on "
@@ -131,8 +142,27 @@ def _summary(profile: Profile) -> str:
         name, why = next(iter(profile.unmeasured.items()))
         more = f" and {len(profile.unmeasured) - 1} more" if len(profile.unmeasured) > 1 else ""
         lines.append(f"not measured: {name}{more}: {why}")
+    lines += _errors(numbers["errors"])
     lines += [f"runtime of {target}: {_costs(costs)}" for target, costs in profile.runtime.items()]
     return "\n".join(lines)
+
+
+def _errors(errors: Mapping[str, Any]) -> Iterator[str]:
+    """How far off models are that rest on it, in a line."""
+    words = []
+    if (off := errors["between_sizes"]) is not None:
+        words.append(f"parts between measured sizes {_percent(off)}")
+    if (off := errors["linear"]) is not None:
+        words.append(f"linear {_percent(off)}")
+    if (roof := errors["roofline"]) is not None:
+        rates = f"{roof['rate'] / 1e9:.3g} GFLOP/s and {roof['memory_bandwidth'] / 1e9:.3g} GB/s"
+        words.append(f"roofline of {rates} {_percent(roof['error'])}")
+    if words:
+        yield f"errors, median and worst: {'; '.join(words)}"
+
+
+def _percent(error: Mapping[str, float]) -> str:
+    return f"{100 * error['median']:.2g} and {100 * error['worst']:.3g} %"
 
 
 def _costs(costs: RuntimeCosts) -> str:

@@ -179,13 +179,10 @@ class TestMeasuring:
             assert (whole.flops, whole.moved) == (count(layers, layer).flops, count(layers, layer).moved)
 
     def test_it_serves_a_compilation(self, measured: Profile) -> None:
-        cost = f"profile{{file={json.dumps(measured.place)} force=true}}"  # other tests keep the host busy
+        cost = f"profile{{file={json.dumps(measured.place)} force=true runtime=free}}"  # other tests keep the host busy
         made = compile(model(), platform="rpi4x2", strategy="modnn", cost=cost)
-        assert made.single is not None
-        layers = prepared().layers
-        assert layers is not None
-        total = sum(measured.whole(signature(layers, layer)) for layer in layers.layers)
-        assert made.single.latency_s == pytest.approx(total)
+        assert made.single is not None and measured.whole_s is not None
+        assert made.single.latency_s == pytest.approx(measured.whole_s - measured.call_s)
 
     def test_links_that_were_there_are_kept(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,))
@@ -252,6 +249,7 @@ class TestLinks:
         (link,) = load(profile).links
         assert link.hosts == ("here", "there")
         assert link.bandwidth > 1e6 and link.latency > 0
+        assert f'bandwidth = "{link.bandwidth / 1e6:.1f} Mbit/s"' in done.stdout
         assert done.stdout.startswith('[[link]]\nhosts = ["here", "there"]\nbandwidth = "')
 
     def test_a_stranger_is_sent_away_and_the_next_is_served(self, tmp_path: Path) -> None:
@@ -283,18 +281,20 @@ class TestCommand:
 
     def test_it_writes_a_profile(self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         output = tmp_path / "p.json"
-        options = ["--tiles", "1,2", "--repeat", "1", "--threads", "1", "--device", "pi*"]
+        options = ["--tiles", "1,2", "--repeat", "1", "--threads", "1", "--device", "pi*", "--target", "none"]
         assert main(["profile", str(file), "-o", str(output), *options]) == 0
         profile = load(output)
         assert (profile.device, profile.threads) == ("pi*", 1)
         printed = capsys.readouterr().out
         assert printed.startswith("8 layers, 8 of them different")
+        assert "\nerrors, median and worst: " in printed and "runtime of" not in printed
         assert printed.endswith(f"written: {output}\n")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["lenet.onnx", "p.json"]
 
     def test_it_writes_a_package_and_measures_nothing(self, file: Path, tmp_path: Path) -> None:
         assert main(["profile", str(file), "--package", str(tmp_path / "p"), "--tiles", "2"]) == 0
         assert (tmp_path / "p" / profiling.SCRIPT).is_file()
+        assert (tmp_path / "p" / "runtime" / "sockets" / "play.py").is_file()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["lenet.onnx", "p"]
 
     @pytest.mark.parametrize(
@@ -305,6 +305,8 @@ class TestCommand:
             (["-o", "x.json", "--tiles", "1,two"], 2, "--tiles are numbers from 1 to 1024"),
             (["-o", "x.json", "--repeat", "0"], 2, "'--repeat'"),
             (["-o", "nowhere/x.json"], 1, "there is no directory 'nowhere'"),
+            (["-o", "x.json", "--target", "socket"], 2, "unknown target 'socket'"),
+            (["-o", "x.json", "--target", "tflm"], 2, "what the runtime of target 'tflm' costs cannot be measured"),
             (["--package", "."], 1, "it exists: choose another place"),
         ],
     )

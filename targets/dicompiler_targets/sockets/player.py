@@ -5,6 +5,7 @@ It stands beside a copy of the runtime, and needs Python, numpy and onnxruntime,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -26,6 +27,7 @@ from dicompiler_targets.sockets.runtime.wire import Channel
 
 TIMEOUT_S = 120.0
 HEARTBEAT_S = 2.0
+SETTLE_S = 1.0
 LEAST = 5
 """Frames that are played at least."""
 
@@ -117,9 +119,15 @@ class Play:
     def _await(self, kind: Kind, count: int) -> None:
         self.lines.drive(lambda: self.came[kind] >= count or self.fault, self.deadline)
         if self.came[kind] < count:
-            self.log.seek(0)
-            lines = self.log.read().decode(errors="replace").strip().splitlines()
-            raise SystemExit(f"{self.artifact.name}: {lines[-1] if lines else self.fault or 'it takes too long'}")
+            raise SystemExit(f"{self.artifact.name}: {self._words() or self.fault or 'it takes too long'}")
+
+    def _words(self) -> str:
+        """What the device that failed first has written: the others fail after it."""
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SETTLE_S)
+        self.log.seek(0)
+        return self.log.readline().decode(errors="replace").strip()
 
     def _deliver(self, header: Header, payload: Any) -> None:
         if header.kind is Kind.REPORT:

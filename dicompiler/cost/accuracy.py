@@ -1,0 +1,77 @@
+"""How far models that rest on a profile are off what it measured: relative errors over its pieces.
+
+Profile → errors of interpolating between measured sizes, of `linear` fitted to it, and of `roofline` at its best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dicompiler.cost.linear import fits
+from dicompiler.cost.profile import Curve, LayerProfile, Profile
+
+GRID = np.linspace(0, 1, 41)
+"""Shares of the samples: what rates and bandwidths are tried for `roofline`."""
+
+
+@dataclass(frozen=True)
+class Error:
+    """|said / measured - 1| over `count` pieces: the median and the worst."""
+
+    count: int
+    median: float
+    worst: float
+
+
+def error(pairs: Iterable[tuple[float, float]]) -> Error | None:
+    """pairs: (said, measured) in seconds. None where there are none of more than 0."""
+    off = [abs(said / measured - 1) for said, measured in pairs if measured > 0]
+    return Error(len(off), float(np.median(off)), max(off)) if off else None
+
+
+def between_sizes(profile: Profile) -> Error | None:
+    """Of interpolating: each piece whose size lies between two others against what the curve says that did not see it.
+    None where no layer was cut into three sizes."""
+    return error(pair for layer in profile.layers.values() for pair in _left_out(layer, profile.call_s))
+
+
+def _left_out(layer: LayerProfile, call_s: float) -> Iterable[tuple[float, float]]:
+    for cut in dict.fromkeys(one.cut for one in layer.measurements):
+        points = {one.size: max(0.0, one.seconds - call_s) for one in layer.measurements if one.cut == cut}
+        for size in sorted(points)[1:-1]:
+            others = {other: seconds for other, seconds in points.items() if other != size}
+            yield Curve.through(others).at(size), points[size]
+
+
+def linear(profile: Profile) -> Error | None:
+    """Of the cost model `linear`, fitted to the profile, on the pieces that it was fitted to."""
+    known = fits(profile.samples())
+    return error((known[kind].seconds(flops, moved), seconds) for kind, flops, moved, seconds in profile.samples())
+
+
+@dataclass(frozen=True)
+class Roof:
+    """Of the device: FLOP/s and bytes/s with which `roofline` errs least, and how much."""
+
+    rate: float
+    memory_bandwidth: float
+    error: Error
+
+
+def roofline(profile: Profile) -> Roof | None:
+    """The rate and the memory bandwidth, of those that pieces reached, with the least median error. None without a
+    piece that computes and takes time."""
+    rows = np.array([row[1:] for row in profile.samples() if min(row[1:]) > 0], np.float64).reshape(-1, 3)
+    if not len(rows):
+        return None
+    flops, moved, seconds = rows.T
+    rates, widths = np.quantile(flops / seconds, GRID), np.quantile(moved / seconds, GRID)
+    said = np.maximum(flops / rates[:, None, None], moved / widths[:, None])  # (rates, widths, pieces)
+    medians = np.median(np.abs(said / seconds - 1), axis=2)
+    i, j = np.unravel_index(np.argmin(medians), medians.shape)
+    off = error(zip(said[i, j].tolist(), seconds.tolist(), strict=True))
+    assert off is not None
+    return Roof(float(rates[i]), float(widths[j]), off)
