@@ -38,7 +38,7 @@ PLATFORM = Platform(
     tuple(Device(name, name, 1e9) for name in NAMES),
     Network("switch", 1e9),
 )
-STEPS = 16
+STEPS = 4
 WORK, LARGE = (1, 1, 16, 512), (1, 4, 1024, 64)
 PROGRAMS: Mapping[str, tuple[str, Shape, int]] = {  # name: what is between steps, the shape, layers in a step
     "one": ("nothing", WORK, 8),
