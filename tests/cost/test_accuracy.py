@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.profiles import document, entry, network
 
@@ -33,3 +35,12 @@ def test_linear_and_roofline_say_again_what_follows_their_law() -> None:
     assert linear is not None and linear.count == 4 and linear.worst == pytest.approx(0, abs=1e-9)
     assert roof is not None and roof.error.worst == pytest.approx(0, abs=1e-9)
     assert roof.rate == pytest.approx(1e6) or roof.memory_bandwidth == pytest.approx(1e5)
+
+
+def test_pieces_that_take_less_than_a_call_do_not_count() -> None:
+    made = profile({2: 2e-3, 4: 8e-3, 8: 8e-3})
+    assert accuracy.between_sizes(replace(made, call_s=3.9e-3)) is not None
+    for call_s in (4.1e-3, 1.0):  # the pieces of 8 ms are no longer than that without it
+        short = replace(made, call_s=call_s)
+        assert accuracy.between_sizes(short) is None
+    assert accuracy.linear(replace(made, call_s=1.0)) is accuracy.roofline(replace(made, call_s=1.0)) is None

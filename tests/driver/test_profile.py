@@ -281,13 +281,14 @@ class TestCommand:
 
     def test_it_writes_a_profile(self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         output = tmp_path / "p.json"
-        options = ["--tiles", "1,2", "--repeat", "1", "--threads", "1", "--device", "pi*", "--target", "none"]
+        options = ["--tiles", "1,2", "--repeat", "1", "--threads", "1", "--device", "pi*"]
         assert main(["profile", str(file), "-o", str(output), *options]) == 0
         profile = load(output)
         assert (profile.device, profile.threads) == ("pi*", 1)
         printed = capsys.readouterr().out
         assert printed.startswith("8 layers, 8 of them different")
-        assert "\nerrors, median and worst: " in printed and "runtime of" not in printed
+        assert "\nruntime of sockets: a message takes " in printed
+        assert set(profile.runtime) == {"sockets"} and profile.whole_s is not None
         assert printed.endswith(f"written: {output}\n")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["lenet.onnx", "p.json"]
 
