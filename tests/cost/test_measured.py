@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from support.layer_graphs import stack
 from support.profiles import FAST, NONE, SLOW, document, entry, network, written
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.cost import profile as profile_module
 from dicompiler.cost.counting import flops
 from dicompiler.cost.linear import Linear
 from dicompiler.cost.measured import Measured
@@ -148,19 +148,19 @@ class TestRuntime:
             )
 
     def test_an_older_profile_takes_what_is_stated_and_says_so_once(
-        self, model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(logging.getLogger("dicompiler"), "propagate", True)  # it is False once a command has run
-        caplog.set_level(logging.WARNING, "dicompiler")
+        said: list[str] = []
+        monkeypatch.setattr(profile_module.log, "warning", lambda text, *words: said.append(text % words))
         file = written(tmp_path, document(network(), runtime={"mpi": COSTS}))
         for device in (FAST, SLOW, FAST):
             stated = Analytic().runtime_costs(device, STATED, "sockets")
             assert model((file,)).runtime_costs(device, STATED, "sockets") == stated
-        (said,) = [record.getMessage() for record in caplog.records]
-        assert said.startswith(f"{file}: it has no costs of the runtime of sockets: those that the target states are ")
-        assert said.endswith("make it anew with 'dicompiler profile --target sockets'")
+        (line,) = said
+        assert line.startswith(f"{file}: it has no costs of the runtime of sockets: those that the target states are ")
+        assert line.endswith("make it anew with 'dicompiler profile --target sockets'")
         assert model((file,)).runtime_costs(FAST, FREE, "tflm") == FREE  # a target that states none
-        assert len(caplog.records) == 1
+        assert len(said) == 1
 
 
 @pytest.mark.parametrize("model", [Measured, Linear])

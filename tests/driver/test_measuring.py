@@ -95,11 +95,11 @@ def test_what_is_missing_is_said_and_the_others_are_measured(
 def test_a_device_that_ends_is_told_by_its_last_words(tmp_path: Path) -> None:
     written(tmp_path)
     place = tmp_path / "runtime" / "sockets"
-    (place / "messages" / "d1" / "segment003.onnx").write_bytes(b"no model")
+    (place / "messages" / "d1" / "segment000.onnx").write_bytes(b"no model")
     command = [sys.executable, "play.py", "0", "messages"]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("messages: d1: file segment003.onnx has 8 bytes instead of")
+    assert done.stderr.splitlines()[-1].startswith("messages: d1: file segment000.onnx has 8 bytes instead of")
 
 
 def test_costs_are_found_again() -> None:
