@@ -24,6 +24,7 @@ from dicompiler.cli import main
 from dicompiler.cost.counting import count
 from dicompiler.cost.profile import Profile, load, network_digest, signature
 from dicompiler.driver import profile as profiling
+from dicompiler.driver import profile_script
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
@@ -251,6 +252,13 @@ class TestLinks:
         assert link.bandwidth > 1e6 and link.latency > 0
         assert f'bandwidth = "{link.bandwidth / 1e6:.1f} Mbit/s"' in done.stdout
         assert done.stdout.startswith('[[link]]\nhosts = ["here", "there"]\nbandwidth = "')
+
+    def test_the_bandwidth_is_the_lines_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With the headers that travel beside what arrives, as platforms rate lines."""
+        monkeypatch.setattr(profile_script, "_timed", lambda _, kind, *__: 0.5 if kind == b"p" else 1.5)
+        with serving(packed(tmp_path / "p", (1,))) as (_, port):
+            link = profile_script.measure_link("127.0.0.1", port, "here", 1, 1000)
+        assert (link["bandwidth"], link["latency"]) == (pytest.approx(8 * 1000 * 1.05), 0.25)
 
     def test_a_stranger_is_sent_away_and_the_next_is_served(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,))
