@@ -24,8 +24,8 @@ LIMIT_S = 60.0
 """What `auto` may take on the largest size."""
 
 
-def network(layers: int) -> Model:
-    """`layers` convolutions of 16 channels on a map of 64 × 64 in residual blocks of two."""
+def network(layers: int, rows: int = 64) -> Model:
+    """`layers` convolutions of 16 channels on a map of `rows` × 64 in residual blocks of two."""
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def network(layers: int) -> Model:
         else:
             nodes.append(helper.make_node("Relu", [f"c{i}"], [f"r{i}"], f"relu{i}"))
             skip, last = last, f"r{i}"
-    shape = [1, 16, 64, 64]
+    shape = [1, 16, rows, 64]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", last)]
     graph = helper.make_graph(nodes, "scale", values[:1], values[1:], weights)
     return Model.load(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 17)]))

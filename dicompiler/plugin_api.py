@@ -128,6 +128,7 @@ if TYPE_CHECKING:
 
     # Artifacts and their runs
     from dicompiler.target.client import Session
+    from dicompiler.target.digests import file_digest, file_record
     from dicompiler.target.interface import Target
     from dicompiler.target.manifest import (
         ARTIFACT,
@@ -142,7 +143,7 @@ if TYPE_CHECKING:
     from dicompiler.target.remote import ssh
     from dicompiler.target.remote.certificates import DEVICES
     from dicompiler.target.remote.hosts import Hosts, Place
-    from dicompiler.target.seal import check_files, file_digest, open_artifact, read_sealed, sealed_text
+    from dicompiler.target.seal import check_files, open_artifact, read_sealed, sealed_text
     from dicompiler.verify.comparison import Check, compare, graph_inputs, random_inputs
     from dicompiler.verify.executor import Executor, run_model
     from dicompiler.verify.levels import Optimization
@@ -163,9 +164,9 @@ __all__ = [
     "Work", "Written", "align", "aligned_cuts", "array_dtype", "artifact_document", "axis_of", "bounded_memory",
     "bounding", "captures", "check_constraints", "check_files", "check_objectives", "check_occupied", "check_size",
     "compare", "constant_sizes", "contains", "count", "counted", "cut_axis", "cuttable", "dense", "dtype_name", "each",
-    "exit_of", "export_node", "file_digest", "fits_constraints", "flops", "format_bytes", "free", "free_memory", "full",
-    "fused_regions", "graph_inputs", "grid_tiles", "hollow", "hookimpl", "in_steps", "intersect", "is_empty",
-    "is_hollow", "json_text", "leaves", "load_json", "load_plan", "macs", "memory_lacking", "memory_needed",
+    "exit_of", "export_node", "file_digest", "file_record", "fits_constraints", "flops", "format_bytes", "free",
+    "free_memory", "full", "fused_regions", "graph_inputs", "grid_tiles", "hollow", "hookimpl", "in_steps", "intersect",
+    "is_empty", "is_hollow", "json_text", "leaves", "load_json", "load_plan", "macs", "memory_lacking", "memory_needed",
     "memory_used", "named_axes", "names_read", "nearest", "objective_terms", "objective_values", "one_line",
     "open_artifact", "output_shape", "part_of", "partition", "peak", "pipeline", "program_memory", "random_inputs",
     "raw_nbytes", "read_samples", "read_sealed", "read_text", "read_within", "reduction", "registry", "remembered",

@@ -273,7 +273,16 @@ def _show_best(comparison: Comparison) -> None:
 
 def show_shares(metrics: Metrics) -> None:
     """Prints for each device what it computes, sends, receives and waits for in a frame."""
-    headers = ("device", "computing ms", "on the line ms", "waiting ms", "mostly for", "memory MiB", "bytes sent")
+    headers = (
+        "device",
+        "computing ms",
+        "messages ms",
+        "on the line ms",
+        "waiting ms",
+        "mostly for",
+        "memory MiB",
+        "bytes sent",
+    )
     rows = []
     for device in metrics.devices:
         cause = max(device.waits, key=lambda peer: device.waits[peer], default="")
@@ -281,6 +290,7 @@ def show_shares(metrics: Metrics) -> None:
             (
                 device.device,
                 f"{1000 * device.compute_s:.1f}",
+                f"{1000 * device.runtime_s:.1f}",
                 f"{1000 * device.line_s:.1f}",
                 f"{1000 * device.wait_s:.1f}",
                 cause or "-",
@@ -288,7 +298,7 @@ def show_shares(metrics: Metrics) -> None:
                 str(device.sent),
             )
         )
-    show(headers, rows, right=(1, 2, 3, 5, 6))
+    show(headers, rows, right=(1, 2, 3, 4, 6, 7))
 
 
 def _links(result: Compilation) -> dict[tuple[str, str], int]:

@@ -46,7 +46,7 @@ def command(request: Request, frames: int, in_flight: int, trace: Path | None, a
         assert result.program is not None and result.problem is not None
         devices = [device.device for device in result.program.devices]
         tell(f"playing {frames} frame{'' if frames == 1 else 's'}")
-        simulation = result.problem.played(result, frames, in_flight or 2 * len(devices))
+        simulation = result.problem.played(result, frames, in_flight or 2 * len(devices), trace is not None)
     if trace is not None:
         write_text(trace, dumps(simulation, devices))
     show_simulation(result, simulation, as_json)

@@ -87,10 +87,12 @@ def simulated(simulation: Simulation, work: Workload, routing: Routing, platform
         _Role(role, played.seconds, _sent(role)) for role, played in zip(routing.roles, work.roles, strict=True)
     )
     frames = len(simulation.frames)
+    calls = {one.device: _calls(work, i) / frames for i, one in enumerate(work.devices)}
     devices = tuple(
         replace(
             entry,
-            compute_s=entry.compute_s + _runtime_s(simulation, work, entry.device) / frames,
+            compute_s=entry.compute_s + calls[entry.device],
+            runtime_s=simulation.seconds("handle", entry.device) / frames,
             line_s=sum(simulation.seconds("message", entry.device, peer) for peer in (False, True)) / frames,
             waits={peer: seconds / frames for peer, seconds in simulation.waits.get(entry.device, {}).items()},
         )
@@ -101,11 +103,9 @@ def simulated(simulation: Simulation, work: Workload, routing: Routing, platform
     return _metrics(roles, devices, platform, runtime, latency, "simulation")
 
 
-def _runtime_s(simulation: Simulation, work: Workload, device: str) -> float:
-    """Seconds of a device's processor that its runtime took for calls and messages."""
-    own = next(one for one in work.devices if one.device == device).runtime
-    calls = sum(span.kind == "compute" and span.device == device for span in simulation.spans) if own.call else 0
-    return simulation.seconds("handle", device) + calls * own.call
+def _calls(work: Workload, device: int) -> float:
+    """Seconds that calls of segments take beside their computing, in a frame of each role."""
+    return sum(len(role.devices[device].jobs) * role.devices[device].runtime.call for role in work.roles)
 
 
 def _metrics(
@@ -121,11 +121,11 @@ def _metrics(
     for entry in devices:
         device = platform.device(entry.device)
         on_host[device.host] = on_host.get(device.host, 0) + entry.memory
-        idle = max(0.0, latency - entry.compute_s)
-        energy += device.power_active * entry.compute_s + device.power_idle * idle + device.power_network * entry.line_s
+        idle = max(0.0, latency - entry.busy_s)
+        energy += device.power_active * entry.busy_s + device.power_idle * idle + device.power_network * entry.line_s
     sent = [box for role in roles for box in role.sent]
     lines = _busy(platform, runtime, sent, latency=method == "estimate", frames=len(roles))
-    period = max((lines, *(entry.compute_s for entry in devices)))
+    period = max((lines, *(entry.busy_s for entry in devices)))
     total = _mean(sum(box.count for box in sent), roles)
     return Metrics(devices, latency, period, energy, max(on_host.values(), default=0), total, method)
 
@@ -168,7 +168,8 @@ def _handled(boxes: Sequence[_Sent], runtime: Mapping[str, RuntimeCosts]) -> flo
     for box in boxes if runtime else ():
         sender, receiver = runtime.get(box.sender, FREE), runtime.get(box.receiver, FREE)
         sending[box.sender] = sending.get(box.sender, 0.0) + sender.sending(box.count)
-        receiving[box.receiver] = receiving.get(box.receiver, receiver.call) + receiver.receiving(box.count)
+        first = receiver.latency + receiver.call
+        receiving[box.receiver] = receiving.get(box.receiver, first) + receiver.receiving(box.count)
     return max(sending.values(), default=0.0) + max(receiving.values(), default=0.0)
 
 

@@ -10,18 +10,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dicompiler.base.errors import UsageError
 from dicompiler.cost.counting import flops
-from dicompiler.cost.runtime import FREE, RuntimeCosts, slowness
+from dicompiler.cost.runtime import RuntimeCosts, slowness
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Share as Share
-
-Runtime = Literal["board", "here", "free"]
 
 
 @dataclass(frozen=True)
@@ -34,12 +33,12 @@ class CostModel(ABC):
     name: ClassVar[str]
     measured: ClassVar[bool] = False
 
-    runtime: Runtime = field(
-        default="board",
+    runtime: float | None = field(
+        default=None,
         kw_only=True,
         metadata={
-            "help": "what messages and calls cost: as on the board, as on the host"
-            " on which it was measured, or free as in the papers"
+            "help": "what messages and calls take, in times of the host where that was measured: 0: nothing, as in the "
+            "papers; by default as each device's cores are slower"
         },
     )
 
@@ -50,8 +49,12 @@ class CostModel(ABC):
 
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:  # noqa: ARG002
         """What the runtime of `target` costs on `device`; stated: what the target says of the host on which that was
-        measured. A model that has measured it on the device says that."""
-        return FREE if self.runtime == "free" else stated.times(1.0 if self.runtime == "here" else slowness(device))
+        measured. A model that has measured it on the device says that. UsageError for a factor below 0."""
+        if self.runtime is None:
+            return stated.times(slowness(device))
+        if not 0 <= self.runtime < math.inf:
+            raise UsageError(f"{self.name}: runtime must be at least 0, and is {self.runtime:g}")
+        return stated.times(self.runtime)
 
     def fill(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]

@@ -1,7 +1,7 @@
 """What a target's runtime takes of devices and lines beside the engine, in the letters of LogGP (Alexandrov 1995).
 
-A message costs its sender o and each of its bytes a share of G, holds its line for g beside its bytes, is on its way
-for the link's L, and costs its receiver o again. The line's part of G, and L, are the network's own.
+A message costs its sender o and each of its bytes a share of G, holds its line for g beside its bytes, comes L later,
+and costs its receiver o again. The line's part of G and of L are the network's own.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ REFERENCE_RATE = 128e9
 
 @dataclass(frozen=True)
 class RuntimeCosts:
-    """Seconds, on one device. send, receive: of its processor for a message (o of both ends); byte: for each byte of
-    it, at each end; gap: for which a message that it sends holds its line beside its bytes (g). call: of a segment's
-    call beside its computing; copy: for each byte that a slice or a join copies. headers: what travels beside a
-    message's bytes, as a share of them; no time. ValueError for one below 0."""
+    """Seconds, on one device. latency: from when a message has come until the device, which waits for it, is awake (L);
+    send, receive: of its processor for a message (o of both ends); byte: for each byte of it, at each end; gap: for
+    which a message that it sends holds its line beside its bytes (g). call: of a segment's call beside its computing;
+    copy: for each byte that a slice or a join copies. headers: what travels beside a message's bytes, as a share of
+    them; no time. ValueError for one below 0."""
 
+    latency: float = 0.0
     send: float = 0.0
     receive: float = 0.0
     byte: float = 0.0
@@ -50,7 +52,9 @@ class RuntimeCosts:
         return line.seconds(nbytes * (1 + self.headers), message + self.gap)
 
     def times(self, factor: float) -> RuntimeCosts:
-        """Those of a device that takes `factor` times as long."""
+        """Those of a device that takes `factor` times as long; nothing at all where that is 0."""
+        if not factor:
+            return FREE
         seconds = {entry.name: factor * getattr(self, entry.name) for entry in fields(self)}
         return RuntimeCosts(**seconds | {"headers": self.headers})
 

@@ -5,21 +5,20 @@ Workload + Platform → Simulation: when each segment ran, when each message tra
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal
+from heapq import heappop, heappush
+from itertools import accumulate, count
+from typing import Any, Literal, NamedTuple
 
-from dicompiler.cost.workload import DeviceWork, Job, Workload
+from dicompiler.base.collecting import no_collection
+from dicompiler.cost.lines import Lines, Way
+from dicompiler.cost.workload import Message, Workload
 from dicompiler.ir.platform import Platform
 
-Resource = tuple[str, str]  # ("out" | "in" | "all", host or "")
 
-
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Something that took time, in seconds from the start of the first frame. compute: a segment on `device`; handle:
     its runtime sends a message to `peer`, or takes one from it; message: bytes on the line from `device` to `peer`;
     wait: `device` had nothing that it could do, for want of a message from `peer` ("": for want of a frame)."""
@@ -39,10 +38,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Simulation:
-    """frames: (start, end) of each, in seconds: from its inputs on the sources to its outputs on all sinks. spans: in
-    order of their ends."""
+    """frames: (start, end) of each, in seconds: from its inputs on the sources to its outputs on all sinks. waits:
+    device → device that it waited for → seconds. spans: in order of their ends; none where nobody wants them."""
 
     frames: tuple[tuple[float, float], ...]
+    sums: Mapping[tuple[str, bool], Mapping[str, float]] = field(repr=False)
+    """(kind, whether its peer is meant) → device → seconds."""
+    waits: Mapping[str, Mapping[str, float]] = field(repr=False)
     spans: tuple[Span, ...] = field(repr=False)
 
     @property
@@ -61,296 +63,305 @@ class Simulation:
         first, last = count // 4, 3 * count // 4
         return (ends[last] - ends[first]) / (last - first)
 
-    @cached_property
-    def waits(self) -> dict[str, dict[str, float]]:
-        """Device → device that it waited for → seconds."""
-        waits: dict[str, dict[str, float]] = {}
-        for span in self.spans:
-            if span.kind == "wait":
-                by_peer = waits.setdefault(span.device, {})
-                by_peer[span.peer] = by_peer.get(span.peer, 0.0) + span.seconds
-        return waits
-
-    @cached_property
-    def _sums(self) -> dict[tuple[str, bool, str], float]:
-        """(kind, whether its peer is meant, device) → seconds."""
-        sums: dict[tuple[str, bool, str], float] = {}
-        for span in self.spans:
-            for key in ((span.kind, False, span.device), (span.kind, True, span.peer)):
-                sums[key] = sums.get(key, 0.0) + span.seconds
-        return sums
-
     def seconds(self, kind: str, device: str, peer: bool = False) -> float:
-        """All seconds of one kind of a device (`peer`: of messages to it instead of from it)."""
-        return self._sums.get((kind, peer, device), 0.0)
+        """All seconds of "compute", "handle" or "message" of a device (`peer`: of messages to it, not from it)."""
+        return self.sums[kind, peer].get(device, 0.0)
 
 
-@dataclass
-class _Frame:
-    """A frame on its way: its role's number and workload, for each device the next job, for each job how many messages
-    it lacks."""
+@dataclass(slots=True, eq=False)
+class _Device:
+    """What a device is at. ready: frames whose next job lacks nothing, the oldest first; inbox: messages that it has
+    still to take. Then its sums of seconds: `sent` and `received` on lines, `waited` by peer."""
 
     number: int
-    role: int
-    work: Workload
+    name: str
+    busy: bool = False
+    started: float = 0.0
+    idle_since: float = 0.0
+    ready: list[tuple[int, _Frame]] = field(default_factory=list)
+    inbox: deque[_Item] = field(default_factory=deque)
+    computed: float = 0.0
+    handled: float = 0.0
+    sent: float = 0.0
+    received: float = 0.0
+    waited: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Passage:
+    """A message of each frame: seconds that it takes of its sender, on its way (None: on one host), to come on, and of
+    its receiver (beside: while that computes); the jobs that wait for it."""
+
+    name: str
+    sender: _Device
+    receiver: _Device
+    sending: float
+    way: Way[_Item] | None
+    seconds: float
+    latency: float
+    receiving: float
+    beside: bool
+    readers: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class _Frame:
+    """A frame on its way. position: of each device the number of its next job; lacks: of each job how many messages it
+    lacks; last: of jobs that lack none any more the one that came last; missing: outputs."""
+
+    number: int
+    role: _Role
     start: float
     position: list[int]
-    lacks: list[list[int]]
+    lacks: list[int]
+    last: dict[int, _Passage]
     missing: int
-    last: list[list[int]]
 
 
-def simulate(work: Workload, platform: Platform, frames: int = 1, in_flight: int = 1) -> Simulation:
+_Item = tuple[_Frame, _Passage]
+_Handler = Callable[[float, _Frame, Any], None]  # with the device or the passage that it is about
+
+
+class _Role:
+    """A workload as it is played. Jobs are numbered device by device, those of a device up to its entry in `ends`."""
+
+    def __init__(self, work: Workload, devices: Sequence[_Device], platform: Platform, lines: Lines[_Item]) -> None:
+        self.jobs = [job for device in work.devices for job in device.jobs]
+        self.ends = list(accumulate(len(device.jobs) for device in work.devices))
+        self.begins = [end - len(device.jobs) for end, device in zip(self.ends, work.devices, strict=True)]
+        self.lacks = [len(job.needs) for job in self.jobs]
+        self.outputs = sum(job.outputs for job in self.jobs)
+        self.passages = [_passage(work, message, devices, platform, lines) for message in work.messages]
+        for number, job in enumerate(self.jobs):
+            for message in dict.fromkeys(job.needs):
+                self.passages[message].readers.append(number)
+        self.sources = [device.first for device in work.devices if device.first]
+        self.starters = [d for d, device in enumerate(work.devices) if device.jobs and not device.jobs[0].needs]
+
+    def frame(self, number: int, start: float) -> _Frame:
+        return _Frame(number, self, start, self.begins.copy(), self.lacks.copy(), {}, self.outputs)
+
+
+def _passage(
+    work: Workload, message: Message, devices: Sequence[_Device], platform: Platform, lines: Lines[_Item]
+) -> _Passage:
+    sender, receiver = work.devices[message.sender], work.devices[message.receiver]
+    link = platform.link(sender.device, receiver.device)
+    ends = (message.sender, message.receiver)
+    return _Passage(
+        message.name,
+        devices[message.sender],
+        devices[message.receiver],
+        sender.runtime.sending(message.nbytes),
+        None if link is None else lines.way(ends, (sender.host, receiver.host), platform.line_shares(link)),
+        0.0 if link is None else sender.runtime.on_line(link, message.nbytes, platform.network.message),
+        receiver.runtime.latency + (0.0 if link is None else link.latency),
+        receiver.runtime.receiving(message.nbytes),
+        receiver.cores > 1,
+        [],
+    )
+
+
+def simulate(work: Workload, platform: Platform, frames: int = 1, in_flight: int = 1, spans: bool = True) -> Simulation:
     """Plays `frames` frames, at most `in_flight` of them on their way at once.
 
     A device computes one segment at a time: of the oldest frame that can go on the next one (as the runtimes do).
     What its runtime takes for a message (`DeviceWork.runtime`) it takes of the same processor: after the segment that
-    made it, and when it came, but while a segment computes and there is another core, beside it. On a switch a message
-    needs the sender's outgoing and the receiver's incoming line for its time, and of those that could go the one that
-    was ready first goes; on a shared medium, or through a gateway, one message travels at a time, in the order in which
-    they were ready. A message takes its bytes over the narrowest bandwidth on its way, the network's time per message
-    and its sender's gap, and arrives the link's latency later. Devices of one host pass tensors at no cost but the
-    runtime's. Frames go through the workload's roles in turn.
+    made it, and when it came, but while a segment computes and there is another core, beside it. What one
+    device sends to another goes in the order in which it was ready; messages between different devices share lines, on
+    a switch the sender's outgoing and the receiver's incoming one, else the one medium, in equal parts, as connections
+    of TCP do. A message alone takes its bytes over the narrowest bandwidth on its way, the network's time per message
+    and its sender's gap, and arrives the latencies of the
+    link and of its receiver's runtime later. Devices of one host pass tensors at no cost but the
+    runtime's. Frames go through the workload's roles in turn. spans: whether to keep them; sums are kept in any case.
     """
-    return _Player(work, platform, frames, max(1, in_flight)).run()
+    with no_collection():
+        return _Player(work, platform, frames, max(1, in_flight), spans).run()
 
 
 class _Player:
-    """The state of a simulation. Events are (time, order of entry, what to do, with which device or message, frame)."""
+    """The state of a simulation. Events are (time, order of entry, what to do, with which frame, device or passage)."""
 
-    def __init__(self, work: Workload, platform: Platform, frames: int, in_flight: int) -> None:
-        self.roles, self.count, self.in_flight = work.roles, frames, in_flight
-        self.names = [device.device for device in work.devices]
-        self.lines = _Lines(self.roles, platform)
-        self.readers = [_readers(role) for role in self.roles]
-        self.busy = [False] * len(work.devices)
-        self.started = [0.0] * len(work.devices)
-        self.idle_since = [0.0] * len(work.devices)
-        self.inbox: list[deque[tuple[_Frame, int]]] = [deque() for _ in work.devices]
-        self.active: list[_Frame] = []
+    def __init__(self, work: Workload, platform: Platform, frames: int, in_flight: int, spans: bool) -> None:
+        self.devices = [_Device(number, device.device) for number, device in enumerate(work.devices)]
+        self.lines: Lines[_Item] = Lines(platform.network.kind == "switch")
+        self.roles = [_Role(role, self.devices, platform, self.lines) for role in work.roles]
+        self.count, self.in_flight = frames, in_flight
         self.released = 0
         self.ended: dict[int, tuple[float, float]] = {}
-        self.spans: list[Span] = []
-        self.events: list[tuple[float, int, str, int, _Frame]] = []
-        self.order = 0
+        self.spans: list[Span] | None = [] if spans else None
+        self.events: list[tuple[float, int, _Handler, _Frame, Any]] = []
+        self.order = count()
 
     def run(self) -> Simulation:
         for _ in range(min(self.in_flight, self.count)):
             self._release(0.0)
-        while self.events:
-            now, _, kind, number, frame = heapq.heappop(self.events)
-            if kind == "done":
-                self._done(now, frame, number)
-            elif kind == "sent":
-                self.lines.free(number, frame)
-                self._travel(now)
-            elif kind == "posted":
-                self._send(now, frame, number)
-                self._travel(now)
-            elif kind == "free":
-                self.busy[number], self.idle_since[number] = False, now
-                self._advance(now, number)
-            elif kind == "arrived":
-                self._arrived(now, frame, number)
-            else:
-                self._received(now, frame, number)
-        frames = tuple(self.ended[i] for i in range(self.count))
-        return Simulation(frames, tuple(sorted(self.spans, key=lambda span: (span.end, span.device, span.name))))
+        events = self.events
+        while events:
+            now, _, handle, frame, about = heappop(events)
+            handle(now, frame, about)
+        sums = {
+            ("compute", False): {device.name: device.computed for device in self.devices},
+            ("handle", False): {device.name: device.handled for device in self.devices},
+            ("message", False): {device.name: device.sent for device in self.devices},
+            ("message", True): {device.name: device.received for device in self.devices},
+        }
+        waits = {device.name: device.waited for device in self.devices if device.waited}
+        spans = sorted(self.spans or (), key=lambda span: (span.end, span.device, span.name))
+        return Simulation(tuple(self.ended[i] for i in range(self.count)), sums, waits, tuple(spans))
 
-    def _at(self, time: float, kind: str, frame: _Frame, number: int) -> None:
-        self.order += 1
-        heapq.heappush(self.events, (time, self.order, kind, number, frame))
-
-    def _release(self, now: float) -> None:
-        """One more frame's inputs are on their sources."""
-        role = self.released % len(self.roles)
-        work = self.roles[role]
-        devices = work.devices
-        frame = _Frame(
-            self.released,
-            role,
-            work,
-            now,
-            [0] * len(devices),
-            [[len(job.needs) for job in device.jobs] for device in devices],
-            sum(job.outputs for device in devices for job in device.jobs),
-            [[-1] * len(device.jobs) for device in devices],
-        )
-        self.released += 1
-        self.active.append(frame)
-        for device in devices:
-            self._post(now, frame, device, device.first)
-        self._travel(now)
-        for d in range(len(devices)):
-            self._advance(now, d)
-        if not frame.missing:
-            self._finish(now, frame)
-
-    def _advance(self, now: float, d: int) -> None:
-        """Starts what the device can do next, if it does nothing."""
-        if self.busy[d]:
-            return
-        for frame in self.active:
-            jobs, at = frame.work.devices[d].jobs, frame.position[d]
-            if at < len(jobs) and not frame.lacks[d][at]:
-                self._note_wait(now, d, frame, frame.last[d][at])
-                self.busy[d], self.started[d] = True, now
-                self._at(now + jobs[at].seconds, "done", frame, d)
+    def _release(self, now: float, done: Iterable[int] = ()) -> None:
+        """The next frame's inputs are on their sources, and further ones' while a frame wants no output. done: devices
+        that are free now and have not gone on."""
+        while self.released < self.count:
+            role = self.roles[self.released % len(self.roles)]
+            frame = role.frame(self.released, now)
+            self.released += 1
+            for messages in role.sources:
+                self._post(now, frame, messages)
+            self._plan(frame)
+            for d in role.starters:
+                heappush(self.devices[d].ready, (frame.number, frame))
+            for d in sorted({*role.starters, *done}):
+                self._advance(now, self.devices[d])
+            if frame.missing:
                 return
-        if self.inbox[d]:
-            self._take(now, d, *self.inbox[d].popleft())
+            self.ended[frame.number] = (now, now)
 
-    def _note_wait(self, now: float, d: int, frame: _Frame, message: int) -> None:
-        start = max(self.idle_since[d], 0.0)
-        if now > start:
-            messages = frame.work.messages
-            peer = self.names[messages[message].sender] if message >= 0 else ""
-            name = messages[message].name if message >= 0 else "a frame"
-            self.spans.append(Span("wait", self.names[d], name, frame.number, start, now, peer))
+    def _advance(self, now: float, device: _Device) -> None:
+        """Starts what the device can do next, if it does nothing: a job of the oldest frame, or it takes a message."""
+        if device.busy:
+            return
+        if device.ready:
+            _, frame = heappop(device.ready)
+            number = frame.position[device.number]
+            last = frame.last.pop(number, None)
+            if now > device.idle_since:
+                self._note_wait(now, device, frame, last)
+            device.busy, device.started = True, now
+            heappush(self.events, (now + frame.role.jobs[number].seconds, next(self.order), self._done, frame, device))
+        elif device.inbox:
+            self._take(now, *device.inbox.popleft())
 
-    def _done(self, now: float, frame: _Frame, d: int) -> None:
-        device = frame.work.devices[d]
-        job: Job = device.jobs[frame.position[d]]
-        self.spans.append(Span("compute", device.device, job.name, frame.number, self.started[d], now))
-        frame.position[d] += 1
-        free = self._post(now, frame, device, job.sends)
-        self.busy[d], self.idle_since[d] = free > now, now
+    def _note_wait(self, now: float, device: _Device, frame: _Frame, passage: _Passage | None) -> None:
+        start, peer = device.idle_since, "" if passage is None else passage.sender.name
+        device.waited[peer] = device.waited.get(peer, 0.0) + (now - start)
+        if self.spans is not None:
+            name = "a frame" if passage is None else passage.name
+            self.spans.append(Span("wait", device.name, name, frame.number, start, now, peer))
+
+    def _done(self, now: float, frame: _Frame, device: _Device) -> None:
+        """The device has computed a job."""
+        role, number, start = frame.role, frame.position[device.number], device.started
+        job = role.jobs[number]
+        device.computed += now - start
+        if self.spans is not None:
+            self.spans.append(Span("compute", device.name, job.name, frame.number, start, now))
+        frame.position[device.number] = number = number + 1
+        if number < role.ends[device.number] and not frame.lacks[number]:
+            heappush(device.ready, (frame.number, frame))
+        free = self._post(now, frame, job.sends)
+        device.busy, device.idle_since = free > now, now
         if free > now:
-            self._at(free, "free", frame, d)
-        self._travel(now)
-        frame.missing -= job.outputs
-        if job.outputs and not frame.missing:
-            self._finish(now, frame)
-        self._advance(now, d)
+            heappush(self.events, (free, next(self.order), self._free, frame, device))
+        self._plan(frame)
+        if job.outputs:
+            frame.missing -= job.outputs
+            if not frame.missing:  # copies that nobody waits for may still be computed
+                self.ended[frame.number] = (frame.start, now)
+                self._release(now, (device.number,))
+        self._advance(now, device)
 
-    def _finish(self, now: float, frame: _Frame) -> None:
-        """All outputs are there; copies that nobody waits for may still be computed."""
-        self.ended[frame.number] = (frame.start, now)
-        if self.released < self.count:
-            self._release(now)
+    def _free(self, now: float, _: _Frame, device: _Device) -> None:
+        """The device has nothing to send any more, or has taken a message."""
+        device.busy, device.idle_since = False, now
+        self._advance(now, device)
 
-    def _post(self, now: float, frame: _Frame, device: DeviceWork, messages: Sequence[int]) -> float:
+    def _post(self, now: float, frame: _Frame, messages: Sequence[int]) -> float:
         """Sends messages one after another as fast as the runtime can; when that is done."""
         for message in messages:
-            record = frame.work.messages[message]
-            done = now + device.runtime.sending(record.nbytes)
+            passage = frame.role.passages[message]
+            done = now + passage.sending
             if done > now:
-                peer = self.names[record.receiver]
-                self.spans.append(Span("handle", device.device, record.name, frame.number, now, done, peer))
-                self._at(done, "posted", frame, message)
+                self._note_handling(now, done, frame, passage, passage.sender, passage.receiver)
+                heappush(self.events, (done, next(self.order), self._posted, frame, passage))
+                now = done
             else:
-                self._send(now, frame, message)
-            now = done
+                self._send(now, frame, passage)
         return now
 
-    def _send(self, now: float, frame: _Frame, message: int) -> None:
-        if not self.lines.queue(message, frame):
-            self._at(now, "arrived", frame, message)
+    def _posted(self, now: float, frame: _Frame, passage: _Passage) -> None:
+        self._send(now, frame, passage)
+        self._plan(frame)
 
-    def _travel(self, now: float) -> None:
-        """Starts every message whose lines are free."""
-        for message, frame in self.lines.start():
-            seconds, latency = self.lines.times[frame.role][message]
-            record = frame.work.messages[message]
-            sender, receiver = self.names[record.sender], self.names[record.receiver]
-            self.spans.append(Span("message", sender, record.name, frame.number, now, now + seconds, receiver))
-            self._at(now + seconds, "sent", frame, message)
-            self._at(now + seconds + latency, "arrived", frame, message)
-
-    def _arrived(self, now: float, frame: _Frame, message: int) -> None:
-        record = frame.work.messages[message]
-        d, device = record.receiver, frame.work.devices[record.receiver]
-        seconds = device.runtime.receiving(record.nbytes)
-        if not seconds:
-            self._received(now, frame, message)
-        elif not self.busy[d]:
-            self._take(now, d, frame, message)
-        elif device.cores > 1:
-            self._handle(now, now + seconds, frame, message)
+    def _send(self, now: float, frame: _Frame, passage: _Passage) -> None:
+        if passage.way is None:
+            heappush(self.events, (now + passage.latency, next(self.order), self._arrived, frame, passage))
         else:
-            self.inbox[d].append((frame, message))
+            passage.sender.sent += passage.seconds
+            passage.receiver.received += passage.seconds
+            self.lines.queue(now, passage.way, (frame, passage), passage.seconds)
 
-    def _take(self, now: float, d: int, frame: _Frame, message: int) -> None:
+    def _plan(self, frame: _Frame) -> None:
+        """Notes when messages will have left, as lines are shared now."""
+        for at, way, version in self.lines.due:
+            heappush(self.events, (at, next(self.order), self._due, frame, (way, version)))
+        self.lines.due.clear()
+
+    def _due(self, now: float, _: _Frame, due: tuple[Way[_Item], int]) -> None:
+        """A message has left, unless lines are shared otherwise since that was foreseen."""
+        way, version = due
+        if way.version != version:
+            return
+        (frame, passage), start = self.lines.gone(now, way)
+        if self.spans is not None:
+            sender, receiver = passage.sender.name, passage.receiver.name
+            self.spans.append(Span("message", sender, passage.name, frame.number, start, now, receiver))
+        self._plan(frame)
+        if passage.latency:
+            heappush(self.events, (now + passage.latency, next(self.order), self._arrived, frame, passage))
+        else:
+            self._arrived(now, frame, passage)
+
+    def _arrived(self, now: float, frame: _Frame, passage: _Passage) -> None:
+        if not passage.receiving:
+            self._received(now, frame, passage)
+        elif not passage.receiver.busy:
+            self._take(now, frame, passage)
+        elif passage.beside:
+            done = now + passage.receiving
+            self._note_handling(now, done, frame, passage, passage.receiver, passage.sender)
+            heappush(self.events, (done, next(self.order), self._received, frame, passage))
+        else:
+            passage.receiver.inbox.append((frame, passage))
+
+    def _take(self, now: float, frame: _Frame, passage: _Passage) -> None:
         """An idle device takes a message."""
-        done = now + frame.work.devices[d].runtime.receiving(frame.work.messages[message].nbytes)
-        self._note_wait(now, d, frame, message)
-        self.busy[d] = True
-        self._handle(now, done, frame, message)
-        self._at(done, "free", frame, d)
+        device, done = passage.receiver, now + passage.receiving
+        if now > device.idle_since:
+            self._note_wait(now, device, frame, passage)
+        device.busy = True
+        self._note_handling(now, done, frame, passage, device, passage.sender)
+        heappush(self.events, (done, next(self.order), self._taken, frame, passage))
 
-    def _handle(self, now: float, done: float, frame: _Frame, message: int) -> None:
-        record = frame.work.messages[message]
-        device, peer = self.names[record.receiver], self.names[record.sender]
-        self.spans.append(Span("handle", device, record.name, frame.number, now, done, peer))
-        self._at(done, "received", frame, message)
+    def _taken(self, now: float, frame: _Frame, passage: _Passage) -> None:
+        self._received(now, frame, passage)
+        self._free(now, frame, passage.receiver)
 
-    def _received(self, now: float, frame: _Frame, message: int) -> None:
-        d = frame.work.messages[message].receiver
-        for job in self.readers[frame.role][message]:
-            frame.lacks[d][job] -= 1
-            frame.last[d][job] = message
-        self._advance(now, d)
+    def _note_handling(
+        self, now: float, done: float, frame: _Frame, passage: _Passage, device: _Device, peer: _Device
+    ) -> None:
+        device.handled += done - now
+        if self.spans is not None:
+            self.spans.append(Span("handle", device.name, passage.name, frame.number, now, done, peer.name))
 
-
-def _readers(work: Workload) -> list[list[int]]:
-    """For each message the jobs of its receiver that wait for it."""
-    readers: list[list[int]] = [[] for _ in work.messages]
-    for device in work.devices:
-        for i, job in enumerate(device.jobs):
-            for message in dict.fromkeys(job.needs):
-                readers[message].append(i)
-    return readers
-
-
-class _Lines:
-    """The lines between hosts: which messages wait for them, and which are free. A shared medium is one line."""
-
-    def __init__(self, roles: Sequence[Workload], platform: Platform) -> None:
-        self.times: list[list[tuple[float, float]]] = [[] for _ in roles]
-        self.ends: list[list[tuple[Resource, Resource] | None]] = [[] for _ in roles]
-        switch = platform.network.kind == "switch"
-        for work, own_times, own_ends in zip(roles, self.times, self.ends, strict=True):
-            for message in work.messages:
-                sender, receiver = work.devices[message.sender], work.devices[message.receiver]
-                link = platform.link(sender.device, receiver.device)
-                once = platform.network.message
-                seconds = 0.0 if link is None else sender.runtime.on_line(link, message.nbytes, once)
-                own_times.append((seconds, 0.0 if link is None else link.latency))
-                ends: tuple[Resource, Resource] = (("out", sender.host), ("in", receiver.host))
-                own_ends.append(None if link is None else ends if switch else (("all", ""), ("all", "")))
-        self.waiting: dict[tuple[Resource, Resource], deque[tuple[int, int, _Frame]]] = {}
-        self.taken: set[Resource] = set()
-        self.entered = 0
-
-    def queue(self, message: int, frame: _Frame) -> bool:
-        """The message is ready to go; False if it needs no line."""
-        ends = self.ends[frame.role][message]
-        if ends is None:
-            return False
-        self.waiting.setdefault(ends, deque()).append((self.entered, message, frame))
-        self.entered += 1
-        return True
-
-    def start(self) -> Iterator[tuple[int, _Frame]]:
-        """Takes the lines for the messages that can go now, the one that was ready first before others."""
-        while True:
-            ready = [
-                (queue[0][0], ends)
-                for ends, queue in self.waiting.items()
-                if ends[0] not in self.taken and ends[1] not in self.taken
-            ]
-            if not ready:
-                return
-            _, ends = min(ready)
-            queue = self.waiting[ends]
-            _, message, frame = queue.popleft()
-            if not queue:
-                del self.waiting[ends]
-            self.taken.update(ends)
-            yield message, frame
-
-    def free(self, message: int, frame: _Frame) -> None:
-        """The message has left its lines."""
-        ends = self.ends[frame.role][message]
-        assert ends is not None
-        self.taken.difference_update(ends)
+    def _received(self, now: float, frame: _Frame, passage: _Passage) -> None:
+        """The jobs that wait for the message lack it no more."""
+        device, lacks = passage.receiver, frame.lacks
+        for number in passage.readers:
+            lacks[number] -= 1
+            if not lacks[number]:
+                frame.last[number] = passage
+                if number == frame.position[device.number]:
+                    heappush(device.ready, (frame.number, frame))
+        self._advance(now, device)

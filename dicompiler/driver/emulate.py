@@ -1,7 +1,8 @@
 """Emulating: an artifact is run on this host as the boards of its platform would run it.
 
 artifact + platform → what a run gives, beside what is predicted. Lines are shaped and each call of a segment is held
-back until it has taken as long as on its board; the target's real runtime does the rest, at this host's speed.
+back until it has taken as long as on its board; the target's real runtime does the rest, at this host's speed: what the
+prediction supposes too, and that the boards' runtimes share this host's processors.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ def emulate(
     assert platform is not None and program is not None and plan is not None
     if not target.emulates:
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
+    crowd = crowding(sum(bool(device.segments) for device in program.devices))
+    problem = replace(problem, runtime=dict.fromkeys(problem.runtime, target.costs.times(crowd)))
     options, work = options or RunOptions(), problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
     here, board = _measured(program, problem, inputs), _seconds(work)
@@ -88,7 +91,7 @@ def emulate(
         board = {name: tuple(s * slower * _slowness(platform, name) for s in seconds) for name, seconds in here.items()}
         work = work if cost else _with(work, board)
     streamed = frames if options.in_flight > 1 else 1
-    simulation = simulate(work, platform, streamed, options.in_flight)
+    simulation = simulate(work, platform, streamed, options.in_flight, spans=False)
     _check_speed(here, board, max(end for _, end in simulation.frames) / streamed, len(program.roles))
     first = program.devices[0].device
     with _boards(platform, board, first) as emulation:
@@ -96,6 +99,15 @@ def emulate(
         options = replace(options, emulation=emulation, listen=listen, insecure=True)
         result = run(directory, inputs, frames, options=options)
     return _emulated(result, simulation, board, here, len(program.roles))
+
+
+def crowding(boards: int) -> float:
+    """How many times as long as alone the runtimes of so many boards take when they share this host's processors."""
+    return max(1.0, boards / _processors())
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
@@ -119,9 +131,9 @@ def _slowness(platform: Platform, device: str) -> float:
 
 
 def _seconds(work: Workload) -> Seconds:
-    """What each segment takes by a prediction."""
+    """What each segment takes by a prediction, beside what the runtime takes for its call."""
     return {
-        one.device: tuple(job.seconds for role in work.roles for job in role.devices[i].jobs)
+        one.device: tuple(job.seconds - one.runtime.call for role in work.roles for job in role.devices[i].jobs)
         for i, one in enumerate(work.devices)
     }
 
@@ -131,7 +143,8 @@ def _with(work: Workload, seconds: Seconds) -> Workload:
     rest = {name: iter(each) for name, each in seconds.items()}
 
     def held(one: DeviceWork) -> DeviceWork:
-        return replace(one, jobs=tuple(replace(job, seconds=next(rest[one.device])) for job in one.jobs))
+        call = one.runtime.call
+        return replace(one, jobs=tuple(replace(job, seconds=next(rest[one.device]) + call) for job in one.jobs))
 
     first, *others = (replace(role, devices=tuple(map(held, role.devices))) for role in work.roles)
     return replace(first, others=tuple(others))
@@ -180,7 +193,7 @@ def _check_speed(here: Seconds, board: Seconds, frame_s: float, roles: int) -> N
                 f"emulate: {name} computes {format_seconds(sum(board[name]) / roles)} in a frame, this host alone "
                 f"needs {format_seconds(sum(seconds) / roles)} for that: it can only play slower boards (--slower)"
             )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = _processors()
     load = sum(map(sum, here.values())) / roles / frame_s / cores
     if load > LOAD_LIMIT:
         raise DicompilerError(

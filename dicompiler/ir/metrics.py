@@ -17,7 +17,8 @@ DOUBTED = 1.02
 
 @dataclass(frozen=True)
 class DeviceMetrics:
-    """One device's share of one frame. flops: operations; compute_s: seconds; all others in bytes.
+    """One device's share of one frame. flops: operations; compute_s: seconds in segments; runtime_s: seconds that its
+    runtime takes for messages; all others in bytes.
 
     With replicas all but the memory are means over the roles (whole numbers rounded up); the memory is for all roles.
     weights: the constants that it holds; activations: the most that it holds at once of computed and received tensors;
@@ -35,9 +36,15 @@ class DeviceMetrics:
     activations: int
     sent: int
     received: int
+    runtime_s: float = 0.0
     line_s: float = 0.0
     waits: Mapping[str, float] = field(default_factory=dict)
     added: int = 0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which it computes or handles messages."""
+        return self.compute_s + self.runtime_s
 
     @property
     def wait_s(self) -> float:

@@ -87,6 +87,22 @@ class Platform(Remembers):
         widths = [host.bandwidth for host in ends if host.bandwidth is not None]
         return link if link is None or not widths else replace(link, bandwidth=min(link.bandwidth, *widths))
 
+    @remembered
+    def line_shares(self, link: Link) -> tuple[float, float]:
+        """What a link can take of the lines of its two hosts, each 1 at most; of a medium, the same twice."""
+        if self.network.kind != "switch":
+            share = min(1.0, link.bandwidth / self.network.bandwidth)
+            return share, share
+        a, b = (min(1.0, link.bandwidth / self._width(name)) for name in link.hosts)
+        return a, b
+
+    @remembered
+    def _width(self, host: str) -> float:
+        """bit/s of a host's line on a switch, in each direction: its own, else that of the network or of its widest
+        link."""
+        links = [one.bandwidth for one in self.network.links if host in one.hosts]
+        return self.host(host).bandwidth or max([self.network.bandwidth, *links])
+
     @cached_property
     def times(self) -> NDArray[np.float64]:
         """(3, n, n) seconds from device to device, in platform order: that a byte takes, that a message takes beside

@@ -26,6 +26,10 @@ def cut(placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str,
         Transfer(i, _sender(graph, name, reader, hosts), reader, graph.value(name))
         for i, (_, name, _, reader) in enumerate(graph.wanted)
     )
+    by_end: dict[str, list[Transfer]] = {device: [] for device in devices}
+    for transfer in transfers:
+        by_end[transfer.sender].append(transfer)
+        by_end[transfer.receiver].append(transfer)
     segments: dict[str, list[Segment]] = {device: [] for device in devices}
     index = {device: i for i, device in enumerate(devices)}
     order: list[tuple[int, int]] = []
@@ -38,7 +42,7 @@ def cut(placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str,
             segment = replace(segment, model=_written(segment, nodes, graph, placed, constants))
         there.append(segment)
     return Program(
-        tuple(_device(device, hosts, tuple(parts), graph, transfers) for device, parts in segments.items()),
+        tuple(_device(device, hosts, tuple(parts), graph, by_end[device]) for device, parts in segments.items()),
         transfers,
         tuple(graph.value(name) for name in graph.inputs),
         tuple(graph.value(name) for name, output in graph.sinks.items() if name == output),

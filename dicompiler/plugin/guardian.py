@@ -98,12 +98,10 @@ def _interrupt(number: int, _frame: FrameType | None, last: list[float] = [-1.0]
 def _own_stdout(packages: Mapping[str, str]) -> Any:
     """What sys.stdout becomes; what writes to the process's first descriptor writes to stderr from now on."""
     own: Any = sys.stdout
-    try:
+    with contextlib.suppress(OSError):  # it is no file, or closed: no descriptor that plugins could write to
         number = sys.stdout.fileno()
         own = open(os.dup(number), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)  # noqa: SIM115
         os.dup2(sys.stderr.fileno(), number)
-    except OSError:
-        pass  # it is no file, or closed
     return _Sorted(own, packages)
 
 

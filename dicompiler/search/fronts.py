@@ -108,8 +108,8 @@ def _stream_energy(platform: Platform, metrics: Metrics, index: int) -> float:
     if isinstance(metrics, Measurement) and entry.device in metrics.device_energy_j:
         return metrics.device_energy_j[entry.device]
     device = platform.device(entry.device)
-    waiting = max(0.0, metrics.period_s - entry.compute_s)
-    computing = device.power_active * entry.compute_s + device.power_idle * waiting
+    waiting = max(0.0, metrics.period_s - entry.busy_s)
+    computing = device.power_active * entry.busy_s + device.power_idle * waiting
     return computing + device.power_network * entry.line_s
 
 

@@ -179,9 +179,9 @@ class Problem:
         routing, program = unwritten(self._given, self.layers, self.platform, plan)
         return routing, workload(program, routing, self.platform, self.cost, self.runtime)
 
-    def played(self, compilation: Compilation, frames: int = 1, in_flight: int = 1) -> Simulation:
-        """Plays the program of a compilation of this problem, as `simulate`."""
-        return simulate(self._work(compilation), self.platform, frames, in_flight)
+    def played(self, compilation: Compilation, frames: int = 1, in_flight: int = 1, spans: bool = True) -> Simulation:
+        """Plays the program of a compilation of this problem, as `simulate`. spans: whether to keep them."""
+        return simulate(self._work(compilation), self.platform, frames, in_flight, spans)
 
     def metrics(self, compilation: Compilation, memory: Mapping[str, MemoryUse] | None = None) -> Metrics:
         """What a compilation of this problem that has a program comes to, by simulation of one frame of each role;
@@ -267,4 +267,4 @@ def _restored(parcel: bytes) -> RemoteEvaluator:
 
 def _metrics(work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
     """By simulation of one frame of each role."""
-    return simulated(simulate(work, platform, frames=len(work.roles)), work, routing, platform, plan)
+    return simulated(simulate(work, platform, frames=len(work.roles), spans=False), work, routing, platform, plan)

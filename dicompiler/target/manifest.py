@@ -14,7 +14,7 @@ from dicompiler.base.version import version
 if TYPE_CHECKING:
     from dicompiler.ir.program import Program, Transfer, Value
 
-ARTIFACT = "dicompiler.artifact/1"
+ARTIFACT = "dicompiler.artifact/2"
 MANIFEST, PLAN, PLATFORM, REFERENCE = "artifact.json", "plan.json", "platform.toml", "reference/model.onnx"
 MADE, MADE_FORMAT = "reference/made.json", "dicompiler.made/1"
 """Where things lie in an artifact's directory."""
@@ -42,8 +42,8 @@ def json_text(document: Json) -> str:
 def artifact_document(program: Program, target: str, digest: str) -> Json:
     """artifact.json, see the schema artifact. target: its name. digest: SHA-256 (hexadecimal) over what the devices
     hold, weights included. `files` and `seal` are filled in when all files are there (`target.seal`); a target may
-    name in `files` those whose digests it has taken. DicompilerError
-    for tensors that cannot be exchanged."""
+    put into `files` those whose records (`file_record`) it has already. DicompilerError for tensors that cannot be
+    exchanged."""
     return {
         "format": ARTIFACT,
         "version": version(),

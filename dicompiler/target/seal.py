@@ -1,4 +1,4 @@
-"""What keeps an artifact what was compiled: artifact.json names every other file of it with size and SHA-256, and has a
+"""What keeps an artifact what was compiled: artifact.json names every other file of it with size and digest, and has a
 digest of itself, its seal. Whoever reads an artifact opens it here, before anything else in it.
 
 In: an artifact's directory. Out: its artifact.json, and files that are plain, inside, and as they were written; or one
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json, validate
+from dicompiler.target.digests import KINDS, content_digest, file_record
 from dicompiler.target.manifest import MANIFEST, Json, json_text
 
 NO_SEAL = "0" * 64
@@ -57,13 +58,9 @@ def seal(directory: Path) -> None:
         check_name(name, directory)
     document = json.loads((directory / MANIFEST).read_bytes())
     known = document.get("files", {}) if document.get("seal") == NO_SEAL else {}
-
-    def record(name: str) -> Json:
-        path = directory / name
-        return known.get(name) or {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-
     with ThreadPoolExecutor() as pool:
-        document["files"] = dict(zip(names, pool.map(record, names), strict=True))
+        records = pool.map(lambda name: known.get(name) or file_record(directory / name), names)
+        document["files"] = dict(zip(names, records, strict=True))
     (directory / MANIFEST).write_bytes(sealed_text(document).encode())
 
 
@@ -78,7 +75,7 @@ def open_artifact(directory: Path) -> Json:
     try:
         for name, record in document["files"].items():
             check_name(name, path)
-            if not isinstance(record["sha256"], str) or not isinstance(record["bytes"], int):
+            if not isinstance(record["digest"], str) or not isinstance(record["bytes"], int):
                 raise TypeError(f"files: {name}")
             plain_file(directory, name)
         for device in document["devices"]:
@@ -100,7 +97,10 @@ def read_sealed(path: Path, schema: str) -> Json:
         raise DicompilerError(f"{path}: its seal is broken: it was changed or damaged: compile it again")
     document: Json = load_json(path)
     if find_spec("jsonschema") is not None:
-        validate(document, schema, str(path))
+        try:
+            validate(document, schema, str(path))
+        except DicompilerError as error:
+            raise DicompilerError(f"{error}: compile it again") from None
     return document
 
 
@@ -149,14 +149,11 @@ def _fault(directory: Path, name: str, files: Mapping[str, Json]) -> str:
         size = path.stat().st_size
         if size != record["bytes"]:
             return f"it has {size} bytes instead of {record['bytes']}"
-        return "" if file_digest(path) == record["sha256"] else "its content is not what was compiled"
+        kind = record["digest"].partition(":")[0]
+        if kind not in KINDS:
+            return f"its digest is of the kind {kind[:20]!r}, which this version does not know"
+        return "" if content_digest(path, kind) == record["digest"] else "its content is not what was compiled"
     except FileNotFoundError:
         return "no such file"
     except OSError as error:
         return f"cannot be read: {error.strerror or error}"
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

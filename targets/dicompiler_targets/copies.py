@@ -37,7 +37,7 @@ def check_sources(
     directory: Path, document: Mapping[str, Any], found: Mapping[str, str], wanted: Mapping[str, str]
 ) -> None:
     """That an artifact's own copy of what is run or built is what this dicompiler writes: an artifact is data. found,
-    wanted: SHA-256 by file. DicompilerError for the first that differs, is missing, or should not be there."""
+    wanted: digests by file. DicompilerError for the first that differs, is missing, or should not be there."""
     wrong = next((name for name in sorted({*found, *wanted}) if found.get(name) != wanted.get(name)), None)
     if wrong is not None:
         here, theirs = version(), document["version"]
@@ -48,5 +48,5 @@ def check_sources(
 
 
 def hashes(sources: Mapping[str, bytes]) -> dict[str, str]:
-    """SHA-256, hexadecimal, by file."""
-    return {name: hashlib.sha256(content).hexdigest() for name, content in sources.items()}
+    """SHA-256 by file, as manifests have it: code is told apart by nothing less."""
+    return {name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in sources.items()}

@@ -6,7 +6,6 @@ In: segments and weights of a Program. Out: bytes, the same for the same program
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from dicompiler.plugin_api import (
     Value,
     Weight,
     artifact_document,
+    file_record,
     is_hollow,
     json_text,
     transfer_document,
@@ -72,7 +72,7 @@ class Contents:
                 self.names[-1].append(file)
 
     def write(self, place: Path) -> Iterator[tuple[str, Json]]:
-        """Writes the files into `place`; gives the name, size and hash of each."""
+        """Writes the files into `place`; gives the name, size and digest of each."""
         offsets = _offsets(self.weights)
         if self.weights:
             yield WEIGHTS, write_parts(place / WEIGHTS, _content(self.weights, offsets))
@@ -81,14 +81,10 @@ class Contents:
 
 
 def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> Json:
-    """Writes the parts one after another; gives size and hash of the whole."""
-    digest, size = hashlib.sha256(), 0
+    """Writes the parts one after another; gives size and digest of the whole."""
     with path.open("wb") as file:
-        for part in parts:
-            file.write(part)
-            digest.update(part)
-            size += len(part)
-    return {"bytes": size, "sha256": digest.hexdigest()}
+        file.writelines(parts)
+    return file_record(path)
 
 
 def _offsets(weights: Mapping[str, Weight]) -> dict[str, int]:

@@ -33,14 +33,13 @@ from dicompiler_passes.form_layers import form_layers
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        # d0's line out: 1–3 and 3–5; d1 3–6, d2 5–8; back 6–8 and 8–10; d0 10–11.
-        ("switch", 11.0),
-        # The medium: 1–3, 3–5; d1 is done at 6: 6–8; d2 at 8: 8–10.
-        ("shared", 11.0),
-        ("gateway", 11.0),
+        # Both share d0's line out, 1–5; d1 and d2 5–8; both share its line in, 8–12; d0 12–13.
+        ("switch", 13.0),
+        ("shared", 13.0),
+        ("gateway", 13.0),
     ],
 )
-def test_messages_of_one_sender_go_one_after_another(kind: NetworkKind, expected: float) -> None:
+def test_messages_to_several_devices_share_the_line(kind: NetworkKind, expected: float) -> None:
     assert simulate(fan(), cluster(3, kind)).latency_s == pytest.approx(expected)
 
 
@@ -51,13 +50,17 @@ def costing(workload: Workload, runtime: RuntimeCosts, cores: int = 1) -> Worklo
 @pytest.mark.parametrize(
     ("runtime", "cores", "expected"),
     [
-        # d0 0–1, sends until 1.5 and 2; lines 1.5–3.5 and 3.5–5.5; d1 3.5–6.5, d2 5.5–8.5, each 0.5 more to send; back
-        # 7–9 and 9–11; d0 11–12.
-        (RuntimeCosts(send=0.5), 1, 12.0),
-        # As without, and d1 takes 0.25 before it begins, d2 too, d0 for each of both: the first while it waits.
-        (RuntimeCosts(receive=0.25), 1, 11.5),
-        # A second more for each message on its line: 1–4, 4–7; d2 7–10; back 10–13; d0 13–14.
-        (RuntimeCosts(gap=1.0), 1, 14.0),
+        # d0 0–1, sends until 1.5 and 2; from then both share the line: 1.5–5 and 2–5.5; d1 5–8, d2 5.5–8.5, each 0.5
+        # more to send; back 8.5–12 and 9–12.5; d0 12.5–13.5.
+        (RuntimeCosts(send=0.5), 1, 13.5),
+        # d1 and d2 take 0.25 before they begin, d0 for each of both, which come at once.
+        (RuntimeCosts(receive=0.25), 1, 13.75),
+        # A second more for each message on its line: 1–7; 7–10; back 10–16; d0 16–17.
+        (RuntimeCosts(gap=1.0), 1, 17.0),
+        # Each message comes half a second later: 1–5, 5.5–8.5, back until 12.5, 13–14.
+        (RuntimeCosts(latency=0.5), 1, 14.0),
+        # A tenth more travels: 1–5.4, 5.4–8.4, back until 12.8; d0 12.8–13.8.
+        (RuntimeCosts(headers=0.1), 1, 13.8),
     ],
 )
 def test_a_runtime_takes_its_time_for_messages(runtime: RuntimeCosts, cores: int, expected: float) -> None:
@@ -86,8 +89,8 @@ def test_a_switch_carries_at_once_what_a_shared_medium_carries_in_turn() -> None
     assert simulate(pairs, cluster(4, "shared")).latency_s == pytest.approx(5)
 
 
-def test_a_line_is_not_held_by_a_message_whose_receiver_is_busy() -> None:
-    """d0 has messages for d2 and d3, but d2 listens to d1 first: the one for d3 goes ahead."""
+def test_who_shares_a_line_is_faster_when_it_is_free() -> None:
+    """d0 sends to d2 and d3, d1 to d2: each has half of a line until 2, then d1's has all of it."""
     busy = work(
         [(1, 2, 2), (0, 2, 1), (0, 3, 1)],
         ((1, 2), []),
@@ -95,21 +98,18 @@ def test_a_line_is_not_held_by_a_message_whose_receiver_is_busy() -> None:
         ((), [job(0, needs=(0, 1), outputs=1)]),
         ((), [job(0, needs=(2,), outputs=1)]),
     )
-    # In the order of readiness: d0's first message is ready before d1's and takes d2's line until 1.
     found = simulate(busy, cluster(4))
     times = {(span.device, span.peer): span.end for span in found.spans if span.kind == "message"}
-    assert times == {("d0", "d2"): 1, ("d0", "d3"): 2, ("d1", "d2"): 3}
-    swapped = work(
-        [(0, 2, 2), (1, 2, 1), (1, 3, 1)],
-        ((0,), []),
-        ((1, 2), []),
-        ((), [job(0, needs=(0, 1), outputs=1)]),
-        ((), [job(0, needs=(2,), outputs=1)]),
-    )
-    times = {
-        (span.device, span.peer): span.end for span in simulate(swapped, cluster(4)).spans if span.kind == "message"
-    }
-    assert times == {("d0", "d2"): 2, ("d1", "d3"): 1, ("d1", "d2"): 3}
+    assert times == {("d0", "d2"): 2, ("d0", "d3"): 2, ("d1", "d2"): 3}
+
+
+def test_a_slow_link_leaves_the_rest_of_the_line_to_others() -> None:
+    """Of d0's line the link to d1 can take a quarter: the other one has all but that."""
+    both = work([(0, 1, 1), (0, 2, 4)], ((0, 1), []), ((), [job(0, (0,), (), 1)]), ((), [job(0, (1,), (), 1)]))
+    slow = cluster(3)
+    slow = replace(slow, network=replace(slow.network, links=(Link(("d0", "d1"), 0.25e6),)))
+    times = {span.peer: span.end for span in simulate(both, slow).spans if span.kind == "message"}
+    assert times == {"d1": pytest.approx(5), "d2": pytest.approx(5)}  # each at 1 / 1.25 of its own speed
 
 
 def test_latency_message_cost_and_a_hosts_own_line_count() -> None:
@@ -134,8 +134,8 @@ def test_devices_of_one_host_pass_tensors_for_nothing() -> None:
 
 def test_waits_name_the_device_that_was_waited_for() -> None:
     found = simulate(fan(), cluster(3))
-    assert found.waits["d0"] == {"d2": pytest.approx(9)}  # d1's answer came earlier
-    assert found.waits["d1"] == {"d0": pytest.approx(3)}
+    assert found.waits["d0"] == {"d1": pytest.approx(11)}  # both come at once
+    assert found.waits["d1"] == {"d0": pytest.approx(5)}
     assert found.seconds("compute", "d1") == 3
     assert found.seconds("message", "d0") == 4 and found.seconds("message", "d0", peer=True) == 4
 
@@ -186,6 +186,18 @@ def check_consistent(simulation: Simulation, played: Workload) -> None:
     assert len(sent) == len(played.messages) * len(simulation.frames)
 
 
+def check_sums(simulation: Simulation) -> None:
+    """The sums are those of the spans."""
+    for device in DEVICES:
+        for kind, peer in (("compute", False), ("handle", False), ("message", False), ("message", True)):
+            spans = [s for s in simulation.spans if s.kind == kind and (s.peer if peer else s.device) == device]
+            seconds, sum_ = sum(span.seconds for span in spans), simulation.seconds(kind, device, peer)
+            # A message that shares its lines is longer on its way than it occupies them.
+            assert sum_ == pytest.approx(seconds) or (kind == "message" and sum_ < seconds)
+        waits = [span for span in simulation.spans if span.kind == "wait" and span.device == device]
+        assert sum(simulation.waits.get(device, {}).values()) == pytest.approx(sum(span.seconds for span in waits))
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48), kind=st.sampled_from(["switch", "shared", "gateway"]))
 def test_random_plans_play_to_the_end_and_respect_the_bound(seed: int, kind: NetworkKind) -> None:
@@ -199,8 +211,12 @@ def test_random_plans_play_to_the_end_and_respect_the_bound(seed: int, kind: Net
     sketched = problem.sketch(plan)
     assert sketched.program is not None and sketched.routing is not None
     played = workload(sketched.program, sketched.routing, platform, problem.cost)
-    for frames, in_flight in ((1, 1), (4, 2)):
-        check_consistent(simulate(played, platform, frames, in_flight), played)
+    costly = costing(played, RuntimeCosts(2e-3, 3e-3, 1e-6, 1e-3), 1 + seed % 2)
+    for one, frames, in_flight in ((played, 1, 1), (played, 4, 2), (costly, 4, 2)):
+        simulation = simulate(one, platform, frames, in_flight)
+        check_consistent(simulation, one)
+        check_sums(simulation)
+        assert simulate(one, platform, frames, in_flight, spans=False) == replace(simulation, spans=())
     metrics = problem.evaluate(plan)
     assert sum(job.seconds for device in played.devices for job in device.jobs) == pytest.approx(
         sum(device.compute_s for device in metrics.devices)
@@ -246,21 +262,41 @@ def one_by_one(seconds: float, *receivers: int) -> Workload:
 
 def test_frames_go_to_the_roles_in_turn() -> None:
     platform = cluster(3)
-    # Line out of d0: 0–2, 2–4, 4–6, 6–8. d1: 2–5, 6–9; d2: 4–7, 8–11: the line is what binds.
+    # Line out of d0: two at once, 0–4 and 4–8. d1: 4–7, 8–11; d2 as well: the line is what binds.
     found = simulate(one_by_one(3, 1, 2), platform, frames=4, in_flight=4)
-    assert [end for _, end in found.frames] == pytest.approx([5, 7, 9, 11])
+    assert [end for _, end in found.frames] == pytest.approx([7, 7, 11, 11])
     assert found.period_s == pytest.approx(2)
     assert [span.device for span in found.spans if span.kind == "compute"] == ["d1", "d2", "d1", "d2"]
     # Of one device alone the computing binds: 2–5, 5–8, 8–11, 11–14.
     alone = simulate(one_by_one(3, 1), platform, frames=4, in_flight=4)
     assert [end for _, end in alone.frames] == pytest.approx([5, 8, 11, 14])
-    # Two frames in flight: the third is given at 5, the fourth at 7.
+    # Two frames in flight: the third and fourth are given at 7.
     two = simulate(one_by_one(3, 1, 2), platform, frames=4, in_flight=2)
-    assert [end for _, end in two.frames] == pytest.approx([5, 7, 10, 12])
+    assert [end for _, end in two.frames] == pytest.approx([7, 7, 14, 14])
 
 
 def test_frames_dealt_unevenly_wait_for_the_slower_role() -> None:
-    # d1, d1, d2 in turn at 10 s each: d1 2–12, 12–22, then 22–32; d2 6–16.
+    # d1, d1, d2 in turn at 10 s each: two messages at once, 0–4, then one by one; d1 4–14, 14–24, 24–34; d2 4–14.
     found = simulate(one_by_one(10, 1, 1, 2), cluster(3), frames=4, in_flight=4)
-    assert [end for _, end in found.frames] == pytest.approx([12, 22, 16, 32])
-    assert found.waits["d2"] == {"d0": pytest.approx(6)}
+    assert [end for _, end in found.frames] == pytest.approx([14, 24, 14, 34])
+    assert found.waits["d2"] == {"d0": pytest.approx(4)}
+
+
+def test_thousands_of_frames_that_want_no_output_end_when_they_are_given() -> None:
+    found = simulate(work([], ((), [job(1)])), cluster(1), frames=3000, in_flight=2)
+    assert found.frames == ((0.0, 0.0),) * 3000
+    assert found.seconds("compute", "d0") == 3000
+
+
+def test_when_a_frame_is_given_devices_go_on_in_their_order() -> None:
+    """d0 ends frame 0 at 2.25, and goes on with frame 1 just when d1 begins frame 2: both send at 4.25."""
+    one = work(
+        [(1, 0, 0.25), (0, 2, 1)],
+        ((), [job(2, (0,), (1,), 1)]),
+        ((0,), []),
+        ((), [job(0, (1,))]),
+    )
+    other = work([(1, 2, 1)], ((), []), ((), [job(2, (), (0,), 1)]), ((), [job(0, (0,))]))
+    found = simulate(replace(one, others=(one, other)), cluster(3, "shared"), frames=3, in_flight=2)
+    sent = [(span.device, span.start) for span in found.spans if span.kind == "message" and span.peer == "d2"]
+    assert sent == [("d0", 2.25), ("d0", 4.25), ("d1", 4.25)]

@@ -223,7 +223,11 @@ def test_a_compiled_plan_computes_what_the_network_computes(tmp_path: Path) -> N
     onnx.save(build("tiny"), tmp_path / "m.onnx")
     platform = cluster(1e8, 1e8, 1e8, bandwidth=1e9)
     result = dicompiler.compile(
-        tmp_path / "m.onnx", platform=platform, strategy="cpsat{time=1}", target="sockets", output=tmp_path / "out"
+        tmp_path / "m.onnx",
+        platform=platform,
+        strategy="cpsat{time=1}",
+        cost="analytic{runtime=0}",
+        output=tmp_path / "out",
     )
     assert result.plan is not None
     assert len({part.device for parts in result.plan.layers.values() for part in parts}) > 1

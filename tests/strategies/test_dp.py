@@ -15,6 +15,7 @@ from support.layer_graphs import formed, rules, stack, vgg16
 from support.planning import FREE, cluster, verify
 
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
@@ -39,7 +40,7 @@ from dicompiler_strategies.dp.search import Pricing, cheapest_path
 from dicompiler_strategies.dp.strategy import candidate_counts
 from dicompiler_strategies.dp.team import Facts, Form, Team
 from dicompiler_strategies.stahl import Stahl
-from dicompiler_strategies.tables.cost_tables import lines
+from dicompiler_strategies.tables.lines import Lines, lines
 
 
 def test_the_chain_has_the_pools_with_their_convolutions() -> None:
@@ -73,15 +74,33 @@ def test_what_is_missing_is_what_is_needed_and_not_held() -> None:
     assert missing(need, everywhere, copies=True).tolist() == [[0, 0, 24], [0, 0, 0], [0, 0, 0]]
 
 
+def network(platform: Platform, **runtime: RuntimeCosts) -> Lines:
+    return lines(Problem(LayerGraph((), {}, (), ()), platform, runtime=runtime))
+
+
 def test_the_network_is_as_busy_as_its_kind_says() -> None:
     count = np.array([[0, 1000, 0], [3000, 0, 500], [0, 0, 0]], np.float64)
     rate = 8 / 1e6
     for kind, most in (("shared", 4500), ("gateway", 4500), ("switch", 3500)):
         platform = cluster(kind, 1, 1, 1, bandwidth=1e6)
-        assert lines(platform).time(count) == pytest.approx(most * rate)
+        assert network(platform).time(count) == pytest.approx(most * rate)
         slow = replace(platform, network=replace(platform.network, latency=0.1, message=0.01))
         messages = 2 if kind == "switch" else 3
-        assert lines(slow).time(count) == pytest.approx(most * rate + 0.1 + messages * 0.01)
+        assert network(slow).time(count) == pytest.approx(most * rate + 0.1 + messages * 0.01)
+
+
+def test_runtimes_take_their_time_at_both_ends() -> None:
+    """Device 1 sends both messages that arrive at 0 and 2; 0 sends one; the last receiver also joins what came."""
+    count = np.array([[0, 1000, 0], [3000, 0, 500], [0, 0, 0]], np.float64)
+    platform = cluster("switch", 1, 1, 1, bandwidth=1e6)
+    bytes_s = 3500 * 8 / 1e6
+    costs = {"send": 0.5, "receive": 2.0, "byte": 1e-3, "call": 4.0, "headers": 0.1, "gap": 0.25, "copy": 1e-2}
+    one = {device.name: RuntimeCosts(**costs) for device in platform.devices}
+    sending, receiving = 2 * 0.5 + 3.5, 2.0 + 3.0 + 4.0
+    lines_s = 1.1 * bytes_s + 2 * 0.25
+    assert network(platform, **one).time(count) == pytest.approx(sending + lines_s + receiving)
+    joined = network(platform, **one).time(count, np.array([3500.0, 1000, 500]))
+    assert joined == pytest.approx(sending + lines_s + receiving + 35.0)
 
 
 CHAIN = [

@@ -12,7 +12,8 @@ from random import Random
 from typing import Any
 
 from dicompiler.base.schema import load_json
-from dicompiler.target.seal import file_digest, seal, sealed_text
+from dicompiler.target.digests import file_record
+from dicompiler.target.seal import seal, sealed_text
 
 
 def flip(path: Path, random: Random) -> tuple[int, bytes]:
@@ -35,8 +36,8 @@ def reseal(artifact: Path) -> Path:
     for path in artifact.glob("*/manifest.json"):
         for name in load_json(path).get("files", {}):
             file = path.parent / name
-            record = {"bytes": file.stat().st_size, "sha256": file_digest(file)} if file.is_file() else None
-            if record is not None:
+            if file.is_file():
+                record = file_record(file)
                 rewrite(path, lambda document, name=name, record=record: document["files"].update({name: record}))
     seal(artifact)
     return artifact

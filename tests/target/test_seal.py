@@ -20,7 +20,7 @@ from support.tampering import flip, rewrite
 from dicompiler.base.errors import DicompilerError
 from dicompiler.target.manifest import json_text
 from dicompiler.target.seal import check_files, check_name, is_sealed, open_artifact, seal, sealed_text
-from dicompiler_targets.sockets.runtime.files import read_manifest
+from dicompiler_targets.sockets.runtime.files import Files, read_manifest
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +45,14 @@ def test_a_seal_breaks_with_any_byte(document: dict[str, object], data: st.DataO
 def test_a_digest_that_was_taken_while_writing_stands_until_the_first_seal(tmp_path: Path) -> None:
     (tmp_path / "known").write_bytes(b"known")
     (tmp_path / "other").write_bytes(b"other")
-    stated = {"known": {"bytes": 5, "sha256": "1" * 64}}
+    stated = {"known": {"bytes": 5, "digest": "1" * 64}}
     text = json_text({"files": stated, "seal": "0" * 64})
     (tmp_path / "artifact.json").write_text(text)
-    for known in ("1" * 64, hashlib.sha256(b"known").hexdigest()):
+    for known in ("1" * 64, f"sha256:{hashlib.sha256(b'known').hexdigest()}"):
         seal(tmp_path)
         files = json.loads((tmp_path / "artifact.json").read_bytes())["files"]
-        digests = {name: record["sha256"] for name, record in files.items()}
-        assert digests == {"known": known, "other": hashlib.sha256(b"other").hexdigest()}
+        digests = {name: record["digest"] for name, record in files.items()}
+        assert digests == {"known": known, "other": f"sha256:{hashlib.sha256(b'other').hexdigest()}"}
 
 
 def test_the_runtime_reads_the_same_seals(artifact: Path) -> None:
@@ -75,7 +75,10 @@ def test_names_that_lead_elsewhere_are_refused(name: object, artifact: Path) -> 
         check_name(name, artifact)
     assert "\n" not in str(caught.value)
     if isinstance(name, str):
-        rewrite(artifact / "artifact.json", lambda d: d["files"].update({name: {"bytes": 1, "sha256": "0" * 64}}))
+        rewrite(
+            artifact / "artifact.json",
+            lambda d: d["files"].update({name: {"bytes": 1, "digest": "sha256:" + "0" * 64}}),
+        )
         with pytest.raises(DicompilerError, match=r"is no name of a file|must|not"):
             open_artifact(artifact)
 
@@ -167,3 +170,21 @@ def test_sealing_again_changes_nothing(artifact: Path) -> None:
     before = (artifact / "artifact.json").read_bytes()
     seal(artifact)
     assert (artifact / "artifact.json").read_bytes() == before
+
+
+def test_digests_of_other_kinds_and_artifacts_of_earlier_versions_are_refused_in_words(artifact: Path) -> None:
+    record = {"bytes": (artifact / "a" / "weights.bin").stat().st_size, "digest": "md5:0"}
+    with pytest.raises(DicompilerError, match=r"a/weights\.bin: its digest is of the kind 'md5', which this version"):
+        check_files(artifact, {"a/weights.bin": record}, ["a/weights.bin"])
+    with pytest.raises(
+        ValueError, match=r"file weights\.bin: this runtime knows no digest of the kind 'md5': copy the"
+    ):
+        Files(artifact / "a", {"files": {"weights.bin": record}}).begin()
+    old = {"bytes": record["bytes"], "sha256": "0" * 64}
+    rewrite(
+        artifact / "artifact.json", lambda d: d.update(format="dicompiler.artifact/1", files={"a/weights.bin": old})
+    )
+    with pytest.raises(
+        DicompilerError, match=r'format: "dicompiler\.artifact/1" is not supported .*: compile it again$'
+    ):
+        open_artifact(artifact)

@@ -12,7 +12,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from support import mpi_runs, running
 from support.boards import Cluster, cluster
+from support.handmade import halo
 from support.tampering import flip, named
 
 import dicompiler
@@ -80,7 +82,7 @@ def device_refuses(directory: Path) -> bool:
 
     def check() -> None:
         files = Files(directory, read_manifest(directory / "manifest.json"))
-        files.check_sizes()
+        files.begin()
         files.check()
 
     return refuses(check, ValueError, "copy the device's directory again")
@@ -129,6 +131,31 @@ def test_flips_of_an_mpi_artifact_are_refused(mpi: Path, harness: Path) -> None:
         by_rank = package.startswith("pi") and package == device and rank_refuses(package, device)
         opened = by_rank or refuses(lambda: artifacts._open(mpi, weights=True))
         assert opened or refuses(lambda: MpiArtifact.load(mpi)), what
+
+
+def test_flips_of_large_weights_are_refused_by_all_that_read_them(harness: Path, tmp_path: Path) -> None:
+    """Their digest is the quick one, the same in Python and in C++."""
+    made = halo(channels=1 << 13)
+    (sockets := tmp_path / "sockets").mkdir()
+    (mpi := tmp_path / "mpi").mkdir()
+    weights = [running.emit(made, sockets) / "a" / "weights.bin", mpi_runs.emit(made, mpi) / "a" / "a" / "weights.bin"]
+    texts = [open_artifact(sockets)["files"]["a/weights.bin"], open_artifact(mpi)["files"]["a/a/weights.bin"]]
+    assert texts[0] == texts[1] and texts[0]["digest"].startswith("lanes:") and texts[0]["bytes"] > 1 << 20
+    checks: tuple[Callable[[], bool], ...] = (
+        lambda: device_refuses(weights[0].parent),
+        lambda: refuses(lambda: check_files(sockets, open_artifact(sockets)["files"], ["a/weights.bin"])),
+        lambda: subprocess.run([harness, weights[1].parent], capture_output=True).returncode == 1,
+    )
+    assert not any(check() for check in checks)
+    whole, random = weights[0].read_bytes(), Random(7)
+    for at in (0, len(whole) - 1, *(random.randrange(len(whole)) for _ in range(40))):
+        for path in weights:
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ random.randrange(1, 256)]) + whole[at + 1 :])
+        assert all(check() for check in checks), at
+    for other in (whole[:-1], whole + b"\0"):
+        for path in weights:
+            path.write_bytes(other)
+        assert all(check() for check in checks)
 
 
 @pytest.mark.parametrize("target", ["sockets", "mpi"])

@@ -26,8 +26,9 @@ from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.memory import program_memory
 from dicompiler.driver import artifact as artifacts
 from dicompiler.driver import compiler
+from dicompiler.target.digests import file_record
 from dicompiler.target.records import RunOptions, RunResult
-from dicompiler.target.seal import file_digest, seal
+from dicompiler.target.seal import seal
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget, build, tools
 from dicompiler_targets.mpi.artifact import Artifact
@@ -165,7 +166,7 @@ def test_a_package_holds_its_own_segments_and_the_source_that_all_have(tmp_path:
         assert listed[0] == document["digest"]
         entries = [line.split() for line in listed[1:-1]]
         assert {name: int(size) for size, _, name in entries} | {"contents.txt": 0} == sizes | {"contents.txt": 0}
-        assert all(file_digest(place / host / host / name) == digest for _, digest, name in entries)
+        assert all(file_record(place / host / host / name)["digest"] == digest for _, digest, name in entries)
     ranks = {device: rank for rank, device in enumerate(document["devices"])}
     sender, receiver = (load_json(place / "pi01" / name) for name in ("sender.json", "receiver.json"))
     for transfer in document["transfers"]:

@@ -97,6 +97,10 @@ def test_a_segment_that_takes_too_long_or_fails_is_named(tmp_path: Path) -> None
         MpiTarget().run(emit(one, tmp_path / "failing"), [one[2], bad], RunOptions(timeout_s=60))
 
 
+def size(place: Path) -> int:
+    return (place / "b" / "b" / "segment000.onnx").stat().st_size
+
+
 def listing(place: Path, text: str) -> None:
     """Another contents.txt of b, whole by itself."""
     (place / "b" / "b" / "contents.txt").write_text(f"{text}{hashlib.sha256(text.encode()).hexdigest()}\n")
@@ -113,8 +117,12 @@ def listing(place: Path, text: str) -> None:
         (lambda place: (place / "b" / "b" / "segment000.onnx").write_bytes(b"x"), "has 1 bytes instead of"),
         (lambda place: listing(place, "f" * 64 + "\n"), "are of different artifacts"),
         (lambda place: listing(place, "f" * 64 + "\n9 0 segment000.onnx\n"), "bytes instead of 9"),
+        (
+            lambda place: listing(place, f"{'f' * 64}\n{size(place)} md5:0 segment000.onnx\n"),
+            "segment000.onnx: this program knows no digest of the kind 'md5': compile the network again",
+        ),
     ],
-    ids=["missing", "cut", "other", "list"],
+    ids=["missing", "cut", "other", "list", "kind"],
 )
 def test_files_that_do_not_belong_together_are_named(change: Any, words: str, artifact: Path) -> None:
     change(artifact)

@@ -156,7 +156,7 @@ def test_files_fit_their_schemas(tmp_path: Path) -> None:
             assert files == {*one["files"], "manifest.json"}
             for name, record in one["files"].items():
                 data = (directory / device / name).read_bytes()
-                assert record == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                assert record == {"bytes": len(data), "digest": f"sha256:{hashlib.sha256(data).hexdigest()}"}
 
 
 def test_each_weight_is_stored_once_per_device_and_in_place(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.schema import load_json
 from dicompiler.cli import main
+from dicompiler.target.digests import file_record
 from dicompiler.target.manifest import json_text
-from dicompiler.target.seal import file_digest, seal
+from dicompiler.target.seal import seal
 from dicompiler_targets.mpi.source import main_source
 
 SECRET = "a line that is nobody's business"
@@ -82,7 +83,7 @@ def append(name: str, text: str) -> Callable[[Path], None]:
 def test_another_runtime_is_refused(name: str, artifact: Path, refused: Refused) -> None:
     path = artifact / "pi02" / name
     path.write_text((path.read_text() if path.exists() else "") + mark(artifact.parent))
-    record = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+    record = file_record(path)
     rewrite(artifact / "pi02" / "manifest.json", lambda document: document["files"].update({name: record}))
     reseal(artifact)
     version = load_json(artifact / "artifact.json")["version"]
@@ -146,13 +147,13 @@ def test_what_a_program_says_does_not_become_code(call: object, artifact: Path, 
 
 
 def absolute(artifact: Path) -> None:
-    entry = {str(artifact.parent / "secret.txt"): {"bytes": len(SECRET), "sha256": "0" * 64}}
+    entry = {str(artifact.parent / "secret.txt"): {"bytes": len(SECRET), "digest": "sha256:" + "0" * 64}}
     rewrite(artifact / "pi02" / "manifest.json", lambda document: document["files"].update(entry))
     reseal(artifact)
 
 
 def upwards(artifact: Path) -> None:
-    entry = {"../secret.txt": {"bytes": len(SECRET), "sha256": file_digest(artifact.parent / "secret.txt")}}
+    entry = {"../secret.txt": file_record(artifact.parent / "secret.txt")}
     rewrite(artifact / "artifact.json", lambda document: document["files"].update(entry))
 
 
@@ -161,7 +162,7 @@ def linked(name: str) -> Callable[[Path], None]:
         path = artifact / name
         path.unlink()
         path.symlink_to(artifact.parent / "secret.txt")
-        record = {"bytes": len(SECRET), "sha256": file_digest(path)}
+        record = file_record(path)
         rewrite(artifact / "artifact.json", lambda document: document["files"].update({name: record}))
 
     return change

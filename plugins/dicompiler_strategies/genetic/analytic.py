@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import Part, Plan, Problem, Share
 from dicompiler_strategies.genetic.flows import INPUT, SINK, Flow, Flows, Held, flows
+from dicompiler_strategies.tables.lines import Runtimes, line_times, runtimes
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -66,10 +67,11 @@ class AnalyticModel:
     seconds (L, D); per pair of devices (sender · D + receiver): `per_byte`, `per_message` and `latency` in seconds,
     0 within a host. sources: for each device the source that it has the inputs from.
 
-    Assumed: every layer whole on one device. The numbers are then those of `Problem.estimate`, but for four things:
+    Assumed: every layer whole on one device. The numbers are then those of `Problem.estimate`, but for five things:
     received pieces of a tensor whose readers on a device overlap without being equal are all held until the last of
-    these readers (never less than in truth); types below a byte are not rounded up for each piece; a message is counted
-    for what readers share, not for each piece; the inputs from several sources on a switch are sent one after another.
+    these readers (never less than in truth); what runtimes take for messages to several devices is added up; types
+    below a byte are not rounded up for each piece; a message is counted for what readers share, not for each piece; the
+    inputs from several sources on a switch are sent one after another.
     """
 
     problem: Problem
@@ -78,6 +80,7 @@ class AnalyticModel:
     per_byte: Array = field(repr=False)
     per_message: Array = field(repr=False)
     latency: Array = field(repr=False)
+    runtimes: Runtimes = field(repr=False)
     sources: tuple[int, ...] = field(repr=False)
 
     def evaluate(self, assignments: NDArray[Any]) -> Estimates:
@@ -118,14 +121,12 @@ class AnalyticModel:
 def analytic_model(problem: Problem) -> AnalyticModel:
     """The tables of `problem`, in tens of milliseconds for a big network."""
     layers, platform = problem.layers, problem.platform
-    byte, message, latency = platform.times.reshape(3, -1)
     return AnalyticModel(
         problem,
         flows(layers),
         np.concatenate([problem.cost.fill(layers, layer, [Share()], platform.devices) for layer in layers.layers]),
-        byte,
-        message,
-        latency,
+        *line_times(problem),
+        runtimes(problem),
         _sources(problem),
     )
 
@@ -269,7 +270,10 @@ class _Batch:
         self.received[receiver] += nbytes
         self.out[sender] += seconds
         self.into[receiver] += seconds
-        self.time[chosen] += seconds
+        costs = self.model.runtimes
+        s, r = np.divmod(pair, self.devices)
+        handled = costs.send[s] + costs.receive[r] + costs.call[r] + nbytes * (costs.byte[s] + costs.byte[r])
+        self.time[chosen] += seconds + handled
         waited = self.waited[flow.producer]
         waited[chosen] = np.maximum(waited[chosen], self.model.latency[pair])
 

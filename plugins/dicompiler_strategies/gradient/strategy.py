@@ -118,11 +118,12 @@ class Gradient(Strategy):
                 raise KeyboardInterrupt
             if not best.fits:
                 break
-            # Tables know no tensors: what these lack, and a quarter more, is taken from the room for weights.
-            reserve = {host: reserve.get(host, 0) + 5 * short.get(host, 0) // 4 for host in {*reserve, *short}}
-            before, best = best, self.search(cost_tables, (best.selection, *best.others), reserve, descent=False)
-            if before.selection == best.selection:  # it is not for weights that room is missing
-                break
+            # Tables know no tensors, and weights may count twice: what is lacking, and a quarter more, is taken from
+            # the room for weights; where that does not help, on all hosts, so that it does not just move to the next.
+            wanted = {host: reserve.get(host, 0) + 5 * short.get(host, 0) // 4 for host in {*reserve, *short}}
+            most = max(wanted.values()) if reserve else 0
+            reserve = {host.name: max(most, wanted.get(host.name, 0)) for host in problem.platform.hosts}
+            best = self.search(cost_tables, (best.selection, *best.others), reserve, descent=False)
         raise _no_room(problem, short)
 
     def search(

@@ -5,13 +5,12 @@ Problem → Lines;   Lines + bytes from device to device → seconds until all o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from dicompiler.plugin_api import FREE, Platform, Problem, RuntimeCosts
+from dicompiler.plugin_api import FREE, Problem
 from dicompiler_strategies.tables.footprints import Floats, Ints
 
 
@@ -112,7 +111,7 @@ class Lines:
 
 def lines(problem: Problem) -> Lines:
     """The lines of the problem's network, with what its runtimes cost."""
-    platform, runtime = problem.platform, problem.runtime
+    platform = problem.platform
     devices = platform.devices
     hosts = {host.name: i for i, host in enumerate(platform.hosts)}
     switch = platform.network.kind == "switch"
@@ -121,17 +120,29 @@ def lines(problem: Problem) -> Lines:
     for pair, (sender, receiver) in enumerate((a, b) for a in devices for b in devices):
         if sender.host != receiver.host:
             taken[pair, (2 * hosts[sender.host], 2 * hosts[receiver.host] + 1) if switch else 0] = 1.0
-    byte, once, latency = platform.times.reshape(3, -1)
-    headers, gap = (np.repeat(_each(platform, runtime, name), len(devices)) for name in ("headers", "gap"))
-    seconds, message = taken * (byte * (1 + headers))[:, None], taken * (once + gap)[:, None]
+    byte, once, latency = line_times(problem)
+    seconds, message = taken * byte[:, None], taken * once[:, None]
     apart = ~np.eye(len(devices), dtype=bool).ravel()
     same = count == 1 and not message.any() and len(set(seconds[apart, 0])) <= 1
     uniform = bool(same and len(set(latency[apart])) <= 1)
-    names = ("send", "receive", "byte", "call", "copy")
-    costs = Runtimes(*(_each(platform, runtime, name) for name in names)) if runtime else None
-    return Lines(seconds, message, latency, uniform, costs)
+    return Lines(seconds, message, latency, uniform, runtimes(problem) if problem.runtime else None)
 
 
-def _each(platform: Platform, runtime: Mapping[str, RuntimeCosts], name: str) -> Floats:
+def runtimes(problem: Problem) -> Runtimes:
+    """What the problem's runtimes cost."""
+    return Runtimes(*(_each(problem, name) for name in ("send", "receive", "byte", "call", "copy")))
+
+
+def line_times(problem: Problem) -> tuple[Floats, Floats, Floats]:
+    """Seconds (sender · receiver pairs,) on the lines: that a byte takes, with what travels beside it; that a message
+    takes beside its bytes; of latency, with that of the receiver's runtime. 0 on one host."""
+    byte, once, latency = problem.platform.times.reshape(3, -1)
+    count = len(problem.platform.devices)
+    headers, gap = (np.repeat(_each(problem, name), count) for name in ("headers", "gap"))
+    woken = np.tile(_each(problem, "latency"), count)
+    return byte * (1 + headers), np.where(byte > 0, once + gap, 0.0), np.where(byte > 0, latency + woken, 0.0)
+
+
+def _each(problem: Problem, name: str) -> Floats:
     """(devices,): one of the costs."""
-    return np.array([getattr(runtime.get(device.name, FREE), name) for device in platform.devices])
+    return np.array([getattr(problem.runtime.get(device.name, FREE), name) for device in problem.platform.devices])

@@ -46,7 +46,7 @@ class Artifact:
 
     @property
     def files(self) -> Mapping[str, Any]:
-        """Size and SHA-256 of every file, by path in the artifact."""
+        """Size and digest of every file, by path in the artifact."""
         found: Mapping[str, Any] = self.document["files"]
         return found
 
@@ -75,7 +75,7 @@ def _packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Path]:
         data = {f"{host}/{device}/" for device, at in places.items() if at == host}
         plain = [name for name in own if not any(name.startswith(place) for place in data)]
         check_files(directory, files, [*plain, *(f"{place}{CONTENTS}" for place in data)])
-        built = {name.removeprefix(f"{host}/"): files[name]["sha256"] for name in plain}
+        built = {name.removeprefix(f"{host}/"): files[name]["digest"] for name in plain}
         found = {name: digest for name, digest in built.items() if name not in TABLES}
         check_sources(directory / host, document, found, hashes(sources(described)))
     for device in document["devices"]:

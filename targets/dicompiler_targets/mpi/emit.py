@@ -26,7 +26,7 @@ from dicompiler_targets.files import (
 from dicompiler_targets.mpi import packages, source
 from dicompiler_targets.mpi.source import Place, Preprocessing, describe
 
-FORMAT = "dicompiler.mpi/1"
+FORMAT = "dicompiler.mpi/2"
 MANIFEST, CONTENTS, PROGRAM = "manifest.json", "contents.txt", "program.json"
 OUTSIDE = ("artifact.json", "plan.json", "platform.toml", "reference")
 """What stands beside the packages."""
@@ -128,14 +128,14 @@ def _digest(common: Mapping[str, bytes], files: Mapping[str, Mapping[str, Json]]
         digest.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
     for device, records in files.items():
         for name, record in sorted(records.items()):
-            digest.update(f"{device}/{name} {record['sha256']}\n".encode())
+            digest.update(f"{device}/{name} {record['digest']}\n".encode())
     return digest.hexdigest()
 
 
 def _contents(digest: str, files: Mapping[str, Json]) -> str:
-    """contents.txt of a device: the artifact's digest; the bytes, SHA-256 and name of each file; the SHA-256 of all
+    """contents.txt of a device: the artifact's digest; the bytes, digest and name of each file; the SHA-256 of all
     this."""
-    lines = [f"{record['bytes']} {record['sha256']} {name}\n" for name, record in sorted(files.items())]
+    lines = [f"{record['bytes']} {record['digest']} {name}\n" for name, record in sorted(files.items())]
     text = "".join([f"{digest}\n", *lines])
     return f"{text}{hashlib.sha256(text.encode()).hexdigest()}\n"
 

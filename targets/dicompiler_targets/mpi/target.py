@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dicompiler.plugin_api import Compilation, Program
 
-COSTS = RuntimeCosts(send=15e-6, receive=60e-6, byte=0.7e-9, call=15e-6, copy=0.25e-9, headers=0.05)
+COSTS = RuntimeCosts(latency=120e-6, send=30e-6, receive=50e-6, byte=0.7e-9, call=30e-6, copy=0.25e-9, headers=0.05)
 
 
 @dataclass(frozen=True)

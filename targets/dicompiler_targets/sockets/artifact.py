@@ -75,10 +75,10 @@ class Artifact:
     def devices(self) -> tuple[str, ...]:
         return tuple(manifest["device"] for manifest in self.manifests)
 
-    def files_of(self, device: str) -> dict[str, str]:
-        """SHA-256 of each file in the device's directory, by its path there."""
+    def files_of(self, device: str) -> list[str]:
+        """Each file in the device's directory, by its path there."""
         own = f"{device}/"
-        return {name.removeprefix(own): r["sha256"] for name, r in self.files.items() if name.startswith(own)}
+        return [name.removeprefix(own) for name in self.files if name.startswith(own)]
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -119,7 +119,7 @@ def _check_manifest(directory: Path, document: Manifest, device: str, manifest: 
     del own[f"{device}/{MANIFEST}"]
     if {f"{device}/{name}": record for name, record in files.items()} != own:
         raise KeyError(f"{device} and artifact.json name different files")
-    found = {name: record["sha256"] for name, record in files.items()}
+    found = {name: record["digest"] for name, record in files.items()}
     segments = {segment["file"]: found[segment["file"]] for part in parts for segment in part}
     if not all(re.fullmatch(r"segment\d{3,}\.onnx", name) for name in segments):
         raise KeyError(f"{device}: names of segments")

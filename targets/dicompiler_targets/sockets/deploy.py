@@ -32,6 +32,7 @@ from dicompiler.plugin_api import (
     UsageError,
     Written,
     check_files,
+    file_digest,
     one_line,
     ssh,
 )
@@ -140,12 +141,19 @@ def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
 
 def _copies(artifact: Artifact, place: Place, keys: Path | None) -> list[Copy]:
     """What a device's host is to hold: its directory, its keys."""
-    here, digests = artifact.directory / place.device, artifact.files_of(place.device)
-    own = Copy(place.directory, {name: here / name for name in digests}, digests, artifact.digest)
+    here = artifact.directory / place.device
+    own = {name: here / name for name in artifact.files_of(place.device)}
     files = _keys(keys, place.device, artifact.directory)
-    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    digests = _digests(files)
     stamp = hashlib.sha256("".join(digests.values()).encode()).hexdigest()
-    return [own, Copy(_keys_there(place), files, digests, stamp)]
+    return [
+        Copy(place.directory, own, _digests(own), artifact.digest),
+        Copy(_keys_there(place), files, digests, stamp),
+    ]
+
+
+def _digests(files: Mapping[str, Path]) -> dict[str, str]:
+    return {name: file_digest(path) for name, path in files.items()}
 
 
 def _check_copied(place: Place, copies: Sequence[Copy], state: HostState) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dicompiler.plugin_api import Compilation, Program
 
-COSTS = RuntimeCosts(send=60e-6, receive=80e-6, byte=0.8e-9, call=50e-6, copy=0.25e-9, headers=0.05)
+COSTS = RuntimeCosts(latency=130e-6, send=60e-6, receive=60e-6, byte=0.7e-9, call=60e-6, copy=0.25e-9, headers=0.05)
 
 
 @dataclass(frozen=True)

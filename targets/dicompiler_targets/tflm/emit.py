@@ -124,7 +124,7 @@ def write(program: Program, margin: float, boards: Mapping[str, Host], directory
         place = directory / name
         place.mkdir()
         for file, content in sorted(dict(_files(program, device)).items()):
-            digest.update(f"{name}/{file} {write_parts(place / file, [content])['sha256']}\n".encode())
+            digest.update(f"{name}/{file} {write_parts(place / file, [content])['digest']}\n".encode())
     (directory / MEMORY).write_text(json_text(memory), encoding="utf-8")
     artifact = artifact_document(program, "tflm", digest.hexdigest())
     (directory / "artifact.json").write_text(json_text(artifact), encoding="utf-8")

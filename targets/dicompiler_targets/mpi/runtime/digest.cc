@@ -1,10 +1,12 @@
 #include "digest.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <vector>
@@ -143,20 +145,52 @@ private:
     Blocks blocks_ = fastest();
 };
 
-std::string sha256_of(const std::string& path) {
-    constexpr std::size_t PIECE = 1 << 20;
+constexpr std::size_t PIECE = 1 << 20;
+
+// Bytes come in pieces of PIECE, the last may be shorter: zeros are added.
+class Lanes {
+public:
+    void add(const unsigned char* data, std::size_t size) {
+        bytes_ += size;
+        for (std::size_t done = 0; size > 0 && done < PIECE; done += sizeof row_) {
+            const auto here = std::min(sizeof row_, size - std::min(size, done));
+            if (here < sizeof row_) std::memset(row_, 0, sizeof row_);
+            if (here > 0) std::memcpy(row_, data + done, here);
+            for (std::size_t i = 0; i < COUNT; ++i) lanes_[i] = lanes_[i] * 0x9e3779b1U + row_[i];
+        }
+    }
+
+    std::string digits() {
+        Sha256 digest;
+        digest.add(reinterpret_cast<const unsigned char*>(lanes_), sizeof lanes_);
+        digest.add(reinterpret_cast<const unsigned char*>(&bytes_), sizeof bytes_);
+        return digest.digits();
+    }
+
+private:
+    static constexpr std::size_t COUNT = 1 << 12;
+    std::uint32_t lanes_[COUNT] = {}, row_[COUNT];
+    std::uint64_t bytes_ = 0;
+};
+
+template <class Digest>
+std::string digits_of(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
     std::vector<unsigned char> piece(PIECE);
-    Sha256 digest;
+    const auto digest = std::make_unique<Digest>();
     do {
         file.read(reinterpret_cast<char*>(piece.data()), PIECE);
-        digest.add(piece.data(), static_cast<std::size_t>(file.gcount()));
+        digest->add(piece.data(), static_cast<std::size_t>(file.gcount()));
     } while (file);
-    return digest.digits();
+    return digest->digits();
 }
 
+// How digests begin, and what takes those that do.
+const std::map<std::string, std::string (*)(const std::string&)> KINDS{{"sha256", digits_of<Sha256>},
+                                                                       {"lanes", digits_of<Lanes>}};
+
 struct File {
-    std::string path, sha256;
+    std::string path, kind, digits;
 };
 
 // The list without its last line, which is the SHA-256 of all before it.
@@ -190,8 +224,8 @@ Contents::Contents(const std::string& directory) {
     while (std::getline(list, line)) {
         std::istringstream words(line);
         std::streamoff bytes = 0;
-        std::string name, sha;
-        words >> bytes >> sha >> name;
+        std::string name, digest;
+        words >> bytes >> digest >> name;
         const auto path = directory + "/" + name;
         std::ifstream file(path, std::ios::binary | std::ios::ate);
         if (!file) throw Error(path + " is missing: copy the device's directory again");
@@ -199,11 +233,16 @@ Contents::Contents(const std::string& directory) {
             throw Error(path + " has " + std::to_string(static_cast<std::streamoff>(file.tellg())) +
                         " bytes instead of " + std::to_string(bytes) + ": copy the device's directory again");
         }
-        files.push_back({path, sha});
+        const auto end = std::min(digest.find(':'), digest.size());
+        const auto kind = digest.substr(0, end);
+        if (KINDS.count(kind) == 0) {
+            throw Error(path + ": this program knows no digest of the kind '" + kind + "': compile the network again");
+        }
+        files.push_back({path, kind, digest.substr(end + 1)});
     }
     checked_ = std::async(std::launch::async, [files] {
         for (const auto& file : files) {
-            if (sha256_of(file.path) != file.sha256) {
+            if (KINDS.at(file.kind)(file.path) != file.digits) {
                 throw Error(file.path + " is damaged, its content is not what was compiled: copy the device's "
                             "directory again");
             }

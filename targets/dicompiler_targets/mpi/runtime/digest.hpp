@@ -1,4 +1,4 @@
-// SHA-256 of files, against the list that came with them.
+// Digests of files, against the list that came with them.
 #pragma once
 
 #include <future>
@@ -6,12 +6,12 @@
 
 namespace dicompiler {
 
-// What holds a device's files: contents.txt with the artifact's digest, then a line for each file (bytes, SHA-256,
+// What holds a device's files: contents.txt with the artifact's digest, then a line for each file (bytes, digest,
 // name), and in the end the SHA-256 of all this.
 //
-// SHA-256 and no CRC, though damage is all that is looked for here: it is the digest that artifact.json has of the same
-// files, so that the two cannot disagree; it is taken in a thread beside the loading of the segments; and processors
-// with instructions for it take 1 GB/s.
+// Damage is all that is looked for here. Digests are those that artifact.json has of the same files, so that the two
+// cannot disagree: `sha256:`, and for weights `lanes:` (docs/formats.md), which costs a third of it or less. They are taken in a
+// thread beside the loading of the segments.
 class Contents {
 public:
     // Reads the list and looks whether all files are there with their sizes; from then on their digests are taken.

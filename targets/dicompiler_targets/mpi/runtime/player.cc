@@ -1,6 +1,9 @@
 #include "player.hpp"
 
+#include <sched.h>
+
 #include <algorithm>
+#include <thread>
 
 namespace dicompiler {
 
@@ -8,6 +11,18 @@ namespace {
 
 // Seconds of a step that is played by who speaks MPI: for so long nothing else is sent or received.
 constexpr double QUICK_S = 300e-6;
+
+// What is computed while a segment is held back has time: it lets everything else go first.
+void prefer(int policy) {
+    const sched_param none{};
+    sched_setscheduler(0, policy, &none);
+}
+
+// Waits until then; a sleep may end late.
+void hold(Clock::time_point until) {
+    std::this_thread::sleep_until(until - std::chrono::microseconds(200));
+    while (Clock::now() < until) std::this_thread::yield();
+}
 
 }  // namespace
 
@@ -214,10 +229,13 @@ void Player::play(const Rank::Step& step, std::size_t frame) {
         return;
     }
     const auto start = Clock::now();
-    slot.calls[step.index]->run();
     const auto number = first_[frame % roles_.size()] + step.index;
-    if (number < least_.size()) {
-        std::this_thread::sleep_until(start + std::chrono::duration<double>(least_[number]));
+    const auto held = number < least_.size() && least_[number] > 0;
+    if (held) prefer(SCHED_IDLE);
+    slot.calls[step.index]->run();
+    if (held) {
+        prefer(SCHED_OTHER);
+        hold(start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(least_[number])));
     }
     const auto end = Clock::now();
     times_.segments[number] += std::chrono::duration<double>(end - start).count();

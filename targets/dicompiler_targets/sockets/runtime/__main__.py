@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import FORMAT
-from .files import Files, read_manifest
+from .files import read_manifest
 from .greeting import TOKEN, Membership
 from .line import Keys, split_address
 
@@ -63,7 +63,6 @@ def _end_with_starter() -> None:
 def _device(options: Any, manifest: dict[str, Any], membership: Membership) -> Device:
     """ValueError for keys or an address that cannot be used."""
     directory = options.manifest.resolve().parent
-    files = Files(directory, manifest)  # begins to read them
     from .device import Device  # takes its time (onnxruntime), in which the starter may go
 
     keys = None if options.keys is None else Keys(options.keys)
@@ -80,7 +79,6 @@ def _device(options: Any, manifest: dict[str, Any], membership: Membership) -> D
         listen,
         options.insecure,
         options.heartbeat,
-        files,
         membership,
         tuple(map(float, filter(None, options.least.split(",")))),
     )

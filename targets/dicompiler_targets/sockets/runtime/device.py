@@ -41,7 +41,7 @@ from .wire import Channel
 class Device:
     """The process's state. `deadline` (of time.monotonic): until when the run must have begun. `listen`: the address
     at which peers reach it (host, port; port 0: any), by default that through which it reaches the coordinator.
-    `files`: what is checked while sessions are made. `membership`: what it was told of the run that it belongs to.
+    `membership`: what it was told of the run that it belongs to.
     `least`: seconds that a call of each segment takes at least, where this host plays a slower board."""
 
     def __init__(
@@ -53,12 +53,11 @@ class Device:
         listen: tuple[str, int] | None = None,
         insecure: bool = False,
         heartbeat_s: float = 2.0,
-        files: Files | None = None,
         membership: Membership | None = None,
         least: Sequence[float] = (),
     ) -> None:
         self.directory, self.manifest, self.deadline = directory, manifest, deadline
-        self.files = files or Files(directory, manifest)
+        self.files = Files(directory, manifest)
         self.name: str = manifest["device"]
         self.keys, self.listen, self.insecure = keys, listen, insecure
         self.control: Channel | None = None
@@ -138,7 +137,7 @@ class Device:
         self.membership = Membership(str(peers.get("run")), self.membership.token)
 
     def _make_sessions(self, threads: int) -> list[Any]:
-        self.files.check_sizes()
+        self.files.begin()
         try:
             return make_sessions(self.directory, self.manifest, threads)
         except ValueError:

@@ -216,10 +216,9 @@ class SecureLine(Line):
             return 0
         while True:
             try:
-                if self._incoming.pending or self._tls.pending():
-                    return int(self._tls.read(len(view), view))
-            except ssl.SSLWantReadError:  # a part of a record
-                pass
+                with contextlib.suppress(ssl.SSLWantReadError):  # a part of a record came: the rest is filled in below
+                    if self._incoming.pending or self._tls.pending():
+                        return int(self._tls.read(len(view), view))
             except ssl.SSLZeroReturnError:
                 return 0
             except ssl.SSLError as error:

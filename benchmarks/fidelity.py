@@ -1,0 +1,202 @@
+"""Whether what is predicted is what happens: plans of all strategies on emulated clusters, predicted and measured.
+
+In: which networks, lines, clusters, targets, strategies. Out: a line for each case on stderr; on stdout the errors, how
+often `auto` is really the fastest, and what it loses where it is not. Run it as README.md says, as root, on a host that
+does nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.emulate import LATE_LIMIT, crowding, emulate
+from dicompiler.ir.devices import Network
+from dicompiler.ir.platform import Platform
+from dicompiler.target.records import RunOptions
+
+NETWORKS = ("resnet18", "squeezenet", "mobilenet_v2", "resnet50")
+STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat", "auto")
+LINES = (10, 100, 1000)
+CLUSTERS = ("4", "2+2", "6")
+TARGETS = ("sockets", "mpi")
+SLOW = 3.0
+"""How many times slower the slow boards of a mixed cluster are."""
+MEDIAN, WORST = 0.10, 0.25
+"""By what share a prediction may be wrong."""
+NEAR, OFTEN, PROMISE = 1.05, 0.90, 0.15
+"""Within what of the fastest `auto` must be, in what share of cases, and by what share its gain may differ from what it
+promised."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One plan on one cluster: seconds of a frame as predicted and as measured. late: by what share this host was."""
+
+    network: str
+    line: int
+    cluster: str
+    target: str
+    strategy: str
+    predicted_s: float
+    measured_s: float
+    late: float
+
+    @property
+    def error(self) -> float:
+        """By what share of the measured time the prediction is wrong."""
+        return abs(self.predicted_s / self.measured_s - 1)
+
+    @property
+    def setting(self) -> tuple[str, int, str, str]:
+        return self.network, self.line, self.cluster, self.target
+
+    def __str__(self) -> str:
+        doubt = f"  host late by {self.late:.0%}" if self.late > LATE_LIMIT else ""
+        times = f"{1000 * self.predicted_s:9.2f} ms predicted {1000 * self.measured_s:9.2f} measured"
+        return (
+            f"{self.network:13} {self.line:5} Mbit/s {self.cluster:4} {self.target:8} {self.strategy:9} {times} "
+            f"{self.measured_s / self.predicted_s:6.3f}{doubt}"
+        )
+
+
+def boards(cluster: str, line: int) -> Platform:
+    """Raspberry Pis 4 on a switch: so many, or so many fast and so many slow ones ("2+2")."""
+    fast, _, slow = cluster.partition("+")
+    platform = Platform.load(f"rpi4x{int(fast) + int(slow or 0)}")
+    devices = tuple(
+        replace(device, rate=device.rate / (1 if i < int(fast) else SLOW)) for i, device in enumerate(platform.devices)
+    )
+    return replace(platform, devices=devices, network=Network("switch", 1e6 * line))
+
+
+def cost_of(cluster: str) -> str:
+    """The boards' runtimes are as fast as this host, which they share."""
+    return f"analytic{{runtime={crowding(len(boards(cluster, 1).devices)):g}}}"
+
+
+def measured(setting: tuple[str, int, str, str], strategy: str, frames: int, in_flight: int) -> Case:
+    """One case. DicompilerError where the strategy has no plan, or this host cannot play it."""
+    network, line, cluster, target = setting
+    with tempfile.TemporaryDirectory() as scratch:
+        artifact = Path(scratch, "artifact")
+        objective = "throughput" if in_flight > 1 else "latency"
+        dicompiler.compile(
+            networks.build(network, 1),
+            boards(cluster, line),
+            strategy,
+            target=target,
+            cost=cost_of(cluster),
+            objective=objective,
+            output=artifact,
+        )
+        options = RunOptions(in_flight=in_flight)
+        found = emulate(artifact, frames=frames * in_flight + 1, cost=cost_of(cluster), options=options)
+    return Case(*setting, strategy, found.predicted_s, found.frame_s, found.late)
+
+
+def cases(
+    settings: Sequence[tuple[str, int, str, str]], strategies: Sequence[str], frames: int, in_flight: int
+) -> Iterator[Case]:
+    for setting, strategy in product(settings, strategies):
+        try:
+            yield measured(setting, strategy, frames, in_flight)
+        except DicompilerError as error:
+            click.echo(f"{' '.join(map(str, setting))} {strategy}: {error}", err=True)
+
+
+def errors(found: Sequence[Case]) -> Table:
+    """Median and worst error by target."""
+    table = Table("target", "cases", "median error", "worst", "of", title="predicted against measured")
+    for target in dict.fromkeys(case.target for case in found):
+        own = [case for case in found if case.target == target]
+        worst = max(own, key=lambda case: case.error)
+        middle = statistics.median(case.error for case in own)
+        name = f"{worst.network} {worst.line} {worst.cluster} {worst.strategy}"
+        table.add_row(target, str(len(own)), f"{middle:.1%}", f"{worst.error:.1%}", name)
+    return table
+
+
+def choices(found: Sequence[Case]) -> Table:
+    """How `auto` did among the strategies of each setting."""
+    table = Table("setting", "really fastest", "auto by it", "auto by one device", "promised", title="auto")
+    for setting in dict.fromkeys(case.setting for case in found):
+        own = {case.strategy: case for case in found if case.setting == setting}
+        if "auto" in own and "single" in own:
+            best, auto, single = min(own.values(), key=lambda case: case.measured_s), own["auto"], own["single"]
+            gave, promised = single.measured_s / auto.measured_s, single.predicted_s / auto.predicted_s
+            lost = auto.measured_s / best.measured_s
+            table.add_row(" ".join(map(str, setting)), best.strategy, f"{lost:.3f}", f"{gave:.2f}", f"{promised:.2f}")
+    return table
+
+
+def reached(found: Sequence[Case]) -> bool:
+    """Whether errors, and what auto chose, are within the limits."""
+    wrong = [case.error for case in found]
+    lost, promises = [], []
+    for setting in dict.fromkeys(case.setting for case in found):
+        own = {case.strategy: case for case in found if case.setting == setting}
+        if "auto" in own and "single" in own:
+            auto, single = own["auto"], own["single"]
+            lost.append(auto.measured_s / min(case.measured_s for case in own.values()))
+            gain = single.measured_s / auto.measured_s
+            promises.append(abs(single.predicted_s / auto.predicted_s / gain - 1))
+    near = sum(one <= NEAR for one in lost)
+    return (
+        statistics.median(wrong) <= MEDIAN
+        and max(wrong) <= WORST
+        and near >= OFTEN * len(lost)
+        and max(promises, default=0.0) <= PROMISE
+    )
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.option("--network", "names", multiple=True, default=NETWORKS, help="Only these (repeatable).")
+@click.option("--line", "lines", multiple=True, type=int, default=LINES, help="Mbit/s (repeatable).")
+@click.option("--cluster", "clusters", multiple=True, default=CLUSTERS, help="Boards (repeatable).")
+@click.option("--target", "targets", multiple=True, default=TARGETS, help="Only these (repeatable).")
+@click.option("--strategy", "strategies", multiple=True, default=STRATEGIES, help="Only these (repeatable).")
+@click.option("--frames", default=8, help="Of each case; a stream has as many times those in flight.")
+@click.option(
+    "--in-flight", default=1, help="Frames on their way at once: more than 1 measures the period of a stream."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="All cases, as JSON.")
+def main(
+    names: Sequence[str],
+    lines: Sequence[int],
+    clusters: Sequence[str],
+    targets: Sequence[str],
+    strategies: Sequence[str],
+    frames: int,
+    in_flight: int,
+    output: Path | None,
+) -> None:
+    logging.getLogger("dicompiler").setLevel(logging.ERROR)
+    found = []
+    for case in cases(list(product(names, lines, clusters, targets)), strategies, frames, in_flight):
+        click.echo(case, err=True)
+        found.append(case)
+        if output is not None:
+            output.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n", encoding="utf-8")
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(errors(found))
+    console.print(choices(found))
+    sys.exit(0 if reached(found) else 1)
+
+
+if __name__ == "__main__":
+    main()
