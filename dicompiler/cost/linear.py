@@ -87,7 +87,7 @@ class Linear(CostModel):
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:
         """What the profile has measured of the target's runtime, unless option `runtime` says otherwise; without that
         as `CostModel.runtime_costs`."""
-        asked = self.runtime == "board" and stated != FREE and bool(self.file)
+        asked = self.runtime is None and stated != FREE and bool(self.file)
         measured = self._profiles.runtime_costs(device, target) if asked else None
         return measured or super().runtime_costs(device, stated, target)
 

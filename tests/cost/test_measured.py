@@ -139,8 +139,8 @@ class TestRuntime:
     def test_what_was_measured_counts_unless_it_is_asked_otherwise(self, model: Any, tmp_path: Path) -> None:
         file = written(tmp_path, document(network(), "slow", runtime={"sockets": COSTS}))
         assert model((file,)).runtime_costs(SLOW, STATED, "sockets") == RuntimeCosts(**COSTS)
-        assert model((file,), runtime="here").runtime_costs(SLOW, STATED, "sockets") == STATED
-        assert model((file,), runtime="free").runtime_costs(SLOW, STATED, "sockets") == FREE
+        assert model((file,), runtime=1.0).runtime_costs(SLOW, STATED, "sockets") == STATED
+        assert model((file,), runtime=0.0).runtime_costs(SLOW, STATED, "sockets") == FREE
         # Other devices, and one without compute that nothing was measured on, have what is stated.
         for device in (FAST, NONE):
             assert model((file,)).runtime_costs(device, STATED, "sockets") == Analytic().runtime_costs(
