@@ -169,10 +169,10 @@ def _costs(costs: RuntimeCosts) -> str:
     """What a runtime costs, in a line."""
     from dicompiler.base.units import format_seconds
 
-    send, receive, call = map(format_seconds, (costs.send, costs.receive, costs.call))
+    send, wake, receive, call = map(format_seconds, (costs.send, costs.latency, costs.receive, costs.call))
     return (
-        f"a message takes {send} to send and {receive} to receive, and {1e9 * costs.byte:.3g} ns a byte at each end; a "
-        f"call {call}; a copied byte {1e9 * costs.copy:.3g} ns"
+        f"a message takes {send} to send, {wake} to wake who waits and {receive} to receive, and "
+        f"{1e9 * costs.byte:.3g} ns a byte at each end; a call {call}; a copied byte {1e9 * costs.copy:.3g} ns"
     )
 
 

@@ -70,7 +70,9 @@ def write(target: Target, directory: Path) -> Mapping[str, Any]:
         target.emit(compilation, directory / name)
         seal(directory / name)
         programs[name] = _counts(compilation)
-    return {"target": target.name, "headers": target.costs.headers, "programs": programs}
+    stated = target.costs
+    waking = stated.latency / ((stated.latency + stated.receive) or 1.0)
+    return {"target": target.name, "headers": stated.headers, "waking": waking, "programs": programs}
 
 
 def _compiled(kind: str, shape: Shape, together: int) -> Compilation:

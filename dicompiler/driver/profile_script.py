@@ -245,11 +245,10 @@ def runtimes(entries: list[dict[str, Any]]) -> dict[str, Any]:
     for entry in entries:
         try:
             times, send_s = play(HERE / "runtime" / entry["target"], list(entry["programs"]))
+            found[entry["target"]] = costs(entry, times, send_s)
         except (Failure, OSError, ValueError) as error:
             why = f"runtime of {entry['target']}: it is not measured: {' '.join(str(error).split())}"
             print(f"profile_run.py: {why}", file=sys.stderr)
-        else:
-            found[entry["target"]] = {**costs(entry["programs"], times, send_s), "headers": entry["headers"]}
     return found
 
 
@@ -273,8 +272,9 @@ def play(place: Path, names: list[str]) -> tuple[dict[str, float], float | None]
     return {name: min(found) for name, found in times.items()}, min(sends, default=None)
 
 
-def costs(programs: dict[str, dict[str, int]], times: dict[str, float], send_s: float | None) -> dict[str, float]:
-    """Seconds of a call, a message and a byte, by what programs with more of them take longer."""
+def costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) -> dict[str, float]:
+    """By what programs with more of them take longer; waking and receiving are parted as the target's own figures."""
+    programs: dict[str, dict[str, int]] = entry["programs"]
 
     def each(what: str, more: str, less: str) -> float:
         return (times[more] - times[less]) / (programs[more][what] - programs[less][what])
@@ -285,10 +285,11 @@ def costs(programs: dict[str, dict[str, int]], times: dict[str, float], send_s: 
     small, large = each("messages", "messages", "calls"), each("messages", "messages-large", "calls-large")
     byte = max(0.0, (large - small) / (size("messages-large") - size("messages"))) / 2
     both = max(0.0, small - 2 * byte * size("messages"))
-    send = both / 2 if send_s is None else min(both, max(0.0, send_s - byte * size("messages")))
+    send = both / 3 if send_s is None else min(both, max(0.0, send_s - byte * size("messages")))
     call, copy = each("calls", "calls", "one"), each("copied", "copies-large", "one-large")
-    found = {"send": send, "receive": both - send, "byte": byte, "call": max(0.0, call), "copy": max(0.0, copy)}
-    return {**found, "gap": 0.0}  # no line is between processes of one host
+    waking = entry["waking"] * (both - send)
+    found = {"latency": waking, "send": send, "receive": both - send - waking, "byte": byte, "gap": 0.0}
+    return {**found, "call": max(0.0, call), "copy": max(0.0, copy), "headers": entry["headers"]}
 
 
 # -- links: plain TCP; "p" is answered at once, "b" brings bytes, "g" asks for bytes, "q" ends

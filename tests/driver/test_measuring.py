@@ -61,7 +61,7 @@ def test_sockets_are_measured_where_dicompiler_is_not(
     monkeypatch.setattr(profile_script, "PLAY_S", 0.0)
     before = content(package[0])
     (costs,) = profile_script.runtimes([package[1]]).values()
-    assert set(costs) == {"send", "receive", "byte", "gap", "call", "copy", "headers"}
+    assert set(costs) == {"latency", "send", "receive", "byte", "gap", "call", "copy", "headers"}
     assert all(0 <= seconds < 0.1 for seconds in costs.values()) and costs["headers"] == profile_script.HEADERS
     assert costs["send"] + costs["receive"] + costs["byte"] > 0
     assert content(package[0]) == before
@@ -113,19 +113,22 @@ def test_costs_are_found_again() -> None:
         "one-large": {"calls": 1, "messages": 0, "bytes": 0, "copied": 0},
         "copies-large": {"calls": 1, "messages": 0, "bytes": 0, "copied": 1 << 24},
     }
-    known = {"send": 6e-5, "receive": 8e-5, "byte": 8e-10, "call": 5e-5, "copy": 2.5e-10, "gap": 0.0}
+    entry = {"programs": programs, "waking": 0.75, "headers": 0.05}
+    known = {"send": 6e-5, "receive": 2e-5, "byte": 8e-10, "call": 5e-5, "copy": 2.5e-10, "gap": 0.0}
+    known |= {"latency": 6e-5, "headers": 0.05}
     times = {
         name: 0.01 * (1 + name.endswith("large"))
         + counts["calls"] * known["call"]
-        + counts["messages"] * (known["send"] + known["receive"])
+        + counts["messages"] * (known["send"] + known["latency"] + known["receive"])
         + 2 * counts["bytes"] * known["byte"]
         + counts["copied"] * known["copy"]
         for name, counts in programs.items()
     }
-    assert profile_script.costs(programs, times, 6e-5 + (1 << 15) * 8e-10) == pytest.approx(known)
-    halves = profile_script.costs(programs, times, None)
-    assert halves["send"] == pytest.approx(halves["receive"]) == pytest.approx(7e-5)
-    assert min(profile_script.costs(programs, dict.fromkeys(programs, 0.01), 1e-5).values()) == 0
+    assert profile_script.costs(entry, times, 6e-5 + (1 << 15) * 8e-10) == pytest.approx(known)
+    untold = profile_script.costs(entry, times, None)
+    assert untold["send"] + untold["latency"] + untold["receive"] == pytest.approx(14e-5)
+    free = profile_script.costs(entry, dict.fromkeys(programs, 0.01), 1e-5)
+    assert {name for name, seconds in free.items() if seconds} == {"headers"}
 
 
 def test_a_target_without_a_player_cannot_be_measured(tmp_path: Path) -> None:
