@@ -24,7 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "explore": "Search for the plans of which none is better than another in everything.",
     "simulate": "Play a plan on a platform, step by step as its devices would, and show who computes, sends and waits.",
     "report": "Draw a compiled network, or a front of plans, as one HTML page.",
-    "profile": "Measure the layers of a model, and pieces of them, on this device.",
+    "profile": "Measure the layers of a model, pieces of them, and what targets' runtimes cost, on this device.",
     "calibrate": "Correct a platform's figures, or a profile's, by what runs measured.",
     "opt": "Run passes over a model.",
     "list": "List what plugins provide, with options and origins.",

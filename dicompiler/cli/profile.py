@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from dicompiler.cli.options import PATH, check_parent, json_option, model_argume
 
 if TYPE_CHECKING:
     from dicompiler.cost.profile import Profile
+    from dicompiler.cost.runtime import RuntimeCosts
 
 
 @click.command("profile")
@@ -25,6 +28,15 @@ if TYPE_CHECKING:
 @click.option(
     "--device", metavar="NAME", help="The platform's devices that it holds for, * and ? allowed. Default: this host."
 )
+@click.option(
+    "--target",
+    "targets",
+    metavar="NAME",
+    multiple=True,
+    default=("sockets",),
+    show_default=True,
+    help="A target whose runtime is measured too; may be repeated. none: no runtime.",
+)
 @json_option
 def command(
     model: Path,
@@ -35,9 +47,10 @@ def command(
     repeat: int,
     threads: int | None,
     device: str | None,
+    targets: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Measure the layers of a model, and pieces of them, on this device.
+    """Measure the layers of a model, pieces of them, and what targets' runtimes cost, on this device.
 
     The profile is for --cost 'profile{file=PROFILE.json}' and --cost 'linear{file=PROFILE.json}'. With --package,
     measure on a device that has only Python, numpy and onnxruntime: copy the directory there and run its
@@ -54,10 +67,12 @@ def command(
     from dicompiler.driver import profile as profiling
     from dicompiler.driver.prepare import prepare
     from dicompiler.ir.onnx.model import Model
+    from dicompiler.plugin.registry import registry
 
     if (output is None) == (package is None):
         raise UsageError("profile: give either -o PROFILE.json or --package DIR")
     numbers = _numbers(tiles)
+    measured = [registry().make("targets", name) for name in dict.fromkeys(targets) if name != "none"]
     check_parent(output or package)
     if package is not None:
         profiling.check_place(package)
@@ -66,7 +81,7 @@ def command(
     if package is not None:
         with whole(package) as stage:
             stage.mkdir()
-            profiling.write_package(compilation, stage, numbers, device or "")
+            profiling.write_package(compilation, stage, numbers, device or "", measured)
         if as_json:
             show_json({"package": str(package)})
             return
@@ -75,7 +90,7 @@ def command(
     assert output is not None
     scratch = tempfile.TemporaryDirectory(prefix="dicompiler-")
     with scratch as temporary, whole(output) as result, progress("making pieces of the layers") as tell:
-        profiling.write_package(compilation, Path(temporary), numbers, device or "")
+        profiling.write_package(compilation, Path(temporary), numbers, device or "", measured)
         profiling.run_package(Path(temporary), result, threads, repeat, tell)
         profile = replace(load(result), place=str(output))
     if profile.busy:
@@ -89,6 +104,8 @@ def command(
 
 def _numbers_of(profile: Profile) -> dict[str, Any]:
     """What was measured, in numbers."""
+    from dicompiler.cost.accuracy import between_sizes, linear, roofline
+
     layers = profile.layers.values()
     return {
         "device": profile.device,
@@ -96,24 +113,67 @@ def _numbers_of(profile: Profile) -> dict[str, Any]:
         "layers": sum(len(layer.names) for layer in layers),
         "different": len(layers),
         "pieces": sum(len(layer.measurements) for layer in layers),
-        "total_s": sum(len(layer.names) * profile.whole(layer.signature) for layer in layers),
+        "total_s": profile.alone_s,
+        "whole_s": profile.whole_s,
+        "errors": {
+            name: None if found is None else asdict(found)
+            for name, found in (
+                ("between_sizes", between_sizes(profile)),
+                ("linear", linear(profile)),
+                ("roofline", roofline(profile)),
+            )
+        },
+        "runtime": {target: asdict(costs) for target, costs in profile.runtime.items()},
         "unmeasured": [{"name": name, "reason": reason} for name, reason in profile.unmeasured.items()],
     }
 
 
 def _summary(profile: Profile) -> str:
-    """What was measured, in a line or two."""
+    """What was measured, in a few lines."""
     numbers = _numbers_of(profile)
     lines = [
         f"{numbers['layers']} layers, {numbers['different']} of them different, {numbers['pieces']} pieces on "
         f"{profile.threads} threads, for device {profile.device}: all layers one after another take "
         f"{1000 * numbers['total_s']:.4g} ms"
     ]
+    if profile.whole_s is not None:
+        lines[0] += f", in one session {1000 * profile.whole_s:.4g} ms"
     if profile.unmeasured:
         name, why = next(iter(profile.unmeasured.items()))
         more = f" and {len(profile.unmeasured) - 1} more" if len(profile.unmeasured) > 1 else ""
         lines.append(f"not measured: {name}{more}: {why}")
+    lines += _errors(numbers["errors"])
+    lines += [f"runtime of {target}: {_costs(costs)}" for target, costs in profile.runtime.items()]
     return "\n".join(lines)
+
+
+def _errors(errors: Mapping[str, Any]) -> Iterator[str]:
+    """How far off models are that rest on it, in a line."""
+    words = []
+    if (off := errors["between_sizes"]) is not None:
+        words.append(f"parts between measured sizes {_percent(off)}")
+    if (off := errors["linear"]) is not None:
+        words.append(f"linear {_percent(off)}")
+    if (roof := errors["roofline"]) is not None:
+        rates = f"{roof['rate'] / 1e9:.3g} GFLOP/s and {roof['memory_bandwidth'] / 1e9:.3g} GB/s"
+        words.append(f"roofline of {rates} {_percent(roof['error'])}")
+    if words:
+        yield f"errors, median and worst: {'; '.join(words)}"
+
+
+def _percent(error: Mapping[str, float]) -> str:
+    return f"{100 * error['median']:.2g} and {100 * error['worst']:.3g} %"
+
+
+def _costs(costs: RuntimeCosts) -> str:
+    """What a runtime costs, in a line."""
+    from dicompiler.base.units import format_seconds
+
+    send, wake, receive, call = map(format_seconds, (costs.send, costs.latency, costs.receive, costs.call))
+    return (
+        f"a message takes {send} to send, {wake} to wake who waits and {receive} to receive, and "
+        f"{1e9 * costs.byte:.3g} ns a byte at each end; a call {call}; a copied byte {1e9 * costs.copy:.3g} ns"
+    )
 
 
 def _numbers(text: str) -> tuple[int, ...]:

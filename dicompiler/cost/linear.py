@@ -19,6 +19,7 @@ from dicompiler.base.units import RATE, parse
 from dicompiler.cost.counting import count
 from dicompiler.cost.model import CostModel
 from dicompiler.cost.profile import Profiles, kind_of
+from dicompiler.cost.runtime import FREE, RuntimeCosts
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Share
@@ -83,6 +84,13 @@ class Linear(CostModel):
         """Profile's place → layer kind → coefficients."""
         return {profile.place: fits(profile.samples()) for profile in self._profiles.profiles}
 
+    def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:
+        """What the profile has measured of the target's runtime, unless option `runtime` says otherwise; without that
+        as `CostModel.runtime_costs`."""
+        asked = self.runtime is None and stated != FREE and bool(self.file)
+        measured = self._profiles.runtime_costs(device, target) if asked else None
+        return measured or super().runtime_costs(device, stated, target)
+
     def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
         """By the coefficients of the layer's anchor. DicompilerError for a kind without coefficients, and for a
         profile of another network or device."""
@@ -92,7 +100,8 @@ class Linear(CostModel):
         kind = kind_of(layer)
         known, factor = self._given, 1.0
         if self.file:
-            known = self._fitted[self._profiles.of(layers, device).place]
+            profile = self._profiles.of(layers, device)
+            known, factor = self._fitted[profile.place], profile.among_others(layers, layer, share)
         elif self.rate:
             factor = parse(self.rate, RATE, "rate") / device.rate
         chosen = known.get(kind) or known.get("*")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dicompiler.cost.counting import count, flops
 from dicompiler.cost.model import CostModel
 from dicompiler.cost.profile import Profile, Profiles, axis_cut, signature
+from dicompiler.cost.runtime import FREE, RuntimeCosts
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Share
@@ -27,6 +28,7 @@ from dicompiler.partition.bounds_inference import align, output_shape, reduction
 @dataclass(frozen=True)
 class Measured(CostModel):
     """What `dicompiler profile` measured: of each layer the whole and tiles of it; sizes in between are interpolated.
+    Whole layers take their shares of what the whole network was measured to take.
 
     A part that is cut along several axes takes the whole layer's time, times what each cut alone leaves of it. Along
     an axis that was not measured, and for layers that could not be, operations decide.
@@ -46,6 +48,13 @@ class Measured(CostModel):
     @cached_property
     def _profiles(self) -> Profiles:
         return Profiles.load(self.file, self.others, self.force)
+
+    def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:
+        """What the profile has measured of the target's runtime, unless option `runtime` says otherwise; without that
+        as `CostModel.runtime_costs`."""
+        asked = self.runtime is None and stated != FREE
+        measured = self._profiles.runtime_costs(device, target) if asked else None
+        return measured or super().runtime_costs(device, stated, target)
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
         """Measured or interpolated. DicompilerError for a profile of another network or device, naming both."""
@@ -83,7 +92,7 @@ def _seconds(profile: Profile, layers: LayerGraph, layer: Layer, share: Share, d
     if merge:
         return cuts * _merging(profile, layers, layer, merge)
     if reduce is None:
-        return whole * cuts
+        return whole * cuts * profile.among_others(layers, layer, share)
     length = reduction(layers, layer)
     assert length is not None
     return whole * cuts * _share(profile, name, "reduce", reduce[1] - reduce[0], length)

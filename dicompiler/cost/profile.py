@@ -8,10 +8,11 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,15 @@ import numpy as np
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.remembering import Remembers, remembered
 from dicompiler.base.units import format_seconds
+from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.ir.devices import Device, Link
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Share
+from dicompiler.ir.regions import full
 from dicompiler.ir.rule import Tensor
+from dicompiler.partition.bounds_inference import output_shape
+
+log = logging.getLogger("dicompiler")
 
 FORMAT = "dicompiler.profile/1"
 SPREAD = 2.0
@@ -99,7 +106,9 @@ class LayerProfile:
 class Profile(Remembers):
     """A profile file. place: its path, for messages; network: the layers' digest; device: the name, or pattern of
     names, of the platform's devices that it holds for; call_s: seconds of an empty call, part of every measurement;
-    layers: by signature; unmeasured: layer → why it could not be; links: between hosts."""
+    layers: by signature; unmeasured: layer → why it could not be; links: between hosts; runtime: what targets' runtimes
+    cost on it, by the target's name; whole_s: seconds of the whole network in one session, the call too (None: not
+    measured)."""
 
     place: str
     network: str
@@ -109,6 +118,8 @@ class Profile(Remembers):
     layers: Mapping[str, LayerProfile]
     unmeasured: Mapping[str, str]
     links: tuple[Link, ...]
+    runtime: Mapping[str, RuntimeCosts] = field(default_factory=dict)
+    whole_s: float | None = None
 
     def samples(self) -> Iterator[tuple[str, float, float, float]]:
         """(layer kind, FLOP, bytes, seconds without the call) of all pieces."""
@@ -125,6 +136,25 @@ class Profile(Remembers):
         """Seconds of the whole layer, without the call. KeyError where it was not measured."""
         one = next(m for m in self.layers[signature].measurements if m.cut == "whole")
         return max(0.0, one.seconds - self.call_s)
+
+    @cached_property
+    def alone_s(self) -> float:
+        """Seconds of all layers, one after another, each alone and without the call."""
+        return sum(len(layer.names) * self.whole(layer.signature) for layer in self.layers.values())
+
+    @cached_property
+    def _together(self) -> float:
+        """What is left of the layers' seconds where they are in one session."""
+        if self.whole_s is None or self.alone_s == 0:
+            return 1.0
+        return max(0.0, self.whole_s - self.call_s) / self.alone_s
+
+    def among_others(self, layers: LayerGraph, layer: Layer, share: Share) -> float:
+        """What is left, in a frame, of the seconds that a share of a layer takes alone. A whole layer has its
+        neighbours in its session: they fuse, layouts stay, weights are cold. So all whole layers take as long as the
+        network does. A part exchanges with other devices as a rule, and takes what it takes alone."""
+        everything = share.region is None or share.region == full(output_shape(layers, layer))
+        return self._together if everything and share.reduce is None and not share.merge else 1.0
 
     @cached_property
     def spread(self) -> float:
@@ -176,6 +206,8 @@ def from_json(document: Any, place: str) -> Profile:
         layers,
         {entry["name"]: entry["reason"] for entry in document["unmeasured"]},
         tuple(links),
+        {target: RuntimeCosts(**costs) for target, costs in document.get("runtime", {}).items()},
+        document.get("whole_s"),
     )
 
 
@@ -213,17 +245,29 @@ class Profiles:
                 raise DicompilerError(f"{profile.busy}, or take it as it is (force=true)")
         return cls(profiles, others)
 
+    def runtime_costs(self, device: Device, target: str) -> RuntimeCosts | None:
+        """What was measured of a target's runtime on `device`; None where nothing was, which is said once for a file
+        that holds for it."""
+        profile = self._holding(device)
+        if profile is not None and target not in profile.runtime:
+            _say_unmeasured(profile.place, target)
+        return None if profile is None else profile.runtime.get(target)
+
+    def _holding(self, device: Device) -> Profile | None:
+        """The first profile that holds for `device`."""
+        named = (p for p in self.profiles if fnmatch.fnmatchcase(device.name, p.device))
+        return next(named, self.profiles[0] if self.others else None)
+
     def of(self, layers: LayerGraph, device: Device) -> Profile:
         """The first profile that holds for `device`. DicompilerError, naming both, where none does, and where it is of
         another network than `layers`."""
-        profile = next((p for p in self.profiles if fnmatch.fnmatchcase(device.name, p.device)), None)
-        if profile is None and not self.others:
+        profile = self._holding(device)
+        if profile is None:
             known = ", ".join(f"{p.place} of {p.device!r}" for p in self.profiles)
             raise DicompilerError(
                 f"profile: none is of device {device.name!r} (there is {known}): measure on it with "
                 f"--device {device.name}, or take the first one for all (others=true)"
             )
-        profile = profile or self.profiles[0]
         digest = network_digest(layers)
         if profile.network != digest:
             raise DicompilerError(
@@ -231,6 +275,17 @@ class Profiles:
                 f"{digest[:12]} (structural digests): make it anew with 'dicompiler profile'"
             )
         return profile
+
+
+@cache
+def _say_unmeasured(place: str, target: str) -> None:
+    log.warning(
+        "%s: it has no costs of the runtime of %s: those that the target states are taken, scaled for the device: "
+        "make it anew with 'dicompiler profile --target %s'",
+        place,
+        target,
+        target,
+    )
 
 
 def kind_of(layer: Layer) -> str:

@@ -7,6 +7,7 @@ onnxruntime alone.   The pieces are cut by the partition pass and `cut`, as thos
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import onnx
 from dicompiler.base.errors import DicompilerError, RunError
 from dicompiler.cost.counting import count
 from dicompiler.cost.profile import Cut, axis_cut, kind_of, network_digest, signature
+from dicompiler.driver import measuring
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
@@ -34,8 +36,11 @@ from dicompiler.partition.bounds_inference import align, cuttable, reduction
 from dicompiler.partition.segmentation import cut
 from dicompiler.partition.tiling import Label, named_axes, tile
 from dicompiler.plugin.registry import registry
+from dicompiler.target.interface import Target
 
-SCRIPT, TASKS, PIECES = "profile_run.py", "tasks.json", "pieces"
+log = logging.getLogger("dicompiler")
+
+SCRIPT, TASKS, PIECES, RUNTIME = "profile_run.py", "tasks.json", "pieces", "runtime"
 FORMAT = "dicompiler.profile-tasks/1"
 LABELS: tuple[Label, ...] = ("height", "channel")
 TILES = (1, 2, 4, 8)
@@ -51,12 +56,19 @@ class Piece:
     model: onnx.ModelProto = field(repr=False)
 
 
-def write_package(compilation: Compilation, directory: Path, tiles: Sequence[int] = TILES, device: str = "") -> None:
+def write_package(
+    compilation: Compilation,
+    directory: Path,
+    tiles: Sequence[int] = TILES,
+    device: str = "",
+    targets: Sequence[Target] = (),
+) -> None:
     """Writes the package of a prepared compilation into `directory`, which exists and is empty.
 
     tiles: into how many pieces height, channels and input channels are cut; of each cut one inner piece is timed.
     device: the platform's devices that the profile will hold for ('': the one that is called like the host on which it
-    is measured). The same input gives the same bytes.
+    is measured). targets: those whose runtimes are measured; UsageError for one that cannot be. The same input gives
+    the same bytes.
     """
     layers, model = compilation.layers, compilation.model
     assert layers is not None
@@ -76,12 +88,18 @@ def write_package(compilation: Compilation, directory: Path, tiles: Sequence[int
             for number, piece in enumerate(pieces(model, layers, layer, tiles)):
                 file = f"{PIECES}/{len(entries):04d}-{number:02d}.onnx"
                 entries[name]["measurements"].append(_write(piece, layers, layer, directory, file))
-    (directory / PIECES / "call.onnx").write_bytes(_call().SerializeToString(deterministic=True))
+    runtimes = []
+    for target in targets:
+        place = directory / RUNTIME / target.name
+        place.mkdir(parents=True)
+        runtimes.append(measuring.write(target, place))
     document = {
         "format": FORMAT,
         "network": network_digest(layers),
         "device": device,
-        "call": {"file": f"{PIECES}/call.onnx", "inputs": [_value(v) for v in _call().graph.input], "constants": []},
+        "call": _runnable(_call(), directory, f"{PIECES}/call.onnx"),
+        "whole": None if unmeasured else _runnable(model.proto, directory, f"{PIECES}/network.onnx"),
+        "runtimes": runtimes,
         "layers": list(entries.values()),
         "unmeasured": unmeasured,
     }
@@ -92,7 +110,7 @@ def run_package(
     directory: Path, output: Path, threads: int | None, repeat: int, tell: Callable[[str], None] | None = None
 ) -> None:
     """Runs a package's script here, as its user would on a device: `output` is the profile; `tell` hears of each layer.
-    RunError says why not."""
+    RunError says why not; what could not be measured is a warning."""
     command = [sys.executable, str(directory / SCRIPT), "-o", str(output), "--repeat", str(repeat), "--lines"]
     command += [] if threads is None else ["--threads", str(threads)]
     with tempfile.TemporaryFile("w+") as errors:
@@ -101,10 +119,13 @@ def run_package(
             for line in process.stdout:
                 if tell is not None:
                     tell(f"measuring layer {line.strip()}")
-        if process.returncode:
-            errors.seek(0)
-            lines = errors.read().strip().splitlines() or [f"exit code {process.returncode}"]
-            raise RunError(f"profile: the measurement failed: {lines[-1]}")
+        errors.seek(0)
+        lines = errors.read().strip().splitlines()
+    if process.returncode:
+        raise RunError(f"profile: the measurement failed: {(lines or [f'exit code {process.returncode}'])[-1]}")
+    for line in lines:
+        if line.startswith(f"{SCRIPT}: "):
+            log.warning("profile: %s", line.removeprefix(f"{SCRIPT}: "))
 
 
 def check_place(output: Path) -> None:
@@ -216,16 +237,18 @@ def _bare(segment: Segment) -> onnx.ModelProto:
 
 def _write(piece: Piece, layers: LayerGraph, layer: Layer, directory: Path, file: str) -> dict[str, Any]:
     """Writes the piece's model; the entry of tasks.json that tells how to time it and what it is."""
-    (directory / file).write_bytes(piece.model.SerializeToString(deterministic=True))
     counted = count(layers, layer, *piece.share)
-    hollows = [tensor for tensor in piece.model.graph.initializer if is_hollow(tensor)]
+    sizes = {"cut": piece.cut, "size": piece.size, "flops": counted.flops, "moved": counted.moved}
+    return {**sizes, **_runnable(piece.model, directory, file)}
+
+
+def _runnable(model: onnx.ModelProto, directory: Path, file: str) -> dict[str, Any]:
+    """Writes a model; what tasks.json must tell for it to be run."""
+    (directory / file).write_bytes(model.SerializeToString(deterministic=True))
+    hollows = [tensor for tensor in model.graph.initializer if is_hollow(tensor)]
     return {
-        "cut": piece.cut,
-        "size": piece.size,
-        "flops": counted.flops,
-        "moved": counted.moved,
         "file": file,
-        "inputs": [_value(value) for value in piece.model.graph.input],
+        "inputs": [_value(value) for value in model.graph.input],
         "constants": [_entry(t.name, t.data_type, t.dims) for t in hollows],
     }
 

@@ -1,4 +1,4 @@
-"""Times the pieces of a network's layers on this device, or the link to another host, and writes a profile.
+"""Times the pieces of a network's layers and runtimes on this device, or the link to another host, for a profile.
 
     python3 profile_run.py -o PROFILE.json                           times what is in pieces/, as tasks.json says
     python3 profile_run.py --serve 7000                              on one host, then on another:
@@ -16,11 +16,13 @@ import platform
 import socket
 import statistics
 import struct
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+HERE = Path(__file__).resolve().parent
 FORMAT = "dicompiler.profile/1"
 TASKS = "dicompiler.profile-tasks/1"
 OPTIMIZATION, LEVEL = "all", "ORT_ENABLE_ALL"
@@ -35,6 +37,11 @@ MAGIC = b"dicompiler links 1\n"
 LARGEST = 1 << 26
 """Bytes of the largest message that is taken from another host."""
 TIMEOUT_S = 30.0
+PLAYS, PLAY_S, ALIKE = (2, 3), 0.25, 1.05
+"""How often a runtime's programs are played, at least and at most, for how many seconds each, and how far the two best
+plays of each may be apart for no further one."""
+HEADERS = 0.05
+"""What travels beside a message's bytes, as a share of them: see RuntimeCosts.headers."""
 
 
 class Failure(Exception):
@@ -83,7 +90,7 @@ def processors() -> int:
 
 def tasks() -> dict[str, Any]:
     """What to time: tasks.json beside this script."""
-    path = Path(__file__).resolve().parent / "tasks.json"
+    path = HERE / "tasks.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if found.get("format") != TASKS:
         raise Failure(f"{path}: format {found.get('format')!r}, this script reads {TASKS!r}")
@@ -102,6 +109,8 @@ def empty(options: argparse.Namespace) -> dict[str, Any]:
         "repeat": options.repeat,
         "optimization": OPTIMIZATION,
         "call_s": 0.0,
+        "whole_s": None,
+        "runtime": {},
         "layers": [],
         "unmeasured": known["unmeasured"],
         "links": [],
@@ -147,7 +156,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         profile["layers"].append({**layer, "measurements": measured})
     if sys.stderr.isatty() and not options.lines:
         print(file=sys.stderr)
+    profile["whole_s"] = _whole(known["whole"], options)
+    profile["runtime"] = runtimes(known["runtimes"])
     return profile
+
+
+def _whole(task: dict[str, Any] | None, options: argparse.Namespace) -> float | None:
+    """Seconds of the whole network in one session; None where it does not run so."""
+    try:
+        return None if task is None else seconds(task, options)[0]
+    except Exception:  # onnxruntime's errors share no other base; its layers are named with theirs
+        return None
 
 
 def _measurement(task: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -192,8 +211,7 @@ def prepare(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any], li
     constants = {value["name"]: tensor(value, random) for value in task["constants"]}
     if constants:
         options.add_external_initializers(list(constants), list(constants.values()))
-    path = Path(__file__).resolve().parent / task["file"]
-    session = onnxruntime.InferenceSession(path.read_bytes(), options, ["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession((HERE / task["file"]).read_bytes(), options, ["CPUExecutionProvider"])
     feeds = {value["name"]: tensor(value, random) for value in task["inputs"]}
     return session, feeds, [value.name for value in session.get_outputs()], constants
 
@@ -216,6 +234,62 @@ def tensor(value: dict[str, Any], random: Any) -> Any:
         array = numpy.zeros(shape, "uint16" if name == "BFLOAT16" else "uint8")
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, value["number"])
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+# -- runtimes: what messages, calls and copies cost, by what frames of small programs take
+
+
+def runtimes(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Target → the costs of its runtime here. What cannot be measured is said, and left out."""
+    found = {}
+    for entry in entries:
+        try:
+            times, send_s = play(HERE / "runtime" / entry["target"], list(entry["programs"]))
+            found[entry["target"]] = costs(entry, times, send_s)
+        except (Failure, OSError, ValueError) as error:
+            why = f"runtime of {entry['target']}: it is not measured: {' '.join(str(error).split())}"
+            print(f"profile_run.py: {why}", file=sys.stderr)
+    return found
+
+
+def play(place: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
+    """The shortest frame of each program, in seconds, and how long it took at least to hand one message to the system,
+    where that is told."""
+    times: dict[str, list[float]] = {name: [] for name in names}
+    sends = []
+    for round_ in range(PLAYS[1]):
+        if round_ >= PLAYS[0] and all(sorted(found)[1] <= ALIKE * min(found) for found in times.values()):
+            break
+        command = [sys.executable, str(place / "play.py"), str(PLAY_S), *names]
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Failure((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+        for name, line in zip(names, done.stdout.splitlines(), strict=True):
+            told = json.loads(line)
+            times[name].append(min(told["frames"]))
+            if name == "messages" and told["send"] is not None:
+                sends.append(told["send"])
+    return {name: min(found) for name, found in times.items()}, min(sends, default=None)
+
+
+def costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) -> dict[str, float]:
+    """By what programs with more of them take longer; waking and receiving are parted as the target's own figures."""
+    programs: dict[str, dict[str, int]] = entry["programs"]
+
+    def each(what: str, more: str, less: str) -> float:
+        return (times[more] - times[less]) / (programs[more][what] - programs[less][what])
+
+    def size(name: str) -> float:
+        return programs[name]["bytes"] / programs[name]["messages"]
+
+    small, large = each("messages", "messages", "calls"), each("messages", "messages-large", "calls-large")
+    byte = max(0.0, (large - small) / (size("messages-large") - size("messages"))) / 2
+    both = max(0.0, small - 2 * byte * size("messages"))
+    send = both / 3 if send_s is None else min(both, max(0.0, send_s - byte * size("messages")))
+    call, copy = each("calls", "calls", "one"), each("copied", "copies-large", "one-large")
+    waking = entry["waking"] * (both - send)
+    found = {"latency": waking, "send": send, "receive": both - send - waking, "byte": byte, "gap": 0.0}
+    return {**found, "call": max(0.0, call), "copy": max(0.0, copy), "headers": entry["headers"]}
 
 
 # -- links: plain TCP; "p" is answered at once, "b" brings bytes, "g" asks for bytes, "q" ends
@@ -278,7 +352,8 @@ def add_link(options: argparse.Namespace) -> None:
 
 
 def measure_link(host: str, port: int, name: str, repeat: int, count: int) -> dict[str, Any]:
-    """Bandwidth in bit/s, the lower of both directions, and latency in seconds, half a round trip: medians."""
+    """Bandwidth in bit/s, the lower of both directions, headers included, as lines are rated; and latency in seconds,
+    half a round trip: medians."""
     with socket.create_connection((host, port), TIMEOUT_S) as connection:
         _tune(connection)
         connection.sendall(MAGIC)
@@ -292,7 +367,8 @@ def measure_link(host: str, port: int, name: str, repeat: int, count: int) -> di
         connection.sendall(HEAD.pack(b"q", 0))
     slower = max(statistics.median(there), statistics.median(back))
     # Both take a round trip besides: the request there, the answer back.
-    return {"hosts": [name, other], "bandwidth": 8 * count / max(slower - trip, 1e-9), "latency": trip / 2}
+    rate = 8 * count * (1 + HEADERS) / max(slower - trip, 1e-9)
+    return {"hosts": [name, other], "bandwidth": rate, "latency": trip / 2}
 
 
 def _timed(connection: socket.socket, kind: bytes, count: int, answer: int) -> float:

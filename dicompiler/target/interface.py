@@ -112,6 +112,17 @@ class Target(ABC):
         (`cost.runtime.slowness`), unless a profile has measured it there."""
         return FREE
 
+    @property
+    def player(self) -> Mapping[str, bytes]:
+        """What measures `costs` on a host that has Python, numpy and onnxruntime: files by name, among them play.py.
+
+        `python3 play.py SECONDS ARTIFACT …` plays each of these directories, which `emit` wrote, for about that long
+        with zeros as inputs, and prints a line of JSON for each: {"frames": seconds of each frame, "send": seconds of
+        handing one message to the system, null where nobody tells}. Else it says why not in its last line, and exits
+        with a code that is not 0. Without files, as by default, the runtime cannot be measured.
+        """
+        return {}
+
     def occupied(self, program: Program) -> tuple[Occupied, ...]:  # noqa: ARG002
         """What each device needs of RAM and flash, measured. () where the target has no measure of its own, as by
         default; where it has, memory limits count this alone. DicompilerError where it cannot express the program.

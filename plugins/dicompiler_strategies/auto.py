@@ -16,6 +16,7 @@ from dicompiler.plugin_api import (
     Problem,
     Strategy,
     check_constraints,
+    fits_constraints,
     objective_terms,
     registry,
 )
@@ -27,6 +28,8 @@ log = logging.getLogger("dicompiler")
 
 SLOW = {"dp": 2_000, "gradient": MOST, "modnn": 20_000}
 """Strategies that are left out where layers times devices are more than that: they would take the whole budget."""
+WORTH = 1.05
+"""How many times as good as one device alone a plan must be predicted to be: predictions are some per cent off."""
 STRATEGIES = ("single", "pipeline", "modnn", "cpsat", "dp", "gradient", "replicate")
 """cpsat before those that take long and seldom win: what the budget leaves out is theirs."""
 
@@ -73,7 +76,16 @@ class Auto(Strategy):
         if note:
             log.warning("auto: %s: this is the best plan so far", note)
         log.info("auto: the best plan is of %s", search.best.origin)
-        return replace(search.best.plan, note=note)
+        return replace(self._worth(problem, search.best), note=note)
+
+    def _worth(self, problem: Problem, best: Evaluated) -> Plan:
+        """The best plan; the best one on one device alone where that is predicted to be nearly as good and can be
+        carried out: what is gained so may as well be lost. Where runtimes cost nothing predictions are taken as they
+        are."""
+        plan, metrics = problem.alone
+        if not problem.runtime or metrics.value(problem.objective) > WORTH * best.value(problem):
+            return best.plan
+        return plan if fits_constraints(problem, plan, metrics) else best.plan
 
 
 class _Run:

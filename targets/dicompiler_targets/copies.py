@@ -25,6 +25,14 @@ def runtime_sources(target: str, endings: tuple[str, ...]) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files if file.name.endswith(endings)}
 
 
+def player(target: str, endings: tuple[str, ...] = ()) -> dict[str, bytes]:
+    """A target's player, and with `endings` its runtime where the player imports it from: see Target.player."""
+    package = resources.files(f"dicompiler_targets.{target}")
+    sources = runtime_sources(target, endings) if endings else {}
+    copies = {f"dicompiler_targets/{target}/runtime/{name}": source for name, source in sources.items()}
+    return {"play.py": package.joinpath("player.py").read_bytes(), **copies}
+
+
 def check_sources(
     directory: Path, document: Mapping[str, Any], found: Mapping[str, str], wanted: Mapping[str, str]
 ) -> None:

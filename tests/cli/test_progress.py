@@ -46,7 +46,7 @@ def on_terminal(line: str, place: Path) -> tuple[str, str]:
         ("compile tiny.onnx --platform rpi4x2 --strategy auto -o built", "auto: "),
         ("compare tiny.onnx --platform rpi4x2 --strategies single,cpsat --json", "cpsat"),
         (f"explore tiny.onnx --platform rpi4x2 {SEARCH} -o explored", "generation"),
-        ("profile tiny.onnx --repeat 1 --tiles 1 -o p.json", "measuring layer 1/"),
+        ("profile tiny.onnx --repeat 1 --tiles 1 --target none -o p.json", "measuring layer 1/"),
     ],
 )
 def test_progress_is_shown_on_a_terminal_and_goes_away(line: str, word: str, place: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from support.layer_graphs import stack
 from support.profiles import FAST, NONE, SLOW, document, entry, network, written
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.cost import profile as profile_module
 from dicompiler.cost.counting import flops
 from dicompiler.cost.linear import Linear
 from dicompiler.cost.measured import Measured
 from dicompiler.cost.model import Analytic
 from dicompiler.cost.profile import network_digest
+from dicompiler.cost.runtime import FREE, RuntimeCosts
 from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import full, with_interval
 
@@ -125,3 +128,52 @@ class TestMeasured:
             with pytest.raises(DicompilerError, match=r"none is of device 'fast' \(there is .*p.json of 'pi\*'\)"):
                 model.seconds(layers, layers.layers[0], Share(), FAST)
         assert math.isfinite(Measured((file,), others=True).seconds(layers, layers.layers[0], Share(), FAST))
+
+
+COSTS = {"send": 1e-4, "receive": 2e-4, "byte": 1e-9, "gap": 0.0, "call": 3e-4, "copy": 1e-10, "headers": 0.05}
+STATED = RuntimeCosts(send=1e-6, receive=2e-6)
+
+
+@pytest.mark.parametrize("model", [Measured, Linear])
+class TestRuntime:
+    def test_what_was_measured_counts_unless_it_is_asked_otherwise(self, model: Any, tmp_path: Path) -> None:
+        file = written(tmp_path, document(network(), "slow", runtime={"sockets": COSTS}))
+        assert model((file,)).runtime_costs(SLOW, STATED, "sockets") == RuntimeCosts(**COSTS)
+        assert model((file,), runtime=1.0).runtime_costs(SLOW, STATED, "sockets") == STATED
+        assert model((file,), runtime=0.0).runtime_costs(SLOW, STATED, "sockets") == FREE
+        # Other devices, and one without compute that nothing was measured on, have what is stated.
+        for device in (FAST, NONE):
+            assert model((file,)).runtime_costs(device, STATED, "sockets") == Analytic().runtime_costs(
+                device, STATED, "sockets"
+            )
+
+    def test_an_older_profile_takes_what_is_stated_and_says_so_once(
+        self, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        said: list[str] = []
+        monkeypatch.setattr(profile_module.log, "warning", lambda text, *words: said.append(text % words))
+        file = written(tmp_path, document(network(), runtime={"mpi": COSTS}))
+        for device in (FAST, SLOW, FAST):
+            stated = Analytic().runtime_costs(device, STATED, "sockets")
+            assert model((file,)).runtime_costs(device, STATED, "sockets") == stated
+        (line,) = said
+        assert line.startswith(f"{file}: it has no costs of the runtime of sockets: those that the target states are ")
+        assert line.endswith("make it anew with 'dicompiler profile --target sockets'")
+        assert model((file,)).runtime_costs(FAST, FREE, "tflm") == FREE  # a target that states none
+        assert len(said) == 1
+
+
+@pytest.mark.parametrize("model", [Measured, Linear])
+def test_whole_layers_take_together_what_the_network_does(model: Any, tmp_path: Path) -> None:
+    layers = network()
+    alone = model((written(tmp_path, document(layers)),))
+    total = sum(
+        Measured((written(tmp_path, document(layers)),)).seconds(layers, x, Share(), FAST) for x in layers.layers
+    )
+    within = model((written(tmp_path, document(layers, whole_s=total / 2, call_s=0.0), "q.json"),))
+    conv, rows = layers.layers[1], with_interval(full((1, 8, 16, 16)), 2, (0, 8))
+    for share in (Share(), Share(full((1, 8, 16, 16)))):
+        assert within.seconds(layers, conv, share, FAST) == pytest.approx(alone.seconds(layers, conv, share, FAST) / 2)
+    # A part exchanges with other devices, a partial sum too.
+    for share in (Share(rows), Share(None, (0, 4)), Share(merge=2)):
+        assert within.seconds(layers, conv, share, FAST) == pytest.approx(alone.seconds(layers, conv, share, FAST))

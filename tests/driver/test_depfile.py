@@ -88,7 +88,7 @@ class TestPrerequisites:
         sub = place / "in put"
         sub.mkdir()
         (sub / "c.toml").write_text(to_toml(Platform.load("rpi4x2")))
-        measure = ("--tiles", "2", "--repeat", "1", "--device", "*")
+        measure = ("--tiles", "2", "--repeat", "1", "--device", "*", "--target", "none")
         dicompiler(place, "profile", "net.onnx", *measure, "-o", "in put/p.json")
         dicompiler(place, "plan", "net.onnx", *SPLIT, "-o", "in put/plan.json")
         given = ["./net.onnx", "--platform", "in put/c.toml", "--plan", sub / "plan.json", "--depfile", "net.d"]

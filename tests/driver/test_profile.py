@@ -24,6 +24,7 @@ from dicompiler.cli import main
 from dicompiler.cost.counting import count
 from dicompiler.cost.profile import Profile, load, network_digest, signature
 from dicompiler.driver import profile as profiling
+from dicompiler.driver import profile_script
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
@@ -181,12 +182,9 @@ class TestMeasuring:
     def test_it_serves_a_compilation(self, measured: Profile) -> None:
         cost = f"profile{{file={json.dumps(measured.place)} force=true}}"  # other tests keep the host busy
         made = compile(model(), platform="rpi4x2", strategy="modnn", cost=cost)
-        assert made.single is not None
-        layers = prepared().layers
-        assert layers is not None
-        total = sum(measured.whole(signature(layers, layer)) for layer in layers.layers)
+        assert made.single is not None and measured.whole_s is not None
         (call,) = {costs.call for costs in made.problem.runtime.values()}
-        assert made.single.latency_s == pytest.approx(total + call)
+        assert made.single.latency_s == pytest.approx(measured.whole_s - measured.call_s + call)
 
     def test_links_that_were_there_are_kept(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,))
@@ -253,7 +251,15 @@ class TestLinks:
         (link,) = load(profile).links
         assert link.hosts == ("here", "there")
         assert link.bandwidth > 1e6 and link.latency > 0
+        assert f'bandwidth = "{link.bandwidth / 1e6:.1f} Mbit/s"' in done.stdout
         assert done.stdout.startswith('[[link]]\nhosts = ["here", "there"]\nbandwidth = "')
+
+    def test_the_bandwidth_is_the_lines_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With the headers that travel beside what arrives, as platforms rate lines."""
+        monkeypatch.setattr(profile_script, "_timed", lambda _, kind, *__: 0.5 if kind == b"p" else 1.5)
+        with serving(packed(tmp_path / "p", (1,))) as (_, port):
+            link = profile_script.measure_link("127.0.0.1", port, "here", 1, 1000)
+        assert (link["bandwidth"], link["latency"]) == (pytest.approx(8 * 1000 * 1.05), 0.25)
 
     def test_a_stranger_is_sent_away_and_the_next_is_served(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,))
@@ -290,12 +296,15 @@ class TestCommand:
         assert (profile.device, profile.threads) == ("pi*", 1)
         printed = capsys.readouterr().out
         assert printed.startswith("8 layers, 8 of them different")
+        assert "\nruntime of sockets: a message takes " in printed
+        assert set(profile.runtime) == {"sockets"} and profile.whole_s is not None
         assert printed.endswith(f"written: {output}\n")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["lenet.onnx", "p.json"]
 
     def test_it_writes_a_package_and_measures_nothing(self, file: Path, tmp_path: Path) -> None:
         assert main(["profile", str(file), "--package", str(tmp_path / "p"), "--tiles", "2"]) == 0
         assert (tmp_path / "p" / profiling.SCRIPT).is_file()
+        assert (tmp_path / "p" / "runtime" / "sockets" / "play.py").is_file()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["lenet.onnx", "p"]
 
     @pytest.mark.parametrize(
@@ -306,6 +315,8 @@ class TestCommand:
             (["-o", "x.json", "--tiles", "1,two"], 2, "--tiles are numbers from 1 to 1024"),
             (["-o", "x.json", "--repeat", "0"], 2, "'--repeat'"),
             (["-o", "nowhere/x.json"], 1, "there is no directory 'nowhere'"),
+            (["-o", "x.json", "--target", "socket"], 2, "unknown target 'socket'"),
+            (["-o", "x.json", "--target", "tflm"], 2, "what the runtime of target 'tflm' costs cannot be measured"),
             (["--package", "."], 1, "it exists: choose another place"),
         ],
     )

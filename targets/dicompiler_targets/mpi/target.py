@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dicompiler.plugin_api import Compilation, Program
 
-COSTS = RuntimeCosts(latency=120e-6, send=30e-6, receive=50e-6, byte=0.7e-9, call=30e-6, copy=0.25e-9, headers=0.05)
+COSTS = RuntimeCosts(latency=80e-6, send=40e-6, receive=70e-6, byte=0.7e-9, call=40e-6, copy=0.25e-9, headers=0.05)
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,13 @@ class MpiTarget(Target):
     def costs(self) -> RuntimeCosts:
         """Of the C++ program with Open MPI over TCP on an idle host."""
         return COSTS
+
+    @property
+    def player(self) -> Mapping[str, bytes]:
+        """The player, where this target and its tools are."""
+        from dicompiler_targets.copies import player
+
+        return player("mpi")
 
     def install(self, directory: Path, options: RunOptions) -> tuple[Installed, ...]:
         """Each host's package on that host, where its program is built."""

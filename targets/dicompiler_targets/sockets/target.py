@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dicompiler.plugin_api import Compilation, Program
 
-COSTS = RuntimeCosts(latency=130e-6, send=60e-6, receive=60e-6, byte=0.7e-9, call=60e-6, copy=0.25e-9, headers=0.05)
+COSTS = RuntimeCosts(latency=80e-6, send=80e-6, receive=100e-6, byte=0.7e-9, call=50e-6, copy=0.25e-9, headers=0.05)
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,13 @@ class SocketsTarget(Target):
     def costs(self) -> RuntimeCosts:
         """Of the Python runtime on an idle host, in the clear."""
         return COSTS
+
+    @property
+    def player(self) -> Mapping[str, bytes]:
+        """The player beside a copy of the runtime, which it uses to speak with the devices."""
+        from dicompiler_targets.copies import player
+
+        return player("sockets", (".py",))
 
     def install(self, directory: Path, options: RunOptions) -> tuple[Installed, ...]:
         """Each device's directory on its host, and its keys; there is a Python with numpy and onnxruntime."""

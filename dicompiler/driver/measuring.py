@@ -1,0 +1,125 @@
+"""What measures a target's runtime on a host: small programs that do little but exchange, call and copy, and what plays
+them there.
+
+Target → a directory of artifacts and its player, and what profile_run.py must know to make costs of their times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from dicompiler.base.errors import UsageError
+from dicompiler.cost.workload import copied_bytes
+from dicompiler.driver.prepare import prepare
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.platform import Platform
+from dicompiler.ir.regions import Shape
+from dicompiler.partition.segmentation import cut
+from dicompiler.partition.tiling import tile
+from dicompiler.plugin.registry import registry
+from dicompiler.target.interface import Target
+from dicompiler.target.seal import seal
+
+PLAYER = "play.py"
+NAMES = ("d0", "d1")
+PLATFORM = Platform(
+    "two processes",
+    tuple(Host(name, 1 << 30) for name in NAMES),
+    tuple(Device(name, name, 1e9) for name in NAMES),
+    Network("switch", 1e9),
+)
+STEPS = 4
+WORK, LARGE = (1, 1, 16, 512), (1, 4, 1024, 64)
+PROGRAMS: Mapping[str, tuple[str, Shape, int]] = {  # name: what is between steps, the shape, layers in a step
+    "one": ("nothing", WORK, 8),
+    "calls": ("calls", WORK, 8),
+    "messages": ("messages", WORK, 8),
+    "calls-large": ("calls", LARGE, 8),
+    "messages-large": ("messages", LARGE, 8),
+    "one-large": ("nothing", LARGE, 1),
+    "copies-large": ("copies", LARGE, 1),
+}
+"""Each does its steps one after another: in one call; in one call, every other in halves; each a call; or each a call
+on the other one of two devices, with a message between. Where there are calls and messages a step computes for about as
+long as a small layer: who waits falls asleep, and caches get cold."""
+
+
+def write(target: Target, directory: Path) -> Mapping[str, Any]:
+    """Writes into `directory`, which exists and is empty; the entry of tasks.json. The same bytes each time. UsageError
+    for a target whose runtime cannot be measured."""
+    files = target.player
+    if PLAYER not in files:
+        raise UsageError(f"profile: what the runtime of target {target.name!r} costs cannot be measured")
+    for name, content in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(content)
+    programs = {}
+    for name, (kind, shape, together) in PROGRAMS.items():
+        compilation = _compiled(kind, shape, together)
+        (directory / name).mkdir()
+        target.emit(compilation, directory / name)
+        seal(directory / name)
+        programs[name] = _counts(compilation)
+    stated = target.costs
+    waking = stated.latency / ((stated.latency + stated.receive) or 1.0)
+    return {"target": target.name, "headers": stated.headers, "waking": waking, "programs": programs}
+
+
+def _compiled(kind: str, shape: Shape, together: int) -> Compilation:
+    prepared = prepare(Model.load(_chain(shape, STEPS * together)))
+    assert prepared.layers is not None
+    plan = Plan(_parts(prepared.layers, kind, together), (NAMES[0],), (NAMES[0],))
+    placed = registry().make("passes", "partition").run(Compilation(prepared.model, prepared.layers, PLATFORM, plan))
+    program = cut(placed.model, plan.devices)
+    return Compilation(placed.model, placed.layers, PLATFORM, plan, placed.routing, program=program)
+
+
+def _chain(shape: Shape, length: int) -> onnx.ModelProto:
+    """A number in, so many layers, little out. The layers: products of matrices, or of what is large pools."""
+    weights = [numpy_helper.from_array(np.ones(shape, np.float32), "w")]
+    if shape == WORK:
+        weights.append(numpy_helper.from_array(np.full((shape[3], shape[3]), 1 / shape[3], np.float32), "m"))
+    nodes = [helper.make_node("Add", ["x", "w"], ["t0"], "grow")]
+    for i in range(length):
+        names = [f"t{i + 1}"], f"step{i}"
+        if shape == WORK:
+            nodes.append(helper.make_node("MatMul", [f"t{i}", "m"], *names))
+        else:
+            nodes.append(helper.make_node("MaxPool", [f"t{i}"], *names, kernel_shape=[1, 1]))
+    nodes.append(helper.make_node("GlobalMaxPool", [f"t{length}"], ["y"], "shrink"))
+    ends = [("x", (1, 1, 1, 1)), ("y", (*shape[:2], 1, 1))]
+    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in ends)
+    graph = helper.make_graph(nodes, "chain", [given], [made], weights)
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def _parts(layers: LayerGraph, kind: str, together: int) -> Mapping[str, tuple[Part, ...]]:
+    found: dict[str, tuple[Part, ...]] = {}
+    for i, layer in enumerate(layers.layers):
+        other = i // together % 2
+        found[layer.name] = (Part(NAMES[other * (kind == "messages")], None, lane=other * (kind == "calls")),)
+        if kind == "copies" and other and layer is not layers.layers[-1]:
+            found[layer.name] = tile(layers, layer, "height", [1.0, 1.0], [NAMES[0], NAMES[0]])
+    return found
+
+
+def _counts(compilation: Compilation) -> Mapping[str, int]:
+    """What a frame of it takes: calls, messages and their bytes, and bytes that slices and joins copy."""
+    program, routing = compilation.program, compilation.routing
+    assert program is not None and routing is not None
+    return {
+        "calls": sum(len(device.segments) for device in program.devices),
+        "messages": len(program.transfers),
+        "bytes": sum(transfer.value.nbytes for transfer in program.transfers),
+        "copied": sum(copied_bytes(routing).values()),
+    }
