@@ -16,11 +16,10 @@ from dicompiler.plugin_api import (
     Problem,
     Strategy,
     check_constraints,
-    fits_constraints,
     objective_terms,
     registry,
 )
-from dicompiler_strategies.candidates import CandidateSearch, Evaluated
+from dicompiler_strategies.candidates import CandidateSearch, Evaluated, evaluate
 from dicompiler_strategies.cpsat import MOST, TRIES, CpSat
 from dicompiler_strategies.tables.cost_tables import Tables
 
@@ -85,7 +84,7 @@ class Auto(Strategy):
         plan, metrics = problem.alone
         if not problem.runtime or metrics.value(problem.objective) > WORTH * best.value(problem):
             return best.plan
-        return plan if fits_constraints(problem, plan, metrics) else best.plan
+        return plan if evaluate(problem, [(plan, "one device")]) else best.plan
 
 
 class _Run:
