@@ -152,6 +152,7 @@ def show_wire(plan: Plan) -> None:
 def _numbers(metrics: Metrics) -> dict[str, str]:
     return {
         "latency": f"{1000 * metrics.latency_s:.4g} ms",
+        "inputs and outputs, beside it": f"{1000 * metrics.ends_s:.4g} ms",
         "time between frames": f"{1000 * metrics.period_s:.4g} ms",
         "energy": f"{metrics.energy_j:.4g} J",
         "memory of the fullest host": f"{metrics.memory / 2**20:.4g} MiB",

@@ -88,8 +88,8 @@ class Linear(CostModel):
         """What the profile has measured of the target's runtime, unless option `runtime` says otherwise; without that
         as `CostModel.runtime_costs`."""
         asked = self.runtime is None and stated != FREE and bool(self.file)
-        measured = self._profiles.runtime_costs(device, target) if asked else None
-        return measured or super().runtime_costs(device, stated, target)
+        scaled = super().runtime_costs(device, stated, target)
+        return self._profiles.runtime_costs(device, scaled, target) if asked else scaled
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
         """By the coefficients of the layer's anchor. DicompilerError for a kind without coefficients, and for a

@@ -100,7 +100,8 @@ def simulated(simulation: Simulation, work: Workload, routing: Routing, platform
     )
     latency = sum(end - start for start, end in simulation.frames) / frames
     runtime = {one.device: one.runtime for one in work.devices}
-    return _metrics(roles, devices, platform, runtime, latency, "simulation")
+    metrics = _metrics(roles, devices, platform, runtime, latency, "simulation")
+    return replace(metrics, ends_s=sum(role.ends_s for role in work.roles) / len(work.roles))
 
 
 def _calls(work: Workload, device: int) -> float:

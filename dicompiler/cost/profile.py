@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -245,13 +245,16 @@ class Profiles:
                 raise DicompilerError(f"{profile.busy}, or take it as it is (force=true)")
         return cls(profiles, others)
 
-    def runtime_costs(self, device: Device, target: str) -> RuntimeCosts | None:
-        """What was measured of a target's runtime on `device`; None where nothing was, which is said once for a file
-        that holds for it."""
+    def runtime_costs(self, device: Device, scaled: RuntimeCosts, target: str) -> RuntimeCosts:
+        """What was measured of a target's runtime on `device`, and what was not as in `scaled`: TLS, and the ends of a
+        frame; or all, which is said once for a file that holds for the device."""
         profile = self._holding(device)
-        if profile is not None and target not in profile.runtime:
+        if profile is None:
+            return scaled
+        if target not in profile.runtime:
             _say_unmeasured(profile.place, target)
-        return None if profile is None else profile.runtime.get(target)
+            return scaled
+        return replace(profile.runtime[target], end=scaled.end, tls=scaled.tls)
 
     def _holding(self, device: Device) -> Profile | None:
         """The first profile that holds for `device`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
 from dicompiler.ir.devices import Device, Line
@@ -22,8 +22,9 @@ class RuntimeCosts:
     """Seconds, on one device. latency: from when a message has come until the device, which waits for it, is awake (L);
     send, receive: of its processor for a message (o of both ends); byte: for each byte of it, at each end; gap: for
     which a message that it sends holds its line beside its bytes (g). call: of a segment's call beside its computing;
-    copy: for each byte that a slice or a join copies. headers: what travels beside a message's bytes, as a share of
-    them; no time. ValueError for one below 0."""
+    copy: for each byte that a slice or a join copies; end: for each byte of the network's inputs and outputs between
+    the device and whoever gives the frames, at both ends together; tls: for each byte at each end, beside `byte`, in
+    TLS. headers: what travels beside a message's bytes, as a share of them; no time. ValueError for one below 0."""
 
     latency: float = 0.0
     send: float = 0.0
@@ -32,6 +33,8 @@ class RuntimeCosts:
     gap: float = 0.0
     call: float = 0.0
     copy: float = 0.0
+    end: float = 0.0
+    tls: float = 0.0
     headers: float = 0.0
 
     def __post_init__(self) -> None:
@@ -50,6 +53,11 @@ class RuntimeCosts:
     def on_line(self, line: Line, nbytes: int, message: float) -> float:
         """Seconds for which a message that the device sends occupies a line, where each takes `message` beside."""
         return line.seconds(nbytes * (1 + self.headers), message + self.gap)
+
+    @property
+    def secured(self) -> RuntimeCosts:
+        """Those of the same device where messages are in TLS."""
+        return replace(self, byte=self.byte + self.tls, end=self.end + 2 * self.tls, tls=0.0)
 
     def times(self, factor: float) -> RuntimeCosts:
         """Those of a device that takes `factor` times as long; nothing at all where that is 0."""

@@ -5,7 +5,7 @@ Program + Routing + Platform + CostModel → Workload.   The steps are the Progr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dicompiler.cost.counting import flops
@@ -64,13 +64,15 @@ class Workload:
     """What one frame comes to on every device. `messages` are numbered as the program's transfers.
 
     seconds: of each task (in one made by hand of none). others: of a plan with replicas the workloads of its further
-    roles, for the same devices in the same order.
+    roles, for the same devices in the same order. ends_s: until the inputs have come from whoever gives the frames,
+    beside the first device, and the outputs have gone there, both beside the frame.
     """
 
     devices: tuple[DeviceWork, ...]
     messages: tuple[Message, ...]
     others: tuple[Workload, ...] = ()
     seconds: Mapping[TaskId, float] = field(default_factory=dict, repr=False)
+    ends_s: float = 0.0
 
     @property
     def roles(self) -> tuple[Workload, ...]:
@@ -109,7 +111,24 @@ def _role(
         _device(program, device, by_segment, runtime.get(device.device, FREE), platform.device(device.device).cores)
         for device in program.devices
     )
-    return Workload(devices, messages, seconds=seconds)
+    return Workload(devices, messages, seconds=seconds, ends_s=_ends_s(program, platform, runtime))
+
+
+def _ends_s(program: Program, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
+    """One message to each source with all of its inputs, and one from each sink with all of its outputs."""
+    sizes = {value.name: value.nbytes for value in (*program.inputs, *program.outputs) if value.shape is not None}
+    first = program.devices[0].device
+
+    def seconds(device: str, names: Iterable[str]) -> float:
+        nbytes = [sizes.get(name, 0) for name in names]
+        if not nbytes or device not in runtime:
+            return 0.0
+        costs, link = runtime[device], platform.link(first, device)
+        own = costs.send + costs.latency + costs.receive + costs.end * sum(nbytes)
+        return own + (0.0 if link is None else link.latency + costs.on_line(link, sum(nbytes), 0.0))
+
+    there = max([seconds(one.device, one.sources) for one in program.devices])
+    return there + max([seconds(one.device, one.sinks.values()) for one in program.devices])
 
 
 def _device(

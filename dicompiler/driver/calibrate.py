@@ -24,6 +24,7 @@ from dicompiler.driver import run_log
 from dicompiler.driver.artifact import reopen
 from dicompiler.driver.fidelity import at_host_speed, computing, measured, predict, segment_calls, wrong_bytes
 from dicompiler.driver.fit_lines import Line, fit_lines, pauses
+from dicompiler.driver.prepare import runtime_costs
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
@@ -136,10 +137,9 @@ class Case:
 
     def on(self, platform: Platform) -> Problem:
         """The problem with other figures."""
-        cost = self.problem.cost
         if self.emulated:
             return at_host_speed(replace(self.problem, platform=platform), self.target, self.program, self.emulated)
-        runtime = {one.name: cost.runtime_costs(one, self.target.costs, self.target.name) for one in platform.devices}
+        runtime = runtime_costs(platform, self.problem.cost, self.target)
         return replace(self.problem, platform=platform, runtime=runtime)
 
     def work(self, problem: Problem, free: bool = False) -> Workload:

@@ -79,8 +79,9 @@ def emulate(
     assert platform is not None and program is not None and plan is not None
     if not target.emulates:
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
-    problem = at_host_speed(problem, target, program)
-    options, work = options or RunOptions(), problem.workload(plan)[1]
+    options = options or RunOptions()
+    problem = at_host_speed(problem, target, program, secure=options.keys is not None)
+    work = problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
     here, board = _measured(program, problem, inputs), computing(work)
     if slower is not None:

@@ -90,11 +90,12 @@ def expect(directory: str | Path, cost: str, frames: int, in_flight: int) -> Exp
     return Expected(str(problem.cost.name), compilation.program, told)
 
 
-def at_host_speed(problem: Problem, target: Target, program: Program, own: int = 0) -> Problem:
+def at_host_speed(problem: Problem, target: Target, program: Program, own: int = 0, secure: bool = False) -> Problem:
     """The problem where boards are emulated: their runtimes are as fast as a host with `own` processors (default: as
-    this one) runs them together."""
+    this one) runs them together. secure: messages are in TLS."""
     crowd = crowding(sum(bool(device.segments) for device in program.devices), own)
-    return replace(problem, runtime=dict.fromkeys(problem.runtime, target.costs.times(crowd)))
+    costs = target.costs.secured if secure else target.costs
+    return replace(problem, runtime=dict.fromkeys(problem.runtime, costs.times(crowd)))
 
 
 def crowding(boards: int, own: int = 0) -> float:
@@ -123,7 +124,8 @@ def predict(work: Workload, platform: Platform, frames: int, in_flight: int) -> 
     if in_flight > 1:
         frame_s = max(end for _, end in played.frames) / count
     else:
-        frame_s = sum(end - start for start, end in played.frames) / count
+        ends_s = sum(role.ends_s for role in work.roles) / len(work.roles)
+        frame_s = sum(end - start for start, end in played.frames) / count + ends_s
     return Told(frame_s, {one.device: _simulated(played, work, i, count) for i, one in enumerate(work.devices)})
 
 

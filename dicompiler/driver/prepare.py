@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dicompiler.base.errors import UsageError
 from dicompiler.base.specs import Spec
 from dicompiler.cost.model import Analytic, CostModel
+from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.driver.sending import sending
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
@@ -101,8 +102,14 @@ def pose(
     problem = Problem(layers, platform, costs, objective, model=compilation.model, loaded=compilation.loaded)
     if target is None:
         return problem
-    runtime = {one.name: costs.runtime_costs(one, target.costs, target.name) for one in platform.devices}
-    return replace(problem, runtime=runtime)
+    return replace(problem, runtime=runtime_costs(platform, costs, target))
+
+
+def runtime_costs(platform: Platform, cost: CostModel, target: Target) -> dict[str, RuntimeCosts]:
+    """Device → what the target's runtime costs there by the cost model; in TLS where there are several hosts: so
+    they talk unless told otherwise."""
+    own = {one.name: cost.runtime_costs(one, target.costs, target.name) for one in platform.devices}
+    return {name: costs.secured for name, costs in own.items()} if len(platform.hosts) > 1 else own
 
 
 def uncounted(layers: LayerGraph) -> Iterator[str]:

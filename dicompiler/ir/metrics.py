@@ -67,10 +67,11 @@ class Metrics:
     """What a plan comes to for one frame, with replicas in the mean over the roles. `devices`: those that the plan
     names, in platform order.
 
-    latency_s: seconds from the inputs on the sources to the outputs on the sinks; period_s: seconds between frames
-    where many follow each other, set by the busiest device or line; energy_j: Joule of all devices over the latency;
-    memory: bytes on the fullest host; total_bytes: what travels between devices. method: whether times come from the
-    simulator or are an estimate that supposes barriers between layers.
+    latency_s: seconds from the inputs on the sources to the outputs on the sinks; ends_s: seconds beside that until the
+    inputs have come from whoever gives the frames, and the outputs have gone there (of an estimate 0); period_s:
+    seconds between frames where many follow each other, set by the busiest device or line; energy_j: Joule of all
+    devices over the latency; memory: bytes on the fullest host; total_bytes: what travels between devices. method:
+    whether times come from the simulator or are an estimate that supposes barriers between layers.
     """
 
     devices: tuple[DeviceMetrics, ...]
@@ -80,6 +81,7 @@ class Metrics:
     memory: int
     total_bytes: int
     method: Method = "estimate"
+    ends_s: float = 0.0
 
     def device(self, name: str) -> DeviceMetrics | None:
         """What a device does, None where the plan does not name it."""

@@ -19,7 +19,9 @@ from dicompiler.ir.devices import Device, Network
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
 
-COSTS = RuntimeCosts(1e-3, 2e-3, 3e-3, 1e-9, 4e-3, 5e-3, 2e-9, 0.05)
+COSTS = RuntimeCosts(
+    latency=1e-3, send=2e-3, receive=3e-3, byte=1e-9, gap=4e-3, call=5e-3, copy=2e-9, end=3e-9, tls=5e-9, headers=0.05
+)
 
 
 def test_a_slower_device_takes_longer_but_sends_no_more() -> None:
@@ -30,6 +32,7 @@ def test_a_slower_device_takes_longer_but_sends_no_more() -> None:
     twice = COSTS.times(2.0)
     assert (twice.latency, twice.byte, twice.headers) == (2e-3, 2e-9, 0.05)
     assert COSTS.times(0.0) == FREE
+    assert (COSTS.secured.byte, COSTS.secured.end, COSTS.secured.tls) == (6e-9, 13e-9, 0.0)
     assert COSTS.sending(10**6) == pytest.approx(3e-3) and COSTS.receiving(10**6) == pytest.approx(4e-3)
     assert COSTS.on_line(Network("switch", 8e6), 10**6, 0.5) == pytest.approx(1.05 + 0.5 + 4e-3)
 

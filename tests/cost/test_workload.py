@@ -11,8 +11,11 @@ from support.dealing import cluster, lenet
 from support.random_problems import any_plan, random_problem
 
 from dicompiler import networks
+from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.cost.workload import task_seconds, workload
 from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.onnx.weights import raw_nbytes
+from dicompiler.ir.platform import Platform
 from dicompiler.ir.tasks import task_id
 
 
@@ -59,3 +62,20 @@ def test_the_seconds_of_a_task_are_its_cost_on_its_device(network: int, seed: in
         assert work.seconds[task_id(task)] == alone >= 0
         twice = replace(problem.platform, devices=tuple(replace(d, rate=2 * d.rate) for d in problem.platform.devices))
         assert task_seconds(routing, twice, problem.cost, task) == pytest.approx(alone / 2)
+
+
+def test_what_gives_and_takes_a_frame_is_counted_beside_it() -> None:
+    """Inputs of 4 KiB go to a source on another host, outputs of 40 bytes come from the first device itself."""
+    costs = RuntimeCosts(latency=1e-3, send=2e-3, receive=3e-3, end=1e-6, headers=0.5)
+    platform = Platform.load("rpi4x2")
+    problem = replace(load_problem(networks.build("lenet"), platform), source=("pi02",), sink=("pi01",))
+    costly = replace(problem, runtime={device.name: costs for device in platform.devices})
+    work = costly.workload(costly.whole("pi02"))[1]
+    (came,), (went,) = (
+        [raw_nbytes(tensor.dtype, tensor.shape or ()) for name in names for tensor in [problem.layers.tensors[name]]]
+        for names in (problem.layers.inputs, problem.layers.outputs)
+    )
+    line_s = 1.5 * 8 * came / platform.network.bandwidth
+    assert work.ends_s == pytest.approx(2 * 6e-3 + 1e-6 * (came + went) + line_s)
+    assert costly.evaluate(costly.whole("pi02")).ends_s == pytest.approx(work.ends_s)
+    assert problem.workload(problem.whole("pi02"))[1].ends_s == 0.0

@@ -14,7 +14,17 @@ if TYPE_CHECKING:
 
     from dicompiler.plugin_api import Compilation, Program
 
-COSTS = RuntimeCosts(latency=80e-6, send=80e-6, receive=100e-6, byte=0.7e-9, call=50e-6, copy=0.25e-9, headers=0.05)
+COSTS = RuntimeCosts(
+    latency=80e-6,
+    send=80e-6,
+    receive=100e-6,
+    byte=0.7e-9,
+    call=50e-6,
+    copy=0.25e-9,
+    end=1.4e-9,
+    tls=1.0e-9,
+    headers=0.05,
+)
 
 
 @dataclass(frozen=True)
