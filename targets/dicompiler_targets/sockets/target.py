@@ -22,7 +22,7 @@ COSTS = RuntimeCosts(
     call=50e-6,
     copy=0.25e-9,
     end=1.4e-9,
-    tls=1.0e-9,
+    tls=0.8e-9,
     headers=0.05,
 )
 
