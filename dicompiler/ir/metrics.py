@@ -36,10 +36,10 @@ class DeviceMetrics:
     activations: int
     sent: int
     received: int
-    runtime_s: float = 0.0
     line_s: float = 0.0
     waits: Mapping[str, float] = field(default_factory=dict)
     added: int = 0
+    runtime_s: float = 0.0
 
     @property
     def busy_s(self) -> float:
