@@ -25,6 +25,7 @@ COSTS = RuntimeCosts(
     tls=0.8e-9,
     headers=0.05,
 )
+"""On the reference host, fitted to exchanges of boards that it emulated (docs/prediction.md)."""
 
 
 @dataclass(frozen=True)
