@@ -43,6 +43,7 @@ def seconds(made: Made, directory: Path, options: RunOptions, device: str = "") 
         assert by_hand(directory, message.replace("KEYS", f"{options.keys}/devices/c")).wait(30) == 0
 
     result = outcome(directory, made[2], options, act, FRAMES)
+    assert begun, result
     took = time.monotonic() - begun[0]
     for crowd in strangers:
         crowd.stop()
