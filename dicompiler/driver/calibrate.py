@@ -19,10 +19,10 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
 from dicompiler.base.specs import Spec
 from dicompiler.base.units import format_seconds
-from dicompiler.cost.workload import DeviceWork, Workload, workload
+from dicompiler.cost.workload import Workload, workload
 from dicompiler.driver import run_log
 from dicompiler.driver.artifact import reopen
-from dicompiler.driver.fidelity import at_host_speed, computing, measured, predict, segment_calls, wrong_bytes
+from dicompiler.driver.fidelity import at_host_speed, computing, measured, predict, segment_calls, taking, wrong_bytes
 from dicompiler.driver.fit_lines import Line, fit_lines, pauses
 from dicompiler.driver.prepare import runtime_costs
 from dicompiler.ir.platform import Platform
@@ -318,13 +318,7 @@ def _last(run: Run) -> Mapping[str, Sequence[tuple[float, float]]]:
 
 def _as_measured(work: Workload, spans: Mapping[str, Sequence[tuple[float, float]]]) -> Workload:
     """A role with the seconds that its segments took."""
-    seconds = {name: [end - start for start, end in own] for name, own in spans.items()}
-
-    def held(one: DeviceWork) -> DeviceWork:
-        took = zip(one.jobs, seconds[one.device], strict=True)
-        return replace(one, jobs=tuple(replace(job, seconds=own + one.runtime.call) for job, own in took))
-
-    return replace(work, devices=tuple(map(held, work.devices)))
+    return taking(work, {name: [end - start for start, end in own] for name, own in spans.items()})
 
 
 def _scaled(case: Case, runs: Sequence[Run], profile: Path) -> tuple[float, Mapping[str, Any]]:

@@ -17,9 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.units import format_seconds
-from dicompiler.cost.workload import DeviceWork, Workload
 from dicompiler.driver.artifact import reopen, run
-from dicompiler.driver.fidelity import Expected, Seconds, at_host_speed, computing, predict, processors, usual_s
+from dicompiler.driver.fidelity import (
+    Expected,
+    Seconds,
+    at_host_speed,
+    computing,
+    predict,
+    processors,
+    taking,
+    usual_s,
+)
 from dicompiler.driver.prepare import platform_of
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program, Segment
@@ -86,7 +94,7 @@ def emulate(
     here, board = _measured(program, problem, inputs), computing(work)
     if slower is not None:
         board = {name: tuple(s * slower * _slowness(platform, name) for s in seconds) for name, seconds in here.items()}
-        work = work if cost else _with(work, board)
+        work = work if cost else taking(work, board)
     told = predict(work, platform, frames, options.in_flight)
     expected = Expected(problem.cost.name, program, told)
     _check_speed(here, board, told.frame_s, len(program.roles))
@@ -122,18 +130,6 @@ def _boards(platform: Platform, board: Seconds, first: str) -> Iterator[Emulatio
 def _slowness(platform: Platform, device: str) -> float:
     """How many times as long as the fastest device it takes."""
     return platform.fastest.rate / platform.device(device).rate if platform.device(device).computes else 1.0
-
-
-def _with(work: Workload, seconds: Seconds) -> Workload:
-    """The workload with these seconds in place of those that were predicted."""
-    rest = {name: iter(each) for name, each in seconds.items()}
-
-    def held(one: DeviceWork) -> DeviceWork:
-        call = one.runtime.call
-        return replace(one, jobs=tuple(replace(job, seconds=next(rest[one.device]) + call) for job in one.jobs))
-
-    first, *others = (replace(role, devices=tuple(map(held, role.devices))) for role in work.roles)
-    return replace(first, others=tuple(others))
 
 
 class _Timed:

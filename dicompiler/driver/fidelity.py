@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.cost.simulator import Simulation, simulate
-from dicompiler.cost.workload import Workload
+from dicompiler.cost.workload import DeviceWork, Workload
 from dicompiler.driver.artifact import reopen
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
@@ -115,6 +115,18 @@ def computing(work: Workload) -> Seconds:
         one.device: tuple(job.seconds - one.runtime.call for role in work.roles for job in role.devices[i].jobs)
         for i, one in enumerate(work.devices)
     }
+
+
+def taking(work: Workload, seconds: Mapping[str, Sequence[float]]) -> Workload:
+    """The workload with these seconds of each segment in place of those that `computing` tells."""
+    rest = {name: iter(each) for name, each in seconds.items()}
+
+    def held(one: DeviceWork) -> DeviceWork:
+        call = one.runtime.call
+        return replace(one, jobs=tuple(replace(job, seconds=next(rest[one.device]) + call) for job in one.jobs))
+
+    first, *others = (replace(role, devices=tuple(map(held, role.devices))) for role in work.roles)
+    return replace(first, others=tuple(others))
 
 
 def predict(work: Workload, platform: Platform, frames: int, in_flight: int) -> Told:
