@@ -139,7 +139,7 @@ class Player:
         least: Sequence[float] = (),
     ) -> None:
         self._sessions, self._mailbox, self._lines, self._post = sessions, mailbox, lines, post
-        self._least = least or [0.0] * len(sessions)
+        self._least = least
         self._roles: list[_Role] = []
         first = 0
         for own in roles(manifest):
@@ -239,7 +239,7 @@ class Player:
             segment, number = role.manifest["segments"][step.index], role.first + step.index
             self._lines.rest(self._last_s[number])
             start = time.perf_counter()
-            with _held(start + self._least[number]):
+            with _held(start + self._least[number]) if self._least else contextlib.nullcontext():
                 if (bound := slot.bindings.get(step.index)) is not None:
                     binding, made = bound
                     run_bound(self._sessions[number], segment, binding)
