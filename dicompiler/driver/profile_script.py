@@ -260,9 +260,8 @@ def play(place: Path, names: list[str]) -> tuple[dict[str, float], float | None]
     for round_ in range(PLAYS[1]):
         if round_ >= PLAYS[0] and all(sorted(found)[1] <= ALIKE * min(found) for found in times.values()):
             break
-        command = [sys.executable, str(place / "play.py"), str(PLAY_S), *names]
-        clean = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(command, cwd=place, env=clean, capture_output=True, text=True, check=False)
+        command = [sys.executable, "-B", str(place / "play.py"), str(PLAY_S), *names]
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
         if done.returncode:
             raise Failure((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
         for name, line in zip(names, done.stdout.splitlines(), strict=True):
