@@ -308,10 +308,10 @@ def _links(result: Compilation) -> dict[tuple[str, str], int]:
     """(sender, receiver) → bytes of a frame; with replicas in the mean, rounded up."""
     assert result.program is not None
     totals: dict[tuple[str, str], int] = {}
-    for transfer in result.program.all_transfers:
+    for transfer in (transfer for role in result.program.turns for transfer in role.transfers):
         key = (transfer.sender, transfer.receiver)
         totals[key] = totals.get(key, 0) + transfer.value.nbytes
-    count = len(result.program.roles)
+    count = len(result.program.turns)
     return {key: -(-total // count) for key, total in totals.items()}
 
 

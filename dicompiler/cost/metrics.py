@@ -53,7 +53,7 @@ class _Role:
 def _roles(routing: Routing, platform: Platform, cost: CostModel) -> tuple[_Role, ...]:
     return tuple(
         _Role(role, {task_id(task): task_seconds(role, platform, cost, task) for task in role.tasks}, _sent(role))
-        for role in routing.roles
+        for role in routing.turns
     )
 
 
@@ -84,7 +84,7 @@ def simulated(simulation: Simulation, work: Workload, routing: Routing, platform
     another. The time between frames is the load of the busiest device or line, in the mean over the roles: what a
     stream comes to with enough frames on their way at once."""
     roles = tuple(
-        _Role(role, played.seconds, _sent(role)) for role, played in zip(routing.roles, work.roles, strict=True)
+        _Role(role, played.seconds, _sent(role)) for role, played in zip(routing.turns, work.roles, strict=True)
     )
     frames = len(simulation.frames)
     calls = {one.device: _calls(work, i) / frames for i, one in enumerate(work.devices)}

@@ -64,7 +64,7 @@ class Workload:
     """What one frame comes to on every device. `messages` are numbered as the program's transfers.
 
     seconds: of each task (in one made by hand of none). others: of a plan with replicas the workloads of its further
-    roles, for the same devices in the same order. ends_s: until the inputs have come from whoever gives the frames,
+    turns, for the same devices in the same order. ends_s: until the inputs have come from whoever gives the frames,
     beside the first device, and the outputs have gone there, both beside the frame.
     """
 
@@ -87,9 +87,10 @@ def workload(
     cost: CostModel,
     runtime: Mapping[str, RuntimeCosts] = NONE,
 ) -> Workload:
-    """The program with predicted seconds, role by role. What a task takes, with what slices and joins for it copy, is
-    counted in the segment that holds its layer's anchor. runtime: what that costs on a device (default: nothing)."""
-    roles = zip(program.roles, routing.roles, strict=True)
+    """The program with predicted seconds, role by role while nothing is lost. What a task takes, with what slices and
+    joins for it copy, is counted in the segment that holds its layer's anchor. runtime: what that costs on a device
+    (default: nothing)."""
+    roles = zip(program.turns, routing.turns, strict=True)
     first, *others = (_role(role, routes, platform, cost, runtime) for role, routes in roles)
     return replace(first, others=tuple(others))
 

@@ -168,7 +168,7 @@ def verify(
     with until(deadline, "verify: exact"):
         checks = [exact(model, lambda variant: program(variant, geometry), rules=registry().rules)]
     log.info("the programs themselves, against onnxruntime")
-    count = len(plan.roles)  # a frame of each
+    count = len(plan.turns)  # a frame of each
     with advising(model, inputs):
         result = target.run(path, [given] * count, RunOptions(timeout_s=deadline.left))
         with until(deadline, "verify: real"):
@@ -199,7 +199,7 @@ def compare_run(
         layers = prepare(model).layers
         assert layers is not None
         more = deviation(route_on(Platform.load(path / PLATFORM), layers, plan))
-    return Verification(tuple(_compared(model, given, result, len(plan.roles), target, more)))
+    return Verification(tuple(_compared(model, given, result, len(plan.turns), target, more)))
 
 
 def _compared(

@@ -95,7 +95,7 @@ class Run:
 
     @property
     def role(self) -> int:
-        return (self.frames - 1) % len(self.program.roles)
+        return (self.frames - 1) % len(self.program.turns)
 
     @cached_property
     def last(self) -> Mapping[str, Sequence[tuple[float, float]]] | None:
@@ -221,7 +221,7 @@ def _calibrated(case: Case, runs: Sequence[Run], profile: Path | None, force: bo
 
 def _restless(run: Run) -> Iterator[str]:
     """What shows that a machine had something else to do: frames, or segments, that differ from one another."""
-    roles = len(run.program.roles)
+    roles = len(run.program.turns)
     for own in () if run.streamed else (run.log["frames_s"][1 + r :: roles] for r in range(roles)):
         if own and (median := statistics.median(own)) > SPREAD * min(own):
             quick, usual = format_seconds(min(own)), format_seconds(median)

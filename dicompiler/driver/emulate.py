@@ -97,18 +97,18 @@ def emulate(
         work = work if cost else taking(work, board)
     told = predict(work, platform, frames, options.in_flight)
     expected = Expected(problem.cost.name, program, told)
-    _check_speed(here, board, told.frame_s, len(program.roles))
+    _check_speed(here, board, told.frame_s, len(program.turns))
     first = program.devices[0].device
     with _boards(platform, board, first) as emulation:
         listen = f"{emulation.addresses[first]}:0"
         options = replace(options, emulation=emulation, listen=listen, insecure=True)
         result = run(directory, inputs, frames, options=options)
-    late = _late(result, board, here, len(program.roles))
+    late = _late(result, board, here, len(program.turns))
     count = len(result.frames_s)
     if options.in_flight > 1:
         what, frame_s = f"{count} frames, each", result.total_s / count
     else:
-        what, frame_s = "a frame", usual_s(result.frames_s, len(program.roles))
+        what, frame_s = "a frame", usual_s(result.frames_s, len(program.turns))
     return Emulated(result, what, frame_s, told.frame_s, board, late, expected, platform)
 
 

@@ -167,7 +167,7 @@ def measured(log: Mapping[str, Any], program: Program) -> Told:
         compute_s, send_s, wait_s = (entry[key] / frames for key in ("compute_s", "send_s", "wait_s"))
         devices[entry["device"]] = Share(compute_s, send_s, wait_s, segments, waits)
     streamed = log.get("in_flight", 1) > 1
-    return Told(log["total_s"] / frames if streamed else usual_s(times, len(program.roles)), devices)
+    return Told(log["total_s"] / frames if streamed else usual_s(times, len(program.turns)), devices)
 
 
 def usual_s(times: Sequence[float], roles: int) -> float:
@@ -224,7 +224,7 @@ def _furthest(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> str:
 
 def wrong_bytes(log: Mapping[str, Any], program: Program) -> list[tuple[str, str, int, int]]:
     """(Sender, receiver, bytes predicted, bytes sent) of each line that carried others than predicted."""
-    frames, count = len(log["frames_s"]), len(program.roles)
+    frames, count = len(log["frames_s"]), len(program.turns)
     sent = {int(index): total for entry in log["devices"] for index, total in entry["sent"].items()}
     roles = [r for r, role in enumerate(program.roles) for _ in role.transfers]
     lines: dict[tuple[str, str], list[int]] = {}

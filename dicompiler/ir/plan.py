@@ -45,6 +45,14 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Loss:
+    """What is in force while exactly the devices `lost` are away: a plan that names none of them."""
+
+    lost: tuple[str, ...]
+    plan: Plan
+
+
+@dataclass(frozen=True)
 class Plan:
     """`layers`: parts by layer name. `source`: devices that each hold every whole graph input. `sink`: devices that
     want every graph output. `network`: the structural digest of the network it was made for ('' in a hand-written one).
@@ -52,6 +60,7 @@ class Plan:
     `replicas`: one-to-one renamings of the parts' devices (device → device; what is not named stays); frame i of a
     stream uses renaming i mod n. Source and sink stay where they are. Empty: every frame goes by the plan as it is.
     `wire`: in which types tensors travel.
+    `losses`: plans for when devices are lost, for the same network and with the same wire; none has losses of its own.
     """
 
     layers: Mapping[str, tuple[Part, ...]]
@@ -61,23 +70,36 @@ class Plan:
     note: str = ""
     replicas: tuple[Mapping[str, str], ...] = ()
     wire: Wire = field(default_factory=Wire)
+    losses: tuple[Loss, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Every device that takes part in a role, in order of first mention: source, layers role by role, sink."""
+        """Every device that takes part in a role, in order of first mention: source, layers role by role, sink; then
+        those of the plans for losses."""
         parts = tuple(dict.fromkeys(p.device for parts in self.layers.values() for p in parts))
         named = [renaming.get(name, name) for renaming in self.replicas or ({},) for name in parts]
-        return tuple(dict.fromkeys([*self.source, *named, *self.sink]))
+        spare = [name for loss in self.losses for name in loss.plan.devices]
+        return tuple(dict.fromkeys([*self.source, *named, *self.sink, *spare]))
 
     @property
     def roles(self) -> tuple[Plan, ...]:
-        """The plan of each renaming, itself without replicas: frame i goes by entry i mod n."""
+        """The plan of every way that a frame can go, itself without replicas and losses."""
+        return tuple(way.plan for way in self.ways)
+
+    @property
+    def ways(self) -> tuple[Loss, ...]:
+        """Each role with what is lost then: first the plan's own turns, then those of each of its losses."""
+        return tuple(Loss(one.lost, role) for one in (Loss((), self), *self.losses) for role in one.plan.turns)
+
+    @property
+    def turns(self) -> tuple[Plan, ...]:
+        """The plan of each renaming, while nothing is lost: frame i goes by entry i mod n."""
         roles: list[Plan] = []
         own = self.layers.items()
         for new in self.replicas:
             moved = {name: tuple(replace(p, device=new.get(p.device, p.device)) for p in parts) for name, parts in own}
-            roles.append(replace(self, layers=moved, replicas=()))
-        return tuple(roles) or (self,)
+            roles.append(replace(self, layers=moved, replicas=(), losses=()))
+        return tuple(roles) or (replace(self, losses=()) if self.losses else self,)
 
 
 def _part_to_json(part: Part) -> dict[str, Any]:

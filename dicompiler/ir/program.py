@@ -89,8 +89,8 @@ class DeviceProgram:
 class Program:
     """`order`: (device index, segment index) of all segments, so that each comes after those it depends on.
 
-    `others`: of a plan with replicas the programs of its further roles, for the same devices in the same order;
-    everything else is the first role's.
+    `others`: of a plan with replicas or losses the programs of its further roles, for the same devices in the same
+    order; everything else is the first role's. `lost`: the devices without which it is played.
     """
 
     devices: tuple[DeviceProgram, ...]
@@ -100,11 +100,17 @@ class Program:
     weights: Mapping[str, Weight] = field(repr=False)
     order: tuple[tuple[int, int], ...]
     others: tuple[Program, ...] = field(default=(), repr=False)
+    lost: tuple[str, ...] = ()
 
     @property
     def roles(self) -> tuple[Program, ...]:
-        """The program of each role: frame i is played by entry i mod n."""
+        """The program of each role, those for losses last."""
         return (replace(self, others=()), *self.others)
+
+    @property
+    def turns(self) -> tuple[Program, ...]:
+        """Those that are played while nothing is lost: frame i by entry i mod n."""
+        return tuple(role for role in self.roles if not role.lost)
 
     @property
     def all_transfers(self) -> tuple[Transfer, ...]:

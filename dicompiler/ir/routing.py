@@ -67,7 +67,8 @@ class Routing:
 
     reads: task → what it reads → the tree that makes it. deliveries: the same for graph outputs. received: every box
     that travels. dropped: parts that nobody reads. runs: the number of each live task's run (see `lane_runs`).
-    others: of a plan with replicas the routings of its further roles; everything else is the first role's.
+    others: of a plan with replicas or losses the routings of its further roles; everything else is the first role's.
+    lost: the devices without which it is played.
     """
 
     layers: LayerGraph = field(repr=False)
@@ -78,11 +79,17 @@ class Routing:
     dropped: tuple[TaskId, ...]
     runs: Mapping[TaskId, int] = field(repr=False)
     others: tuple[Routing, ...] = field(default=(), repr=False)
+    lost: tuple[str, ...] = ()
 
     @property
     def roles(self) -> tuple[Routing, ...]:
-        """The routing of each role: frame i goes by entry i mod n."""
+        """The routing of each role, those for losses last."""
         return (changed(self, others=()), *self.others)
+
+    @property
+    def turns(self) -> tuple[Routing, ...]:
+        """Those in force while nothing is lost: frame i goes by entry i mod n."""
+        return tuple(role for role in self.roles if not role.lost)
 
     def nbytes(self, box: Box) -> int:
         """Raw bytes of a box; of a received one those that travel."""

@@ -70,7 +70,7 @@ def split(compilation: Compilation, rewrite: Rewrite = checked) -> Compilation:
         return placed, placed.routing, cut(placed.model, devices, platform.host_of)
 
     roles = _by_role(plan, one)
-    routing, program = _joined([(routing, program) for _, routing, program in roles])
+    routing, program = _joined(plan, [(routing, program) for _, routing, program in roles])
     return replace(roles[0][0], plan=plan, routing=routing, program=program, reference=compilation.model)
 
 
@@ -89,7 +89,7 @@ def unwritten(given: Given, layers: LayerGraph, platform: Platform, plan: Plan) 
         routing = route_on(platform, layers, role)
         return routing, cut(place(given, routing, role), devices, platform.host_of)
 
-    return _joined(_by_role(plan, one))
+    return _joined(plan, _by_role(plan, one))
 
 
 def _devices(platform: Platform, plan: Plan) -> list[str]:
@@ -108,10 +108,11 @@ def _by_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
     return results
 
 
-def _joined(roles: list[tuple[Routing, Program]]) -> tuple[Routing, Program]:
+def _joined(plan: Plan, roles: list[tuple[Routing, Program]]) -> tuple[Routing, Program]:
     """The first role's routing and program, which hold those of the others."""
+    lost = [way.lost for way in plan.ways][1:]
     (routing, program), *others = roles
     return (
-        replace(routing, others=tuple(other for other, _ in others)),
-        replace(program, others=tuple(other for _, other in others)),
+        replace(routing, others=tuple(replace(r, lost=one) for (r, _), one in zip(others, lost, strict=True))),
+        replace(program, others=tuple(replace(p, lost=one) for (_, p), one in zip(others, lost, strict=True))),
     )

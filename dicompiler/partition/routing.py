@@ -35,7 +35,7 @@ def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None
     """
     layers = on_wire(layers, plan.wire.types)
     check(layers, plan)
-    first, *others = (_Router(layers, role, hosts or {}).run() for role in plan.roles)
+    first, *others = (changed(_Router(layers, one.plan, hosts or {}).run(), lost=one.lost) for one in plan.ways)
     return changed(first, others=tuple(others))
 
 

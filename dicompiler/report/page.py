@@ -185,7 +185,7 @@ def _key(facts: Facts) -> Markup:
 def _notes(facts: Facts) -> Markup:
     text = "Hover over a layer, tap it or go to it with the tab key for its parts, regions, times and bytes."
     notes = [element("p", text, class_="note screen")]
-    count = len(facts.program.roles)
+    count = len(facts.program.turns)
     if count > 1:
         text = f"Of {count} replicas the first one is shown; the others do the same on other devices."
         notes.append(element("p", text, class_="note"))

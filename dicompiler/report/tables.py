@@ -25,7 +25,7 @@ FEW = 12
 
 def links(facts: Facts) -> Markup:
     """Bytes of a frame by sender (rows) and receiver (columns), darker where there are more."""
-    count = len(facts.program.roles)
+    count = len(facts.program.turns)
     sent: dict[tuple[str, str], int] = {}
     for transfer in facts.program.all_transfers:
         key = transfer.sender, transfer.receiver
