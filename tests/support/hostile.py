@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from support.running import wait_until
 
@@ -29,7 +29,10 @@ from dicompiler_targets.sockets.runtime.wire import Channel
 
 
 class Hostile:
-    """Device `name`. `keys`: a directory of keys of any device."""
+    """Device `name`. `keys`: a directory of keys of any device. `outcome` closes it: who connects to a listener that
+    is left open waits in vain."""
+
+    there: ClassVar[list[Hostile]] = []
 
     def __init__(self, directory: Path, name: str, message: str, keys: Path | None = None) -> None:
         words = shlex.split(message.partition("host: ")[2])
@@ -40,8 +43,9 @@ class Hostile:
         self.end = time.monotonic() + 20
         self.messages: list[tuple[Header, Any]] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
-        self.connection = socket.create_connection(split_address(after["--control"]))
-        self.control = Channel(secured(self.connection, None if keys is None else Keys(keys), False, self.end))
+        self.there.append(self)
+        connection = socket.create_connection(split_address(after["--control"]))
+        self.control = Channel(secured(connection, None if keys is None else Keys(keys), False, self.end))
         self.hello = {
             "device": name,
             "digest": self.digest,
@@ -98,3 +102,5 @@ def outcome(directory: Path, inputs: Any, options: RunOptions, act: Callable[[st
         log.removeHandler(handler)
         log.setLevel(level)
         player.join(20)
+        while Hostile.there:
+            Hostile.there.pop().close()
