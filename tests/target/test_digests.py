@@ -29,13 +29,21 @@ def defined(data: bytes) -> str:
 def digest(path: Path, data: bytes) -> str:
     path.write_bytes(data)
     found = content_digest(path, "lanes")
-    assert files._digest(path, "lanes:") == found
+    there = files.Files(path.parent, {"files": {path.name: {"bytes": len(data), "digest": found}}})
+    there.begin()
+    there.check()
     return found
 
 
 @pytest.mark.parametrize("size", [0, 1, 4, 16383, 16384, MIB - 1, MIB, MIB + 1, 2 * MIB, len(DATA)])
 def test_digests_are_as_defined(size: int, tmp_path: Path) -> None:
     assert digest(tmp_path / "x", DATA[:size]) == defined(DATA[:size])
+
+
+@pytest.fixture(autouse=True)
+def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runtime takes these files, too, in several pieces."""
+    monkeypatch.setattr(files, "PIECE", MIB)
 
 
 @given(st.integers(0, len(DATA) - 1), st.integers(1, 255))
@@ -45,7 +53,12 @@ def test_any_byte_that_is_another_changes_it(tmp_path_factory: pytest.TempPathFa
     path = tmp_path_factory.getbasetemp() / "flipped"
     changed = bytearray(DATA)
     changed[at] ^= other
-    assert digest(path, changed) != digest(path, DATA)
+    right = digest(path, DATA)
+    assert digest(path, changed) != right
+    there = files.Files(path.parent, {"files": {path.name: {"bytes": len(DATA), "digest": right}}})
+    there.begin()
+    with pytest.raises(ValueError, match="file flipped is damaged"):
+        there.check()
 
 
 def test_damage_in_many_places_and_other_lengths_change_it(tmp_path: Path) -> None:
