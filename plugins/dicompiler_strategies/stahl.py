@@ -168,7 +168,7 @@ class Stahl(Strategy):
         if len(names) > 1 and sizes:
             schemes = solve_ilp(sizes, len(names), self.reuse, self.lip, self.fuse).schemes
         chosen = {size.name: scheme for size, scheme in zip(sizes, schemes, strict=True)}
-        return problem.plan(_parts(problem.layers, chosen, names, fastest[0].name))
+        return problem.plan(network_parts(problem.layers, chosen, names, fastest[0].name))
 
 
 def network_sizes(layers: LayerGraph) -> tuple[Size, ...]:
@@ -213,7 +213,7 @@ def _ranges_fit(layers: LayerGraph, before: Layer, length: int) -> bool:
     return axis is not None and output_shape(layers, before)[axis] == length
 
 
-def _parts(
+def network_parts(
     layers: LayerGraph, schemes: Mapping[str, Scheme], names: Sequence[str], leader: str
 ) -> dict[str, tuple[Part, ...]]:
     """Layer name → parts; partial sums are added up on the leader."""

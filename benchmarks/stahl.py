@@ -1,0 +1,91 @@
+"""Stahl's experiment (SAMOS 2019, table 1): YOLOv2 on six boards, its late layers in LOP, or by pairs in FUSE.
+
+In: lines in Mbit/s. Out: for each line the seconds of a frame with LOP and with FUSE, predicted and measured on boards
+that this host plays, and how many times faster FUSE is, beside what the paper measured. Run it as README.md says, as
+root, on a host that does nothing else.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.driver.emulate import emulate
+from dicompiler.driver.fidelity import crowding
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.devices import Network
+from dicompiler.ir.plan import Part
+from dicompiler.ir.platform import Platform
+from dicompiler_strategies.stahl import Scheme, network_parts
+
+BOARDS = 6
+PAPER = {10: 1.16, 100: 1.15, 1000: 1.06}
+"""How many times faster FUSE was, by Mbit/s."""
+NUMBERS = (16, 18, 19, 20, 21, 22, 23, 24, 26, 29, 30)
+"""The convolutions whose channels the paper cuts, as darknet numbers them: the last of ours."""
+CONVOLUTIONS = {number: f"conv{13 + i}" for i, number in enumerate(NUMBERS)}
+PAIRS = {"LOP": (), "FUSE": ((18, 19), (20, 21), (22, 23), (29, 30))}
+"""The paper's FUSE1 is the best of its table 2."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Seconds of a frame."""
+
+    predicted_s: float
+    measured_s: float
+    late: float
+
+
+def parts(tiled: Compilation, kind: str) -> Mapping[str, tuple[Part, ...]]:
+    """Early layers in height tiles, as `tiled` has them, late ones by channels."""
+    layers, plan = tiled.layers, tiled.plan
+    assert layers is not None and plan is not None
+    schemes: dict[str, Scheme] = dict.fromkeys(CONVOLUTIONS.values(), "o")
+    for first, second in PAIRS[kind]:
+        schemes |= {CONVOLUTIONS[first]: "f", CONVOLUTIONS[second]: "s"}
+    late = network_parts(layers, schemes, plan.devices, plan.devices[0])
+    begin = layers.position[CONVOLUTIONS[16]]
+    return {layer.name: (plan.layers if i < begin else late)[layer.name] for i, layer in enumerate(layers.layers)}
+
+
+def measured(tiled: Compilation, platform: Platform, kind: str, frames: int) -> Case:
+    """One plan on boards of that platform."""
+    assert tiled.plan is not None
+    plan = replace(tiled.plan, layers=parts(tiled, kind))
+    cost = f"analytic{{runtime={crowding(BOARDS):g}}}"
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch, "net")
+        dicompiler.compile(networks.build("yolov2"), platform, plan=plan, cost=cost, output=place)
+        found = emulate(place, frames=frames, cost=cost)
+    return Case(found.predicted_s, found.frame_s, found.late)
+
+
+@click.command(help=__doc__)
+@click.option("--line", "lines", multiple=True, type=int, default=tuple(PAPER), show_default=True, help="Mbit/s.")
+@click.option("--frames", default=3, show_default=True)
+def main(lines: Sequence[int], frames: int) -> None:
+    for line in lines:
+        platform = replace(Platform.load(f"rpi3x{BOARDS}"), network=Network("switch", 1e6 * line))
+        tiled = dicompiler.compile(networks.build("yolov2"), platform, "modnn")
+        cases = {kind: measured(tiled, platform, kind, frames) for kind in PAIRS}
+        for kind, case in cases.items():
+            click.echo(
+                f"{line:5} Mbit/s  {kind:4}  {case.predicted_s:7.2f} s predicted {case.measured_s:7.2f} measured, "
+                f"host late by {case.late:.0%}"
+            )
+        lop, fuse = cases["LOP"], cases["FUSE"]
+        click.echo(
+            f"{line:5} Mbit/s  FUSE is {lop.predicted_s / fuse.predicted_s:.2f} times faster as predicted, "
+            f"{lop.measured_s / fuse.measured_s:.2f} as measured; the paper: {PAPER.get(line, 'no figure')}"
+        )
+
+
+if __name__ == "__main__":
+    main()
