@@ -44,9 +44,13 @@ class SolverResult:
     interrupted: bool = False
 
 
-def finish(relaxed: Relaxed, effort: Effort) -> SolverResult:
-    """Continues from `relaxed`: on the most promising choices first, whose best value then drops others."""
+def finish(relaxed: Relaxed, effort: Effort, wide: bool = False) -> SolverResult:
+    """Continues from `relaxed`: on the most promising choices first, whose best value then drops others. wide: on
+    those alone: the bounds of a graph that is too wide to eliminate drop hardly any, and a model of all pairs takes
+    gigabytes."""
     first = _attempt(relaxed, replace(effort, time=effort.time / 2), FEW)
+    if wide and first.best is not None:
+        return first
     if first.interrupted or first.best is None or first.value <= first.bound * (1 + 1e-6):
         return first if first.interrupted or first.best is not None else _attempt(relaxed, effort, PAIRS)
     keep = [totals <= first.value * (1 + SLACK) for totals in relaxed.least]
