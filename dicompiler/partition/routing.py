@@ -61,8 +61,7 @@ class _Router:
         self.received: list[Box] = []
 
     def run(self) -> Routing:
-        deliveries: list[Delivery] = []
-        backwards: list[list[Task]] = []
+        deliveries, backwards = list[Delivery](), list[list[Task]]()
         for layer in reversed(self.layers.layers):
             tasks = make_tasks(self.layers, layer, self.plan.layers[layer.name])
             finals = [task for task in tasks if task.kind != "partial"]
@@ -188,8 +187,7 @@ def _boxes(tasks: Sequence[Task], key: Key) -> list[Box]:
 def lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[Key, Tree]]) -> dict[TaskId, int]:
     """Numbers the maximal runs of steps in which no lane reads what another lane or device makes in the same run:
     inside a run the lanes of a device go one after another. `tasks` in layer order."""
-    runs: dict[TaskId, int] = {}
-    current = 0
+    runs, current = dict[TaskId, int](), 0
     for _, group in itertools.groupby(tasks, key=lambda task: (task.layer, task.kind == "partial")):
         step = list(group)
         for task in step:
