@@ -14,21 +14,25 @@ if TYPE_CHECKING:
     from dicompiler.plugin.registry import Provided, Registry
 
 NAMES = ("passes", "strategies", "targets", "operators", "cost-models", "platforms", "plugins")
+NETWORKS = "networks"
 
 
 @click.command("list")
 @click.argument("kind", metavar="KIND")
 @json_option
 def command(kind: str, as_json: bool) -> None:
-    """List what plugins provide, with options and origins.
+    """List what plugins provide, with options and origins, or the networks that come with dicompiler.
 
-    KIND is one of passes, strategies, targets, operators, cost-models, platforms, plugins.
+    KIND is one of passes, strategies, targets, operators, cost-models, platforms, plugins, networks.
     """
     from dicompiler.cli.tables import show, show_json
     from dicompiler.plugin.registry import registry
 
+    if kind == NETWORKS:
+        _show_networks(as_json)
+        return
     if kind not in NAMES:
-        raise UsageError(f"list: unknown kind {kind!r}{nearest(kind, NAMES)}")
+        raise UsageError(f"list: unknown kind {kind!r}{nearest(kind, (*NAMES, NETWORKS))}")
     known = registry()
     records = _plugins(known) if kind == "plugins" else [_record(p) for p in known.of(kind.replace("-", "_")).values()]
     if as_json:
@@ -38,6 +42,28 @@ def command(kind: str, as_json: bool) -> None:
     # Of a long text the first sentence; --json has all of it.
     rows = [(_head(r), r[text].partition(". ")[0], f"{r['distribution']} {r['version']}") for r in records]
     show(("name", text, "from"), rows)
+
+
+def _show_networks(as_json: bool) -> None:
+    """The architectures with seeded weights that `dicompiler.networks.build` makes."""
+    from dicompiler import networks
+    from dicompiler.cli.tables import show, show_json
+
+    def record(name: str) -> dict[str, Any]:
+        known = [{"name": key, "default": value} for key, value in networks.options(name).items()]
+        summary, parameters = networks.summary(name), networks.parameters(name)
+        return {"name": name, "summary": summary, "parameters": parameters, "options": known}
+
+    records = [record(name) for name in networks.NAMES]
+    fixed: dict[str, Any] = {"summary": "comes with the onnx package", "parameters": None, "options": []}
+    records += [{"name": f"light/{name}", **fixed} for name in networks.LIGHT_NAMES]
+    if as_json:
+        show_json(records)
+        return
+    counted = [f"{r['parameters'] / 1e6:.2f} M" if r["parameters"] else "" for r in records]
+    show(
+        ("name", "summary", "parameters"), [(r["name"], r["summary"], n) for r, n in zip(records, counted, strict=True)]
+    )
 
 
 def _record(provided: Provided) -> dict[str, Any]:

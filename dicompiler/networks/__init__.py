@@ -7,6 +7,7 @@ LIGHT_NAMES (`build("light/vgg19")`) come with the onnx package.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,27 +15,32 @@ from typing import Any
 import onnx
 
 from dicompiler.base.errors import UsageError, nearest
-from dicompiler.networks import classic, edge, residual
+from dicompiler.networks import classic, detection, edge, residual, transformers
 from dicompiler.networks.builder import Builder
 from dicompiler.networks.light import LIGHT_NAMES, light
 
-__all__ = ["LIGHT_NAMES", "NAMES", "build", "light", "parameters"]
+__all__ = ["LIGHT_NAMES", "NAMES", "build", "light", "options", "parameters", "summary"]
 
 
 @dataclass(frozen=True)
 class _Network:
-    """How to append the network, the image's usual side and channels (0: its input is a row of numbers, as many as its
-    size), and what its function is called with."""
+    """How to append the network, the input's usual size and channels (0: its axes are those of the size alone), how
+    many axes the size has, what its function is called with, and its inputs where they are several of whole numbers."""
 
     append: Callable[..., str]
     size: int | tuple[int, int] = 224
     channels: int = 3
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    axes: int = 2
+    tokens: tuple[str, ...] = ()
 
 
 _NETWORKS = {
     "alexnet": _Network(classic.alexnet),
-    "autoencoder": _Network(edge.autoencoder, 640, 0),
+    "autoencoder": _Network(edge.autoencoder, 640, 0, axes=1),
+    "bert_base": _Network(
+        transformers.bert_base, 128, 0, axes=1, tokens=("input_ids", "attention_mask", "token_type_ids")
+    ),
     "densenet121": _Network(residual.densenet, fixed={"depth": 121}),
     "ds_cnn": _Network(edge.ds_cnn, (49, 10), 1),
     "lenet": _Network(classic.lenet, 32, 1),
@@ -45,11 +51,16 @@ _NETWORKS = {
     "resnet18": _Network(residual.resnet, fixed={"depth": 18}),
     "resnet50": _Network(residual.resnet, fixed={"depth": 50}),
     "resnet8": _Network(edge.resnet8, 32),
+    "segformer_b0": _Network(transformers.segformer_b0, 512),
     "squeezenet": _Network(classic.squeezenet),
     "tiny": _Network(residual.tiny, 32),
     "vgg16": _Network(classic.vgg, fixed={"depth": 16}),
     "vgg19": _Network(classic.vgg, fixed={"depth": 19}),
+    "vit_tiny": _Network(transformers.vit_tiny),
+    "whisper_tiny_encoder": _Network(transformers.whisper_tiny_encoder, 3000, 80, axes=1),
+    "yolo11n": _Network(detection.yolo11n, 640),
     "yolov2": _Network(classic.yolov2, 608),
+    "yolov8n": _Network(detection.yolov8n, 640),
 }
 NAMES = tuple(sorted(_NETWORKS))
 
@@ -78,19 +89,32 @@ def parameters(name: str, **options: Any) -> int:
     return _append(name, options)[0].parameters
 
 
-def _append(name: str, options: Mapping[str, Any]) -> tuple[Builder, str]:
+def options(name: str) -> dict[str, Any]:
+    """The options of one of NAMES with their defaults."""
+    network = _NETWORKS[name]
+    own = {key: p.default for key, p in inspect.signature(network.append).parameters.items() if key != "net"}
+    return {"size": network.size, "batch": 1, "opset": 17} | {k: v for k, v in own.items() if k not in network.fixed}
+
+
+def summary(name: str) -> str:
+    """What one of NAMES is, in a few words."""
+    text = inspect.getdoc(_NETWORKS[name].append) or ""
+    return re.split(r"\.\s| \(|: ", text, maxsplit=1)[0].replace("\n", " ").rstrip(".")
+
+
+def _append(name: str, given: Mapping[str, Any]) -> tuple[Builder, str]:
     """The grown builder and its output tensor."""
     if name not in _NETWORKS:
         raise UsageError(f"unknown network {name!r}{nearest(name, [*NAMES, *(f'light/{n}' for n in LIGHT_NAMES)])}")
     network = _NETWORKS[name]
-    parameters = [key for key in inspect.signature(network.append).parameters if key not in ("net", *network.fixed)]
-    known = [*parameters, "size", "batch", "opset"]
-    for option in options:
+    known = options(name)
+    for option in given:
         if option not in known:
             raise UsageError(f"network {name!r}: unknown option {option!r}{nearest(option, known)}")
-    size = options.get("size", network.size)
-    height, width = (size, size) if isinstance(size, int) else size
-    image = (network.channels, height, width) if network.channels else (height,)
-    net = Builder(name, (options.get("batch", 1), *image), options.get("opset", 17))
-    given = {key: value for key, value in options.items() if key in parameters}
-    return net, network.append(net, **network.fixed, **given)
+    known |= given
+    size = known.pop("size")
+    sides = (size,) * network.axes if isinstance(size, int) else tuple(size)
+    image = (known.pop("batch"), *((network.channels,) if network.channels else ()), *sides)
+    inputs = dict.fromkeys(network.tokens, onnx.TensorProto.INT64) or {"input": onnx.TensorProto.FLOAT}
+    net = Builder(name, image, known.pop("opset"), inputs)
+    return net, network.append(net, **network.fixed, **known)

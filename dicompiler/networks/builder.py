@@ -1,4 +1,4 @@
-"""Builder: writes a convolutional network as ONNX, one method for each operator, and keeps every tensor's shape.
+"""Builder: writes a network as ONNX, one method for each operator, and keeps every tensor's shape.
 
 In: calls in the order of the network. Out: the number of parameters (no weight is made for it), or a ModelProto.
 """
@@ -6,7 +6,7 @@ In: calls in the order of the network. Out: the number of parameters (no weight 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,19 +49,21 @@ def _renamed(node: onnx.NodeProto, old: str, new: str) -> onnx.NodeProto:
 class Builder:
     """Grows one network. Methods take and return tensor names; a node's output is named `<node>.out`.
 
-    `shape[tensor]` is (N, C, H, W), or (N, features) after `flatten`. The graph's input is `input`, of shape `image`.
+    `shape[tensor]` is (N, C, H, W), or (N, features) after `flatten`. The graph's inputs, with their element types, are
+    `inputs`, each of shape `image`.
     """
 
     name: str
     image: tuple[int, ...]
     opset: int = 17
+    inputs: Mapping[str, int] = field(default_factory=lambda: {"input": TensorProto.FLOAT})
     shape: dict[str, tuple[int, ...]] = field(default_factory=dict)
     weights: dict[str, WeightSpec] = field(default_factory=dict)
     constants: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.shape["input"] = self.image
+        self.shape.update(dict.fromkeys(self.inputs, self.image))
 
     @property
     def parameters(self) -> int:
@@ -108,6 +110,14 @@ class Builder:
         shape = (self.image[0], channels, *self._windows(x, reach, strides, border))
         windows = {"kernel_shape": sizes, "strides": strides, "pads": border, "dilations": (dilation, dilation)}
         return self.node("Conv", name, inputs, shape, **windows, group=group)
+
+    def conv1d(self, x: str, name: str, channels: int, kernel: int, stride: int, pad: int) -> str:
+        """Conv along one axis, with bias: (N, C, length) → (N, channels, …)."""
+        batch, before, length = self.shape[x]
+        weight = self.weight(f"{name}.weight", (channels, before, kernel), "filter", before * kernel)
+        inputs = [x, weight, self.weight(f"{name}.bias", (channels,), "bias")]
+        shape = (batch, channels, (length + 2 * pad - kernel) // stride + 1)
+        return self.node("Conv", name, inputs, shape, kernel_shape=[kernel], strides=[stride], pads=[pad, pad])
 
     def pool(
         self,
@@ -162,11 +172,35 @@ class Builder:
     def add(self, a: str, b: str, name: str) -> str:
         return self.node("Add", name, [a, b], self.shape[a])
 
-    def concat(self, tensors: Sequence[str], name: str) -> str:
-        """Joins along the channels."""
+    def mul(self, a: str, b: str, name: str) -> str:
+        return self.node("Mul", name, [a, b], self.shape[a])
+
+    def matmul(self, a: str, b: str, name: str) -> str:
+        """(…, M, K) times (…, K, N), a tensor or a weight."""
+        second = self.shape[b] if b in self.shape else self.weights[b].shape
+        return self.node("MatMul", name, [a, b], (*self.shape[a][:-1], second[-1]))
+
+    def concat(self, tensors: Sequence[str], name: str, axis: int = 1) -> str:
+        """Joins along an axis, the channels by default."""
         first = self.shape[tensors[0]]
-        shape = (first[0], sum(self.channels(tensor) for tensor in tensors), *first[2:])
-        return self.node("Concat", name, list(tensors), shape, axis=1)
+        shape = (*first[:axis], sum(self.shape[tensor][axis] for tensor in tensors), *first[axis + 1 :])
+        return self.node("Concat", name, list(tensors), shape, axis=axis)
+
+    def split(self, x: str, name: str, sizes: Sequence[int], axis: int = 1) -> list[str]:
+        """The opposite: pieces of these sizes, `<name>.out0` and so on."""
+        shape = self.shape[x]
+        outputs = [f"{name}.out{number}" for number in range(len(sizes))]
+        lengths = self.constant(f"{name}.sizes", np.array(sizes, np.int64))
+        self.nodes.append(helper.make_node("Split", [x, lengths], outputs, name, axis=axis))
+        self.shape |= {out: (*shape[:axis], n, *shape[axis + 1 :]) for out, n in zip(outputs, sizes, strict=True)}
+        return outputs
+
+    def resize(self, x: str, name: str, factor: int, **attributes: Any) -> str:
+        """Height and width times `factor`."""
+        batch, channels, height, width = self.shape[x]
+        scales = self.constant(f"{name}.scales", np.array([1, 1, factor, factor], np.float32))
+        shape = (batch, channels, factor * height, factor * width)
+        return self.node("Resize", name, [x, "", scales], shape, **attributes)
 
     def global_average(self, x: str, name: str) -> str:
         return self.node("GlobalAveragePool", name, [x], (*self.shape[x][:2], 1, 1))
@@ -201,7 +235,7 @@ class Builder:
         graph = helper.make_graph(
             nodes,
             self.name,
-            [helper.make_tensor_value_info("input", TensorProto.FLOAT, self.image)],
+            [helper.make_tensor_value_info(name, kind, self.image) for name, kind in self.inputs.items()],
             [helper.make_tensor_value_info("output", TensorProto.FLOAT, self.shape[output])],
             tensors,
         )

@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.gaps import in_a_row
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.regions import Region, full, intersect, volume, with_interval
@@ -24,8 +25,9 @@ from dicompiler.partition.plan_rules import check
 if TYPE_CHECKING:
     from dicompiler.ir.platform import Platform
 
-
 Order = tuple[int, int, int]
+Place = tuple[str, int]  # device, lane
+MANY = 64  # pieces from which on an assembly is one Join: a Join in a Join for each would be too deep
 
 
 def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None) -> Routing:
@@ -59,8 +61,7 @@ class _Router:
         self.received: list[Box] = []
 
     def run(self) -> Routing:
-        deliveries: list[Delivery] = []
-        backwards: list[list[Task]] = []
+        deliveries, backwards = list[Delivery](), list[list[Task]]()
         for layer in reversed(self.layers.layers):
             tasks = make_tasks(self.layers, layer, self.plan.layers[layer.name])
             finals = [task for task in tasks if task.kind != "partial"]
@@ -115,9 +116,7 @@ class _Router:
         for key, boxes in sums.items():
             self._serve(key, boxes)
 
-    def _assemble(
-        self, need: Region, at: tuple[str, int], boxes: Sequence[Box], held: dict[str, list[Box]], reader: str
-    ) -> Tree:
+    def _assemble(self, need: Region, at: Place, boxes: Sequence[Box], held: dict[str, list[Box]], reader: str) -> Tree:
         """The need as a tree of pieces: the best one first, what is left is cut around it along one axis.
 
         Best: own lane, own device (what was received is local), own host; then largest overlap; then device order.
@@ -137,6 +136,15 @@ class _Router:
                 f"plan: nobody computes {show(need)} of {boxes[0].key.tensor!r}, which {reader} reads: "
                 "let the region of one of its parts cover it"
             )
+        ranked = [(one, *self._rank(at, i, box, one)) for i, box, one in overlaps] if len(overlaps) > MANY else ()
+        if ranked and (row := in_a_row(need, ranked)):
+            pieces, before = (
+                [(cut, boxes[:1] if i is None else [overlaps[i][1]]) for cut, i in row[1]],
+                len(self.received),
+            )
+            children = tuple([self._assemble(cut, at, one, {}, reader) for cut, one in pieces])
+            held.setdefault(device, []).extend(self.received[before:])
+            return Join(row[0], children)
         _, box, overlap = overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda one: self._rank(at, *one))
         # What has nothing in common with the need has nothing in common with a part of it.
         near = [one for _, one, _ in overlaps if one.origin is None] or boxes[:1]
@@ -152,13 +160,11 @@ class _Router:
             self.received.append(box)
         return Take(box, overlap)
 
-    def _rank(self, at: tuple[str, int], index: int, box: Box, overlap: Region) -> tuple[int, int, int, int]:
+    def _rank(self, at: Place, index: int, box: Box, overlap: Region) -> tuple[int, int, int, int]:
         """The smaller the better a piece."""
         device, lane = at
-        if box.device == device:
-            distance = 0 if box.lane == lane else 1
-        else:
-            distance = 2 if self.hosts.get(box.device, box.device) == self.hosts.get(device, device) else 3
+        near = self.hosts.get(box.device, box.device) == self.hosts.get(device, device)
+        distance = int(box.lane != lane) if box.device == device else 2 if near else 3
         return distance, -volume(overlap), self.rank[box.device], index
 
     def _order(self, task: Task) -> Order:
@@ -169,15 +175,9 @@ class _Router:
         live = sorted(self._live(tasks), key=self._order)
         runs = lane_runs(live, self.reads)
         live.sort(key=lambda task: (runs[task_id(task)], task.lane))
-        return Routing(
-            self.layers,
-            tuple(live),
-            self.reads,
-            tuple(sorted(deliveries, key=lambda delivery: self.outputs[delivery.output])),
-            tuple(self.received),
-            tuple(task_id(task) for task in tasks if task_id(task) not in self.live),
-            runs,
-        )
+        delivered = tuple(sorted(deliveries, key=lambda delivery: self.outputs[delivery.output]))
+        dropped = tuple(task_id(task) for task in tasks if task_id(task) not in self.live)
+        return Routing(self.layers, tuple(live), self.reads, delivered, tuple(self.received), dropped, runs)
 
 
 def _boxes(tasks: Sequence[Task], key: Key) -> list[Box]:
@@ -187,8 +187,7 @@ def _boxes(tasks: Sequence[Task], key: Key) -> list[Box]:
 def lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[Key, Tree]]) -> dict[TaskId, int]:
     """Numbers the maximal runs of steps in which no lane reads what another lane or device makes in the same run:
     inside a run the lanes of a device go one after another. `tasks` in layer order."""
-    runs: dict[TaskId, int] = {}
-    current = 0
+    runs, current = dict[TaskId, int](), 0
     for _, group in itertools.groupby(tasks, key=lambda task: (task.layer, task.kind == "partial")):
         step = list(group)
         for task in step:

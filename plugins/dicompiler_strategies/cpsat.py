@@ -70,7 +70,7 @@ class CpSat(Strategy):
         """The same with its metrics, over tables that are there already. deadline: of `time.monotonic`, from which on
         nothing more is tried. An interrupt gives the best plan so far."""
         problem = cost_tables.problem
-        solution = self.solve(cost_tables)
+        solution = self.solve(cost_tables, deadline)
         search = CandidateSearch(problem, self.name, deadline)
         interrupted = solution.interrupted
         try:
@@ -89,12 +89,12 @@ class CpSat(Strategy):
         note = INTERRUPTED if interrupted else best.plan.note
         return replace(best, plan=replace(best.plan, note=note), origin=self.name)
 
-    def solve(self, cost_tables: Tables) -> JointSolution:
-        """The best plan found over the tables, with its bound."""
+    def solve(self, cost_tables: Tables, deadline: float = math.inf) -> JointSolution:
+        """The best plan found over the tables, with its bound; deadline: when the solver stops, as `evaluated`."""
         from dicompiler_strategies.joint.search import solve
         from dicompiler_strategies.joint.solving import Effort
 
-        solution = solve(cost_tables, Effort(self.time, self.workers, self.seed))
+        solution = solve(cost_tables, Effort(self.time, self.workers, self.seed, deadline))
         log.info("cpsat: %s", solution.text())
         return solution
 

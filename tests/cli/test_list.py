@@ -10,6 +10,7 @@ import pytest
 from support.commands import command
 
 import dicompiler
+from dicompiler import networks
 
 
 class TestList:
@@ -25,6 +26,12 @@ class TestList:
             assert record["summary"]
             assert (record["distribution"], record["version"]) == ("dicompiler", dicompiler.__version__)
             assert all([*option] == ["name", "type", "default", "help"] for option in record["options"])
+
+    def test_networks_are_listed_with_their_parameters(self) -> None:
+        records = {record["name"]: record for record in json.loads(command("list", "networks", "--json").stdout)}
+        assert records["yolo11n"]["parameters"] == networks.parameters("yolo11n")
+        assert {"name": "size", "default": 640} in records["yolo11n"]["options"]
+        assert [*records] == [*networks.NAMES, *(f"light/{name}" for name in networks.LIGHT_NAMES)]
 
     def test_options_stand_beside_the_name_as_they_are_written(self) -> None:
         done = command("list", "passes")

@@ -24,15 +24,21 @@ from dicompiler.ir.onnx.model import Model
 
 PUBLISHED = {
     "alexnet": 61_100_840,
+    "bert_base": 109_482_240 - 768 * 769,  # without the pooler
     "densenet121": 7_978_856,
     "lenet": 61_706,
     "mobilenet_v2": 3_504_872,
     "resnet101": 44_549_160,
     "resnet18": 11_689_512,
     "resnet50": 25_557_032,
+    "segformer_b0": 3_752_694,
     "squeezenet": 1_235_496,
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
+    "vit_tiny": 5_717_416,
+    "whisper_tiny_encoder": 8_208_384,
+    "yolo11n": 2_616_248 - 16,  # of fused models; the distances' weights (DFL) are fixed
+    "yolov8n": 3_151_904 - 16,
 }
 
 
@@ -42,7 +48,12 @@ def run(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
     options.log_severity_level = 3  # "initializer appears in graph inputs": so it is in IR 3
     session = ort.InferenceSession(model.SerializeToString(), options)
     random = np.random.default_rng(0)
-    feed = {value.name: random.standard_normal(value.shape, dtype=np.float32) for value in session.get_inputs()}
+    feed = {
+        value.name: random.standard_normal(value.shape, dtype=np.float32)
+        if value.type == "tensor(float)"
+        else random.integers(0, 2, value.shape)
+        for value in session.get_inputs()
+    }
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, feed), strict=True))
 
 
@@ -112,6 +123,13 @@ def test_yolov2_has_as_many_numbers_as_its_authors_weight_file() -> None:
         ("alexnet", {"size": 64, "width": 0.1, "opset": 13}),
         ("vgg16", {"size": 32, "width": 0.1, "classes": 7}),
         ("yolov2", {"size": 64, "width": 0.1, "classes": 2}),
+        ("yolov8n", {"size": 64, "width": 0.25, "classes": 3}),
+        ("yolo11n", {"size": (64, 96), "width": 0.25, "batch": 2}),
+        ("segformer_b0", {"size": 64, "width": 0.25}),
+        ("bert_base", {"size": 16, "width": 0.25, "layers": 2, "vocabulary": 100}),
+        ("bert_base", {"size": 16, "width": 0.25, "layers": 1, "batch": 2, "classes": 3}),
+        ("vit_tiny", {"size": 32, "width": 0.25, "batch": 2}),
+        ("whisper_tiny_encoder", {"size": 40, "width": 0.25}),
     ],
 )
 def test_a_network_is_legal_and_computes_something(name: str, options: dict[str, Any]) -> None:
@@ -199,6 +217,9 @@ def test_the_bytes_do_not_depend_on_the_process() -> None:
         ("light/vgg19", {"size": 32}, "network 'light/vgg19' takes no option 'size'"),
         ("yolov2", {"passthrough": "reshap"}, "yolov2: unknown passthrough 'reshap' (did you mean 'reshape'?)"),
         ("tiny", {"seed": -1}, "network 'tiny': seed is -1"),
+        ("yolov8n", {"size": 100}, "network 'yolov8n': size is (100, 100): take multiples of 32"),
+        ("vit_tiny", {"opset": 13}, "network 'vit_tiny': opset 13 has no LayerNormalization: take 17 or later"),
+        ("bert_base", {"size": 513}, "network 'bert_base': size is 513: it knows 512 positions"),
     ],
 )
 def test_what_is_unknown_is_named_with_its_nearest(name: str, options: dict[str, Any], message: str) -> None:

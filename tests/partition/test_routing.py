@@ -120,3 +120,35 @@ def test_an_assembly_joins_along_one_axis_after_the_other() -> None:
         ((4, 8), (3, 6)),
     ]
     assert sum(box.key == Key("t") for box in routing.received) == 3
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_thousands_of_pieces_are_joined_side_by_side_and_take_their_own_first(extra: int) -> None:
+    """Too many for a Join in a Join for each; with equal sizes of overlapping pieces the first devices' come first."""
+    count = 1500
+    graph = f"""
+    <ir_version: 8, opset_import: ["" : 13]>
+    tall (float[1, 1, {2 * count}, 2] x) => (float[1, 1, {2 * count}, 2] y) {{
+       t = Relu (x)
+       y = LRN <size = 1> (t)
+    }}
+    """
+    whole = ((0, 1), (0, 1), (0, 2 * count), (0, 2))
+    tiles = [
+        Part(f"d{i}", (*whole[:2], (max(0, 2 * i - extra), min(2 * count, 2 * i + 2 + extra)), whole[3]))
+        for i in range(count)
+    ]
+    layers = formed(graph)
+    first, second = (layer.name for layer in layers.layers)
+    routing = route(layers, Plan({first: tuple(tiles), second: (Part("d700"),)}, ("d0",), ("d700",)))
+    (tree,) = routing.reads[second, 0].values()
+    assert isinstance(tree, Join) and all(isinstance(child, Take) for child in tree.children)
+    rows = [leaf.region[2] for leaf in leaves(tree)]
+    assert [start for start, _ in rows] == [0, *(stop for _, stop in rows[:-1])] and rows[-1][1] == 2 * count
+    (own,) = (leaf for leaf in leaves(tree) if leaf.box.origin is None)
+    assert own.region[2] == (1400 - extra, 1402 + extra)
+    assert leaves(tree)[0].box.origin is not None and rows[0] == (0, 2 - extra)  # the second has more rows
+    gone = Plan({first: tuple(tiles[:9] + tiles[10:]), second: (Part("d700"),)}, ("d0",), ("d700",))
+    if not extra:
+        with pytest.raises(DicompilerError, match=r"nobody computes \[0:1, 0:1, 18:20, 0:2\] of 't'"):
+            route(layers, gone)

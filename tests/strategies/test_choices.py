@@ -137,3 +137,14 @@ def test_cuts_at_the_next_smaller_map() -> None:
 def test_what_is_no_choice_set_is_refused(given: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ChoiceSet(**given)  # type: ignore[arg-type]
+
+
+def test_a_sequence_that_becomes_a_small_image_has_no_choice_for_each_of_its_rows() -> None:
+    layers = stack((1, 2, 512, 1), [("pool", 1, 1, 0), ("pool", 64, 64, 0)])
+    posed = Problem(layers, boards(1, 1))
+    extras = [
+        c
+        for c in choices(posed, layers.layers[0], ChoiceSet(kinds=("height",), shares=("equal",)))
+        if " of 64" in c.label
+    ]
+    assert 0 < len(extras) <= 4 * 4

@@ -27,9 +27,10 @@ from dicompiler.networks import build
 from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.cpsat import CpSat
+from dicompiler_strategies.joint import relaxation
 from dicompiler_strategies.joint.elimination import graph, min_marginals, minimise
 from dicompiler_strategies.joint.fitting import fitting
-from dicompiler_strategies.joint.model import joint_model
+from dicompiler_strategies.joint.model import JointModel, joint_model
 from dicompiler_strategies.joint.relaxation import Relaxed, coordinate_descent, relax
 from dicompiler_strategies.joint.search import JointSolution, solve
 from dicompiler_strategies.joint.solving import Effort, finish
@@ -233,3 +234,18 @@ def test_a_compiled_plan_computes_what_the_network_computes(tmp_path: Path) -> N
     assert len({part.device for parts in result.plan.layers.values() for part in parts}) > 1
     verification = result.verify()
     assert verification.passed
+
+
+def test_a_graph_too_wide_to_eliminate_is_eliminated_over_its_promising_choices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All pairs of six layers are on edges, so that every table has six axes; the best selection has low costs."""
+    random = np.random.default_rng(3)
+    node = tuple(random.random(4) for _ in range(6))
+    edge = {(i, j): 0.1 * random.random((4, 4)) for i in range(6) for j in range(i + 1, 6)}
+    model = JointModel(node, edge, alive=tuple(np.arange(4) for _ in range(6)))
+    best = min(model.value(selection) for selection in itertools.product(range(4), repeat=6))
+    monkeypatch.setattr(relaxation, "LIMIT", 2**6)
+    monkeypatch.setattr(relaxation, "coordinate_descent", lambda _, selection: selection)
+    found = relaxation.unrelaxed(model, [(0,) * 6])
+    assert found.bound <= best <= found.value < 1.1 * best < model.value((0,) * 6)

@@ -66,6 +66,12 @@ def test_row_maps_say_what_the_rules_say_of_any_interval() -> None:
     assert union([(0, 0), (2, 4), (1, 3)], [(5, 7), (0, 0), (2, 9)]) == [(5, 7), (2, 4), (1, 9)]
 
 
+def test_rules_are_asked_for_the_rows_that_shares_end_at_alone() -> None:
+    layers = stack((1, 2, 4000, 1), [("conv", 3, 3, 1, 1, 1), ("pool", 3, 1, 1)])
+    Dp().plan(Problem(layers, Platform.load("rpi4x4")))
+    assert all(len(own.single._known) < 100 for own in row_maps(layers).values())
+
+
 def test_what_is_missing_is_what_is_needed_and_not_held() -> None:
     held = Boxes.of((4, 6), [((0, 4), (0, 3)), ((0, 4), (3, 6)), None])
     need = Boxes.of((4, 6), [((0, 4), (0, 4)), ((1, 4), (2, 6)), ((0, 4), (0, 6))])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class Boxes:
                 cuts[axis] = np.array(intervals, np.int64)
         return Boxes(shape, present, cuts)
 
-    @property
+    @cached_property
     def sizes(self) -> Floats:
         """(n,) elements."""
         elements = np.where(self.present, 1.0, 0.0)

@@ -74,6 +74,7 @@ class Move(Run):
     sums: Floats | None = None
     _times: dict[tuple[Form, ...], tuple[float, float]] = field(default_factory=dict, repr=False)
     _lacks: dict[tuple[str, Form], Floats] = field(default_factory=dict, repr=False)
+    _held: list[Floats] = field(default_factory=list, repr=False)  # bytes (n,) that each device must hold, once known
 
     def time(self, team: Team, forms: Mapping[str, Form]) -> tuple[float, float]:
         """(seconds, bytes that travel) where the tensors that come in lie in these forms: what is missing travels,
@@ -83,8 +84,10 @@ class Move(Run):
             wanted = [self._missing(team, name, form) for name, form in zip(self.needs, key, strict=True)]
             seconds = sum(float(step.max()) for step in self.steps)
             count = 0.0
-            held = [boxes.sizes * packed_element_bytes(team.layers, name) for name, boxes in self.needs.items()]
-            steps = [(np.sum(wanted, axis=0), np.sum(held, axis=0))] if wanted else []
+            if wanted and not self._held:
+                held = [boxes.sizes * packed_element_bytes(team.layers, name) for name, boxes in self.needs.items()]
+                self._held.append(np.sum(held, axis=0))
+            steps = [(np.sum(wanted, axis=0), self._held[0])] if wanted else []
             for boxes, needed in (*steps, *([] if self.sums is None else [(self.sums, None)])):
                 if boxes is not None:
                     seconds += float(team.lines.time(boxes, needed))

@@ -1,6 +1,6 @@
-"""Row maps: which rows of its inputs a layer reads for given rows of its output, as tables; and what rows cost.
+"""Row maps: which rows of its inputs a layer reads for given rows of its output; and what rows cost.
 
-LayerGraph → RowMap for each layer that can be cut into height tiles. The tables come from the operator rules.
+LayerGraph → RowMap for each layer that can be cut into height tiles. What they say comes from the operator rules.
 """
 
 from __future__ import annotations
@@ -33,45 +33,73 @@ Rows = Sequence[Interval]  # an interval of rows for each device of a team; (0, 
 _WINDOWS = ("Conv", "MaxPool", "AveragePool")
 
 
+class SingleRows:
+    """What the rules say of single rows of a layer's output, asked for when it is wanted and once: a sequence may have
+    thousands of rows, of which shares have the ends alone. height: how many rows there are; axis: the output's axis."""
+
+    def __init__(self, layers: LayerGraph, layer: Layer, axis: int) -> None:
+        self.layers, self.layer, self.axis = layers, layer, axis
+        self.whole = full(output_shape(layers, layer))
+        self.height = self.whole[axis][1]
+        self._known: dict[int, tuple[Interval, Mapping[str, Interval]]] = {}
+
+    def __call__(self, row: int) -> tuple[Interval, Mapping[str, Interval]]:
+        """(The rows that come out when this one is asked for, input tensor → the rows of it that it reads)."""
+        if row not in self._known:
+            share = Share(with_interval(self.whole, self.axis, (row, row + 1)))
+            task, labels = share_task(self.layers, self.layer, share), named_axes(self.layers)
+            region = task.outputs[Key(self.layer.output)]
+            assert region is not None
+            heights = {key.tensor: labels.get(key.tensor, {}).get("height") for key in task.needs}
+            reads = {
+                key.tensor: need[at] for key, need in task.needs.items() if (at := heights[key.tensor]) is not None
+            }
+            self._known[row] = region[self.axis], reads
+        return self._known[row]
+
+
 @dataclass(frozen=True, eq=False)
 class RowMap:
-    """What the rules say of single rows r of a layer's output: (first row, row behind the last) for each.
+    """Which rows come out, and which are read, for given rows of a layer's output; (first row, row behind the last).
 
-    axis: the output's height axis; out: the rows that come out when r is asked for. needs: input tensor → the rows of
-    it that r reads; None: a tensor without rows, which is read whole.
+    axis: the output's height axis; single: what the rules say of single rows. needs: input tensor → its name in
+    `single`; None: a tensor that not every row reads rows of: it is read whole.
     """
 
     axis: int
-    out: Sequence[Interval]
-    needs: Mapping[str, Sequence[Interval] | None]
+    single: SingleRows
+    needs: Mapping[str, str | None]
 
     @property
     def height(self) -> int:
-        return len(self.out)
+        return self.single.height
 
     def shares(self, weights: Sequence[float]) -> tuple[Interval, ...]:
         """The rows in proportion to `weights`, as `tiling.cut_axis` cuts them."""
         ends = []
         for _, end in shares(self.height, weights):
             if 0 < end < self.height:
-                low, high = self.out[end]
+                low, high = self.single(end)[0]
                 end = low if end - low <= high - end else high
             ends.append(end)
         return tuple(zip((0, *ends), ends, strict=False))
 
     def aligned(self, rows: Rows) -> Rows:
-        """The rows that really come out for these intervals of rows; empty ones stay empty."""
-        return _through(self.out, rows)
+        """The rows that really come out for these intervals of rows; empty ones stay empty. Ends of single rows never
+        fall from row to row: those of an interval are its first and its last row's."""
+        row = self.single
+        return [(row(start)[0][0], row(stop - 1)[0][1]) if start < stop else (0, 0) for start, stop in rows]
 
     def need(self, tensor: str, rows: Rows) -> Rows | None:
         """The rows of `tensor` that these intervals of rows read: for each the bounding interval; None: all of it."""
-        table = self.needs[tensor]
-        return None if table is None else _through(table, rows)
-
-
-def _through(table: Sequence[Interval], rows: Rows) -> Rows:
-    """Intervals through a table of single rows, whose ends never fall from row to row."""
-    return [(table[start][0], table[stop - 1][1]) if start < stop else (0, 0) for start, stop in rows]
+        name, row = self.needs[tensor], self.single
+        if name is None:
+            return None
+        ends = [(row(start)[1].get(name), row(stop - 1)[1].get(name)) for start, stop in rows if start < stop]
+        if any(first is None or last is None for first, last in ends):
+            return None
+        found = iter([(first[0], last[1]) for first, last in ends if first is not None and last is not None])
+        return [next(found) if start < stop else (0, 0) for start, stop in rows]
 
 
 def union(a: Rows, b: Rows) -> Rows:
@@ -109,7 +137,7 @@ def row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
                     known[key] = result[layer.name]
             else:
                 (needs,) = known[key].needs.values()
-                result[layer.name] = RowMap(axis, known[key].out, {layer.inputs[0]: needs})
+                result[layer.name] = RowMap(axis, known[key].single, {layer.inputs[0]: needs})
     return result
 
 
@@ -126,22 +154,10 @@ def _likeness(layers: LayerGraph, layer: Layer) -> object | None:
 
 
 def _row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
-    """Asks the rules for every single row."""
-    whole = full(output_shape(layers, layer))
-    labels = named_axes(layers)
-    out: list[tuple[int, int]] = []
-    needs: dict[str, list[tuple[int, int]]] = {}
-    for row in range(whole[axis][1]):
-        task = share_task(layers, layer, Share(with_interval(whole, axis, (row, row + 1))))
-        region = task.outputs[Key(layer.output)]
-        assert region is not None
-        out.append(region[axis])
-        for key, need in task.needs.items():
-            height = labels.get(key.tensor, {}).get("height")
-            if height is not None:
-                needs.setdefault(key.tensor, []).append(need[height])
-    tables = {name: rows for name, rows in needs.items() if len(rows) == whole[axis][1]}
-    return RowMap(axis, out, {name: tables.get(name) for name in layer.inputs})
+    """Asks the rules for the first row, one in the middle and the last, which tensors have rows that are read."""
+    single = SingleRows(layers, layer, axis)
+    probed = [single(row)[1] for row in dict.fromkeys((0, single.height // 2, single.height - 1))]
+    return RowMap(axis, single, {name: name if all(name in r for r in probed) else None for name in layer.inputs})
 
 
 def row_seconds(layers: LayerGraph, layer: Layer, row_map: RowMap, cost: CostModel, device: Device) -> Floats:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dicompiler_strategies.joint.elimination import min_marginals, minimise
+from dicompiler_strategies.joint.elimination import LIMIT, min_marginals, minimise
 from dicompiler_strategies.joint.model import JointModel
 from dicompiler_strategies.tables.footprints import Floats
 
@@ -176,8 +176,8 @@ def relax(model: JointModel, start: Sequence[Sequence[int]] = (), iterations: in
 
 
 def unrelaxed(model: JointModel, start: Sequence[Sequence[int]]) -> Relaxed:
-    """The same for a graph that is too wide to eliminate: every table's own minimum is the bound, local search finds
-    the best."""
+    """The same for a graph that is too wide to eliminate: every table's own minimum is the bound; elimination over the
+    most promising choices, and local search, find the best."""
     search = _PriceSearch(model, start)
     edge_least = {e: float(table.min()) for e, table in model.edge.items()}
     rest = sum(float(costs.min()) for costs in model.node) + sum(edge_least.values())
@@ -185,7 +185,23 @@ def unrelaxed(model: JointModel, start: Sequence[Sequence[int]]) -> Relaxed:
     for (i, j), table in model.edge.items():
         least[i] = least[i] + table.min(axis=1) - edge_least[i, j]
         least[j] = least[j] + table.min(axis=0) - edge_least[i, j]
+    if not model.minimax:
+        promising = _promising(model, least)
+        _, selection = minimise(promising.graph, promising.node, promising.edge)
+        chosen = model.now(promising.first(selection))
+        assert chosen is not None
+        search.offer(chosen)
+        search.offer(coordinate_descent(model, chosen))
     return Relaxed(max(float(totals.min()) for totals in least), search.best, search.value, model, tuple(least))
+
+
+def _promising(model: JointModel, least: Sequence[Floats]) -> JointModel:
+    """The model with so many of each layer's choices, those with the least bounds, that it can be eliminated."""
+    few, most = model, max(map(len, least))
+    while few.graph.widest > LIMIT and most > 1:
+        most = most * 3 // 4
+        few = model.kept([np.argsort(np.argsort(totals, kind="stable"), kind="stable") < most for totals in least])
+    return few
 
 
 def _moved(search: _PriceSearch, prices: Floats, selection: Sequence[int], factor: float) -> Floats:

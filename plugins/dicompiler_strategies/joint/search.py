@@ -158,7 +158,7 @@ class _Joint:
             log.info("cpsat: value %.6g, bound %.6g, %d choices left", relaxed.value, relaxed.bound, left)
             if relaxed.proven:
                 return relaxed.best, relaxed.bound
-            result: SolverResult = finish(relaxed, self.effort)
+            result: SolverResult = finish(relaxed, self.effort, wide)
             self.interrupted |= result.interrupted
             return result.best, result.bound
         except KeyboardInterrupt:

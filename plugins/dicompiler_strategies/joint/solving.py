@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -27,11 +28,13 @@ UNITS = 1 << 40
 
 @dataclass(frozen=True)
 class Effort:
-    """How long CP-SAT works: deterministic seconds (not the clock's), workers, seed. Equal ones give equal results."""
+    """How long CP-SAT works: deterministic seconds (not the clock's), workers, seed. Equal ones give equal results, but
+    where the deadline (of `time.monotonic`) comes first."""
 
     time: float = 10.0
     workers: int = 2
     seed: int = 0
+    deadline: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,13 @@ class SolverResult:
     interrupted: bool = False
 
 
-def finish(relaxed: Relaxed, effort: Effort) -> SolverResult:
-    """Continues from `relaxed`: on the most promising choices first, whose best value then drops others."""
+def finish(relaxed: Relaxed, effort: Effort, wide: bool = False) -> SolverResult:
+    """Continues from `relaxed`: on the most promising choices first, whose best value then drops others. wide: on
+    those alone: the bounds of a graph that is too wide to eliminate drop hardly any, and a model of all pairs takes
+    gigabytes."""
     first = _attempt(relaxed, replace(effort, time=effort.time / 2), FEW)
+    if wide and first.best is not None:
+        return first
     if first.interrupted or first.best is None or first.value <= first.bound * (1 + 1e-6):
         return first if first.interrupted or first.best is not None else _attempt(relaxed, effort, PAIRS)
     keep = [totals <= first.value * (1 + SLACK) for totals in relaxed.least]
@@ -70,6 +77,8 @@ def _attempt(relaxed: Relaxed, effort: Effort, pairs: int) -> SolverResult:
     solver = cp_model.CpSolver()
     parameters = solver.parameters
     parameters.max_deterministic_time = effort.time
+    if effort.deadline < math.inf:
+        parameters.max_time_in_seconds = max(0.1, effort.deadline - time.monotonic())
     parameters.num_workers, parameters.random_seed = effort.workers, effort.seed
     parameters.interleave_search = effort.workers > 1  # without it several workers do not repeat their results
     status, interrupted = run(solver, builder.model, _Watch(scale / UNITS, relaxed.bound))

@@ -202,11 +202,11 @@ def channels(layers: LayerGraph, layer: Layer, weights: Sequence[float]) -> tupl
 
 
 def _grown(
-    split: _Split, kind: str, name: str, tiles: Sequence[tuple[Device, Region]], along: Sequence[int], most: int
+    split: _Split, kind: str, name: str, tiles: Sequence[tuple[Device, Region]], along: Sequence[int], extras: range
 ) -> Iterator[Choice]:
-    """The tiles as they are and with 1, 2, … `most` more rows (and columns) on each side."""
+    """The tiles with 0, 1, 2, … more rows (and columns) on each side."""
     whole = split.whole()
-    for extra in range(most + 1) if tiles else ():
+    for extra in extras if tiles else ():
         parts = []
         for device, region in tiles:
             for axis in along:
@@ -220,8 +220,9 @@ def _grown(
 _Cut = Callable[[str, Sequence[float]], Sequence[Interval]]  # label of an axis, weights → intervals
 
 
-def _cuts(split: _Split) -> Iterator[tuple[_Cut, str, int]]:
-    """For each of the bases: how it cuts rows and columns, a note for the label, the most extra rows."""
+def _cuts(split: _Split) -> Iterator[tuple[_Cut, str, range]]:
+    """For each of the bases: how it cuts rows and columns, a note for the label, the numbers of extra rows. Where many
+    rows become one (a sequence that is an image's), they grow by a quarter of that: each single row makes no halo."""
     layers, layer = split.problem.layers, split.layer
 
     def cut(label: str, weights: Sequence[float], coarse: bool) -> Sequence[Interval]:
@@ -231,14 +232,16 @@ def _cuts(split: _Split) -> Iterator[tuple[_Cut, str, int]]:
         ends = [math.floor(rows * part / sum(weights) + 0.5) for part in accumulate(weights)]
         return aligned_cuts(layers, layer, axis, [round(end * extent / rows) for end in ends])
 
+    most = range(split.options.extra + 1)
     for base in split.options.bases:
         if base == "balanced":
-            yield lambda label, weights: split.cut(split.axis(label) or 0, weights), "", split.options.extra
+            yield lambda label, weights: split.cut(split.axis(label) or 0, weights), "", most
         elif base == "nearest":
-            yield lambda label, weights: cut(label, weights, False), " near", split.options.extra
+            yield lambda label, weights: cut(label, weights, False), " near", most
         elif coarser(layers, layer, "height"):
             stride = round(split.extent("height") / coarser(layers, layer, "height"))
-            yield lambda label, weights: cut(label, weights, True), f" of {stride}", stride * split.options.extra
+            extras = range(0, stride * split.options.extra + 1, max(1, stride // 4))
+            yield lambda label, weights: cut(label, weights, True), f" of {stride}", extras
 
 
 @remembered

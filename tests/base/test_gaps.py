@@ -1,0 +1,33 @@
+"""Covering an interval by pieces is what recursion would find: the best first, then what is left on both sides."""
+
+from __future__ import annotations
+
+import random
+
+from dicompiler.base.gaps import Interval, covered
+
+Pieces = list[tuple[Interval, int, int]]
+
+
+def recursive(need: Interval, pieces: Pieces) -> list[tuple[Interval, int | None]]:
+    parts = []
+    for i, ((start, stop), distance, order) in enumerate(pieces):
+        low, high = max(start, need[0]), min(stop, need[1])
+        if low < high:
+            parts.append((distance, low - high, order, i, low, high))
+    if not parts:
+        return [(need, None)]
+    *_, i, low, high = min(parts)
+    left = recursive((need[0], low), pieces) if need[0] < low else []
+    right = recursive((high, need[1]), pieces) if high < need[1] else []
+    return [*left, ((low, high), i), *right]
+
+
+def test_pieces_are_taken_as_recursion_takes_them() -> None:
+    draw = random.Random(1)
+    for _ in range(3000):
+        extent, pieces = draw.randint(1, 30), Pieces()
+        for _ in range(draw.randint(0, 9)):
+            start = draw.randint(-3, extent)
+            pieces.append(((start, start + draw.randint(1, 12)), draw.randint(0, 3), draw.randint(0, 3)))
+        assert covered((0, extent), pieces) == recursive((0, extent), pieces)
