@@ -199,7 +199,7 @@ class _Choice:
         self.problem = losses.problem
         self.first = _Option(self.problem, self.main)
         self.options: dict[Lost, list[_Option]] = {}
-        self.complete: set[Lost] = set()
+        self.known: set[tuple[Lost, int]] = set()
         used, seen = set(main.devices), set[Lost]()
         while new := [lost for lost in survive.sets(self.problem.platform, used) if lost not in seen]:
             for lost in new:
@@ -217,12 +217,21 @@ class _Choice:
                 return _Option(rest, goes_on)
         if (plan := self.losses.planned_for(self.main, lost)) is not None:
             return _Option(rest, plan)
-        return min(self._takeovers(lost, rest), key=lambda option: option.value)
+        return min(self._takeovers(lost, rest, self.first), key=lambda option: option.value)
 
-    def _takeovers(self, lost: Lost, rest: Problem) -> list[_Option]:
-        main = replace(self.main, source=rest.source, sink=rest.sink, note="")
+    def _takeovers(self, lost: Lost, rest: Problem, of: _Option) -> list[_Option]:
+        plan = replace(of.plan, source=rest.source, sink=rest.sink, note="")
         left = [device.name for device in rest.platform.computing]
-        return [_Option(rest, plan) for plan in takeovers(rest.layers, main, lost, left)]
+        return [_Option(rest, one) for one in takeovers(rest.layers, plan, lost, left)]
+
+    def _widen(self, picked: Mapping[Lost, _Option]) -> None:
+        """Adds for each loss that others take over: in the main plan, and in what was picked for one device less."""
+        for lost, current in picked.items():
+            smaller = (option for other, option in picked.items() if len(other) < len(lost) and set(other) < set(lost))
+            for of in (self.first, *smaller):
+                if (lost, id(of)) not in self.known and set(of.plan.devices).intersection(lost):
+                    self.known.add((lost, id(of)))
+                    self.options[lost] += self._takeovers(lost, current.problem, of)
 
     @cached_property
     def _found(self) -> Plan | None:
@@ -251,19 +260,19 @@ class _Choice:
         losses: dict[Lost, Plan] = {}
         for lost, option in picked.items():
             losses.setdefault(tuple(name for name in lost if name in used), option.plan)
-        return replace(self.main, losses=tuple(Loss(lost, plan) for lost, plan in losses.items() if lost))
+        place = {device.name: i for i, device in enumerate(self.problem.platform.devices)}
+        order = sorted(losses, key=lambda lost: (len(lost), [place[name] for name in lost]))
+        return replace(self.main, losses=tuple(Loss(lost, losses[lost]) for lost in order if lost))
 
     def _move(
         self, picked: Mapping[Lost, _Option], lacking: Mapping[str, int], tried: Collection[int]
     ) -> tuple[Lost, _Option] | None:
         """Which loss's plan to change for which: of those that free all that lacks the one that costs the least time,
         else the one that frees most; None where none frees anything."""
+        self._widen(picked)
         now = self._needed(picked)
         best: tuple[tuple[float, float], tuple[Lost, _Option]] | None = None
         for lost, current in picked.items():
-            if lost not in self.complete and current.plan is not self.main:
-                self.complete.add(lost)
-                self.options[lost] += self._takeovers(lost, current.problem)
             for option in self.options[lost]:
                 if id(option) in tried:
                     continue
