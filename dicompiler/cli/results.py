@@ -12,6 +12,7 @@ import click
 from dicompiler.base.atomic import listed
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import objective_terms
+from dicompiler.cli.losses import losses_document, show_losses
 from dicompiler.cli.tables import show, show_json
 
 if TYPE_CHECKING:
@@ -35,12 +36,13 @@ def show_compiled(result: Compilation, as_json: bool) -> None:
         outputs = [str(result.artifacts / name) for name in listed(result.artifacts)]
         written = {"artifacts": str(result.artifacts), "outputs": outputs}
         memory = {"memory": _occupied(result)} if result.occupied else {}
-        show_json({"devices": devices, **_predicted(result), **memory, **written})
+        show_json({"devices": devices, **_predicted(result), **losses_document(result.losses), **memory, **written})
         return
     headers = ("device", "segments", "weights", "sends", "bytes sent", "bytes received")
     show(headers, [[str(value) for value in record.values()] for record in devices], right=range(1, len(headers)))
     click.echo()
     _show_predicted(result)
+    show_losses(result)
     if result.occupied:
         click.echo()
         _show_occupied(result)
@@ -97,23 +99,26 @@ def _show_occupied(result: Compilation) -> None:
 def show_planned(result: Compilation, written: Path, as_json: bool) -> None:
     """Prints what a plan is predicted to cost, and where it was written."""
     if as_json:
-        show_json({**_predicted(result), "plan": str(written), "outputs": [str(written)]})
+        losses = losses_document(result.losses)
+        show_json({**_predicted(result), **losses, "plan": str(written), "outputs": [str(written)]})
         return
     _show_predicted(result)
+    show_losses(result)
     click.echo(f"\nwritten: {written}")
 
 
 def _devices(program: Program) -> list[dict[str, Any]]:
     """For each device: its name, how many segments, bytes of weights, how many transfers, bytes sent and received; with
-    replicas for a frame of each."""
+    replicas for a frame of each, and of all that is for losses the segments and weights."""
     from dicompiler.ir.program import Value
 
     records = []
     for i, device in enumerate(program.devices):
         segments = [segment for role in program.roles for segment in role.devices[i].segments]
         weights = {tensor.name: tensor for segment in segments for tensor in segment.model.graph.initializer}
-        sent = [transfer for transfer in program.all_transfers if transfer.sender == device.device]
-        received = [transfer for transfer in program.all_transfers if transfer.receiver == device.device]
+        transfers = [transfer for role in program.turns for transfer in role.transfers]
+        sent = [transfer for transfer in transfers if transfer.sender == device.device]
+        received = [transfer for transfer in transfers if transfer.receiver == device.device]
         records.append(
             {
                 "device": device.device,
@@ -194,6 +199,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
             "search_s": row.seconds,
             "error": row.error or None,
             "metrics": None if row.metrics is None else dataclasses.asdict(row.metrics),
+            **losses_document(row.losses),
         }
         for row in comparison.rows
     ]
@@ -229,6 +235,9 @@ def show_comparison(comparison: Comparison, as_json: bool) -> None:
         headers = (*headers, "weighted sum")
         values = ["-" if row.metrics is None else f"{comparison.value(row):.4g}" for row in comparison.rows]
         lines = [(*line, value) for line, value in zip(lines, values, strict=True)]
+    if any(row.losses for row in comparison.rows):
+        headers = (*headers, "at worst ms", "without")
+        lines = [(*line, *_worst(row)) for line, row in zip(lines, comparison.rows, strict=True)]
     show(headers, lines, right=range(1, len(headers)))
     for row in comparison.rows:
         if row.error:
@@ -251,6 +260,13 @@ def _compared(row: Row, comparison: Comparison) -> tuple[str, ...]:
         f"{metrics.faster_than(comparison.single, comparison.problem.objective):.2f}×",
         f"{row.seconds:.1f}",
     )
+
+
+def _worst(row: Row) -> tuple[str, str]:
+    """The latency while that is lost without which it is longest, and what that is."""
+    if row.worst is None:
+        return "-", "-"
+    return f"{1000 * row.worst.metrics.latency_s:.1f}", ", ".join(row.worst.lost)
 
 
 def _show_best(comparison: Comparison) -> None:

@@ -126,8 +126,8 @@ class Metrics:
 
 @dataclass(frozen=True)
 class LossMetrics:
-    """What a frame comes to while devices are lost. lost: which; metrics: of the plan that is in force then, by itself.
-    stored: bytes of weights that devices hold for that plan alone, beside those of the plan without a loss."""
+    """What a frame comes to while devices are lost. lost: which (() for none); metrics: of the plan that is in force
+    then, by itself. stored: bytes of weights that devices hold for it beside those of the plan without a loss."""
 
     lost: tuple[str, ...]
     metrics: Metrics

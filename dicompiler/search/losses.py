@@ -85,9 +85,12 @@ class Survive:
 
 
 def loss_metrics(problem: Problem, plan: Plan) -> tuple[LossMetrics, ...]:
-    """What each of the plan's losses comes to, and the bytes of weights that devices hold for its sake alone."""
-    own = held_weights(route_on(problem.platform, problem.layers, replace(plan, losses=())))
-    found = []
+    """What the plan comes to by itself, then each of its plans for losses; () where it has none."""
+    if not plan.losses:
+        return ()
+    alone = replace(plan, losses=())
+    own = held_weights(route_on(problem.platform, problem.layers, alone))
+    found = [LossMetrics((), problem.evaluate(alone), 0)]
     for loss in plan.losses:
         rest = without(problem, loss.lost)
         weights = held_weights(route_on(rest.platform, rest.layers, loss.plan))
