@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,11 @@ import click
 from dicompiler.base.atomic import listed
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import objective_terms
-from dicompiler.cli.losses import losses_document, show_losses
+from dicompiler.cli.losses import losses_document, show_losses, show_stretches, stretches_document, worst_columns
 from dicompiler.cli.tables import show, show_json
 
 if TYPE_CHECKING:
+    from dicompiler.cost.losses import Stretch
     from dicompiler.cost.simulator import Simulation
     from dicompiler.driver.compare import Comparison, Row
     from dicompiler.driver.fidelity import Expected
@@ -165,19 +166,26 @@ def _numbers(metrics: Metrics) -> dict[str, str]:
     }
 
 
-def show_simulation(result: Compilation, simulation: Simulation, as_json: bool) -> None:
-    """Prints for each device what it does in a frame of its own, and the times of the stream that was played."""
+def show_simulation(
+    result: Compilation, simulation: Simulation, as_json: bool, stretches: Sequence[Stretch] = ()
+) -> None:
+    """Prints for each device what it does in a frame of its own, and the times of the stream that was played, piece by
+    piece where devices were lost."""
     metrics = result.metrics
     assert metrics is not None
     frames = len(simulation.frames)
     if as_json:
         stream = {"frames": simulation.frames, "period_s": simulation.period_s, "latency_s": metrics.latency_s}
         links = [{"from": a, "to": b, "bytes": count} for (a, b), count in _links(result).items()]
-        show_json({**_predicted(result), "stream": stream, "links": links})
+        pieces = {"stretches": stretches_document(stretches)} if stretches else {}
+        show_json({**_predicted(result), **losses_document(result.losses), "stream": stream, **pieces, "links": links})
         return
     show_shares(metrics)
     click.echo(f"\none frame: {1000 * metrics.latency_s:.4g} ms, {metrics.energy_j:.4g} J")
-    if frames > 1:
+    if stretches:
+        show_stretches(stretches)
+        click.echo()
+    elif frames > 1:
         click.echo(
             f"a stream of {frames}: {1000 * simulation.period_s:.4g} ms between frames, "
             f"{1 / simulation.period_s:.4g} frames per second"
@@ -237,7 +245,7 @@ def show_comparison(comparison: Comparison, as_json: bool) -> None:
         lines = [(*line, value) for line, value in zip(lines, values, strict=True)]
     if any(row.losses for row in comparison.rows):
         headers = (*headers, "at worst ms", "without")
-        lines = [(*line, *_worst(row)) for line, row in zip(lines, comparison.rows, strict=True)]
+        lines = [(*line, *worst_columns(row.worst)) for line, row in zip(lines, comparison.rows, strict=True)]
     show(headers, lines, right=range(1, len(headers)))
     for row in comparison.rows:
         if row.error:
@@ -260,13 +268,6 @@ def _compared(row: Row, comparison: Comparison) -> tuple[str, ...]:
         f"{metrics.faster_than(comparison.single, comparison.problem.objective):.2f}×",
         f"{row.seconds:.1f}",
     )
-
-
-def _worst(row: Row) -> tuple[str, str]:
-    """The latency while that is lost without which it is longest, and what that is."""
-    if row.worst is None:
-        return "-", "-"
-    return f"{1000 * row.worst.metrics.latency_s:.1f}", ", ".join(row.worst.lost)
 
 
 def _show_best(comparison: Comparison) -> None:

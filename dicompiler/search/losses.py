@@ -5,14 +5,15 @@ text → Survive;   Problem + lost devices → Problem;   Problem + Plan with lo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from dicompiler.base.errors import UsageError, nearest
+from dicompiler.base.errors import DicompilerError, UsageError, nearest
 from dicompiler.cost.counting import weight_regions
+from dicompiler.cost.losses import Away, Case, Stretch, play
 from dicompiler.ir.metrics import LossMetrics
-from dicompiler.ir.plan import Plan
+from dicompiler.ir.plan import Loss, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import Region
 from dicompiler.ir.routing import Routing
@@ -122,3 +123,29 @@ def held_weights(routing: Routing) -> Held:
         for task in role.tasks
         for key, size in weight_regions(routing.layers, task).items()
     }
+
+
+def played_losses(
+    problem: Problem, plan: Plan, aways: Sequence[Away], frames: int, in_flight: int, spans: bool = False
+) -> tuple[Stretch, ...]:
+    """A stream by `plan` during which devices are lost, by its plans for that; see `cost.losses.play`. DicompilerError
+    for a device that the platform has not, and for losses that no plan covers."""
+    for one in aways:
+        problem.platform.device(one.device)
+    known: dict[Lost, Case] = {}
+
+    def case(away: Lost) -> Case:
+        gone = {name for name in away if name in plan.devices}
+        every = (Loss((), replace(plan, losses=())), *plan.losses)
+        found = next((loss for loss in sorted(every, key=lambda loss: len(loss.lost)) if gone <= {*loss.lost}), None)
+        if found is None:
+            raise DicompilerError(
+                f"simulate: no plan covers the loss of {' and '.join(away)}: plan for more (--survive {len(gone)})"
+            )
+        same = next(loss for loss in every if loss.plan == found.plan)
+        if same.lost not in known:
+            rest = without(problem, same.lost)
+            known[same.lost] = Case(same.lost, rest.workload(same.plan)[1], rest.platform)
+        return known[same.lost]
+
+    return play(case, aways, frames, in_flight, spans)
