@@ -90,20 +90,23 @@ def play(
 ) -> tuple[Stretch, ...]:
     """The stretches of a stream of `frames`, at most `in_flight` on their way at once. cases: the case in which these
     devices are away. DicompilerError where the stream ends before a loss; what `cases` raises."""
-    todo, changes = list(range(frames)), list(_changes(cases, aways))
+    todo, changes, at = list(range(frames)), list(_changes(cases, aways)), 0
     stretches: list[Stretch] = []
     begin = 0.0
-    for i, (since, away, case) in enumerate(changes):
-        until = changes[i + 1][0] if i + 1 < len(changes) else math.inf
-        back = i + 1 < len(changes) and set(changes[i + 1][1]) < set(away)
-        stretch = _stretch(case, todo, begin, until, back, in_flight, spans)
-        stretches.append(replace(stretch, away=away, since=since))
-        ended = {number for number, _, _ in stretch.frames}
+    while todo:
+        since, away, case = changes[at]
+        for after in range(at + 1, len(changes) + 1):
+            until, others, then = changes[after] if after < len(changes) else (math.inf, (), None)
+            back = then is not None and set(others) < set(away)
+            found = _stretch(case, todo, begin, until, back, in_flight, spans)
+            last = max([begin, until if back else 0.0, *(end for _, _, end in found.frames)])
+            # Who is lost again before it was taken in was not there, nor is what changes nothing a change.
+            if then != case and not (back and after + 1 < len(changes) and changes[after + 1][0] <= last):
+                break
+        stretches.append(replace(found, away=away, since=since))
+        ended = {number for number, _, _ in found.frames}
         todo = [number for number in todo if number not in ended]
-        if not todo:
-            break
-        last = max([begin, *(end for _, _, end in stretch.frames)])
-        begin = max(until, last) if back else until + DETECTION_S
+        begin, at = last if back else until + DETECTION_S, after
     end = max(end for one in stretches for _, _, end in one.frames)
     for one in aways:
         if one.start >= end:

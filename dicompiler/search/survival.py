@@ -39,6 +39,8 @@ def surviving(problem: Problem, strategy: Strategy, plan: Plan, survive: Survive
     losses = _Losses(problem, strategy, plan, fixed)
     tries = [_Choice(losses, plan, survive)]
     if not tries[0].options:
+        if not losses.why:  # none of them takes part
+            return plan
         raise DicompilerError(f"survive {survive}: no loss can be covered: {losses.uncovered()}")
     if losses.why:
         log.warning("survive %s: not covered: %s", survive, losses.uncovered())

@@ -11,7 +11,7 @@ from dataclasses import replace
 from dicompiler.cost.counting import weight_regions
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan, Share
-from dicompiler.ir.regions import Interval, full, shares, with_interval
+from dicompiler.ir.regions import full, shares, with_interval
 from dicompiler.partition.bounds_inference import cuttable, output_shape, share_task
 from dicompiler.partition.tiling import named_axes
 
@@ -70,14 +70,11 @@ class _Balanced:
 
 
 def _cut(layers: LayerGraph, layer: Layer, part: Part, left: Sequence[str]) -> Iterator[Part]:
-    """Equal pieces of the part, one for each: of its range of input channels where it has one, else along the axis that
-    cuts weights, else along the longest that can be cut; a part that cannot be cut goes to the first."""
+    """Equal pieces of the part's region, one for each: along the axis that cuts weights, else along the longest that
+    can be cut; a part that cannot be cut goes to the first. A range of input channels stays: parts of other regions may
+    have the same."""
     if layer.reason:
         yield replace(part, device=left[0])
-        return
-    if part.reduce is not None:
-        for name, interval in _pieces(part.reduce, left):
-            yield replace(part, device=name, reduce=interval)
         return
     region = part.region or full(output_shape(layers, layer))
     axes = [axis for axis in cuttable(layers, layer) if region[axis][1] - region[axis][0] > 1]
@@ -87,12 +84,7 @@ def _cut(layers: LayerGraph, layer: Layer, part: Part, left: Sequence[str]) -> I
     channel = named_axes(layers)[layer.output].get("channel")
     axis = channel if channel in axes else max(axes, key=lambda axis: region[axis][1] - region[axis][0])
     assert axis is not None
-    for name, interval in _pieces(region[axis], left):
-        yield replace(part, device=name, region=with_interval(region, axis, interval))
-
-
-def _pieces(interval: Interval, names: Sequence[str]) -> Iterator[tuple[str, Interval]]:
-    start, stop = interval
-    for name, (low, high) in zip(names, shares(stop - start, [1.0] * len(names)), strict=True):
+    start, stop = region[axis]
+    for name, (low, high) in zip(left, shares(stop - start, [1.0] * len(left)), strict=True):
         if low < high:
-            yield name, (start + low, start + high)
+            yield replace(part, device=name, region=with_interval(region, axis, (start + low, start + high)))
