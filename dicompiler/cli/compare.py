@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dicompiler.cli.options import Request, cost_options, handed, objective_option, problem_options, wire_option
+from dicompiler.cli.options import (
+    Request,
+    cost_options,
+    handed,
+    objective_option,
+    problem_options,
+    survive_option,
+    wire_option,
+)
 
 if TYPE_CHECKING:
     from dicompiler.search.strategy import Strategy
@@ -19,13 +27,15 @@ DEFAULT = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
 @problem_options
 @click.option("--strategies", metavar="A,B{…},C", help=f"Which, separated by commas. Default: {DEFAULT}.")
 @objective_option
+@survive_option
 @wire_option
 @cost_options
 @handed(request=Request)
 def command(request: Request, strategies: str | None, as_json: bool) -> None:
     """Compare strategies: what their plans come to, how long they searched, what holds the best back.
 
-    Times are simulated, for the same cost model; below the table stands a bound that no plan can beat.
+    Times are simulated, for the same cost model; below the table stands a bound that no plan can beat. With --survive
+    each has plans for losses, and the longest frame of them stands beside.
     """
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_comparison
@@ -37,7 +47,7 @@ def command(request: Request, strategies: str | None, as_json: bool) -> None:
     target = request.target or DEFAULT_TARGET
     problem = load_problem(request.model, request.platform, request.shape, objective, cost, request.wire, target)
     with progress("single") as tell:
-        comparison = compare(problem, candidates, tell)
+        comparison = compare(problem, candidates, tell, request.survive or 0)
     show_comparison(comparison, as_json)
 
 

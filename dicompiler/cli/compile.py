@@ -21,6 +21,7 @@ from dicompiler.cli.options import (
     problem_options,
     shape_option,
     strategy_option,
+    survive_option,
     target_option,
     wire_options,
 )
@@ -36,6 +37,7 @@ from dicompiler.cli.options import (
     help="Find the fewest boards, or on one the coarsest tiles in turn, that fit RAM and flash: strategy fit.",
 )
 @objective_option
+@survive_option
 @cost_option
 @target_option(help="What to emit: see 'dicompiler list targets'. Default: sockets.")
 @shape_option

@@ -117,6 +117,12 @@ objective_option = click.option(
     help="What the strategy makes small: latency, throughput, energy, memory, communication, or a sum such as "
     "latency+0.5*energy (seconds, joules, bytes). Default: latency.",
 )
+survive_option = click.option(
+    "--survive",
+    metavar="N|hosts|NAMES",
+    help="Plans for when devices are lost: any N of them at most, all of a host together (hosts), or each of these "
+    "(pi02,pi03). Default: 0.",
+)
 cost_option = click.option(
     "--cost", metavar="'NAME{…}'", help="What pieces cost: see 'dicompiler list cost-models'. Default: analytic."
 )
@@ -155,6 +161,7 @@ class Request:
     wire: str | None = None
     samples: Path | None = None
     target: str | None = None
+    survive: str | None = None
 
     def compile(self, **more: Any) -> Compiled:
         """What `dicompiler.compile` makes of it; `more`: arguments beside these, or in their place."""

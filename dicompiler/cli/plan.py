@@ -16,6 +16,7 @@ from dicompiler.cli.options import (
     output_option,
     problem_options,
     strategy_option,
+    survive_option,
     wire_options,
 )
 
@@ -24,6 +25,7 @@ from dicompiler.cli.options import (
 @problem_options
 @strategy_option
 @objective_option
+@survive_option
 @wire_options
 @cost_options
 @building_options

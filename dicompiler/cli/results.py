@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,11 @@ import click
 from dicompiler.base.atomic import listed
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import objective_terms
+from dicompiler.cli.losses import losses_document, show_losses, show_stretches, stretches_document, worst_columns
 from dicompiler.cli.tables import show, show_json
 
 if TYPE_CHECKING:
+    from dicompiler.cost.losses import Stretch
     from dicompiler.cost.simulator import Simulation
     from dicompiler.driver.compare import Comparison, Row
     from dicompiler.driver.fidelity import Expected
@@ -35,12 +37,13 @@ def show_compiled(result: Compilation, as_json: bool) -> None:
         outputs = [str(result.artifacts / name) for name in listed(result.artifacts)]
         written = {"artifacts": str(result.artifacts), "outputs": outputs}
         memory = {"memory": _occupied(result)} if result.occupied else {}
-        show_json({"devices": devices, **_predicted(result), **memory, **written})
+        show_json({"devices": devices, **_predicted(result), **losses_document(result.losses), **memory, **written})
         return
     headers = ("device", "segments", "weights", "sends", "bytes sent", "bytes received")
     show(headers, [[str(value) for value in record.values()] for record in devices], right=range(1, len(headers)))
     click.echo()
     _show_predicted(result)
+    show_losses(result)
     if result.occupied:
         click.echo()
         _show_occupied(result)
@@ -97,23 +100,26 @@ def _show_occupied(result: Compilation) -> None:
 def show_planned(result: Compilation, written: Path, as_json: bool) -> None:
     """Prints what a plan is predicted to cost, and where it was written."""
     if as_json:
-        show_json({**_predicted(result), "plan": str(written), "outputs": [str(written)]})
+        losses = losses_document(result.losses)
+        show_json({**_predicted(result), **losses, "plan": str(written), "outputs": [str(written)]})
         return
     _show_predicted(result)
+    show_losses(result)
     click.echo(f"\nwritten: {written}")
 
 
 def _devices(program: Program) -> list[dict[str, Any]]:
     """For each device: its name, how many segments, bytes of weights, how many transfers, bytes sent and received; with
-    replicas for a frame of each."""
+    replicas for a frame of each, and of all that is for losses the segments and weights."""
     from dicompiler.ir.program import Value
 
     records = []
     for i, device in enumerate(program.devices):
         segments = [segment for role in program.roles for segment in role.devices[i].segments]
         weights = {tensor.name: tensor for segment in segments for tensor in segment.model.graph.initializer}
-        sent = [transfer for transfer in program.all_transfers if transfer.sender == device.device]
-        received = [transfer for transfer in program.all_transfers if transfer.receiver == device.device]
+        transfers = [transfer for role in program.turns for transfer in role.transfers]
+        sent = [transfer for transfer in transfers if transfer.sender == device.device]
+        received = [transfer for transfer in transfers if transfer.receiver == device.device]
         records.append(
             {
                 "device": device.device,
@@ -160,19 +166,26 @@ def _numbers(metrics: Metrics) -> dict[str, str]:
     }
 
 
-def show_simulation(result: Compilation, simulation: Simulation, as_json: bool) -> None:
-    """Prints for each device what it does in a frame of its own, and the times of the stream that was played."""
+def show_simulation(
+    result: Compilation, simulation: Simulation, as_json: bool, stretches: Sequence[Stretch] = ()
+) -> None:
+    """Prints for each device what it does in a frame of its own, and the times of the stream that was played, piece by
+    piece where devices were lost."""
     metrics = result.metrics
     assert metrics is not None
     frames = len(simulation.frames)
     if as_json:
         stream = {"frames": simulation.frames, "period_s": simulation.period_s, "latency_s": metrics.latency_s}
         links = [{"from": a, "to": b, "bytes": count} for (a, b), count in _links(result).items()]
-        show_json({**_predicted(result), "stream": stream, "links": links})
+        pieces = {"stretches": stretches_document(stretches)} if stretches else {}
+        show_json({**_predicted(result), **losses_document(result.losses), "stream": stream, **pieces, "links": links})
         return
     show_shares(metrics)
     click.echo(f"\none frame: {1000 * metrics.latency_s:.4g} ms, {metrics.energy_j:.4g} J")
-    if frames > 1:
+    if stretches:
+        show_stretches(stretches)
+        click.echo()
+    elif frames > 1:
         click.echo(
             f"a stream of {frames}: {1000 * simulation.period_s:.4g} ms between frames, "
             f"{1 / simulation.period_s:.4g} frames per second"
@@ -194,6 +207,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
             "search_s": row.seconds,
             "error": row.error or None,
             "metrics": None if row.metrics is None else dataclasses.asdict(row.metrics),
+            **losses_document(row.losses),
         }
         for row in comparison.rows
     ]
@@ -229,6 +243,9 @@ def show_comparison(comparison: Comparison, as_json: bool) -> None:
         headers = (*headers, "weighted sum")
         values = ["-" if row.metrics is None else f"{comparison.value(row):.4g}" for row in comparison.rows]
         lines = [(*line, value) for line, value in zip(lines, values, strict=True)]
+    if any(row.losses for row in comparison.rows):
+        headers = (*headers, "at worst ms", "without")
+        lines = [(*line, *worst_columns(row.worst)) for line, row in zip(lines, comparison.rows, strict=True)]
     show(headers, lines, right=range(1, len(headers)))
     for row in comparison.rows:
         if row.error:

@@ -16,6 +16,7 @@ from dicompiler.cli.options import (
     in_flight_option,
     plan_option,
     problem_options,
+    survive_option,
     wire_options,
 )
 
@@ -26,27 +27,52 @@ from dicompiler.cli.options import (
 @click.option("--strategy", metavar="'NAME{…}'", help="Who decides where there is no plan. Default: auto.")
 @frames_option(help="Length of the stream. Default: 1.")
 @in_flight_option
+@survive_option
+@click.option(
+    "--lose",
+    metavar="DEVICE@2.5s[-6s]",
+    multiple=True,
+    help="A device is lost then (and is back then): plays what is left. Can be repeated; needs plans for that, from "
+    "--plan or --survive (default: for as many as are given).",
+)
 @click.option("--trace", metavar="T.json", type=PATH, help="Writes the timeline for Perfetto (ui.perfetto.dev).")
 @wire_options
 @cost_options
 @handed(request=Request)
-def command(request: Request, frames: int, in_flight: int, trace: Path | None, as_json: bool) -> None:
+def command(
+    request: Request, frames: int, in_flight: int, lose: tuple[str, ...], trace: Path | None, as_json: bool
+) -> None:
     """Play a plan on a platform, step by step as its devices would, and show who computes, sends and waits.
 
     Predicted times rest on the platform's figures and the cost model.
     """
+    from dataclasses import replace
+
     from dicompiler.cli.files import write_text
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_simulation
+    from dicompiler.cost.losses import away_of
     from dicompiler.cost.trace import dumps
+    from dicompiler.search.losses import played_losses
 
     check_file(trace)
+    aways = [away_of(text) for text in lose]
+    if aways and request.plan is None and request.survive is None:
+        request = replace(request, survive=str(len({one.device for one in aways})))
     with progress(f"planning {request.model.name}") as tell:
         result = request.compile()
-        assert result.program is not None and result.problem is not None
+        assert result.program is not None and result.problem is not None and result.plan is not None
         devices = [device.device for device in result.program.devices]
         tell(f"playing {frames} frame{'' if frames == 1 else 's'}")
-        simulation = result.problem.played(result, frames, in_flight or 2 * len(devices), trace is not None)
+        flying = in_flight or 2 * len(devices)
+        simulation = result.problem.played(result, frames, flying, trace is not None)
+        stretches = (
+            played_losses(result.problem, result.plan, aways, frames, flying, trace is not None) if aways else ()
+        )
+        if stretches:
+            spans = tuple(span for one in stretches for span in one.spans)
+            ended = sorted(frame for one in stretches for frame in one.frames)
+            simulation = replace(simulation, frames=tuple((start, end) for _, start, end in ended), spans=spans)
     if trace is not None:
         write_text(trace, dumps(simulation, devices))
-    show_simulation(result, simulation, as_json)
+    show_simulation(result, simulation, as_json, stretches)

@@ -70,12 +70,19 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
     A buffer is held up to its last reader on the device, what a segment makes from its node to its last reader or send;
     what is delivered, to the end. One frame is inside a segment, the others are between two. Tensors without static
     shape count nothing. Views (Reshape, Identity) count as copies. With several roles, the weights of all of them are
-    there, and the frames in flight are dealt out over the roles that take most.
+    there, and the frames in flight are dealt out over the roles that take most: over those without a loss, or over
+    those of one loss, if that is more.
     """
-    roles = [memory_course(role) for role in program.roles]
+    cases: dict[tuple[str, ...], list[dict[str, MemoryCourse]]] = {}
+    for role in program.roles:
+        cases.setdefault(role.lost, []).append(memory_course(role))
     return {
-        name: _together([role[name] for role in roles], frames, 0 if added is None else added[name])
-        for name in roles[0]
+        device.device: _worst(
+            [_together([role[device.device] for role in roles], frames) for roles in cases.values()],
+            [role[device.device].constants for roles in cases.values() for role in roles],
+            0 if added is None else added[device.device],
+        )
+        for device in program.devices
     }
 
 
@@ -140,19 +147,23 @@ def segment_peak(segment: Segment, sizes: Mapping[str, int]) -> int:
     )
 
 
-def _together(roles: Sequence[MemoryCourse], frames: int, added: int) -> MemoryUse:
-    """Frames follow each other through the roles: of n roles each has frames / n at once, some one more. One frame is
-    inside a segment, the others rest between two."""
-    constants: dict[str, int] = {}
-    for role in roles:
-        constants |= role.constants
+def _worst(cases: Iterable[tuple[int, int]], constants: Iterable[Mapping[str, int]], added: int) -> MemoryUse:
+    """cases: buffers and activations in each; the constants are there in all of them."""
+    buffers, activations = max(cases, key=sum)
+    every = {name: size for held in constants for name, size in held.items()}
+    return MemoryUse(sum(every.values()), activations, buffers, added)
+
+
+def _together(roles: Sequence[MemoryCourse], frames: int) -> tuple[int, int]:
+    """(Buffers, activations.) Frames follow each other through the roles: of n roles each has frames / n at once, some
+    one more. One frame is inside a segment, the others rest between two."""
     largest = sorted(roles, key=lambda role: -max(role.live))
     counts = [(frames + len(roles) - 1 - i) // len(roles) for i in range(len(roles))]
     flying = [(role, count) for role, count in zip(largest, counts, strict=True) if count]
     buffers = sum(count * role.buffers[0] for role, count in flying)
     resting = sum(count * max(role.live[::2]) for role, count in flying)
     inside = max(max(role.live) - max(role.live[::2]) for role, _ in flying)
-    return MemoryUse(sum(constants.values()), resting + inside - buffers, buffers, added)
+    return buffers, resting + inside - buffers
 
 
 def _course(program: Program, device: DeviceProgram, border: Mapping[str, int]) -> MemoryCourse:

@@ -74,9 +74,10 @@ def measure(
     to 54 % for VGG16, and can turn a ranking round. Bytes follow from the routing and are exact. Memory counts what is
     read or sent later; the copies that joins make, and what a target adds, come on top.
     """
-    roles = _roles(route_on(platform, layers, plan), platform, cost)
+    routing = route_on(platform, layers, plan)
+    roles = _roles(routing, platform, cost)
     latency = sum(_latency(role, platform, runtime) for role in roles) / len(roles)
-    return _metrics(roles, _devices(roles, platform, plan), platform, runtime, latency, "estimate")
+    return _metrics(roles, _devices(roles, routing, platform, plan), platform, runtime, latency, "estimate")
 
 
 def simulated(simulation: Simulation, work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
@@ -96,7 +97,7 @@ def simulated(simulation: Simulation, work: Workload, routing: Routing, platform
             line_s=sum(simulation.seconds("message", entry.device, peer) for peer in (False, True)) / frames,
             waits={peer: seconds / frames for peer, seconds in simulation.waits.get(entry.device, {}).items()},
         )
-        for entry in _devices(roles, platform, plan)
+        for entry in _devices(roles, routing, platform, plan)
     )
     latency = sum(end - start for start, end in simulation.frames) / frames
     runtime = {one.device: one.runtime for one in work.devices}
@@ -197,8 +198,12 @@ def _busy(
     return max(lines.values(), default=0.0) / frames + (longest if latency else 0.0)
 
 
-def _devices(roles: Sequence[_Role], platform: Platform, plan: Plan) -> tuple[DeviceMetrics, ...]:
-    activations = [_activations(role.routing) for role in roles]
+def _devices(roles: Sequence[_Role], routing: Routing, platform: Platform, plan: Plan) -> tuple[DeviceMetrics, ...]:
+    """Of a frame of each turn; the memory is for the plans for losses too (`routing`, of all)."""
+    activations = [_activations(role) for role in routing.roles]
+    weights: dict[str, dict[tuple[str, Region], int]] = {name: {} for name in plan.devices}
+    for task in (task for role in routing.roles for task in role.tasks):
+        weights[task.device] |= weight_regions(routing.layers, task)
     sent, received = Counter[str](), Counter[str]()
     for box in (box for role in roles for box in role.sent):
         sent[box.sender] += box.count
@@ -207,23 +212,18 @@ def _devices(roles: Sequence[_Role], platform: Platform, plan: Plan) -> tuple[De
     for role in roles:
         for task in role.routing.tasks:
             work[task.device].append((role, task))
-    entries = []
-    for name in (device.name for device in platform.devices if device.name in work):
-        weights: dict[tuple[str, Region], int] = {}
-        for role, task in work[name]:
-            weights |= weight_regions(role.routing.layers, task)
-        entries.append(
-            DeviceMetrics(
-                name,
-                _mean(sum(task_flops(role.routing, task) for role, task in work[name]), roles),
-                sum(role.seconds[task_id(task)] for role, task in work[name]) / len(roles),
-                sum(weights.values()),
-                max(held.get(name, 0) for held in activations),
-                _mean(sent[name], roles),
-                _mean(received[name], roles),
-            )
+    return tuple(
+        DeviceMetrics(
+            name,
+            _mean(sum(task_flops(role.routing, task) for role, task in work[name]), roles),
+            sum(role.seconds[task_id(task)] for role, task in work[name]) / len(roles),
+            sum(weights[name].values()),
+            max(held.get(name, 0) for held in activations),
+            _mean(sent[name], roles),
+            _mean(received[name], roles),
         )
-    return tuple(entries)
+        for name in (device.name for device in platform.devices if device.name in work)
+    )
 
 
 def _mean(total: int, roles: Sequence[_Role]) -> int:

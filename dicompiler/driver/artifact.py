@@ -25,6 +25,7 @@ from dicompiler.partition.lowering import split, split_unchecked
 from dicompiler.partition.routing import route_on
 from dicompiler.partition.tiling import whole_plan
 from dicompiler.plugin.registry import registry
+from dicompiler.search.losses import loss_metrics
 from dicompiler.search.problem import Problem
 from dicompiler.target.interface import Target
 from dicompiler.target.manifest import MADE, PLAN, PLATFORM, REFERENCE
@@ -108,8 +109,9 @@ def reopen(
     problem = pose(compilation, decision.objective if decision else "latency", costs, target)
     compilation = split_unchecked(compilation)
     single = problem.alone[1]
-    metrics = problem.metrics(compilation)
-    return replace(compilation, metrics=metrics, single=single, decision=decision, artifacts=path), target, problem
+    metrics, losses = problem.metrics(compilation), loss_metrics(problem, plan)
+    compilation = replace(compilation, metrics=metrics, single=single, losses=losses, decision=decision)
+    return replace(compilation, artifacts=path), target, problem
 
 
 def run(

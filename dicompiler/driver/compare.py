@@ -10,25 +10,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.metrics import Metrics
+from dicompiler.ir.metrics import LossMetrics, Metrics
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
+from dicompiler.search.losses import Survive, loss_metrics
 from dicompiler.search.lower_bounds import bound
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
+from dicompiler.search.survival import surviving
 
 
 @dataclass(frozen=True)
 class Row:
     """What one strategy came to. seconds: of its search. error: why it has no plan that can be carried out ('' where it
-    has)."""
+    has). losses: what its plans for losses come to, see `search.losses.loss_metrics`."""
 
     strategy: str
     seconds: float
     plan: Plan | None = None
     metrics: Metrics | None = None
     error: str = ""
+    losses: tuple[LossMetrics, ...] = ()
+
+    @property
+    def worst(self) -> LossMetrics | None:
+        """The loss with which a frame takes longest; None where none is covered."""
+        return max(self.losses[1:], key=lambda loss: loss.metrics.latency_s, default=None)
 
 
 @dataclass(frozen=True)
@@ -60,24 +68,33 @@ class Comparison:
 
 
 def compare(
-    problem: Problem, strategies: Mapping[str, Strategy], tell: Callable[[str], None] | None = None
+    problem: Problem,
+    strategies: Mapping[str, Strategy],
+    tell: Callable[[str], None] | None = None,
+    survive: int | str | Survive = 0,
 ) -> Comparison:
-    """Every strategy's plan, simulated; `tell` is told whose turn it is. One that fails is a row with an error."""
+    """Every strategy's plan, simulated; `tell` is told whose turn it is. One that fails is a row with an error.
+    survive: the losses that each is to have plans for, see `driver.compiler.compile`."""
+    wanted = Survive.of(survive)
+    wanted.check(problem.platform)
     rows = []
     for name, strategy in strategies.items():
         if tell is not None:
             tell(name)
-        rows.append(_row(problem, name, registry().adopt("strategies", strategy)))
+        rows.append(_row(problem, name, registry().adopt("strategies", strategy), wanted))
     return Comparison(problem, tuple(rows), problem.alone[1], bound(problem))
 
 
-def _row(problem: Problem, name: str, strategy: Strategy) -> Row:
+def _row(problem: Problem, name: str, strategy: Strategy, survive: Survive) -> Row:
     start = time.perf_counter()
     try:
         plan = strategy.plan(problem)
         seconds = time.perf_counter() - start
         strategy.check_feasible(problem, plan)
-        return Row(name, seconds, plan, problem.evaluate(plan))
+        if survive:
+            plan = surviving(problem, strategy, plan, survive)
+            seconds = time.perf_counter() - start
+        return Row(name, seconds, plan, problem.evaluate(plan), losses=loss_metrics(problem, plan))
     except DicompilerError as error:
         return Row(name, time.perf_counter() - start, error=str(error))
 

@@ -32,8 +32,10 @@ from dicompiler.plugin.pass_manager import PassManager
 from dicompiler.plugin.passes import Instrument
 from dicompiler.plugin.registry import registry
 from dicompiler.search.constraints import check_constraints, check_dealing, check_program
+from dicompiler.search.losses import Survive, loss_metrics
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
+from dicompiler.search.survival import surviving
 from dicompiler.target.interface import Target
 from dicompiler.target.manifest import KIND, MADE, MADE_FORMAT, MANIFEST, PLAN, PLATFORM, REFERENCE
 from dicompiler.target.seal import seal
@@ -64,6 +66,7 @@ def compile(
     executor: Executor | None = None,
     wire: str | Mapping[str, str] | Wire | None = None,
     samples: str | Path | None = None,
+    survive: int | str | Survive = 0,
 ) -> Compiled:
     """Splits `model` over `platform` as `plan` says or as `strategy` decides, and writes `output` where it is given.
 
@@ -72,12 +75,15 @@ def compile(
     strategies that evaluate many plans give that work, a ProcessPoolExecutor for instance. wire: the type in which
     tensors travel, "float16" or {"*": "float16", "conv1": "float32"} (see `ir.wire`); by default the plan's, and as
     they are. samples: an .npz file of inputs, as for calibrate, that gives int8 on the wire its ranges. With `output`
-    the memory that the target adds counts when plans are chosen.
+    the memory that the target adds counts when plans are chosen. survive: which losses of devices the plan is to have
+    plans for: of so many at most, "hosts" for each host's together, or "pi02,pi03"; beside a given plan, by the default
+    strategy.
     Returns the compilation with plan, program, metrics, and artifacts where written. Raises DicompilerError for what
     cannot be compiled, UsageError for unknown names; nothing is written then.
     """
     if strategy is not None and plan is not None:
         raise UsageError("compile: strategy and plan exclude each other: a plan needs no strategy")
+    wanted = Survive.of(survive)
     known = registry()
     emitter: Target = known.adopt("targets", target)
     decider: Strategy | None = None
@@ -86,12 +92,18 @@ def compile(
     if output is not None:
         check_place(Path(output), MANIFEST, KIND)  # before the work, and in the end once more
     given, sent = agreed(plan, wire, samples)
+    if given is not None and given.losses and wanted:
+        raise UsageError("compile: the plan has plans for losses: leave out survive, or its 'losses'")
     compilation = sending(prepare(Model.load(model), shape, instruments, calibrate), sent)
     compilation = replace(compilation, platform=platform_of(platform, decider))
     costs: CostModel = known.adopt("cost_models", cost)
     runs = emitter if output is not None else None
     problem = replace(pose(compilation, objective, costs, emitter), executor=executor, target=runs)
+    wanted.check(problem.platform)
     chosen_plan = decide(problem, decider, given)
+    if wanted:
+        others = decider or known.make("strategies", DEFAULT_STRATEGY)
+        chosen_plan = surviving(problem, others, chosen_plan, wanted, fixed=decider is None)
     if samples is not None:
         chosen_plan = calibrated(replace(compilation, plan=chosen_plan), Path(samples))
     log.info("splitting over %d devices", len(chosen_plan.devices))
@@ -106,6 +118,7 @@ def compile(
         check_program(compilation, memory, emitter)
     decision = Decision("" if decider is None else decider.name, objective, costs.name)
     compilation = replace(predicted(compilation, problem, memory), decision=decision)
+    compilation = replace(compilation, losses=loss_metrics(problem, chosen_plan))
     return Compiled.of(compilation if output is None else emit(compilation, emitter, Path(output)), problem)
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import onnx
 
     from dicompiler.ir.layers import LayerGraph
-    from dicompiler.ir.metrics import Metrics, Occupied
+    from dicompiler.ir.metrics import LossMetrics, Metrics, Occupied
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.plan import Plan
     from dicompiler.ir.platform import Platform
@@ -36,10 +36,11 @@ class Compilation:
     model: the ONNX model; layers: its layers; platform: the cluster; plan: what the annotating passes or a strategy
     decided; routing: what follows from layers and plan (set once partition has rewritten the model); reference: the
     model before that; program: steps per device; metrics: the costs that were predicted, and single: those of the
-    whole network on one device; decision: how the plan came about; occupied, occupied_single: RAM and flash of each
-    device by the target's measure, and those of one device that has all (() where the target has none); artifacts: the
-    directory that the target wrote; loaded: the graph before the first pass, by whose names users call nodes (see
-    ir.lineage; the pass manager keeps it).
+    whole network on one device; losses: those of its plan by itself and of each of
+    its plans for losses (() where it has none); decision: how the plan came about;
+    occupied, occupied_single: RAM and flash of each device by the target's measure, and those of one device that has
+    all (() where the target has none); artifacts: the directory that the target wrote; loaded: the graph before the
+    first pass, by whose names users call nodes (see ir.lineage; the pass manager keeps it).
     """
 
     model: Model
@@ -51,6 +52,7 @@ class Compilation:
     program: Program | None = None
     metrics: Metrics | None = None
     single: Metrics | None = None
+    losses: tuple[LossMetrics, ...] = ()
     decision: Decision | None = None
     occupied: tuple[Occupied, ...] = ()
     occupied_single: tuple[Occupied, ...] = ()

@@ -125,6 +125,16 @@ class Metrics:
 
 
 @dataclass(frozen=True)
+class LossMetrics:
+    """What a frame comes to while devices are lost. lost: which (() for none); metrics: of the plan that is in force
+    then, by itself. stored: bytes of weights that devices hold for it beside those of the plan without a loss."""
+
+    lost: tuple[str, ...]
+    metrics: Metrics
+    stored: int
+
+
+@dataclass(frozen=True)
 class Occupied:
     """What a program takes of a device's host, by the target's own measure, in bytes. ram, flash: in all; where: what
     takes most of the RAM, and of the flash, as an error names it. details: further figures by name, of what they are.

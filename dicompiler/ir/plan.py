@@ -17,6 +17,8 @@ from dicompiler.ir.wire import Wire, wire_from_json, wire_json
 
 FORMAT = "dicompiler.plan/1"
 
+Json = Mapping[str, Any]
+
 
 class Share(NamedTuple):
     """A part of a layer without its device; all of the layer by default.
@@ -60,7 +62,7 @@ class Plan:
     `replicas`: one-to-one renamings of the parts' devices (device → device; what is not named stays); frame i of a
     stream uses renaming i mod n. Source and sink stay where they are. Empty: every frame goes by the plan as it is.
     `wire`: in which types tensors travel.
-    `losses`: plans for when devices are lost, for the same network and with the same wire; none has losses of its own.
+    `losses`: plans for when devices are lost, none of which has losses of its own; network and wire are this plan's.
     """
 
     layers: Mapping[str, tuple[Part, ...]]
@@ -71,6 +73,14 @@ class Plan:
     replicas: tuple[Mapping[str, str], ...] = ()
     wire: Wire = field(default_factory=Wire)
     losses: tuple[Loss, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.losses:
+            losses = [
+                Loss(one.lost, replace(one.plan, network=self.network, note="", wire=self.wire, losses=()))
+                for one in self.losses
+            ]
+            object.__setattr__(self, "losses", tuple(losses))
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -117,6 +127,10 @@ def _part_from_json(record: Mapping[str, Any]) -> Part:
 def from_json(document: Any, place: str = "plan") -> Plan:
     """Checks `document` against the schema; an error names `place` (the file), the key and what is allowed."""
     validate(document, "plan", place)
+    return _from_json(document, tuple(Loss(tuple(one["lost"]), _from_json(one)) for one in document.get("losses", ())))
+
+
+def _from_json(document: Mapping[str, Any], losses: tuple[Loss, ...] = ()) -> Plan:
     return Plan(
         {name: tuple(_part_from_json(r) for r in parts) for name, parts in document["layers"].items()},
         tuple(document["source"]),
@@ -125,6 +139,7 @@ def from_json(document: Any, place: str = "plan") -> Plan:
         document.get("note", ""),
         tuple(document.get("replicas", ())),
         wire_from_json(document),
+        losses,
     )
 
 
@@ -136,10 +151,19 @@ def load_plan(path: str | Path) -> Plan:
 def dumps(plan: Plan) -> str:
     """The plan file's text, which reads back as the same plan: one line for each part, so that plans can be compared by
     eye and by diff."""
-    document: dict[str, Any] = {"format": FORMAT, "source": list(plan.source), "sink": list(plan.sink)}
-    optional = {"network": plan.network, "note": plan.note, "replicas": [dict(names) for names in plan.replicas]}
-    optional |= wire_json(plan.wire)
+    named = {"network": plan.network, "note": plan.note}
+    text = _text(plan, {"format": FORMAT}, named, wire_json(plan.wire))
+    if plan.losses:
+        losses = [_text(loss.plan, {"lost": list(loss.lost)}) for loss in plan.losses]
+        text = text[:-1] + ',\n "losses": [\n' + ",\n".join(losses) + "]}"
+    return text + "\n"
+
+
+def _text(plan: Plan, first: Json, named: Json | None = None, wire: Json | None = None) -> str:
+    """One plan with what stands before its source, and before and behind its replicas where that is something."""
+    optional = {**(named or {}), "replicas": [dict(names) for names in plan.replicas], **(wire or {})}
+    document = {**first, "source": list(plan.source), "sink": list(plan.sink)}
     head = json.dumps(document | {key: value for key, value in optional.items() if value}, indent=1)[:-2]
     texts = {name: [json.dumps(_part_to_json(part)) for part in parts] for name, parts in plan.layers.items()}
     rows = ["  {}: [\n   {}]".format(json.dumps(name), ",\n   ".join(parts)) for name, parts in texts.items()]
-    return head + ',\n "layers": {\n' + ",\n".join(rows) + "}}\n"
+    return head + ',\n "layers": {\n' + ",\n".join(rows) + "}}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from dicompiler.base.errors import DicompilerError, nearest
 from dicompiler.ir.layers import Layer, LayerGraph
@@ -30,6 +31,25 @@ def check(layers: LayerGraph, plan: Plan) -> None:
         for i, part in enumerate(parts):
             _check_part(layers, layer, part, f"plan: layers.{layer.name}[{i}]")
         _check_merge(layers, layer, parts)
+    for i, loss in enumerate(plan.losses):
+        with in_loss(plan, loss.lost):
+            if frozenset(loss.lost) in [frozenset(other.lost) for other in plan.losses[:i]]:
+                raise DicompilerError("plan: lost: an earlier entry is of the same devices: leave one of them away")
+            if there := [name for name in loss.plan.devices if name in loss.lost]:
+                raise DicompilerError(f"plan: it names {there[0]!r}, which is lost then: give its part to another")
+            check(layers, loss.plan)
+
+
+@contextmanager
+def in_loss(plan: Plan, lost: tuple[str, ...]) -> Iterator[None]:
+    """Errors of one of the plan's plans for losses say which it is; () is of the plan itself."""
+    try:
+        yield
+    except DicompilerError as error:
+        if not lost:
+            raise
+        place = f"plan: losses[{[loss.lost for loss in plan.losses].index(lost)}]: "
+        raise type(error)(place + str(error).removeprefix("plan: ")) from None
 
 
 def _check_replicas(plan: Plan) -> None:

@@ -20,7 +20,7 @@ from dicompiler.ir.routing import Box, Delivery, Join, Routing, Take, Tree, leav
 from dicompiler.ir.tasks import Key, Task, TaskId, task_id
 from dicompiler.ir.wire import on_wire
 from dicompiler.partition.bounds_inference import make_tasks
-from dicompiler.partition.plan_rules import check
+from dicompiler.partition.plan_rules import check, in_loss
 
 if TYPE_CHECKING:
     from dicompiler.ir.platform import Platform
@@ -37,14 +37,19 @@ def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None
     """
     layers = on_wire(layers, plan.wire.types)
     check(layers, plan)
-    first, *others = (changed(_Router(layers, one.plan, hosts or {}).run(), lost=one.lost) for one in plan.ways)
-    return changed(first, others=tuple(others))
+    roles: list[Routing] = []
+    for way in plan.ways:
+        with in_loss(plan, way.lost):
+            roles.append(changed(_Router(layers, way.plan, hosts or {}).run(), lost=way.lost))
+    return changed(roles[0], others=tuple(roles[1:]))
 
 
 def route_on(platform: Platform, layers: LayerGraph, plan: Plan) -> Routing:
     """`route` on a platform. DicompilerError for a device that it has not."""
-    for name in plan.devices:
-        platform.device(name)
+    for way in plan.ways:
+        with in_loss(plan, way.lost):
+            for name in (*way.plan.devices, *way.lost):
+                platform.device(name)
     return route(layers, plan, platform.host_of)
 
 

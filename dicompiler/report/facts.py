@@ -6,7 +6,7 @@ artifact directory + log, comparison, front → Facts.   Nothing is run; what is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -150,13 +150,23 @@ def gather(
         target,
         problem,
         (at_host_speed(problem, target, program, cores) if cores else problem).played(compilation),
-        memory_course(program),
+        _courses(program),
         target.memory(program),
         bound(problem),
         ran,
         compared,
         None if front is None else load_front(front, digest),
     )
+
+
+def _courses(program: Program) -> dict[str, MemoryCourse]:
+    """Of the first role, with the constants of all."""
+    first, *others = (memory_course(role) for role in program.roles)
+    for other in others:
+        first = {
+            name: replace(one, constants={**one.constants, **other[name].constants}) for name, one in first.items()
+        }
+    return first
 
 
 def load_comparison(path: Path, network: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dicompiler.report.facts import Facts
 from dicompiler.report.graph import chip, device_name, graph
 from dicompiler.report.markup import Markup, clean, element, joined, table
 from dicompiler.report.memory import memory
-from dicompiler.report.tables import comparison, front, links
+from dicompiler.report.tables import comparison, front, links, losses
 from dicompiler.report.timeline import devices, measured, predicted, timeline
 
 NAMELESS = ("", "main", "main_graph", "graph", "torch_jit", "torch_jit_export", "tf2onnx")
@@ -30,6 +30,8 @@ def report(facts: Facts) -> str:
         _section("memory", "Memory", _memory_key(), memory(facts)),
         _section("links", "Bytes between devices", links(facts)),
     ]
+    if facts.compilation.losses:
+        sections.append(_section("losses", "When devices are lost", losses(facts)))
     if facts.comparison is not None:
         sections.append(_section("strategies", "Strategies", _bound_of(facts.comparison), comparison(facts.comparison)))
     if facts.front is not None:

@@ -27,7 +27,7 @@ def links(facts: Facts) -> Markup:
     """Bytes of a frame by sender (rows) and receiver (columns), darker where there are more."""
     count = len(facts.program.turns)
     sent: dict[tuple[str, str], int] = {}
-    for transfer in facts.program.all_transfers:
+    for transfer in (transfer for role in facts.program.turns for transfer in role.transfers):
         key = transfer.sender, transfer.receiver
         sent[key] = sent.get(key, 0) + transfer.value.nbytes
     most = max(sent.values(), default=1)
@@ -45,6 +45,22 @@ def links(facts: Facts) -> Markup:
         rows.append((device_name(facts, a), *cells, element("td", format_bytes(total / count), class_="total")))
     heads = [device_name(facts, name) for name in facts.devices]
     return table(("from \\ to", *heads, "all"), rows, "bytes of a frame", class_="links")
+
+
+def losses(facts: Facts) -> Markup:
+    """What the plan comes to by itself, and each of its plans for losses."""
+    rows = [
+        (
+            ", ".join(map(clean, one.lost)) or "nothing",
+            format_seconds(one.metrics.latency_s),
+            format_seconds(one.metrics.period_s),
+            format_bytes(one.metrics.memory),
+            format_bytes(one.stored),
+        )
+        for one in facts.compilation.losses
+    ]
+    heads = ("lost", "latency", "between frames", "memory, fullest host", "extra weights")
+    return table(heads, rows, "each plan by itself", class_="losses")
 
 
 def comparison(document: Mapping[str, Any]) -> Markup:

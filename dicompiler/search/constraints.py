@@ -18,6 +18,7 @@ from dicompiler.ir.metrics import Metrics, Occupied
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.routing import Routing
+from dicompiler.partition.plan_rules import in_loss
 from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem
 from dicompiler.target.interface import Target
@@ -50,6 +51,9 @@ def fits_constraints(problem: Problem, plan: Plan, metrics: Metrics) -> bool:
 
 def check_compute(platform: Platform, plan: Plan) -> None:
     """A compute-less device may hold inputs and want outputs, and that is all."""
+    for loss in plan.losses:
+        with in_loss(plan, loss.lost):
+            check_compute(platform, loss.plan)
     if plan.replicas:
         _check_renamed_compute(platform, plan)
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from dicompiler.plugin_api import (
@@ -47,8 +48,9 @@ def given_inputs(program: Program, device: DeviceProgram) -> dict[int, Value]:
 
 
 class Contents:
-    """What a device's files hold: the weights of all roles, each once (a name stands for the same cut in all of them),
-    and the segments by file, equal ones of several roles once. names: the files of each role's segments."""
+    """What a device's files hold: the weights of all roles, each once (a name stands for the same cut in all of them;
+    with plans for losses, a cut that lies in one piece within a larger one is that piece of it), and the segments by
+    file, equal ones of several roles once. names: the files of each role's segments."""
 
     def __init__(self, program: Program, index: int) -> None:
         """Of the device at that place."""
@@ -60,6 +62,7 @@ class Contents:
             for tensor in segment.model.graph.initializer
             if is_hollow(tensor)
         }
+        self.within = _within(self.weights) if any(role.lost for role, _ in roles) else {}
         self.segments: dict[str, Segment] = {}
         self.names: list[list[str]] = []
         names: dict[bytes, str] = {}
@@ -73,9 +76,11 @@ class Contents:
 
     def write(self, place: Path) -> Iterator[tuple[str, Json]]:
         """Writes the files into `place`; gives the name, size and digest of each."""
-        offsets = _offsets(self.weights)
-        if self.weights:
-            yield WEIGHTS, write_parts(place / WEIGHTS, _content(self.weights, offsets))
+        own = {name: weight for name, weight in self.weights.items() if name not in self.within}
+        offsets = _offsets(own)
+        if own:
+            yield WEIGHTS, write_parts(place / WEIGHTS, _content(own, offsets))
+        offsets |= {name: offsets[larger] + at for name, (larger, at) in self.within.items()}
         for name, segment in self.segments.items():
             yield name, write_parts(place / name, [_segment(segment, self.weights, offsets)])
 
@@ -85,6 +90,23 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> Json:
     with path.open("wb") as file:
         file.writelines(parts)
     return file_record(path)
+
+
+def _within(weights: Mapping[str, Weight]) -> dict[str, tuple[str, int]]:
+    """Weight → the larger one whose bytes hold its own in one piece, and from which on (a multiple of ALIGN)."""
+    places = [
+        (int(np.frombuffer(weight.content, np.uint8).ctypes.data), -weight.nbytes, name)
+        for name, weight in weights.items()
+        if weight.content.ndim == 1
+    ]
+    within: dict[str, tuple[str, int]] = {}
+    larger, begin, end = "", 0, 0
+    for start, size, name in sorted(places):
+        if start - size <= end and (start - begin) % ALIGN == 0:
+            within[name] = larger, start - begin
+        elif start - size > end:
+            larger, begin, end = name, start, start - size
+    return within
 
 
 def _offsets(weights: Mapping[str, Weight]) -> dict[str, int]:

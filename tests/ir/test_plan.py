@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.plan import Part, Plan, dumps, from_json, load_plan
+from dicompiler.ir.plan import Loss, Part, Plan, dumps, from_json, load_plan
+from dicompiler.ir.wire import Wire
 
 DESIGN = """
 {"format": "dicompiler.plan/1", "source": ["cam"], "sink": ["pi01"], "layers": {
@@ -126,6 +127,36 @@ def test_a_plan_with_replicas_reads_back_as_it_was(replicas: list[dict[str, str]
     plan = replace(TWO, replicas=tuple(replicas))
     assert from_json(json.loads(dumps(plan))) == plan
     assert ("replicas" in json.loads(dumps(plan))) == bool(replicas)
+
+
+@given(PLANS, PLANS, st.lists(st.tuples(DEVICES, PLANS), max_size=3), RENAMINGS)
+def test_a_plan_with_plans_for_losses_reads_back_as_it_was(
+    plan: Plan, first: Plan, more: list[tuple[tuple[str, ...], Plan]], replicas: list[dict[str, str]]
+) -> None:
+    losses = [Loss(("x",), replace(first, replicas=tuple(replicas))), *(Loss(lost, other) for lost, other in more)]
+    whole = replace(plan, losses=tuple(losses), wire=Wire((("*", "float16"),)))
+    assert from_json(json.loads(dumps(whole))) == whole
+    assert all((loss.plan.wire, loss.plan.network) == (whole.wire, plan.network) for loss in whole.losses)
+    without = dumps(replace(whole, losses=()))
+    assert dumps(whole).startswith(without.rstrip("}\n"))
+    parts = [line for line in dumps(whole).splitlines() if '"region"' in line]
+    assert len(parts) == sum(len(own) for one in (plan, *(x.plan for x in losses)) for own in one.layers.values())
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        ("[]", "losses: a list of 0 entries is too short"),
+        ('[{"lost": [], "source": ["a"], "sink": ["a"], "layers": {}}]', "losses[0].lost: a list of 0 entries"),
+        ('[{"lost": ["b"], "source": ["a"], "layers": {}}]', "losses[0]: missing key 'sink'"),
+        ('[{"lost": ["b"], "source": ["a"], "sink": ["a"], "layers": {}, "wire": "int8"}]', "unknown key 'wire'"),
+    ],
+)
+def test_losses_that_are_wrong_are_refused(losses: str, message: str) -> None:
+    text = dumps(replace(TWO, replicas=())).replace('"sink"', f'"losses": {losses}, "sink"', 1)
+    with pytest.raises(DicompilerError) as raised:
+        from_json(json.loads(text))
+    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

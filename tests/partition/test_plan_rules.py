@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.layer_graphs import formed
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.plan import Loss, Part, Plan
+from dicompiler.ir.platform import nameless
 from dicompiler.ir.regions import Interval
 from dicompiler.partition.plan_rules import check
+from dicompiler.partition.routing import route, route_on
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 13]>
@@ -83,3 +87,38 @@ def test_a_layer_must_not_be_missing(layers: LayerGraph) -> None:
     some = {name: parts for name, parts in plan().layers.items() if name != "grouped"}
     with pytest.raises(DicompilerError, match=r"layers\.grouped: missing"):
         check(layers, Plan(some, ("a",), ("a",)))
+
+
+GOOD = Plan({name: (Part("b"),) for name in ("conv", "grouped", "whole", "softmax")}, ("b",), ("b",))
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        ((Loss(("b",), GOOD),), "plan: losses[0]: it names 'b', which is lost then"),
+        ((Loss(("a",), GOOD), Loss(("a",), GOOD)), "plan: losses[0]: lost: an earlier entry is of the same devices"),
+        ((Loss(("a", "c"), GOOD), Loss(("c", "a"), GOOD)), "plan: losses[1]: lost: an earlier entry is of the same"),
+        (
+            (Loss(("c",), GOOD), Loss(("a",), replace(GOOD, layers={**GOOD.layers, "conv": ()}))),
+            "plan: losses[1]: layers.conv: missing: give every layer at least one part",
+        ),
+        (
+            (
+                Loss(
+                    ("a",), replace(GOOD, layers={**GOOD.layers, "softmax": (replace(conv((2, (0, 5))), device="b"),)})
+                ),
+            ),
+            "plan: losses[0]: nobody computes [0:1, 0:4, 5:8, 0:6] of 'y'",
+        ),
+    ],
+)
+def test_each_plan_for_a_loss_must_be_whole(layers: LayerGraph, losses: tuple[Loss, ...], message: str) -> None:
+    with pytest.raises(DicompilerError) as caught:
+        route(layers, replace(plan(), losses=losses))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_loss_of_a_device_that_there_is_not_is_named(layers: LayerGraph) -> None:
+    lost = replace(plan(), losses=(Loss(("e",), replace(GOOD, source=("d1",), sink=("d1",))),))
+    with pytest.raises(DicompilerError, match=r"losses\[0\]: nameless: unknown device '(d1|b|e)'"):
+        route_on(replace(nameless(1), devices=(replace(nameless(1).devices[0], name="a"),)), layers, lost)

@@ -1,0 +1,112 @@
+"""`--survive` and `--lose`: what commands print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from dicompiler import networks
+from dicompiler.base.schema import validate
+from dicompiler.cli import main
+from dicompiler.ir.plan import dumps, load_plan
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "tiny.onnx"
+    onnx.save(networks.build("tiny"), path)
+    return path
+
+
+def said(capsys: pytest.CaptureFixture[str], command: str, *words: object) -> str:
+    assert main([command, *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def document(capsys: pytest.CaptureFixture[str], command: str, *words: object) -> Any:
+    found = json.loads(said(capsys, command, *words, "--json"))
+    validate({command: found}, "results", command)
+    return found
+
+
+def test_compile_and_plan_say_what_surviving_costs(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common: Sequence[object] = (tiny, "--platform", "rpi4x3", "--strategy", "modnn", "--survive", 1, "-o")
+    text = said(capsys, "compile", *common, tmp_path / "out")
+    assert "lost  " in text and "to survive that the fullest host holds" in text
+    plan = load_plan(tmp_path / "out" / "plan.json")
+    assert [loss.lost for loss in plan.losses] == [("pi01",), ("pi02",), ("pi03",)]
+    found = document(capsys, "compile", *common, tmp_path / "out")
+    assert [loss["lost"] for loss in found["losses"]] == [[], ["pi01"], ["pi02"], ["pi03"]]
+    assert found["losses"][1]["stored"] > 0 < found["losses"][1]["metrics"]["latency_s"]
+    planned = document(capsys, "plan", *common, tmp_path / "plan.json")["losses"]
+    assert [(one["lost"], one["stored"]) for one in planned] == [(x["lost"], x["stored"]) for x in found["losses"]]
+    assert load_plan(tmp_path / "plan.json") == plan
+    given = (tiny, "--platform", "rpi4x3", "--plan", tmp_path / "plan.json", "-o", tmp_path / "again")
+    assert document(capsys, "compile", *given)["losses"] == found["losses"]
+    assert (tmp_path / "again" / "plan.json").read_text() == dumps(plan)
+    assert "When devices are lost" not in said(capsys, "report", tmp_path / "out", "-o", tmp_path / "r.html")
+    assert "When devices are lost" in (tmp_path / "r.html").read_text()
+
+
+def test_compare_shows_the_worst_case(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = (tiny, "--platform", "rpi4x3", "--strategies", "single,modnn")
+    lines = said(capsys, "compare", *common, "--survive", 1).splitlines()
+    assert lines[0].endswith("at worst ms  without") and lines[1].split()[-1] == "pi01"
+    assert "at worst" not in said(capsys, "compare", *common)
+    rows = document(capsys, "compare", *common, "--survive", "pi02")["rows"]
+    assert "losses" not in rows[0]  # pi02 takes no part
+    assert [loss["lost"] for loss in rows[1]["losses"]] == [[], ["pi02"]]
+
+
+def test_simulate_plays_losses(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = (tiny, "--platform", "rpi4x3", "--strategy", "modnn", "--frames", 20, "--trace", tmp_path / "t.json")
+    found = document(capsys, "simulate", *common, "--lose", "pi03@20ms-500ms", "--lose", "pi02@30ms")
+    pieces = found["stretches"]
+    assert [one["away"] for one in pieces[:3]] == [[], ["pi03"], ["pi03", "pi02"]]
+    assert sum(one["frames"] for one in pieces) == len(found["stream"]["frames"]) == 20
+    assert pieces[1]["replayed"] > 0 and len(found["losses"]) == 7
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert "next frame after s" in said(capsys, "simulate", *common, "--lose", "pi03@20ms")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        ("plan MODEL --platform rpi4x1 --survive 1 -o OUT", 2, "survive 1: on rpi4x1 one device computes"),
+        ("plan MODEL --platform rpi4x3 --survive 3 -o OUT", 2, "survive at most 2"),
+        ("plan MODEL --platform rpi4x3 --survive most -o OUT", 2, "'most' is no number, not 'hosts' and no device"),
+        ("compare MODEL --platform rpi4x3 --survive pi002", 2, "(did you mean 'pi02'?)"),
+        ("simulate MODEL --platform rpi4x3 --lose pi01", 2, "write a device and when it is lost"),
+        ("simulate MODEL --platform rpi4x3 --lose pi09@1ms", 1, "unknown device 'pi09'"),
+        (
+            "simulate MODEL --platform rpi4x3 --strategy modnn --survive 0 --frames 9 --lose pi02@1ms",
+            1,
+            "no plan covers the loss of pi02: plan for more (--survive 1)",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    tiny: Path, tmp_path: Path, line: str, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [{"MODEL": str(tiny), "OUT": str(tmp_path / "p.json")}.get(word, word) for word in line.split()]
+    assert main(words) == code
+    error = capsys.readouterr().err
+    assert message in error and sum("error:" in line for line in error.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_that_has_its_own_losses_takes_no_others(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "p.json"
+    said(capsys, "plan", tiny, "--platform", "rpi4x2", "--strategy", "modnn", "--survive", 1, "-o", made)
+    words = [tiny, "--platform", "rpi4x2", "--plan", made, "--survive", 1, "-o", tmp_path / "out"]
+    assert main(["compile", *map(str, words)]) == 2
+    assert "the plan has plans for losses: leave out survive" in capsys.readouterr().err
