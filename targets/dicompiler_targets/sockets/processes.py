@@ -164,6 +164,15 @@ def end(processes: Sequence[Process]) -> None:
         process.close()
 
 
+def dismiss(process: Process) -> None:
+    """Ends a device while all others go on. One that someone else started ends by itself when its connection does."""
+    if process.popen is not None:
+        process.popen.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the system: it is asked again in the end
+            process.popen.wait(1)
+    process.close()
+
+
 def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:
     """The report that a device sent. ProtocolError if it is not as agreed."""
     try:
