@@ -86,7 +86,8 @@ class RunResult:
 
     delivered: for each frame and each sink device its outputs by name. frames_s: seconds from giving a frame's inputs
     to having all its outputs. total_s: seconds from giving the first frame's inputs to having the last one's outputs.
-    events: losses, take-overs and returns, in order; devices that are away at the end have no report.
+    events: losses, take-overs and returns, in order; reports of devices that are away at the end hold zeros, and those
+    of devices that came back what they did since.
     """
 
     outputs: tuple[dict[str, NDArray[Any]], ...]

@@ -75,6 +75,15 @@ class Hostile:
         )
         return channel
 
+    def call(self, peer: str, address: Any) -> Channel:
+        """Connects to a peer, and greets it."""
+        channel = Channel(secured(socket.create_connection(tuple(address)), None, False, self.end))
+        channel.greet(
+            Kind.HELLO, {"device": self.name, "digest": self.digest, **self.member.hello(self.name, peer)}, self.end
+        )
+        assert channel.greeting(self.end)["device"] == peer
+        return channel
+
     def close(self) -> None:
         self.control.close()
         self.listener.close()

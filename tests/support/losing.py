@@ -5,8 +5,11 @@ In: a seed, which losses are covered. Out: an artifact of the sockets target, fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +19,7 @@ import onnx
 from support.dealing import cluster
 from support.generators import integers, random_model, random_plan
 from support.layer_graphs import rules
+from support.running import pids
 
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
@@ -25,7 +29,10 @@ from dicompiler.target.seal import seal
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.session import Session
 
+STARTING_S = 0.7
+"""Of the processor, at most."""
 DEVICES = ("a", "b", "c", "d", "e")
 
 
@@ -40,10 +47,37 @@ class Survivor:
     def frames(self, count: int) -> list[dict[str, Any]]:
         return [integers(Random(number), self.model.proto) for number in range(count)]
 
-    def right(self, given: dict[str, Any], outputs: dict[str, Any]) -> bool:
-        """Whether the outputs are those of the whole model, bit by bit."""
-        whole = run_model(self.model, given)
-        return set(outputs) == set(whole) and all(np.array_equal(outputs[name], whole[name]) for name in whole)
+    def busy(self, device: str) -> bool:
+        """Whether the device's process has used the processor for longer than starting takes."""
+        if device not in (found := pids(self.directory)):
+            return False
+        fields = Path(f"/proc/{found[device]}/stat").read_text().rsplit(")")[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > STARTING_S
+
+    @cached_property
+    def _known(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        frames = self.frames(5)
+        return frames, [run_model(self.model, given) for given in frames]
+
+    def stream(self, session: Session, plot: Iterator[None]) -> int:
+        """Gives frames as long as `plot` goes on, by a step for each whose outputs are there. AssertionError for the
+        first whose outputs are not those of the whole model, bit by bit. How many there were."""
+        frames, wanted = self._known
+        over = False
+
+        def given() -> Iterator[dict[str, Any]]:
+            for number in itertools.count():
+                if over:
+                    return
+                yield frames[number % len(frames)]
+
+        count = 0
+        for count, outputs in enumerate(session.stream(given()), 1):
+            due = wanted[(count - 1) % len(frames)]
+            assert set(outputs) == set(due), count
+            assert all(np.array_equal(outputs[name], due[name]) for name in due), f"frame {count - 1}"
+            over = over or next(plot, plot) is plot
+        return count
 
 
 def survivor(seed: int, losses: Iterable[Sequence[str]], directory: Path) -> Survivor:
@@ -59,3 +93,8 @@ def survivor(seed: int, losses: Iterable[Sequence[str]], directory: Path) -> Sur
     SocketsTarget().emit(compilation, directory)
     seal(directory)
     return Survivor(directory, model, compilation)
+
+
+def kinds(session: Session) -> list[tuple[str, str]]:
+    """What befell a session: kind and device of each event."""
+    return [(event.kind, event.device) for event in session.events]

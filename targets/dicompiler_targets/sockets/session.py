@@ -21,7 +21,7 @@ from dicompiler_targets.sockets.artifact import Artifact, Role, from_payload, to
 from dicompiler_targets.sockets.crew import Crew
 from dicompiler_targets.sockets.feed import Feed
 from dicompiler_targets.sockets.joining import LOOPBACK, Door
-from dicompiler_targets.sockets.processes import Process, Start, here
+from dicompiler_targets.sockets.processes import Process, Start, here, unreported
 from dicompiler_targets.sockets.root_cause import Event
 from dicompiler_targets.sockets.runtime.frames import IN_FLIGHT_LIMIT, Kind
 from dicompiler_targets.sockets.runtime.line import left
@@ -174,7 +174,9 @@ class Session:
                     process.popen.wait(left(deadline))
             except subprocess.TimeoutExpired:
                 raise RunError(f"{process.title}: its process does not end in time: allow more (--timeout)") from None
-        self.reports = tuple(process.report for process in processes if process.report is not None)
+        self.reports = tuple(
+            crew.processes[manifest["device"]].report or unreported(manifest) for manifest in self.artifact.manifests
+        )
 
     # -- frames
 
