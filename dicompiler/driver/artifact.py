@@ -189,7 +189,8 @@ def verify(
             sent.update(_sent(other))
     with until(deadline, "verify: real"):
         checks += target.proofs(model, lambda: program(model), given, result)
-    checks.append(transfers(placed.program.all_transfers, sent, 1, len(plan.roles), "roles" if plan.losses else "replicas"))
+    what = "roles" if plan.losses else "replicas"
+    checks.append(transfers(placed.program.all_transfers, sent, 1, len(plan.roles), what))
     return Verification(tuple(checks))
 
 

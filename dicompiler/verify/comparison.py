@@ -132,7 +132,8 @@ def transfers(
 ) -> Check:
     """Whether every transfer carried just the bytes that were predicted.
 
-    predicted: `Program.all_transfers`. sent: bytes by their index. frames: how many each role played. what: what roles are called.
+    predicted: `Program.all_transfers`. sent: bytes by their index. frames: how many each role played.
+    what: what roles are called.
     """
     for transfer in predicted:
         expected, got = transfer.value.nbytes * frames, sent.get(transfer.index, 0)

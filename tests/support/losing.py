@@ -21,11 +21,14 @@ from support.generators import integers, random_model, random_plan
 from support.layer_graphs import rules
 from support.running import pids
 
+from dicompiler import networks
+from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Loss
+from dicompiler.ir.plan import Loss, Part, Plan
 from dicompiler.partition.lowering import split
 from dicompiler.target.seal import seal
+from dicompiler.verify.comparison import compare
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_targets.sockets import SocketsTarget
@@ -38,11 +41,12 @@ DEVICES = ("a", "b", "c", "d", "e")
 
 @dataclass(frozen=True)
 class Survivor:
-    """An artifact in `directory`, and the model it is a split of."""
+    """An artifact in `directory`, and the model it is a split of. exact: its numbers are small integers."""
 
     directory: Path
     model: Model
     compilation: Compilation
+    exact: bool = True
 
     def frames(self, count: int) -> list[dict[str, Any]]:
         return [integers(Random(number), self.model.proto) for number in range(count)]
@@ -59,9 +63,12 @@ class Survivor:
         frames = self.frames(5)
         return frames, [run_model(self.model, given) for given in frames]
 
+    def _same(self, due: Any, got: Any) -> bool:
+        return np.array_equal(due, got) if self.exact else compare("", due, got).passed
+
     def stream(self, session: Session, plot: Iterator[None]) -> int:
         """Gives frames as long as `plot` goes on, by a step for each whose outputs are there. AssertionError for the
-        first whose outputs are not those of the whole model, bit by bit. How many there were."""
+        first whose outputs are not those of the whole model: bit by bit where it is exact. How many there were."""
         frames, wanted = self._known
         over = False
 
@@ -75,9 +82,25 @@ class Survivor:
         for count, outputs in enumerate(session.stream(given()), 1):
             due = wanted[(count - 1) % len(frames)]
             assert set(outputs) == set(due), count
-            assert all(np.array_equal(outputs[name], due[name]) for name in due), f"frame {count - 1}"
+            assert all(self._same(due[name], outputs[name]) for name in due), f"frame {count - 1}"
             over = over or next(plot, plot) is plot
         return count
+
+
+def named(network: str, losses: Iterable[Sequence[str]], directory: Path) -> Survivor:
+    """A network of dicompiler.networks with seeded weights, its layers one after another on as many devices as are
+    there."""
+    base = replace(prepare(Model.load(networks.build(network, 0))), platform=cluster(*DEVICES))
+    assert base.layers is not None
+    names = [layer.name for layer in base.layers.layers]
+
+    def dealt(devices: Sequence[str]) -> Plan:
+        share = -(-len(names) // len(devices))
+        parts = {name: (Part(devices[i // share]),) for i, name in enumerate(names)}
+        return Plan(parts, (devices[0],), (devices[0],))
+
+    others = tuple(Loss(tuple(lost), dealt([name for name in DEVICES if name not in lost])) for lost in losses)
+    return _emitted(replace(base, plan=replace(dealt(DEVICES), losses=others)), directory, exact=False)
 
 
 def survivor(seed: int, losses: Iterable[Sequence[str]], directory: Path) -> Survivor:
@@ -88,11 +111,15 @@ def survivor(seed: int, losses: Iterable[Sequence[str]], directory: Path) -> Sur
     left = [(tuple(lost), [name for name in DEVICES if name not in lost]) for lost in losses]
     others = tuple(Loss(lost, random_plan(rng, layers, names)) for lost, names in left)
     plan = replace(random_plan(rng, layers, DEVICES), losses=others)
-    compilation = split(Compilation(model=model, layers=layers, platform=cluster(*DEVICES), plan=plan))
+    return _emitted(Compilation(model=model, layers=layers, platform=cluster(*DEVICES), plan=plan), directory)
+
+
+def _emitted(given: Compilation, directory: Path, exact: bool = True) -> Survivor:
+    compilation = split(given)
     directory.mkdir(exist_ok=True)
     SocketsTarget().emit(compilation, directory)
     seal(directory)
-    return Survivor(directory, model, compilation)
+    return Survivor(directory, given.model, compilation, exact)
 
 
 def kinds(session: Session) -> list[tuple[str, str]]:
