@@ -34,8 +34,8 @@ from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.session import Session
 
 WAYS = ("kill", "stop", "cable", "sshd")
-DETECTED_S = {"kill": 0.3, "sshd": 0.3, "stop": 3.75 * BEAT_S, "cable": 3.75 * BEAT_S}
-"""Within which a loss must be noticed: three heartbeats and how late they are counted."""
+AT_ONCE_S, BEATS = 0.3, 3.75
+"""Within which a loss must be noticed: an end; and silence, in heartbeats, three and how late they are counted."""
 BACK_S = 60.0
 LEAST_S = 0.05
 """What the change itself may take where frames are shorter."""
@@ -112,7 +112,8 @@ def plot(boards: Cluster, watch: Watch, rng: Random, moments: int, way: str, bea
         while watch.returns < len(watch.losses):
             assert time.perf_counter() - back < BACK_S, f"{device} does not come back"
             yield
-        bad = found > (AT_ONCE_S if how in ("kill", "sshd") else BEATS * beat_s) or interrupted > 1.5 * frame + LEAST_S
+        due = AT_ONCE_S if how in ("kill", "sshd") else BEATS * beat_s
+        bad = found > due or interrupted > 1.5 * frame + LEAST_S
         wrong += bad
         click.echo(
             f"{number:3} {device} {how:5}: noticed after {found:.3f} s, then no frame for {1000 * interrupted:.1f} ms, "
