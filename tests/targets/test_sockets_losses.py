@@ -116,6 +116,13 @@ def test_a_device_that_hangs_is_lost_after_its_heartbeats(victim: str, one: Surv
     assert "has stopped, or the network to it is down" in session.events[0].why or "was lost" in session.events[0].why
 
 
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 class Told(logging.Handler):
     """What the runs of this process say, while it is open: `words`. It starts devices by hand as they say."""
 
@@ -169,7 +176,7 @@ def test_who_was_stopped_for_long_disturbs_nobody_when_it_goes_on(told: Told, on
             told.start(one, "c")
             yield from until(lambda: len(session.events) > 2)
             os.kill(old, signal.SIGCONT)
-            yield from until(lambda: Path(f"/proc/{old}/stat").read_text().rsplit(")")[1].split()[0] == "Z")
+            yield from until(lambda: ended(old))
             yield from frames(20)
 
         one.stream(session, plot())
