@@ -26,6 +26,7 @@ from dicompiler.cli.options import (
     stream_options,
     tell_expiry,
     timeout_option,
+    without_option,
 )
 from dicompiler.target.records import Installed, RunOptions
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 @click.option("--verify", is_flag=True, help="Compare the outputs with those of onnxruntime.")
 @timeout_option(help="Seconds to copy, and to run. Default: 600.")
 @heartbeat_option
+@without_option
 @listen_option(help="Where devices reach this process. Default: found out, any port.")
 @insecure_option
 @click.option(

@@ -200,6 +200,13 @@ insecure_option = click.option("--insecure", is_flag=True, help="Allow connectio
 heartbeat_option = click.option(
     "--heartbeat", "heartbeat_s", metavar="S", type=float, help="Seconds between signs of life. Default: 2."
 )
+without_option = click.option(
+    "--without",
+    metavar="DEVICE",
+    multiple=True,
+    help="A device that is away when the run begins, by a plan for its loss. It is not started, and may come. Can be "
+    "repeated.",
+)
 timeout_option = functools.partial(click.option, "--timeout", "timeout_s", metavar="S", type=Seconds())
 listen_option = functools.partial(click.option, "--listen", metavar="HOST:PORT")
 log_option = click.option(

@@ -352,15 +352,21 @@ def show_run(result: RunResult) -> None:
         click.echo(f"\nseconds for each frame: {times}{', …' if len(result.frames_s) > 8 else ''}")
     if len(result.frames_s) > 1:
         click.echo(f"frames per second: {len(result.frames_s) / result.total_s:.2f}")
+    losses = [event for event in result.events if event.kind == "loss"]
+    if losses:
+        again = sum(event.replays for event in result.events)
+        longest = max(event.interruption_s for event in result.events)
+        times = f"{len(losses)} time{'' if len(losses) == 1 else 's'}"
+        click.echo(f"devices were lost {times}: {again} frames computed again, none came for {longest:.2f} s at most")
 
 
 def show_partings(expected: Expected | None, log: Mapping[str, Any]) -> None:
     """Prints where a run parts from its prediction by more than 10 %, and which lines carried other bytes; nothing
-    without a prediction."""
+    without a prediction, or where frames went other ways than predicted."""
     from dicompiler.base.units import format_seconds
     from dicompiler.driver.fidelity import measured, partings, wrong_bytes
 
-    if expected is None:
+    if expected is None or "events" in log:
         return
     found = measured(log, expected.program)
     click.echo()

@@ -20,6 +20,7 @@ from dicompiler.cli.options import (
     stream_options,
     tell_expiry,
     timeout_option,
+    without_option,
 )
 from dicompiler.target.records import RunOptions
 
@@ -34,6 +35,7 @@ from dicompiler.target.records import RunOptions
 @click.option("--elsewhere", metavar="DEVICE", multiple=True, help="A device that you start yourself. Can be repeated.")
 @insecure_option
 @heartbeat_option
+@without_option
 @log_option
 @cost_option
 @json_option

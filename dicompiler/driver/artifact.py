@@ -6,7 +6,7 @@ directory → RunResult, Verification, Compilation.   Its target does the runnin
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,6 +127,8 @@ def run(
     from dicompiler.verify.given import advising, given_inputs
 
     path, target, model = _open(directory, runs=True)
+    if options is not None and options.without and not target.survives:
+        raise UsageError(f"run: target {target.name!r} cannot begin without a device: leave out --without")
     with advising(model, inputs):
         return target.run(path, [given_inputs(model, inputs)] * frames, (options or RunOptions()).within(timeout))
 
@@ -176,14 +178,27 @@ def verify(
         with until(deadline, "verify: real"):
             placed = compiled(model, plan)
             assert placed.program is not None and placed.routing is not None
-            checks += _compared(model, given, result, count, target, deviation(placed.routing))
+            more = deviation(placed.routing)
+            checks += _compared(model, given, result, count, target, more)
             if plan.wire.types:
                 checks.append(check_held(program(model, geometry), placed.routing, plan.wire, given))
+        sent = _sent(result)
+        for loss in plan.losses:
+            turns = len(loss.plan.turns)
+            other = target.run(path, [given] * turns, RunOptions(timeout_s=deadline.left, without=loss.lost))
+            with until(deadline, "verify: real"):
+                checks += _compared(model, given, other, turns, target, more, loss.lost)
+            sent.update(_sent(other))
     with until(deadline, "verify: real"):
         checks += target.proofs(model, lambda: program(model), given, result)
-    sent = {index: total for report in result.reports for index, total in report.sent.items()}
-    checks.append(transfers(placed.program.all_transfers, sent, 1, count))
+    what = "roles" if plan.losses else "replicas"
+    checks.append(transfers(placed.program.all_transfers, sent, 1, len(plan.roles), what))
     return Verification(tuple(checks))
+
+
+def _sent(result: RunResult) -> dict[int, int]:
+    """Bytes by index of transfer."""
+    return {index: total for report in result.reports for index, total in report.sent.items()}
 
 
 def compare_run(
@@ -205,10 +220,16 @@ def compare_run(
 
 
 def _compared(
-    model: Model, given: Mapping[str, NDArray[Any]], result: RunResult, roles: int, target: Target, more: float
+    model: Model,
+    given: Mapping[str, NDArray[Any]],
+    result: RunResult,
+    roles: int,
+    target: Target,
+    more: float,
+    lost: Sequence[str] = (),
 ) -> list[Check]:
     """A check for each output that a device delivered of the first frame of each role. more: the share of
-    max|reference| that is allowed beside what the target and the type allow."""
+    max|reference| that is allowed beside what the target and the type allow. lost: without whom it ran."""
     from dicompiler.verify.comparison import compare
     from dicompiler.verify.executor import run_model
     from dicompiler.verify.tolerances import in_steps
@@ -218,7 +239,10 @@ def _compared(
     frames = result.delivered or tuple({"": outputs} for outputs in result.outputs)
     return [
         compare(
-            name + (f" on {device}" if device else "") + (f", replica {i}" if roles > 1 else ""),
+            name
+            + (f" on {device}" if device else "")
+            + (f", replica {i}" if roles > 1 else "")
+            + (f", without {', '.join(lost)}" if lost else ""),
             reference[name],
             outputs[name],
             allowed=allowed.get(name),

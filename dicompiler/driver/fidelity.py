@@ -179,8 +179,9 @@ def usual_s(times: Sequence[float], roles: int) -> float:
 
 
 def segment_calls(program: Program, device: int, frames: int) -> list[int]:
-    """How often each segment of a device is called in so many frames, role by role."""
-    return _calls([len(role.devices[device].segments) for role in program.roles], frames)
+    """How often each segment of a device is called in so many frames, role by role; none of those for losses."""
+    played = _calls([len(role.devices[device].segments) for role in program.turns], frames)
+    return played + [0] * (sum(len(role.devices[device].segments) for role in program.roles) - len(played))
 
 
 def _calls(segments: Sequence[int], frames: int) -> list[int]:
@@ -226,9 +227,9 @@ def wrong_bytes(log: Mapping[str, Any], program: Program) -> list[tuple[str, str
     """(Sender, receiver, bytes predicted, bytes sent) of each line that carried others than predicted."""
     frames, count = len(log["frames_s"]), len(program.turns)
     sent = {int(index): total for entry in log["devices"] for index, total in entry["sent"].items()}
-    roles = [r for r, role in enumerate(program.roles) for _ in role.transfers]
+    roles = [r for r, role in enumerate(program.turns) for _ in role.transfers]
     lines: dict[tuple[str, str], list[int]] = {}
-    for transfer, role in zip(program.all_transfers, roles, strict=True):
+    for transfer, role in zip(program.all_transfers, roles, strict=False):  # those for losses come last
         line = lines.setdefault((transfer.sender, transfer.receiver), [0, 0])
         line[0] += transfer.value.nbytes * len(range(role, frames, count))
         line[1] += sent.get(transfer.index, 0)

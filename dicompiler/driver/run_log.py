@@ -51,7 +51,17 @@ def document(
         "frames_s": list(result.frames_s),
         "total_s": result.total_s,
         "devices": devices,
+        **(_survived(result) if result.events else {}),
         **({"predicted": dict(predicted)} if predicted else {}),
+    }
+
+
+def _survived(result: RunResult) -> dict[str, Any]:
+    """The losses that a run went on after, and what they came to."""
+    return {
+        "events": [asdict(event) for event in result.events],
+        "replays": sum(event.replays for event in result.events),
+        "interrupted_s": sum(event.interruption_s for event in result.events),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -213,7 +213,26 @@ def _timelines(facts: Facts) -> list[Markup]:
     samples = [element("li", element("i", class_=f"sample {kind}"), text) for kind, text in keys.items()]
     charts = [element("ul", samples, class_="key"), element("h3", head)]
     charts.append(timeline(facts, courses, " and ".join(courses)))
-    return [*charts, element("p", note, class_="note")] if note else charts
+    charts += [element("p", note, class_="note")] if note else []
+    return charts + ([] if facts.log is None or "events" not in facts.log else [_events(facts.log["events"])])
+
+
+def _events(events: Sequence[Mapping[str, Any]]) -> Markup:
+    """Losses, take-overs and returns of the run."""
+    rows = [
+        (
+            format_seconds(one["at_s"]),
+            one["kind"],
+            clean(one["device"]),
+            ", ".join(map(clean, one["away"])) or "nobody",
+            str(one["frames"]),
+            f"{one['replays']} frames again, none for {format_seconds(one['interruption_s'])}"
+            if one["kind"] == "take-over"
+            else clean(one["why"]),
+        )
+        for one in events
+    ]
+    return table(("after", "what", "device", "away then", "frames by then", ""), rows, "devices lost and back")
 
 
 def _memory_key() -> Markup:

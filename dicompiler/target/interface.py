@@ -39,6 +39,9 @@ class Target(ABC):
     replicas: ClassVar[bool] = False
     """Whether it emits all roles of a plan with replicas (`Program.roles`); a compilation with such a plan is refused
     otherwise."""
+    survives: ClassVar[bool] = False
+    """Whether it emits the roles of a plan's losses, goes on by them when devices are lost, and begins in them
+    (`RunOptions.without`); a compilation with such a plan is refused otherwise."""
     checks_files: ClassVar[bool] = False
     """Whether its `run` and `install` compare the artifact's files with the digests in artifact.json by themselves, as
     programs can while they load them; they are compared before otherwise."""

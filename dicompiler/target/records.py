@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dicompiler.base.errors import UsageError
 
@@ -50,11 +50,44 @@ class DeviceReport:
 
 
 @dataclass(frozen=True)
+class RunEvent:
+    """Something that befell a run that goes on.
+
+    kind: "loss" of a device; "take-over" by a plan for what is left, told with the first frame that it finishes;
+    "return" of a device. device: whose loss or return it is (of a take-over: the last one lost). why: in words. away:
+    the devices that are away from then on. at_s: seconds since the run began; frames: how many were finished by then.
+    replays: frames that are computed again; interruption_s: seconds from the loss to the next finished frame; both of
+    take-overs alone.
+    """
+
+    kind: Literal["loss", "take-over", "return"]
+    device: str
+    why: str
+    away: tuple[str, ...]
+    at_s: float
+    frames: int
+    replays: int = 0
+    interruption_s: float = 0.0
+
+    @property
+    def line(self) -> str:
+        """It in words, one line."""
+        left = f"without {', '.join(map(repr, self.away))}" if self.away else "by the first plan again"
+        if self.kind == "loss":
+            return f"device {self.device!r} is lost: {self.why}; frames go on {left}"
+        if self.kind == "return":
+            return f"device {self.device!r} is back; frames go on {left}"
+        return f"frames go on {left} after {self.interruption_s:.2f} s, {self.replays} of them computed again"
+
+
+@dataclass(frozen=True)
 class RunResult:
     """outputs: by name, for each frame, as the first sink delivered them. reports: in device order.
 
     delivered: for each frame and each sink device its outputs by name. frames_s: seconds from giving a frame's inputs
     to having all its outputs. total_s: seconds from giving the first frame's inputs to having the last one's outputs.
+    events: losses, take-overs and returns, in order; reports of devices that are away at the end hold zeros, and those
+    of devices that came back what they did since.
     """
 
     outputs: tuple[dict[str, NDArray[Any]], ...]
@@ -62,6 +95,7 @@ class RunResult:
     delivered: tuple[Mapping[str, Mapping[str, NDArray[Any]]], ...] = field(default=(), repr=False)
     frames_s: tuple[float, ...] = ()
     total_s: float = 0.0
+    events: tuple[RunEvent, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +122,9 @@ class RunOptions:
     other addresses than this host's own without keys. elsewhere: devices that someone else starts. pin: each process
     keeps to its share of this host's processors. hosts: where devices are started over ssh, after `Target.install`;
     logs: where what they write is kept then, by default beside the artifact and only where a run fails. timeout_s:
-    seconds that all of a run may take, or an installation; of a session: that starting may, and each frame.
+    seconds that all of a run may take, or an installation; of a session: that starting may, and each frame. without:
+    devices that are away when it begins, which are not started and may come. on_event: called with losses, take-overs
+    and returns as they are noticed, in the thread that uses the session.
     """
 
     in_flight: int = 1
@@ -103,6 +139,8 @@ class RunOptions:
     logs: Path | None = None
     timeout_s: float = 600.0
     emulation: Emulation | None = field(default=None, repr=False)
+    without: tuple[str, ...] = ()
+    on_event: Callable[[RunEvent], None] | None = field(default=None, repr=False)
 
     def within(self, seconds: float | None) -> RunOptions:
         """With that timeout; None: with its own."""

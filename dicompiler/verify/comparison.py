@@ -127,10 +127,13 @@ def _differing(reference: Mapping[str, Any], execution: Execution) -> str:
     return ""
 
 
-def transfers(predicted: Sequence[Transfer], sent: Mapping[int, int], frames: int, roles: int = 1) -> Check:
+def transfers(
+    predicted: Sequence[Transfer], sent: Mapping[int, int], frames: int, roles: int = 1, what: str = "replicas"
+) -> Check:
     """Whether every transfer carried just the bytes that were predicted.
 
     predicted: `Program.all_transfers`. sent: bytes by their index. frames: how many each role played.
+    what: what roles are called.
     """
     for transfer in predicted:
         expected, got = transfer.value.nbytes * frames, sent.get(transfer.index, 0)
@@ -140,7 +143,7 @@ def transfers(predicted: Sequence[Transfer], sent: Mapping[int, int], frames: in
             )
             return Check("bytes", False, detail)
     total = sum(transfer.value.nbytes for transfer in predicted)
-    each = "a frame" if roles == 1 else f"in a frame of each of {roles} replicas"
+    each = "a frame" if roles == 1 else f"in a frame of each of {roles} {what}"
     return Check("bytes", True, f"{len(predicted)} transfers, {total} bytes {each}: as predicted")
 
 

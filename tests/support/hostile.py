@@ -66,13 +66,23 @@ class Hostile:
         header, payload = wait_until(lambda: next((m for m in self.messages if m[0].kind is kind), None))
         return decode(payload) if kind in (Kind.PEERS, Kind.ERROR) else header
 
-    def welcome(self, peer: str) -> Channel:
-        """Accepts a peer, and greets it."""
+    def welcome(self, peer: str = "") -> Channel:
+        """Accepts a peer, by default any, and greets it."""
         channel = Channel(secured(self.listener.accept()[0], None, True, self.end))
-        assert channel.greeting(self.end)["device"] == peer
+        name = channel.greeting(self.end)["device"]
+        assert peer in ("", name)
+        channel.greet(
+            Kind.HELLO, {"device": self.name, "digest": self.digest, **self.member.hello(self.name, name)}, self.end
+        )
+        return channel
+
+    def call(self, peer: str, address: Any) -> Channel:
+        """Connects to a peer, and greets it."""
+        channel = Channel(secured(socket.create_connection(tuple(address)), None, False, self.end))
         channel.greet(
             Kind.HELLO, {"device": self.name, "digest": self.digest, **self.member.hello(self.name, peer)}, self.end
         )
+        assert channel.greeting(self.end)["device"] == peer
         return channel
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import DicompilerError, check_files, nearest, open_artifact, read_sealed
 from dicompiler_targets.copies import WEIGHTS, check_sources, hashes, runtime_sources
-from dicompiler_targets.sockets.runtime.roles import roles
+from dicompiler_targets.sockets.runtime.roles import Schedule, roles
 
 Manifest = Mapping[str, Any]
 MANIFEST = "manifest.json"
@@ -65,8 +65,8 @@ class Artifact:
                     if peer not in document["devices"]:
                         raise KeyError(f"{manifest['device']} needs {peer}, which is not there")
             artifact = cls(directory, document["digest"], tuple(manifests), inputs, outputs, document["files"])
-            if len({len(roles(manifest)) for manifest in manifests}) > 1:
-                raise KeyError("the devices have different numbers of roles")
+            if len({tuple(tuple(role.get("lost", ())) for role in roles(manifest)) for manifest in manifests}) > 1:
+                raise KeyError("the devices have different numbers of roles, or for other losses")
             return artifact
         except (KeyError, TypeError) as error:
             raise DicompilerError(f"{directory}: no artifact of this version ({error}): compile it again") from None
@@ -80,9 +80,13 @@ class Artifact:
         own = f"{device}/"
         return [name.removeprefix(own) for name in self.files if name.startswith(own)]
 
+    def schedule(self) -> Schedule:
+        """Which of `roles` the frames of a run go by, anew for each run."""
+        return Schedule.of(self.manifests[0])
+
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Frame i goes by entry i mod n."""
+        """Of all ways that a frame can go, as the manifests number them."""
         return tuple(
             Role(
                 {manifest["device"]: manifest["inputs"] for manifest in manifests},

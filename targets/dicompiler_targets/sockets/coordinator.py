@@ -53,4 +53,4 @@ def _run(
             if options.keep is None or len(kept) < options.keep:
                 kept.append(delivered)
     outputs = tuple(artifact.first(delivered) for delivered in kept)
-    return RunResult(outputs, session.reports, tuple(kept), tuple(seconds), ended - begun)
+    return RunResult(outputs, session.reports, tuple(kept), tuple(seconds), ended - begun, tuple(session.events))

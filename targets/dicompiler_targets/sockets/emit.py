@@ -69,7 +69,8 @@ def _manifest(program: Program, index: int, files: Sequence[Sequence[str]]) -> J
     first = 0
     roles = []
     for role, role_files in zip(program.roles, files, strict=True):
-        roles.append(_role(role, role.devices[index], role_files, first))
+        lost = {"lost": list(role.lost)} if role.lost else {}
+        roles.append(_role(role, role.devices[index], role_files, first) | lost)
         first += len(role.transfers)
     return {
         "format": FORMAT,

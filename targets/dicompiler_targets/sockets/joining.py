@@ -78,6 +78,11 @@ class Door:
         why = one_line(self._entrance.refused) if self._entrance else ""
         return f"; refused meanwhile: {why}" if why else ""
 
+    def forget(self, device: str) -> None:
+        """It may come again."""
+        with self._lock:
+            self._joined.discard(device)
+
     def admit(self, seconds: float) -> Process | None:
         """The next device that came, now with channel and address; None if none came in that time.
 

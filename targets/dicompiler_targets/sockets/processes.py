@@ -19,6 +19,7 @@ from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, Timed, Wri
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.runtime import __name__ as RUNTIME
 from dicompiler_targets.sockets.runtime.frames import ProtocolError
+from dicompiler_targets.sockets.runtime.roles import roles
 from dicompiler_targets.sockets.runtime.wire import Channel
 
 ENTRY = ("-P", "-m", RUNTIME)
@@ -162,6 +163,21 @@ def end(processes: Sequence[Process]) -> None:
         if process.popen is not None:
             process.popen.wait()
         process.close()
+
+
+def dismiss(process: Process) -> None:
+    """Ends a device while all others go on. One that someone else started ends by itself when its connection does."""
+    if process.popen is not None:
+        process.popen.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the system: it is asked again in the end
+            process.popen.wait(1)
+    process.close()
+
+
+def unreported(manifest: Manifest) -> DeviceReport:
+    """The report of a device that is away at the end: it tells nothing."""
+    count = sum(len(role["segments"]) for role in roles(manifest))
+    return DeviceReport(manifest["device"], 0.0, 0.0, 0.0, {}, (0.0,) * count, 0)
 
 
 def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:

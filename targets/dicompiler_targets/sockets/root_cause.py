@@ -32,13 +32,14 @@ class Event:
 class Failure:
     """What was noticed of a failure: which `device` fails, who says so, and how much that tells: CAUSE (nothing else
     can be behind it), ENDING (how its process ended), LOSS (its connection ended) or SUSPICION (another device suspects
-    it).
+    it). gone: the device may have nothing wrong with it but that it is not there any more.
     """
 
     device: str
     message: str
     says: str
     rank: int
+    gone: bool = False
 
 
 def failure_of(event: Event, devices: Mapping[str, Process]) -> Failure | None:
@@ -47,14 +48,14 @@ def failure_of(event: Event, devices: Mapping[str, Process]) -> Failure | None:
     if event.header is None and isinstance(error, ProtocolError):
         return Failure(name, f"it sent what it must not: {error}", name, CAUSE)
     if event.header is None and isinstance(error, Silence):
-        return Failure(name, f"{error}: it has stopped, or the network to it is down", name, CAUSE)
+        return Failure(name, f"{error}: it has stopped, or the network to it is down", name, CAUSE, gone=True)
     if event.header is None:
-        return Failure(name, f"its connection was lost: {error}", name, LOSS)
-    if event.header.kind is not Kind.ERROR:
+        return Failure(name, f"its connection was lost: {error}", name, LOSS, gone=True)
+    if event.header.kind not in (Kind.ERROR, Kind.LOST):
         return None
     message, peer = one_line(str(error.get("message"))), error.get("peer")
     if isinstance(peer, str) and peer in devices:
-        return Failure(peer, f"device {name!r} says: {message}", name, SUSPICION)
+        return Failure(peer, f"device {name!r} says: {message}", name, SUSPICION, event.header.kind is Kind.LOST)
     return Failure(name, message, name, CAUSE)
 
 
@@ -63,7 +64,7 @@ def ending(process: Process) -> Failure | None:
     code, words = process.exit_code(), process.ending()
     if not code or words is None:
         return None
-    return Failure(process.device, words, process.device, CAUSE if code < 0 else ENDING)
+    return Failure(process.device, words, process.device, CAUSE if code < 0 else ENDING, gone=True)
 
 
 def endings(processes: Iterable[Process]) -> list[Failure]:

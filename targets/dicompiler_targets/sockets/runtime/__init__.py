@@ -5,5 +5,5 @@ after a run that ended well; else the last line says why not. This package is co
 is. It needs Python, numpy and onnxruntime, nothing else.
 """
 
-FORMAT = "dicompiler.sockets/2"
+FORMAT = "dicompiler.sockets/3"
 """The manifest's format, which this runtime reads."""

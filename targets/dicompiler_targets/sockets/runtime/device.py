@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import resource
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,11 @@ from .frames import (
     decode,
 )
 from .greeting import CONTROL, Entrance, Membership
+from .heap import memory_peak
 from .line import COORDINATOR, DEVICE, Keys, check_identity, check_open, left, secured
 from .lines import Lines
 from .play import PATIENCE_S, SPANS, DeviceError, Mailbox, Player
-from .roles import roles
+from .roles import Schedule, roles
 from .values import make_sessions, one_line
 from .wire import Channel
 
@@ -63,6 +64,11 @@ class Device:
         self.control: Channel | None = None
         self.lines = Lines(heartbeat_s)
         self.peers: dict[str, Channel] = {}
+        self.channels: list[Channel] = []  # to peers, those to lost ones too
+        self.schedule = Schedule.of(manifest)
+        self.away: set[str] = set()
+        self.gone: set[str] = set()  # peers that were lost, whether others know it or not
+        self.player: Player | None = None
         self.membership = membership or Membership()
         self.least = least
         self.farewell = ""
@@ -74,7 +80,7 @@ class Device:
             {value["index"]: value for value in role["inputs"]} for role in roles(manifest)
         )
         self.names = {index: v["name"] for own in (self.inputs, *self.other_inputs) for index, v in own.items()}
-        self.gate = Gate(self.inputs, self.window, self.other_inputs)
+        self.gate = Gate(self.inputs, self.window, self.other_inputs, self.schedule)
 
     def run(self, control: socket.socket, threads: int) -> None:
         """The whole run. DeviceError, or what the system raised, when it cannot go on."""
@@ -97,13 +103,18 @@ class Device:
             self.lines.rest(math.inf)
             self._believe(peers)
             self.window = Window(max(1, min(IN_FLIGHT_LIMIT, int(peers["in_flight"]))))
-            self.gate = Gate(self.inputs, self.window, self.other_inputs)
-            self._join(entrance, before, peers["addresses"])
-        player = Player(self.manifest, sessions, self.mailbox, self.lines, self._post, self.least)
-        self._to_control().send(Kind.READY)
-        self.files.check()  # what is still missing of it need not hold up the others; nothing is computed before
-        self._play(player)
-        self._finish(player)
+            self.gate = Gate(self.inputs, self.window, self.other_inputs, self.schedule)
+            self.schedule.change(peers.get("lost", ()), 0, 0)
+            self._join(entrance, before, peers)
+            self.player = Player(
+                self.manifest, sessions, self.mailbox, self.lines, self._post, self.least, self.schedule
+            )
+            if not self.schedule.survives:
+                stack.close()  # nobody comes back
+            self._to_control().send(Kind.READY)
+            self.files.check()  # what is still missing of it need not hold up the others; nothing is computed before
+            self._play(self.player)
+            self._finish(self.player)
 
     def fail(self, error: Exception) -> None:
         """Tells the coordinator in words why this device ends, as far as that can still be reached."""
@@ -144,12 +155,15 @@ class Device:
             self.files.check()  # a damaged file is the cause where one cannot be loaded
             raise
 
-    def _join(self, entrance: Entrance, before: set[str], addresses: Mapping[str, Any]) -> None:
-        """Connects to the peers behind it in the order of devices and awaits those before it."""
+    def _join(self, entrance: Entrance, before: set[str], told: Mapping[str, Any]) -> None:
+        """Connects to the peers behind it in the order of devices and awaits those before it; who comes back connects
+        to all that are there."""
+        away = set(told.get("away", ()))
+        awaited_ones = set() if told.get("again") else before - away
         for peer in self.manifest["peers"]:
-            if peer["device"] not in before:
-                self._connect(peer["device"], addresses[peer["device"]])
-        while awaited := sorted(before - set(self.peers)):
+            if peer["device"] not in awaited_ones | away:
+                self._connect(peer["device"], told["addresses"][peer["device"]])
+        while awaited := sorted(awaited_ones - set(self.peers)):
             met = entrance.take(left(self.deadline))
             if met is None:
                 refused = f" (refused meanwhile: {entrance.refused})" if entrance.refused else ""
@@ -157,8 +171,13 @@ class Device:
             name, channel = met
             if self.peers.setdefault(name, channel) is not channel:
                 channel.close()
+        self.away, self.gone = away, set(away)
         for name, channel in self.peers.items():
-            channel.start(self.lines, *self._callbacks(name))
+            self._start(name, channel)
+
+    def _start(self, name: str, channel: Channel) -> None:
+        self.channels.append(channel)
+        channel.start(self.lines, *self._callbacks(name))
 
     def _connect(self, peer: str, address: Any) -> None:
         try:
@@ -172,11 +191,20 @@ class Device:
             raise DeviceError(f"cannot connect to {peer!r}: {error}", peer) from None
         self.peers[peer] = channel
 
-    def _welcome(self, awaited: set[str], channel: Channel, _: str, deadline: float) -> tuple[str, Channel]:
-        """A peer that came, by name: see greeting.Meet. A stranger is sent away and must not disturb."""
-        name = self._meet(channel, awaited, deadline)
+    def _welcome(self, awaited: set[str], channel: Channel, _: str, deadline: float) -> tuple[str, Channel] | None:
+        """A peer that came, by name: see greeting.Meet. A stranger is sent away and must not disturb. While frames are
+        played nobody but who is away is let in; it need not be taken then."""
+        name = self._meet(channel, awaited if self.player is None else set(self.away), deadline)
         channel.greet(Kind.HELLO, self._hello(name), deadline)
-        return name, channel
+        if self.player is None:
+            return name, channel
+        with self.lines.turn:
+            if name in self.peers:
+                self.peers[name].close()
+            self.peers[name] = channel
+            self.gone.discard(name)
+            self._start(name, channel)
+        return None
 
     def _meet(self, channel: Channel, expected: set[str], deadline: float) -> str:
         """Reads who is at the other end: a member of this run, one of `expected`. ProtocolError if it is not;
@@ -196,7 +224,7 @@ class Device:
     def _admit_control(self, header: Header) -> None:
         if header.kind is Kind.INPUT:
             self.gate.admit(header)
-        elif header.kind in (Kind.PEERS, Kind.ERROR):
+        elif header.kind in (Kind.PEERS, Kind.ERROR) or (header.kind is Kind.CHANGE and self.schedule.survives):
             check_message(header)
         elif header.kind in (Kind.RUN, Kind.FINISH):
             check_empty(header)
@@ -207,7 +235,10 @@ class Device:
 
     def _deliver_control(self, header: Header, payload: Any) -> None:
         if header.kind is Kind.INPUT:
-            self.mailbox.put((header.frame, self.names[header.index]), payload)
+            if header.frame >= self.window.first:
+                self.mailbox.put((header.frame, self.names[header.index]), payload)
+        elif header.kind is Kind.CHANGE:
+            self._change(decode(payload))
         elif header.kind is Kind.PEERS:
             self.mailbox.put("peers", decode(payload))
         elif header.kind is Kind.ERROR:
@@ -222,6 +253,29 @@ class Device:
             self.announced += 1
             times = time.perf_counter(), time.monotonic() + header.index / 1000
             self.mailbox.put(("frame", header.frame), times)
+
+    def _change(self, told: Mapping[str, Any]) -> None:
+        """From frame `first` on roles for other losses are in force; with `drop` what was begun before is forgotten."""
+        first = int(told["first"])
+        self.away = set(told["away"])
+        for peer in sorted(self.away - self.gone):
+            self._part(peer)
+        self.schedule.change(told["lost"], first, self.window.oldest)
+        if not told["drop"]:
+            self._to_control().send(Kind.CHANGED, frame=first)
+            return
+        self.window.drop(first)
+        self.announced = first
+        if self.player is not None:
+            self.player.halt(first)
+        self.mailbox.drop(first)
+
+    def _part(self, peer: str) -> None:
+        """Neither hears of a peer any more nor waits for it."""
+        self.gone.add(peer)
+        if peer in self.peers:
+            self.peers[peer].close()
+        self.mailbox.wake()
 
     def _lost_control(self, error: Exception) -> None:
         if isinstance(error, ProtocolError):
@@ -243,7 +297,7 @@ class Device:
             {t["index"]: t for t in role["transfers"] if (t["sender"], t["receiver"]) == ends}
             for role in roles(self.manifest)
         )
-        gate = Gate(expected, self.window, others)
+        gate = Gate(expected, self.window, others, self.schedule)
         names = {index: t["name"] for own in (expected, *others) for index, t in own.items()}
 
         def admit(header: Header) -> None:
@@ -258,14 +312,19 @@ class Device:
                     raise ProtocolError(f"BYE came while frame {self.window.oldest} was on its way")
                 self.departed.add(peer)
                 self.mailbox.put(("bye", peer), True)
-            else:
+            elif header.frame >= self.window.first:
                 self.mailbox.put((header.frame, names[header.index]), payload)
 
         def lost(error: Exception) -> None:
             if isinstance(error, ProtocolError):
                 self._fail_early(DeviceError(f"from {peer!r}: {error}", peer))
             elif peer not in self.departed:
-                self._fail_early(DeviceError(f"the connection to {peer!r} was lost: {error}", peer))
+                words = f"the connection to {peer!r} was lost: {error}"
+                if not self.schedule.survives:
+                    self._fail_early(DeviceError(words, peer))
+                else:
+                    self._part(peer)
+                    self._to_control().send_json(Kind.LOST, {"message": words, "peer": peer})
 
         return admit, deliver, lost
 
@@ -286,6 +345,10 @@ class Device:
         opened, last = 0, False
         while not last or player.frames:
             seen = self.mailbox.changes
+            if (first := self.mailbox.pop("drop")) is not None:
+                player.drop()
+                opened = first
+                self._to_control().send(Kind.CHANGED, frame=first)
             while (times := self.mailbox.pop(("frame", opened))) is not None:
                 player.begin(opened, *times)
                 opened += 1
@@ -294,29 +357,34 @@ class Device:
                 player.wait(seen)
 
     def _done(self, frame: int) -> None:
-        self.window.finish(frame)  # before DONE: more frames' tensors can come at once
+        with self.lines.turn:  # frames may be dropped at any time
+            self.window.finish(frame)  # before DONE: more frames' tensors can come at once
         self._to_control().post(Kind.DONE, frame=frame)
 
     def _timeline(self, player: Player) -> list[list[Any]]:
         """What was done from the announcement of the last frame on, in seconds from then, in order of starts."""
-        sends = [("send", *span) for channel in self.peers.values() for span in channel.timeline]
+        sends = [("send", *span) for channel in self.channels for span in channel.timeline]
         spans = sorted([*player.timeline, *sends], key=lambda span: span[3])
         own = [span for span in spans if span[4] > player.begun][:SPANS]
         return [[*span[:3], *(round(max(0.0, at - player.begun), 7) for at in span[3:])] for span in own]
 
     def _finish(self, player: Player) -> None:
         """Says good-bye to the peers, hears theirs, and reports."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline, peers = time.monotonic() + PATIENCE_S, tuple(self.peers)
         for channel in self.peers.values():
             channel.send(Kind.BYE)
             channel.flush(deadline)
-        for peer in self.peers:
-            self.mailbox.take(self.lines, ("bye", peer), deadline, f"the good-bye of {peer!r}", peer)
-        sent = {index: count for channel in self.peers.values() for index, count in channel.sent.items()}
+        self.lines.drive(lambda: all(peer in self.gone or self.mailbox.has(("bye", peer)) for peer in peers), deadline)
+        for peer in peers:
+            if peer not in self.gone:
+                self.mailbox.take(self.lines, ("bye", peer), deadline, f"the good-bye of {peer!r}", peer)
+        sent: Counter[int] = Counter()
+        for channel in self.channels:
+            sent.update(channel.sent)
         report = {
             "compute_s": sum(player.segments_s),
             "wait_s": player.wait_s,
-            "send_s": sum(channel.send_s for channel in self.peers.values()),
+            "send_s": sum(channel.send_s for channel in self.channels),
             "sent": {str(index): sent[index] for index in sorted(sent)},
             "segments": player.segments_s,
             "memory_peak": memory_peak(),
@@ -324,14 +392,3 @@ class Device:
         }
         self._to_control().send_json(Kind.REPORT, report)
         self._to_control().flush(deadline)
-
-
-def memory_peak() -> int:
-    """The largest resident memory of this process in bytes."""
-    try:
-        # On Linux getrusage also counts what the parent process had when it started this one.
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
-    except (OSError, IndexError):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-MAGIC, PROTOCOL = b"DICO", 2
+from .roles import Schedule
+
+MAGIC, PROTOCOL = b"DICO", 3
 HEADER = struct.Struct("<4sBBHIQQ")
 """Magic, protocol version, kind, flags (0), index (of a transfer, an input or an output), frame, payload length."""
 JSON_LIMIT = 1 << 20
@@ -32,7 +34,9 @@ CUT = "closed in the middle of a frame"
 class Kind(IntEnum):
     """What a frame is. PEERS, RUN, INPUT and FINISH come from the coordinator, READY, OUTPUT, DONE and REPORT go
     to it; TENSOR and BYE pass between devices; PING (a sign of life) goes everywhere. RUN opens a frame, its index is
-    the milliseconds that the frame may take; DONE says that a device has finished it."""
+    the milliseconds that the frame may take; DONE says that a device has finished it. CHANGE, of the coordinator, says
+    who is away and from which frame on other roles are in force, CHANGED that a device goes by it; LOST that it has
+    lost a peer, and goes on."""
 
     HELLO = 1
     PEERS = 2
@@ -47,6 +51,9 @@ class Kind(IntEnum):
     REPORT = 11
     ERROR = 12
     PING = 13
+    CHANGE = 14
+    CHANGED = 15
+    LOST = 16
 
 
 KINDS = {int(kind): kind for kind in Kind}
@@ -198,14 +205,19 @@ def read_frames(reader: Reader, admit: Callable[[Header], None], deliver: Callab
 class Window:
     """The frames that may be on their way here: from the oldest unfinished one (`oldest`) to before `end`.
 
-    `size`: how many, where `end` moves with the oldest; None where `end` is moved by `open`.
+    `size`: how many, where `end` moves with the oldest; None where `end` is moved by `open`. `first`: frames before it
+    were dropped, and what still comes of them is late.
     """
 
     def __init__(self, size: int | None) -> None:
         self._size = size
         self._finished: set[int] = set()
-        self.oldest = 0
+        self.oldest = self.first = 0
         self.end = size or 0
+
+    def __len__(self) -> int:
+        """How many frames may be unfinished: those from the oldest one on."""
+        return self.end - self.oldest
 
     def open(self) -> int:
         """Lets the next frame come; its number."""
@@ -214,12 +226,19 @@ class Window:
 
     def finish(self, frame: int) -> None:
         """Frames may be finished in any order."""
-        self._finished.add(frame)
+        if frame >= self.oldest:
+            self._finished.add(frame)
         while self.oldest in self._finished:
             self._finished.remove(self.oldest)
             self.oldest += 1
         if self._size is not None:
             self.end = self.oldest + self._size
+
+    def drop(self, first: int) -> None:
+        """No frame before `first` is on its way any more."""
+        self._finished.clear()
+        self.first = self.oldest = first
+        self.end = first + (self._size or 0)
 
     def has(self, frame: int) -> bool:
         """Whether that frame is on its way."""
@@ -236,8 +255,8 @@ class Window:
 class Gate:
     """Which tensors may come over one connection: `expected` (values by index), each once in each frame of the window.
 
-    others: what is expected instead in the frames of the other roles, in turn. So what is stored never exceeds the
-    bytes of what is expected in the frames of the window.
+    others: what is expected instead in the frames of the other roles, in turn unless `schedule` says otherwise. So what
+    is stored never exceeds the bytes of what is expected in the frames of the window; what is late is not stored.
     """
 
     def __init__(
@@ -245,20 +264,31 @@ class Gate:
         expected: Mapping[int, Mapping[str, Any]],
         window: Window,
         others: Sequence[Mapping[int, Mapping[str, Any]]] = (),
+        schedule: Schedule | None = None,
     ) -> None:
         self._roles, self._window = (expected, *others), window
+        self._schedule = schedule or Schedule([()] * len(self._roles))
         self._most = max(map(len, self._roles))
         self._seen: set[tuple[int, int]] = set()
 
     def admit(self, header: Header) -> None:
         """ProtocolError, before memory is taken, for a tensor that must not come now or not in this length."""
-        value = self._roles[header.frame % len(self._roles)].get(header.index)
+        if header.frame < self._window.first:
+            self._admit_late(header)
+            return
+        value = self._roles[self._schedule.role(header.frame)].get(header.index)
         key, seen, window = (header.frame, header.index), self._seen, self._window
         if value is None or header.length != value["bytes"] or not window.has(header.frame) or key in seen:
             self._refuse(header, value)
         if len(seen) > 2 * self._most * (window.end - window.oldest):
             self._seen = seen = {one for one in seen if one[0] >= window.oldest}
         seen.add(key)
+
+    def _admit_late(self, header: Header) -> None:
+        """What was under way when its frame was dropped is read, and thrown away where it is delivered."""
+        known = [role[header.index]["bytes"] for role in self._roles if header.index in role]
+        if header.length not in known and not (None in known and header.length <= UNKNOWN_LIMIT):
+            raise ProtocolError(f"{header.kind.name} {header.index} of {header.length} bytes came, late and unplanned")
 
     def _refuse(self, header: Header, value: Mapping[str, Any] | None) -> None:
         """Says what is wrong, if anything is: the length of a tensor may not be known before the run."""

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import onnxruntime as ort
+
 from .frames import ProtocolError
 from .lines import Lines
-from .roles import roles
+from .roles import Schedule, roles
 from .slots import Slot, Slots
 from .values import from_bytes, run_bound, run_segment, to_bytes
 
@@ -50,6 +52,23 @@ class Mailbox:
         self._items[key] = item
         self.changes += 1
 
+    def drop(self, first: int) -> None:
+        """Forgets what came for frames before `first`, and that they were announced; tells the main thread."""
+        for key in list(self._items):
+            number = key[1] if key[0] == "frame" else key[0]
+            if isinstance(number, int) and number < first:
+                self._items.pop(key, None)
+        self._items["drop"] = first
+        self.changes += 1
+
+    def has(self, key: Any) -> bool:
+        """Whether `take` need not wait for it."""
+        return key in self._items or self._failure is not None
+
+    def wake(self) -> None:
+        """Whoever waits looks again at whether it still has to."""
+        self.changes += 1
+
     def fail(self, error: DeviceError) -> None:
         """Ends all waiting with `error`; the first one counts."""
         self._failure = self._failure or error
@@ -64,7 +83,7 @@ class Mailbox:
     def take(self, lines: Lines, key: Any, deadline: float, what: str, peer: str | None = None) -> Any:
         """Drives until an item is there, and removes it. DeviceError at the deadline, saying what did not come from
         which peer."""
-        lines.drive(lambda: key in self._items or self._failure, deadline)
+        lines.drive(lambda: self.has(key), deadline)
         if (item := self.pop(key)) is None:
             raise DeviceError(f"{what} did not come in time", peer)
         return item
@@ -137,7 +156,11 @@ class Player:
         lines: Lines,
         post: Post,
         least: Sequence[float] = (),
+        schedule: Schedule | None = None,
     ) -> None:
+        self._schedule = schedule or Schedule.of(manifest)
+        self._halt = ort.RunOptions() if self._schedule.survives else None
+        self._first = 0
         self._sessions, self._mailbox, self._lines, self._post = sessions, mailbox, lines, post
         self._least = least
         self._roles: list[_Role] = []
@@ -157,21 +180,43 @@ class Player:
         """One more frame is on its way, since `announced` (of time.perf_counter)."""
         self.begun = announced
         self.timeline = [span for span in self.timeline if span[4] > announced]
-        self.frames.append(Frame(number, deadline, self._roles[number % len(self._roles)]))
+        self.frames.append(Frame(number, deadline, self._roles[self._schedule.role(number)]))
+
+    def halt(self, first: int) -> None:
+        """Frames before `first` are not played any further, for any thread to call: the main thread calls `drop`."""
+        self._first = first
+        if self._halt is not None:
+            self._halt.terminate = True
+
+    def drop(self) -> None:
+        """Forgets the frames that are not played any further."""
+        if self._halt is not None:
+            self._halt = ort.RunOptions()
+        for frame in self.frames:
+            if frame.number < self._first and frame.slot is not None:
+                frame.role.slots.give_back(frame.slot, unused=False)
+        self.frames = [frame for frame in self.frames if frame.number >= self._first]
 
     def advance(self, done: Callable[[int], None]) -> bool:
         """Plays what can be played, always of the oldest frame that can go on. `done` is called with the first frame
-        that is finished then, which is forgotten; whether there was one."""
+        that is finished then, which is forgotten; whether there was one, or there are frames to drop."""
         at, seen = 0, self._mailbox.changes
         while at < len(self.frames):
             frame = self.frames[at]
+            if frame.number < self._first:
+                return True
             steps = frame.role.steps
             if frame.position < len(steps):
                 step = steps[frame.position]
                 if not self._held(step, frame):
                     at += 1
                     continue
-                self._play(step, frame)
+                try:
+                    self._play(step, frame)
+                except ValueError:
+                    if frame.number < self._first:  # it was ended in the middle
+                        return True
+                    raise
                 for name in step.unused:
                     del frame.values[name]
                 frame.position += 1
@@ -242,9 +287,9 @@ class Player:
             with _held(start + self._least[number]) if self._least else contextlib.nullcontext():
                 if (bound := slot.bindings.get(step.index)) is not None:
                     binding, made = bound
-                    run_bound(self._sessions[number], segment, binding)
+                    run_bound(self._sessions[number], segment, binding, self._halt)
                 else:
-                    made = run_segment(self._sessions[number], segment, frame.values, slot.values)
+                    made = run_segment(self._sessions[number], segment, frame.values, slot.values, self._halt)
             self._last_s[number] = seconds = self._took("run", number, frame.number, start)
             self.segments_s[number] += seconds
             frame.values.update(made)

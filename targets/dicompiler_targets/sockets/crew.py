@@ -1,0 +1,371 @@
+"""The devices of a run: how they join, what they say, who is away, and how one that was lost comes back.
+
+In: an artifact, how devices are started. Out: events of frames, for the session; roles that are in force, and RunError
+where a device fails whose loss is not covered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import subprocess
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dicompiler.plugin_api import RunError, RunOptions
+from dicompiler_targets.sockets.artifact import Artifact
+from dicompiler_targets.sockets.joining import Door
+from dicompiler_targets.sockets.processes import Process, Start, dismiss, end, read_report
+from dicompiler_targets.sockets.returns import Returns
+from dicompiler_targets.sockets.root_cause import CAUSE, LOSS, Event, Failure, ending, endings, failure_of, root_cause
+from dicompiler_targets.sockets.runtime.frames import (
+    Gate,
+    Header,
+    Kind,
+    ProtocolError,
+    Window,
+    check_empty,
+    check_message,
+    decode,
+)
+from dicompiler_targets.sockets.runtime.greeting import CONTROL, TOKEN, Membership
+from dicompiler_targets.sockets.runtime.lines import Lines
+
+log = logging.getLogger("dicompiler")
+
+TICK_S = 0.05
+"""Seconds between two looks at the processes."""
+SETTLE_S = 0.3
+"""Seconds in which the cause of a failure can show: that a connection was lost is told before the death behind it."""
+DOUBT_S = 0.15
+"""Seconds in which a device that others have lost can show that it is gone for us too."""
+ENDING_S = 0.05
+"""Seconds that a process takes to end after its connections, at most, if it ends."""
+MESSAGES = 64
+"""Reports and errors that a device can send: they wait here until somebody asks for outputs."""
+
+
+class Crew:
+    """`processes`: of all devices; `away`: those that are not there. `window`: the frames on their way, by numbers that
+    each device knows them by; `schedule`: the role of each.
+
+    A loss that the artifact's roles cover makes all frames before `window.end` void: `void` is true until the session
+    has given them again, which it may once `changing` (who has not answered yet) is empty. `told`: called with each
+    loss and return: (kind, device, why).
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        options: RunOptions,
+        in_flight: int,
+        start: Start,
+        told: Callable[[Any, str, str], None],
+    ) -> None:
+        self.artifact, self.options, self.told = artifact, options, told
+        self._in_flight = in_flight
+        self.processes: dict[str, Process] = {}
+        self.window, self.schedule = Window(None), artifact.schedule()
+        self.away = set(options.without)
+        self.changing: set[str] = set()
+        self.void = False
+        self.lines = Lines(options.heartbeat_s)
+        self._events: deque[Event] = deque()
+        self._ready: set[str] = set()
+        self._joined = self._finishing = False
+        self._doubts: list[tuple[Failure, float]] = []
+        self._changed, self._looked = 0, 0.0
+        # With keys, certificates tell who is who.
+        self._member = Membership(secrets.token_hex(8), "" if options.keys else secrets.token_hex(16))
+        self._start = start
+        self._roles = artifact.roles
+        self._returns: Returns | None = None
+        self._door: Door | None = None
+
+    @property
+    def there(self) -> list[str]:
+        """The devices that take part, in order."""
+        return [name for name in self.artifact.devices if name not in self.away]
+
+    # -- starting and ending
+
+    def join(self, door: Door, deadline: float, check_time: Callable[..., None]) -> None:
+        """Starts the devices and waits until every one is connected to all its peers and has made its sessions.
+        check_time: (deadline, who is waited for, more words) raises RunError."""
+        self._door = door
+        common = ["--control", door.address, "--run", self._member.run, "--timeout", f"{self.options.timeout_s:g}"]
+        common += ["--heartbeat", f"{self.options.heartbeat_s:g}", *["--insecure"] * self.options.insecure]
+        door.open(self.processes, self._member, self.artifact.digest)
+        lost = self.schedule.covering(self.away) or frozenset()
+        self.schedule.change(lost, 0, 0)
+        for manifest in self.artifact.manifests:
+            name = manifest["device"]
+            if name in self.options.elsewhere and name not in self.away:
+                before = "" if self.options.keys else f"{TOKEN}={self._member.token} "
+                after = " --keys KEYS" if self.options.keys else ""
+                words = f"{before}python3 -m runtime {' '.join(common)}{after}"
+                log.warning("start %s in its directory on its host: %s", name, words)
+            self.processes[name] = Process(manifest) if self._foreign(name) else self._started(name, common)
+        while waiting := [name for name in self.there if self.processes[name].channel is None]:
+            process = door.admit(TICK_S)
+            if process is not None and process.device in self.away:
+                dismiss(process)  # nobody awaits it yet: it may come once all others are there
+                self.processes[process.device] = Process(process.manifest)
+                door.forget(process.device)
+            elif process is not None:
+                self._listen_to(process)
+            self.look()
+            check_time(deadline, waiting, door.refused)
+        for name in self.there:
+            self._tell_peers(name, {"away": sorted(self.away), "lost": sorted(lost)} if self.away else {})
+        while waiting := [name for name in self.there if name not in self._ready]:
+            for event in self.events(lambda: False):
+                self.notice(event)
+            self.look()
+            check_time(deadline, waiting)
+        self._joined = True
+        if self.schedule.survives:
+            self._returns = Returns(
+                lambda name: self._started(name, common), set(filter(self._foreign, self.processes))
+            )
+
+    def _foreign(self, name: str) -> bool:
+        """Whether it is not ours to start."""
+        return name in self.options.elsewhere or name in self.options.without
+
+    def _started(self, name: str, common: list[str]) -> Process:
+        manifest = next(manifest for manifest in self.artifact.manifests if manifest["device"] == name)
+        process = self._start(manifest, common)
+        process.tell(self._member.token)
+        return process
+
+    def _tell_peers(self, name: str, more: dict[str, Any]) -> None:
+        """Tells a device where its peers are."""
+        addresses = {other: self.processes[other].address for other in self.there}
+        peers = {"addresses": addresses, "in_flight": self._in_flight, **self._member.hello(CONTROL, name), **more}
+        self.processes[name].connection().send_json(Kind.PEERS, peers)
+
+    def finish(self) -> None:
+        """Tells the devices that there are no more frames."""
+        self._finishing = True
+        for name in self.there:
+            self.processes[name].connection().send(Kind.FINISH, frame=self.window.end)
+
+    def end(self) -> None:
+        """Ends all processes and connections."""
+        self.lines.end()
+        if self._door is not None:
+            self._door.close()
+        end(list(self.processes.values()))
+
+    # -- what devices say
+
+    def _listen_to(self, process: Process) -> None:
+        name = process.device
+        expected, *others = (role.outputs[name] for role in self._roles)
+        gate = Gate(expected, self.window, others, self.schedule)
+        process.connection().start(
+            self.lines,
+            lambda header: self._admit(process, gate, header),
+            lambda header, payload: self._deliver(name, header, payload),
+            lambda error: self._events.append(Event(name, None, error)),
+        )
+
+    def _admit(self, process: Process, gate: Gate, header: Header) -> None:
+        if header.kind is Kind.OUTPUT:
+            gate.admit(header)
+        elif header.kind is Kind.DONE:
+            check_empty(header)
+            if header.frame >= self.window.first:
+                self.window.check(header.frame, "DONE")
+        elif header.kind is Kind.READY:
+            check_empty(header)
+            if process.device in self._ready:
+                raise ProtocolError("READY came twice")
+            if process.device in self.away and (self._returns is None or self._returns.coming != process.device):
+                raise ProtocolError("READY came before PEERS")
+        elif header.kind is Kind.CHANGED and self.schedule.survives:
+            check_empty(header)
+        elif header.kind in (Kind.REPORT, Kind.ERROR) or (header.kind is Kind.LOST and self.schedule.survives):
+            check_message(header)
+            process.messages += 1
+            if process.messages > MESSAGES:
+                raise ProtocolError(f"more than {MESSAGES} messages came")
+        else:
+            raise ProtocolError(f"{header.kind.name} came, which no device sends")
+
+    def _deliver(self, name: str, header: Header, payload: Any) -> None:
+        if header.kind is Kind.REPORT:
+            payload = read_report(name, decode(payload))
+        elif header.kind in (Kind.ERROR, Kind.LOST):
+            payload = decode(payload)
+        self._events.append(Event(name, header, payload, time.perf_counter()))
+
+    def events(self, ready: Callable[[], object]) -> Iterator[Event]:
+        """What has come, or comes within a tick; does not wait where something else is `ready`."""
+        self.lines.drive(lambda: self._events or ready(), time.monotonic() + TICK_S)
+        while self._events:
+            yield self._events.popleft()
+
+    def notice(self, event: Event) -> bool:
+        """Whether the event is about a frame, which is the session's to handle. Raises RunError as the class."""
+        process, header = self.processes[event.device], event.header
+        failure = failure_of(event, self.processes)
+        if failure is not None:
+            # After its report a device may end its connection.
+            if process.report is None:
+                self._failed(failure)
+        elif header is None:
+            return False
+        elif header.kind is Kind.READY:
+            self._ready.add(event.device)
+            if event.device in self.away:
+                self._take_back(event.device)
+        elif header.kind is Kind.CHANGED:
+            if header.frame == self._changed:
+                self.changing.discard(event.device)
+        elif header.kind is Kind.REPORT:
+            process.report = event.payload
+        else:
+            return header.frame >= self.window.first
+        return False
+
+    # -- who is there
+
+    def look(self) -> None:
+        """Looks at processes, doubts and returns, if the last look was a tick ago. Raises RunError as the class."""
+        now = time.monotonic()
+        if now < self._looked + TICK_S:
+            return
+        self._looked = now
+        for failure in endings(tuple(self.processes.values())):
+            self._failed(failure)
+        if any(now > until for _, until in self._doubts):
+            self._decide()
+        if self._returns is not None and not self._finishing:
+            self._look_for_returns(self._returns)
+
+    def _failed(self, failure: Failure) -> None:
+        """Goes on without the device, if that can be; raises RunError for the failure behind this one if not."""
+        if not self._joined or not self.schedule.survives:
+            self._raise([failure])
+        for name in (failure.says, failure.device):
+            if name in self.away:  # an end that was to come, or a return that fails
+                if self._returns is not None and self._returns.awaits(name):
+                    self._give_up(name, failure.message)
+                return
+        if not failure.gone:
+            self._raise([failure])
+        elif failure.rank not in (CAUSE, LOSS):
+            if all(failure.device != one.device or failure.says != one.says for one, _ in self._doubts):
+                wait_s = SETTLE_S if failure.says == failure.device else DOUBT_S  # its words may be on their way
+                self._doubts.append((failure, time.monotonic() + wait_s))
+        elif self.schedule.covering(self.away | {failure.device}) is None:
+            self._raise([failure])
+        else:
+            self._lose(failure)
+
+    def _decide(self) -> None:
+        """Of devices that blame each other the one that most do is taken as lost, if that is covered."""
+        doubts = [one for one, _ in self._doubts]
+        blamed = Counter(one.device for one in doubts)
+        fit = [one for one in doubts if self.schedule.covering(self.away | {one.device}) is not None]
+        if not fit:
+            self._raise(doubts)
+        self._lose(max(fit, key=lambda one: blamed[one.device]))
+
+    def _lose(self, failure: Failure) -> None:
+        """Goes on without the device: it is ended, all others forget what is on its way and take other roles."""
+        name = failure.device
+        process = self.processes[name]
+        if process.popen is not None and failure.rank == LOSS:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.popen.wait(ENDING_S)
+        why = found.message if (found := ending(process)) is not None else failure.message
+        assert self._returns is not None
+        if self._returns.coming:  # which may be on its way to the lost one
+            self._give_up(self._returns.coming, f"{name!r} was lost meanwhile")
+        self._dismiss(name)
+        self.away.add(name)
+        self._doubts = [(one, at) for one, at in self._doubts if name not in (one.device, one.says)]
+        self._returns.lost(name)
+        self.told("loss", name, why)
+        self._change(None)
+
+    def _dismiss(self, name: str) -> None:
+        """Ends a device's process and connection, and forgets what it said."""
+        process = self.processes[name]
+        with self.lines.turn:
+            dismiss(process)
+            for _ in range(len(self._events)):
+                if (event := self._events.popleft()).device != name:
+                    self._events.append(event)
+        self._ready.discard(name)
+        self.changing.discard(name)
+        self.processes[name] = Process(process.manifest)
+        assert self._door is not None
+        self._door.forget(name)
+
+    def _change(self, back: str | None) -> None:
+        """Tells everybody who is away, and by which roles all goes from the next frame on. back: the device whose
+        return changes that, for which nothing is dropped."""
+        first = self._changed = self.window.end
+        lost = self.schedule.covering(self.away)
+        assert lost is not None
+        self.schedule.change(lost, first, self.window.oldest)
+        if back is None:
+            self.window.drop(first)
+            self.void = True
+        self.changing = set() if self._finishing else set(self.there)
+        words = {"away": sorted(self.away), "lost": sorted(lost), "first": first}
+        for name in self.there:
+            drop = back in (None, name)  # it begins there
+            self.processes[name].connection().send_json(Kind.CHANGE, {**words, "drop": drop})
+
+    def _raise(self, failures: list[Failure]) -> None:
+        """Raises RunError for the failure that is behind the first ones that were noticed."""
+        until = time.monotonic() + SETTLE_S
+        while all(failure.rank > CAUSE for failure in failures) and time.monotonic() < until:
+            heard = (failure_of(event, self.processes) for event in self.events(lambda: False))
+            failures += [failure for failure in heard if failure is not None]
+            failures += endings(self.processes[name] for name in self.there)
+        raise RunError(root_cause(failures, self.processes))
+
+    # -- returns
+
+    def _look_for_returns(self, returns: Returns) -> None:
+        """Starts lost devices again, lets in who has come, and tells one after the other where its peers are."""
+        assert self._door is not None
+        for name in returns.due():
+            try:
+                self.processes[name] = returns.start(name)
+            except RunError as error:
+                self._give_up(name, str(error))
+        try:
+            process = self._door.admit(0)
+        except RunError as error:  # it holds another artifact
+            log.warning("%s", error)
+            process = None
+        if process is not None:
+            self._listen_to(process)
+            returns.arrived(process.device)
+        if not self.changing and not self.void and (guest := returns.next()):
+            self._tell_peers(guest, {"away": sorted(self.away - {guest}), "again": True})
+
+    def _give_up(self, name: str, why: str) -> None:
+        """A device that was coming back does not, for now."""
+        assert self._returns is not None
+        log.info("device %r does not come back yet: %s", name, why)
+        self._dismiss(name)
+        self._returns.failed(name)
+
+    def _take_back(self, name: str) -> None:
+        """From the next frame on a device takes part again."""
+        assert self._returns is not None
+        self._returns.back(name)
+        self.away.discard(name)
+        self._change(name)
+        self.told("return", name, "")

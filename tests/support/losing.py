@@ -1,0 +1,127 @@
+"""Random networks with random plans, and others for when devices are lost; and runs of them in which devices are lost.
+
+In: a seed, which losses are covered. Out: an artifact of the sockets target, frames of small integers, what they give.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+from support.dealing import cluster
+from support.generators import integers, random_model, random_plan
+from support.layer_graphs import rules
+from support.running import pids
+
+from dicompiler import networks
+from dicompiler.driver.prepare import prepare
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Loss, Part, Plan
+from dicompiler.partition.lowering import split
+from dicompiler.target.seal import seal
+from dicompiler.verify.comparison import compare
+from dicompiler.verify.executor import run_model
+from dicompiler_passes.form_layers import form_layers
+from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.session import Session
+
+STARTING_S = 0.7
+"""Of the processor, at most."""
+DEVICES = ("a", "b", "c", "d", "e")
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """An artifact in `directory`, and the model it is a split of. exact: its numbers are small integers."""
+
+    directory: Path
+    model: Model
+    compilation: Compilation
+    exact: bool = True
+
+    def frames(self, count: int) -> list[dict[str, Any]]:
+        return [integers(Random(number), self.model.proto) for number in range(count)]
+
+    def busy(self, device: str) -> bool:
+        """Whether the device's process has used the processor for longer than starting takes."""
+        if device not in (found := pids(self.directory)):
+            return False
+        fields = Path(f"/proc/{found[device]}/stat").read_text().rsplit(")")[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > STARTING_S
+
+    @cached_property
+    def _known(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        frames = self.frames(5)
+        return frames, [run_model(self.model, given) for given in frames]
+
+    def _same(self, due: Any, got: Any) -> bool:
+        return np.array_equal(due, got) if self.exact else compare("", due, got).passed
+
+    def stream(self, session: Session, plot: Iterator[None]) -> int:
+        """Gives frames as long as `plot` goes on, by a step for each whose outputs are there. AssertionError for the
+        first whose outputs are not those of the whole model: bit by bit where it is exact. How many there were."""
+        frames, wanted = self._known
+        over = False
+
+        def given() -> Iterator[dict[str, Any]]:
+            for number in itertools.count():
+                if over:
+                    return
+                yield frames[number % len(frames)]
+
+        count = 0
+        for count, outputs in enumerate(session.stream(given()), 1):
+            due = wanted[(count - 1) % len(frames)]
+            assert set(outputs) == set(due), count
+            assert all(self._same(due[name], outputs[name]) for name in due), f"frame {count - 1}"
+            over = over or next(plot, plot) is plot
+        return count
+
+
+def named(network: str, losses: Iterable[Sequence[str]], directory: Path) -> Survivor:
+    """A network of dicompiler.networks with seeded weights, its layers one after another on as many devices as are
+    there."""
+    base = replace(prepare(Model.load(networks.build(network, 0))), platform=cluster(*DEVICES))
+    assert base.layers is not None
+    names = [layer.name for layer in base.layers.layers]
+
+    def dealt(devices: Sequence[str]) -> Plan:
+        share = -(-len(names) // len(devices))
+        parts = {name: (Part(devices[i // share]),) for i, name in enumerate(names)}
+        return Plan(parts, (devices[0],), (devices[0],))
+
+    others = tuple(Loss(tuple(lost), dealt([name for name in DEVICES if name not in lost])) for lost in losses)
+    return _emitted(replace(base, plan=replace(dealt(DEVICES), losses=others)), directory, exact=False)
+
+
+def survivor(seed: int, losses: Iterable[Sequence[str]], directory: Path) -> Survivor:
+    """On five devices, of which each of the losses leaves some, on which another random plan goes on."""
+    rng = Random(seed)
+    model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
+    layers = form_layers(model, rules())
+    left = [(tuple(lost), [name for name in DEVICES if name not in lost]) for lost in losses]
+    others = tuple(Loss(lost, random_plan(rng, layers, names)) for lost, names in left)
+    plan = replace(random_plan(rng, layers, DEVICES), losses=others)
+    return _emitted(Compilation(model=model, layers=layers, platform=cluster(*DEVICES), plan=plan), directory)
+
+
+def _emitted(given: Compilation, directory: Path, exact: bool = True) -> Survivor:
+    compilation = split(given)
+    directory.mkdir(exist_ok=True)
+    SocketsTarget().emit(compilation, directory)
+    seal(directory)
+    return Survivor(directory, given.model, compilation, exact)
+
+
+def kinds(session: Session) -> list[tuple[str, str]]:
+    """What befell a session: kind and device of each event."""
+    return [(event.kind, event.device) for event in session.events]

@@ -1,0 +1,320 @@
+"""Devices that are lost in the middle of frames, with real processes: no frame is lost, twice or wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from support.hostile import Hostile
+from support.losing import DEVICES, Survivor, kinds, survivor
+from support.running import LIMIT_S, by_hand, pids, wait_until
+
+import dicompiler
+from dicompiler.base.errors import DicompilerError, RunError, UsageError
+from dicompiler.base.schema import validate
+from dicompiler.driver.run_log import document
+from dicompiler.search.constraints import check_dealing
+from dicompiler.target.records import RunEvent, RunOptions
+from dicompiler.target.remote.certificates import make
+from dicompiler_targets.mpi import MpiTarget
+from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.runtime.frames import Gate, Header, Kind, ProtocolError, Window
+from dicompiler_targets.sockets.runtime.roles import Schedule
+from dicompiler_targets.sockets.session import Session
+
+BEAT_S = 0.3
+FOUND_S = 3.75 * BEAT_S
+EACH = [(name,) for name in DEVICES]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
+    """Any one of its devices may be lost; source and sink are other devices then."""
+    return survivor(1, EACH, tmp_path_factory.mktemp("one") / "artifact")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
+    """b may be lost, and c beside it."""
+    return survivor(2, [("b",), ("b", "c")], tmp_path_factory.mktemp("two") / "artifact")
+
+
+def connect(made: Survivor, **options: Any) -> Session:
+    found = dicompiler.connect(made.directory, RunOptions(**{"in_flight": 4, **options}), 60)
+    assert isinstance(found, Session)
+    return found
+
+
+def hit(made: Survivor, device: str, how: int) -> float:
+    os.kill(pids(made.directory)[device], how)
+    return time.monotonic()
+
+
+def frames(count: int) -> Iterator[None]:
+    for _ in range(count):
+        yield
+
+
+def until(happened: Callable[[], object], seconds: float = 20.0) -> Iterator[None]:
+    """AssertionError where that does not happen while frames go on."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it did not happen in time"
+        yield
+
+
+@pytest.mark.parametrize("victims", [(*DEVICES, "a"), "b"], ids=["clear", "tls"])
+def test_every_device_may_die_and_comes_back(victims: str, one: Survivor, tmp_path: Path) -> None:
+    rng, heard, options = Random(5), list[RunEvent](), dict[str, Any]()
+    if len(victims) == 1:
+        make(DEVICES, tmp_path / "keys")
+        options["keys"] = tmp_path / "keys"
+
+    def plot() -> Iterator[None]:
+        for i, victim in enumerate(victims):
+            yield from frames(rng.randint(1, 40))
+            hit(one, victim, signal.SIGKILL)
+            yield from until(lambda i=i: len(heard) > 3 * i + 2)
+        yield from frames(20)
+
+    with connect(one, on_event=heard.append, **options) as session:
+        count = one.stream(session, plot())
+    assert kinds(session) == [(kind, name) for name in victims for kind in ("loss", "take-over", "return")]
+    assert session.events == heard
+    assert [report.device for report in session.reports] == list(DEVICES)
+    assert pids(one.directory) == {}
+    for event in heard:
+        assert event.why.startswith("its process was ended by signal 9 (SIGKILL)") == (event.kind == "loss")
+        assert event.away == (() if event.kind == "return" else (event.device,))
+        assert event.interruption_s < LIMIT_S and event.replays <= 4 and event.frames <= count
+
+
+@pytest.mark.parametrize("victim", ["a", "d"])
+def test_a_device_that_hangs_is_lost_after_its_heartbeats(victim: str, one: Survivor) -> None:
+    with connect(one, heartbeat_s=BEAT_S) as session:
+
+        def plot() -> Iterator[None]:
+            yield from frames(10)
+            stopped = hit(one, victim, signal.SIGSTOP)
+            yield from until(lambda: session.events)
+            assert time.monotonic() - stopped < FOUND_S + LIMIT_S
+            yield from until(lambda: len(session.events) > 2)
+            yield from frames(10)
+
+        one.stream(session, plot())
+    assert kinds(session) == [("loss", victim), ("take-over", victim), ("return", victim)]
+    assert "has stopped, or the network to it is down" in session.events[0].why or "was lost" in session.events[0].why
+
+
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+class Told(logging.Handler):
+    """What the runs of this process say, while it is open: `words`. It starts devices by hand as they say."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.words: list[str] = []
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.words.append(record.getMessage())
+
+    def how(self, device: str) -> str:
+        """Waits for the words that tell how to start a device."""
+        start = f"start {device} in its directory"
+        found = wait_until(lambda: next((words for words in self.words if words.startswith(start)), ""))
+        return str(found)
+
+    def start(self, made: Survivor, device: str) -> subprocess.Popen[bytes]:
+        self.started.append(by_hand(made.directory, self.how(device)))
+        return self.started[-1]
+
+    def soon(self, made: Survivor, device: str) -> None:
+        """Starts it once the run has begun."""
+        threading.Thread(target=self.start, args=(made, device), daemon=True).start()
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    found, log = Told(), logging.getLogger("dicompiler")
+    level = log.level
+    log.addHandler(found)
+    log.setLevel(logging.WARNING)
+    yield found
+    log.removeHandler(found)
+    log.setLevel(level)
+    for process in found.started:
+        process.kill()
+        process.wait()
+
+
+def test_who_was_stopped_for_long_disturbs_nobody_when_it_goes_on(told: Told, one: Survivor) -> None:
+    """It is not ours to end: it ends by itself, and another one takes its place."""
+    told.soon(one, "c")
+    with connect(one, heartbeat_s=BEAT_S, elsewhere=("c",)) as session:
+
+        def plot() -> Iterator[None]:
+            yield from frames(10)
+            old = pids(one.directory)["c"]
+            os.kill(old, signal.SIGSTOP)
+            yield from until(lambda: len(session.events) > 1)
+            told.start(one, "c")
+            yield from until(lambda: len(session.events) > 2)
+            os.kill(old, signal.SIGCONT)
+            yield from until(lambda: ended(old))
+            yield from frames(20)
+
+        one.stream(session, plot())
+    assert kinds(session) == [("loss", "c"), ("take-over", "c"), ("return", "c")]
+
+
+def test_two_losses_in_turn_and_the_one_that_is_not_covered_ends_the_run(told: Told, two: Survivor) -> None:
+    for name in "bc":
+        told.soon(two, name)
+    with connect(two, elsewhere=("b", "c")) as session:
+
+        def plot() -> Iterator[None]:
+            for name in "bc":
+                yield from frames(10)
+                hit(two, name, signal.SIGKILL)
+                yield from until(lambda name=name: kinds(session)[-1:] == [("take-over", name)])
+            assert session.events[-1].away == ("b", "c")
+            yield from frames(10)
+            hit(two, "d", signal.SIGKILL)
+            yield from until(lambda: False)
+
+        with pytest.raises(RunError, match=r"^device 'd': its process was ended by signal 9 \(SIGKILL\)$"):
+            two.stream(session, plot())
+    assert pids(two.directory).keys() <= {"b", "c"}  # not yet waited for
+
+
+def test_a_loss_that_a_plan_for_more_covers_goes_by_that(two: Survivor) -> None:
+    """There is none for c alone: b is there, and has nothing to do."""
+    with connect(two, without=("c",)) as session:
+        two.stream(session, frames(10))
+    assert [report.device for report in session.reports if report.segments and not any(report.segments)] == ["b", "c"]
+
+
+def test_a_run_begins_without_devices(one: Survivor) -> None:
+    program = one.compilation.program
+    assert program is not None
+    for lost in (("b",), ("e",)):
+        role = next(role for role in program.roles if role.lost == lost)
+        first = sum(len(other.transfers) for other in program.roles[: program.roles.index(role)])
+        result = SocketsTarget().run(one.directory, one.frames(3), RunOptions(timeout_s=60, without=lost))
+        sent = {index: count for report in result.reports for index, count in report.sent.items()}
+        assert sent == {first + t.index: 3 * t.value.nbytes for t in role.transfers}
+    for without, words in ((("b", "c"), "no plan in the artifact does without 'b', 'c'"), (("x",), "no device 'x'")):
+        with pytest.raises(UsageError, match=words):
+            SocketsTarget().run(one.directory, one.frames(1), RunOptions(without=without))
+
+
+def test_a_log_tells_what_befell_the_run(one: Survivor) -> None:
+    """What `dicompiler run` writes of one that goes on for a while after b has died."""
+    given = one.frames(3) * 250
+    killer = threading.Thread(target=lambda: (wait_until(lambda: one.busy("b")), hit(one, "b", signal.SIGKILL)))
+    killer.start()
+    result = SocketsTarget().run(one.directory, given, RunOptions(timeout_s=60, in_flight=4))
+    killer.join()
+    assert len(result.outputs) == len(given)
+    log = json.loads(json.dumps(document(one.directory, result, RunOptions(in_flight=4))))
+    validate(log, "run", "log")
+    assert [event["kind"] for event in log["events"]][:2] == ["loss", "take-over"]
+    assert log["replays"] == sum(event.replays for event in result.events) and log["interrupted_s"] > 0
+
+
+def test_who_others_have_lost_is_lost(told: Told, one: Survivor) -> None:
+    program = one.compilation.program
+    assert program is not None
+    ends = [{t.sender, t.receiver} for role in program.roles for t in role.transfers]
+    peers = sorted(name for pair in ends if "c" in pair for name in pair if name != "c")
+
+    def act() -> None:
+        device = Hostile(one.directory, "c", told.how("c"))
+        device.greet()
+        addresses = device.heard(Kind.PEERS)["addresses"]
+        before, after = ([name for name in dict.fromkeys(peers) if (name > "c") == later] for later in (False, True))
+        channels = [device.welcome() for _ in before] + [device.call(name, addresses[name]) for name in after]
+        device.control.send(Kind.READY)
+        device.heard(Kind.RUN)
+        channels[0].close()
+
+    threading.Thread(target=act, daemon=True).start()
+    with connect(one, elsewhere=("c",)) as session:
+        one.stream(session, frames(30))
+    assert kinds(session) == [("loss", "c"), ("take-over", "c")]
+    assert "says: the connection to 'c' was lost" in session.events[0].why
+    while Hostile.there:
+        Hostile.there.pop().close()
+
+
+def test_who_comes_back_with_another_artifact_is_refused_and_the_run_goes_on(
+    told: Told, one: Survivor, two: Survivor
+) -> None:
+    told.soon(one, "b")
+    with connect(one, elsewhere=("b",)) as session:
+
+        def plot() -> Iterator[None]:
+            yield from frames(5)
+            hit(one, "b", signal.SIGKILL)
+            yield from until(lambda: len(session.events) > 1)
+            other = told.start(two, "b")
+            yield from until(lambda: any("belongs to another artifact" in words for words in told.words))
+            yield from until(lambda: other.poll() == 1)
+            yield from frames(10)
+
+        one.stream(session, plot())
+    assert kinds(session) == [("loss", "b"), ("take-over", "b")]
+
+
+def test_mpi_and_targets_that_cannot_survive_refuse(one: Survivor, tmp_path: Path) -> None:
+    plan = one.compilation.plan
+    assert plan is not None
+    with pytest.raises(DicompilerError, match="ULFM would let the others go on"):
+        MpiTarget().emit(one.compilation, tmp_path)
+    with pytest.raises(DicompilerError, match="target 'mpi' cannot go on without a device"):
+        check_dealing(plan, MpiTarget())
+    check_dealing(plan, SocketsTarget())
+
+
+def test_frames_go_by_the_roles_in_force() -> None:
+    schedule = Schedule([(), (), ("b",), ("b", "c"), ("b", "c")])
+    assert [schedule.role(frame) for frame in range(4)] == [0, 1, 0, 1]
+    schedule.change(("b", "c"), 5, 2)
+    assert [schedule.role(frame) for frame in range(2, 8)] == [0, 1, 0, 4, 3, 4]
+    schedule.change((), 7, 5)
+    assert [schedule.role(frame) for frame in range(5, 9)] == [4, 3, 1, 0]
+    assert [schedule.covering(away) for away in ((), "b", "c", "d")] == [
+        frozenset(), {"b"}, {"b", "c"}, None
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="no role for the loss of"):
+        schedule.change(("d",), 9, 0)
+
+
+def test_what_is_late_is_let_in_only_as_planned() -> None:
+    window = Window(4)
+    gate = Gate({3: {"name": "t", "bytes": 8}}, window, [{4: {"name": "t", "bytes": 4}}], Schedule([(), ("b",)]))
+    gate.admit(Header(Kind.TENSOR, 3, 1, 8))
+    window.drop(6)
+    window.finish(2)  # it ended after all
+    assert (window.first, window.oldest, window.end) == (6, 6, 10)
+    for header in (Header(Kind.TENSOR, 3, 1, 8), Header(Kind.TENSOR, 4, 2, 4), Header(Kind.TENSOR, 3, 6, 8)):
+        gate.admit(header)
+    for header in (Header(Kind.TENSOR, 5, 1, 8), Header(Kind.TENSOR, 3, 1, 4), Header(Kind.TENSOR, 4, 6, 4)):
+        with pytest.raises(ProtocolError):
+            gate.admit(header)
