@@ -157,9 +157,12 @@ RULES = (
     OperatorRule("RMSNormalization", from_axis, stand_in="layer", constants=SCALED),
     *counted(partial(skipped, last=4), "SkipLayerNormalization EmbedLayerNormalization"),
     *counted(partial(skipped, last=3), "SkipSimplifiedLayerNormalization"),
-    *(OperatorRule(op, cumulative) for op in ("CumSum", "CumProd")),
+    *(OperatorRule(op, cumulative, stand_in="cumulated") for op in ("CumSum", "CumProd")),
     OperatorRule("TopK", top_k, cost=taken),
-    *(OperatorRule(op, reduce_axes, reduction=reduction, merge=merge, cost=taken) for op, merge in MERGED.items()),
+    *(
+        OperatorRule(op, reduce_axes, reduction=reduction, merge=merge, cost=taken, stand_in="itself" if merge == "Add" else "")
+        for op, merge in MERGED.items()
+    ),
     *(OperatorRule(op, reduce_axes, cost=taken, stand_in="reduce") for op in OTHERS),
     *(OperatorRule(op, reduce_axes, cost=taken) for op in ("ArgMax", "ArgMin")),
     *counted(taken, "QLinearReduceMean ReduceSumInteger"),
