@@ -45,7 +45,7 @@ class Call:
     def attributes(self) -> list[str]:
         """All that the operator may have: a piece of a node can have some that the whole leaves to their defaults. Of
         an operator that is not the standard's: those that are given."""
-        if self.domain:
+        if self.domain or not onnx.defs.has(self.op, self.opset, ""):
             return sorted(self.given)
         return sorted(onnx.defs.get_schema(self.op, self.opset, "").attributes)
 
@@ -57,7 +57,7 @@ class Call:
         """A node of the body; the attributes that `op` shares with the called operator are those of the call, unless
         they are its `own`."""
         node = helper.make_node(op, inputs, outputs, **own)
-        if self.domain and op == self.op and self.first is not None:  # of a domain without schemas
+        if op == self.op and self.first is not None and (self.domain or not onnx.defs.has(op, self.opset, "")):
             for entry in self.first.attribute:
                 node.attribute.add(name=entry.name, ref_attr_name=entry.name).type = entry.type
             node.domain = self.domain

@@ -82,6 +82,10 @@ class Facts:
         """Whether `tensor` is of a floating-point type; a type that could not be inferred counts as one."""
         return self.dtypes.get(tensor, onnx.TensorProto.FLOAT) in FLOATS
 
+    def is_text(self, tensor: str) -> bool:
+        """Whether `tensor` holds strings."""
+        return self.dtypes.get(tensor) == onnx.TensorProto.STRING
+
     def readers(self, tensor: str) -> tuple[Use, ...] | None:
         """Where `tensor` is read; None where a control-flow body or the graph's output reads it too."""
         return None if tensor in self.captured or tensor in self.outputs else self.uses.get(tensor, ())

@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import FunctionProto, NodeProto, helper
 
+from dicompiler.base.seeded import generator
 from dicompiler.ir.rule import STAND_IN_DOMAIN
 from dicompiler.verify.exact import general, normalised
 from dicompiler.verify.exact.calls import Body, Call, bounded, centred, total, whole
@@ -138,7 +140,7 @@ def stand_in(node: NodeProto, known: Facts) -> str:
 def _digestible(node: NodeProto, known: Facts) -> bool:
     """Whether the node's results are tensors of known shape, of an opset that can count elements."""
     shapes = [known.tensors[name].shape if name in known.tensors else None for name in node.output if name]
-    return known.opset >= 9 and None not in shapes
+    return known.opset >= 9 and None not in shapes and not any(map(known.is_text, node.output))
 
 
 def _alike(node: NodeProto, known: Facts) -> bool:
@@ -207,8 +209,22 @@ def prepare(node: NodeProto, known: Facts, own: StandIn | None) -> None:
         bounds = {name: attribute(node, name, None) for name in ("min", "max")}
         dtype = known.dtypes.get(node.input[0], onnx.TensorProto.FLOAT)
         numbers = {name: wide(name, value, dtype) for name, value in bounds.items() if value is not None}
+    rule = known.rule(node)
+    for pair in rule.numbers.split() if rule is not None and word not in ("zeros", "rounded") else ():
+        name, _, become = pair.partition("=")
+        given = attribute(node, name, None)
+        if given:
+            numbers[name] = weights(node.name, name, len(given), become) if isinstance(given, list) else become
     for name, value in numbers.items():
         set_attribute(node, name, value)
+
+
+def weights(node: str, name: str, count: int, word: str) -> list[float]:
+    """Whole numbers for an attribute of so many weights: ones, shifts of -4 to 8, or gains of -3 to 4 without 0."""
+    start = generator(0, f"{node}/{name}").integers(13)
+    places = (start + 5 * np.arange(count)) % (7 if word == "gain" else 13)
+    values = {"one": places * 0 + 1, "shift": places - 4, "gain": places - 3 + (places >= 3)}[word]
+    return [float(value) for value in values]
 
 
 def wide(name: str, value: float, dtype: int) -> float:
