@@ -162,7 +162,9 @@ RULES = (
     *(OperatorRule(op, cumulative, stand_in="cumulated") for op in ("CumSum", "CumProd")),
     OperatorRule("TopK", top_k, cost=taken),
     *(
-        OperatorRule(op, reduce_axes, reduction=reduction, merge=merge, cost=taken, stand_in="itself" if merge == "Add" else "")
+        OperatorRule(
+            op, reduce_axes, reduction=reduction, merge=merge, cost=taken, stand_in="itself" if merge == "Add" else ""
+        )
         for op, merge in MERGED.items()
     ),
     *(OperatorRule(op, reduce_axes, cost=taken, stand_in="reduce") for op in OTHERS),

@@ -39,7 +39,7 @@ def grown(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
     """Trees: a comparison for each node on the way, an addition for each tree and each target."""
     trees = len(operation.attribute("tree_roots") or set(operation.attribute("nodes_treeids") or ()))
     samples = needs[0][0] if len(needs[0]) > 1 else 1
-    columns = len(out) > 1 and out[1] or 1
+    columns = (len(out) > 1 and out[1]) or 1
     return Effort(other=samples * (math.ceil(depths(operation)) + trees * columns))
 
 
@@ -64,10 +64,16 @@ RULES = (
     OperatorRule("Normalizer", rows, DOMAIN, cost=partial(scaled, steps=3), stand_in="softmax"),
     OperatorRule("Binarizer", elementwise, DOMAIN, elementwise=True),
     OperatorRule("LabelEncoder", elementwise, DOMAIN, elementwise=True),
-    *(OperatorRule(f"Linear{kind}", rows, DOMAIN, cost=_LINEAR, numbers=_LINES) for kind in ("Classifier", "Regressor")),
+    *(
+        OperatorRule(f"Linear{kind}", rows, DOMAIN, cost=_LINEAR, numbers=_LINES)
+        for kind in ("Classifier", "Regressor")
+    ),
     OperatorRule("TreeEnsembleClassifier", rows, DOMAIN, cost=grown, numbers=f"class_{_LEAVES}"),
     OperatorRule("TreeEnsembleRegressor", rows, DOMAIN, cost=grown, numbers=f"target_{_LEAVES}"),
     OperatorRule("TreeEnsemble", whole, DOMAIN, cost=grown, stand_in="digest"),  # its weights are tensors
-    *(OperatorRule(f"SVM{kind}", whole, DOMAIN, cost=_VECTORS, stand_in="digest") for kind in ("Classifier", "Regressor")),
+    *(
+        OperatorRule(f"SVM{kind}", whole, DOMAIN, cost=_VECTORS, stand_in="digest")
+        for kind in ("Classifier", "Regressor")
+    ),
     *counted(free, "ArrayFeatureExtractor CastMap DictVectorizer FeatureVectorizer OneHotEncoder ZipMap", DOMAIN),
 )

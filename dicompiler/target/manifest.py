@@ -64,8 +64,8 @@ def value_document(value: Value) -> Json:
 
     if not value.dtype:
         raise DicompilerError(
-            f"{value.name!r} is no tensor but a sequence, a map or an optional value, which cannot be sent between devices "
-            "or into and out of them: end the network before it"
+            f"{value.name!r} is no tensor but a sequence, a map or an optional value, which cannot be sent between "
+            "devices or into and out of them: end the network before it"
         )
     dtype = dtype_name(value.dtype)
     if dtype not in TYPES:

@@ -53,8 +53,8 @@ def limits(model: Model) -> dict[str, Limit]:
 
 
 def _reshaped(tensors: Mapping[str, Tensor], node: onnx.NodeProto, shape: str) -> tuple[int, ...] | None:
-    """A shape for the Reshape `node`, which reads it from the graph's input `shape`: that of what it makes where that is
-    known, else the first axes of what it is given and all that is left."""
+    """A shape for the Reshape `node`, which reads it from the graph's input `shape`: that of what it makes where it
+    is known, else the first axes of what it is given and all that is left."""
     made, before, count = (tensors.get(name) for name in (node.output[0], node.input[0], shape))
     if made is not None and made.shape is not None:
         return made.shape

@@ -1,6 +1,6 @@
 """Shapes of what onnx's inference does not know: onnxruntime's own operators, and those of ai.onnx.ml.
 
-In: a model without weights, and what onnx has inferred. Out: value_info with static shapes, for those alone that lack it.
+In: a model without weights, and what onnx has inferred. Out: value_info with static shapes, of what lacks it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def learned(bare: onnx.ModelProto, known: Mapping[str, Tensor]) -> dict[str, onn
         unknown = [name for name in node.output if name and (name not in known or known[name].shape is None)]
         if unknown and node.domain == ML:
             own |= _learned(node, known)
-        ask = ask or bool(unknown) and (node.domain not in (*STANDARD, ML) or not onnx.defs.has(node.op_type))
+        ask = ask or (bool(unknown) and (node.domain not in (*STANDARD, ML) or not onnx.defs.has(node.op_type)))
     return own or (_asked(bare, known) if ask else {})
 
 

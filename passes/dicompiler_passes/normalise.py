@@ -12,7 +12,13 @@ from dicompiler.plugin_api import Compilation, Model, Pass
 from dicompiler_passes.folding import fold
 from dicompiler_passes.legality import propagated
 from dicompiler_passes.quantised import own_dequantise
-from dicompiler_passes.tidying import fix_initializers, maps_to_tensors, outputs_from_nodes, split_to_slices, trim_outputs
+from dicompiler_passes.tidying import (
+    fix_initializers,
+    maps_to_tensors,
+    outputs_from_nodes,
+    split_to_slices,
+    trim_outputs,
+)
 
 
 @dataclass(frozen=True)

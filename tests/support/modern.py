@@ -5,331 +5,14 @@ MODERN: name → a function that makes the network. Each is small enough to be c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
-
-MS = "com.microsoft"
-ML = "ai.onnx.ml"
-LOWEST = float(np.finfo(np.float32).min)
-FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
-
-
-class Net:
-    """A graph that grows: each call of `op` adds a node and gives the name of its first output."""
-
-    def __init__(self, opset: int = 17, dtype: Any = np.float32) -> None:
-        self.opset, self.dtype, self.random = opset, dtype, np.random.default_rng(0)
-        self.nodes: list[onnx.NodeProto] = []
-        self.inputs: list[onnx.ValueInfoProto] = []
-        self.weights: list[onnx.TensorProto] = []
-
-    def input(self, name: str, shape: Sequence[int], dtype: int | None = None) -> str:
-        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype)) if dtype is None else dtype
-        self.inputs.append(helper.make_tensor_value_info(name, kind, list(shape)))
-        return name
-
-    def const(self, value: Any, dtype: Any = None) -> str:
-        array = np.asarray(value, self.dtype if dtype is None else dtype)
-        self.weights.append(numpy_helper.from_array(array, f"c{len(self.weights)}"))
-        return self.weights[-1].name
-
-    def ints(self, *values: int) -> str:
-        return self.const(values, np.int64)
-
-    def weight(self, *shape: int) -> str:
-        return self.const(self.random.standard_normal(shape) / np.sqrt(np.prod(shape[1:]) or 1))
-
-    def op(self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attributes: Any) -> str:
-        names = [f"t{len(self.nodes)}" + (f"_{i}" if i else "") for i in range(outputs)]
-        self.nodes.append(helper.make_node(op, inputs, names, f"n{len(self.nodes)}", domain=domain, **attributes))
-        return names[0]
-
-    def model(self, *outputs: str, types: Sequence[onnx.ValueInfoProto] = (), ir: int = 8) -> onnx.ModelProto:
-        values = list(types) or [onnx.ValueInfoProto(name=name) for name in outputs]
-        graph = helper.make_graph(self.nodes, "net", self.inputs, values, self.weights)
-        domains = {"": self.opset, **dict.fromkeys(sorted({n.domain for n in self.nodes if n.domain}), 1)}
-        if ML in domains:
-            domains[ML] = 3
-        imports = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
-        proto = helper.make_model(graph, opset_imports=imports, ir_version=ir)
-        return proto if types else onnx.shape_inference.infer_shapes(proto, data_prop=True)
-
-    # --- blocks -----------------------------------------------------------------------------------------------------
-
-    def linear(self, x: str, features: int, out: int, bias: bool = True) -> str:
-        y = self.op("MatMul", x, self.weight(features, out))
-        return self.op("Add", y, self.weight(out)) if bias else y
-
-    def conv(self, x: str, channels: int, out: int, kernel: Sequence[int], **attributes: Any) -> str:
-        groups = attributes.get("group", 1)
-        weight = self.weight(out, channels // groups, *kernel)
-        return self.op("Conv", x, weight, self.weight(out), kernel_shape=list(kernel), **attributes)
-
-    def silu(self, x: str) -> str:
-        return self.op("Mul", x, self.op("Sigmoid", x))
-
-    def gelu(self, x: str, form: str = "erf") -> str:
-        if form == "op":
-            return self.op("Gelu", x)
-        if form == "erf":  # as torch.onnx writes it
-            inner = self.op("Erf", self.op("Div", x, self.const(np.sqrt(2))))
-            return self.op("Mul", self.op("Mul", x, self.op("Add", inner, self.const(1.0))), self.const(0.5))
-        cube = self.op("Mul", self.const(0.044715), self.op("Pow", x, self.const(3.0)))
-        inner = self.op("Tanh", self.op("Mul", self.const(0.797885), self.op("Add", x, cube)))
-        return self.op("Mul", self.op("Mul", self.const(0.5), x), self.op("Add", self.const(1.0), inner))
-
-    def layer_norm(self, x: str, width: int, form: str = "primitive") -> str:
-        if form == "op":
-            return self.op("LayerNormalization", x, self.weight(width), self.weight(width), axis=-1, epsilon=1e-5)
-        centred = self.op("Sub", x, self.op("ReduceMean", x, axes=[-1]))
-        variance = self.op("ReduceMean", self.op("Pow", centred, self.const(2.0)), axes=[-1])
-        scaled = self.op("Div", centred, self.op("Sqrt", self.op("Add", variance, self.const(1e-5))))
-        return self.op("Add", self.op("Mul", scaled, self.weight(width)), self.weight(width))
-
-    def rms_norm(self, x: str, width: int) -> str:
-        mean = self.op("ReduceMean", self.op("Pow", x, self.const(2.0)), axes=[-1])
-        scale = self.op("Reciprocal", self.op("Sqrt", self.op("Add", mean, self.const(1e-6))))
-        return self.op("Mul", self.weight(width), self.op("Mul", x, scale))
-
-    def heads(self, x: str, rows: int, heads: int, size: int) -> str:
-        return self.op("Transpose", self.op("Reshape", x, self.ints(1, rows, heads, size)), perm=[0, 2, 1, 3])
-
-    def attend(self, q: str, k: str, v: str, size: int, mask: Callable[[str], str] | None = None) -> str:
-        scores = self.op("MatMul", q, self.op("Transpose", k, perm=[0, 1, 3, 2]))
-        scores = self.op("Div", scores, self.const(np.sqrt(size)))
-        return self.op("MatMul", self.op("Softmax", mask(scores) if mask else scores, axis=-1), v)
-
-    def attention(
-        self, x: str, rows: int, width: int, heads: int, mask: Callable[[str], str] | None = None, of: str = ""
-    ) -> str:
-        size = width // heads
-        q, k, v = (self.heads(self.linear(y, width, width), rows, heads, size) for y in (x, of or x, of or x))
-        return self.joined(self.attend(q, k, v, size, mask), rows, width)
-
-    def joined(self, y: str, rows: int, width: int) -> str:
-        y = self.op("Reshape", self.op("Transpose", y, perm=[0, 2, 1, 3]), self.ints(1, rows, width))
-        return self.linear(y, width, width)
-
-    def block(self, x: str, rows: int, width: int, form: str = "erf", norm: str = "primitive") -> str:
-        """A transformer's block that normalises first."""
-        x = self.op("Add", x, self.attention(self.layer_norm(x, width, norm), rows, width, 4))
-        inner = self.gelu(self.linear(self.layer_norm(x, width, norm), width, 2 * width), form)
-        return self.op("Add", x, self.linear(inner, 2 * width, width))
-
-
-def bert(dtype: Any = np.float32) -> onnx.ModelProto:
-    """Token numbers, a mask and segments; normalised afterwards."""
-    net, rows, width = Net(dtype=dtype), 8, 32
-    ids, mask, segments = (net.input(n, (1, rows), INT) for n in ("input_ids", "attention_mask", "token_type_ids"))
-    x = net.op("Add", net.op("Gather", net.weight(50, width), ids), net.op("Gather", net.weight(2, width), segments))
-    x = net.op("Add", x, net.op("Gather", net.weight(16, width), net.const([range(rows)], np.int64)))
-    x = net.layer_norm(x, width)
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    wide = net.op("Cast", net.op("Unsqueeze", mask, net.ints(1, 2)), to=kind)
-    lowest = float(np.finfo(dtype).min)
-    beside = net.op("Mul", net.op("Sub", net.const(1.0), wide), net.const(lowest))
-    for _ in range(3):
-        y = net.attention(x, rows, width, 4, lambda scores: net.op("Add", scores, beside))
-        x = net.layer_norm(net.op("Add", y, x), width)
-        y = net.linear(net.gelu(net.linear(x, width, 64)), 64, width)
-        x = net.layer_norm(net.op("Add", y, x), width)
-    first = net.op("Gather", x, net.const(0, np.int64), axis=1)
-    return net.model(x, net.op("Tanh", net.op("Gemm", first, net.weight(width, width), net.weight(width), transB=1)))
-
-
-def bert_fused() -> onnx.ModelProto:
-    """What onnxruntime's own optimiser makes of BERT."""
-    net, rows, width = Net(), 8, 32
-    ids, segments, mask = (net.input(n, (1, rows), TensorProto.INT32) for n in ("input_ids", "token_type_ids", "mask"))
-    tables = [net.weight(50, width), net.weight(16, width), net.weight(2, width), net.weight(width), net.weight(width)]
-    x = net.op("EmbedLayerNormalization", ids, segments, *tables, mask, domain=MS, outputs=2)
-    for _ in range(2):
-        qkv = [net.weight(width, 3 * width), net.weight(3 * width)]
-        y = net.op("Attention", x, *qkv, x.replace("t0", "t0_1") if x == "t0" else "", domain=MS, num_heads=4)
-        y = net.op("MatMul", y, net.weight(width, width))
-        norm = [net.weight(width), net.weight(width), net.weight(width)]
-        x = net.op("SkipLayerNormalization", y, x, *norm, domain=MS)
-        y = net.op("BiasGelu", net.op("MatMul", x, net.weight(width, 64)), net.weight(64), domain=MS)
-        y = net.op("FastGelu", net.linear(y, 64, width), domain=MS)
-        x = net.op("SkipLayerNormalization", y, x, *norm, domain=MS)
-    proto = net.model(x, types=[helper.make_tensor_value_info(x, FLOAT, (1, rows, width))])
-    return proto
-
-
-def gpt2(cache: int = 0) -> onnx.ModelProto:
-    """A decoder with a causal mask by Where, GELU by tanh; with a cache of keys and values for one step."""
-    net, width, heads = Net(), 32, 4
-    rows = 1 if cache else 8
-    ids = net.input("input_ids", (1, rows), INT)
-    places = net.input("position_ids", (1, rows), INT)
-    x = net.op("Add", net.op("Gather", net.weight(50, width), ids), net.op("Gather", net.weight(16, width), places))
-    causal = net.const(np.tril(np.ones((1, 1, cache + rows, cache + rows), bool))[:, :, -rows:], bool)
-    present = []
-    for layer in range(2):
-        y = net.layer_norm(x, width)
-        qkv = net.op("Gemm", net.op("Reshape", y, net.ints(rows, width)), net.weight(width, 96), net.weight(96))
-        net.op("Split", net.op("Reshape", qkv, net.ints(1, rows, 96)), net.ints(32, 32, 32), outputs=3, axis=2)
-        parts = [net.heads(name, rows, heads, 8) for name in net.nodes[-1].output]
-        for i, what in enumerate(("key", "value") if cache else (), 1):
-            past = net.input(f"past.{layer}.{what}", (1, heads, cache, 8))
-            parts[i] = net.op("Concat", past, parts[i], axis=2)
-            present.append(parts[i])
-        y = net.attend(*parts, 8, lambda s: net.op("Where", causal, s, net.const(LOWEST)))  # type: ignore[misc]
-        x = net.op("Add", net.joined(y, rows, width), x)
-        y = net.linear(net.gelu(net.linear(net.layer_norm(x, width), width, 64), "tanh"), 64, width)
-        x = net.op("Add", x, y)
-    return net.model(net.linear(net.layer_norm(x, width), width, 50, False), *present)
-
-
-def llama(cache: int = 0) -> onnx.ModelProto:
-    """RMS normalisation and rotary positions in primitive operators, SiLU, grouped queries, a cache."""
-    net, width, heads = Net(), 32, 4
-    rows = 1 if cache else 8
-    x = net.op("Gather", net.weight(50, width), net.input("input_ids", (1, rows), INT))
-    places = net.op("Cast", net.op("Unsqueeze", net.input("position_ids", (1, rows), INT), net.ints(2)), to=FLOAT)
-    angles = net.op("Mul", places, net.const(0.5 ** np.arange(4)))
-    angles = net.op("Unsqueeze", net.op("Concat", angles, angles, axis=-1), net.ints(1))
-    cos, sin = net.op("Cos", angles), net.op("Sin", angles)
-
-    def turned(y: str) -> str:
-        low = net.op("Slice", y, net.ints(0), net.ints(4), net.ints(3))
-        high = net.op("Neg", net.op("Slice", y, net.ints(4), net.ints(1 << 62), net.ints(3)))
-        return net.op("Add", net.op("Mul", y, cos), net.op("Mul", net.op("Concat", high, low, axis=-1), sin))
-
-    total, present = cache + rows, []
-    causal = net.const(np.triu(np.full((1, 1, total, total), LOWEST), 1)[:, :, -rows:])
-    for layer in range(2):
-        y = net.rms_norm(x, width)
-        q = turned(net.heads(net.linear(y, width, 32, False), rows, heads, 8))
-        shared = [turned(net.heads(net.linear(y, width, 16, False), rows, 2, 8))]
-        shared.append(net.heads(net.linear(y, width, 16, False), rows, 2, 8))
-        for i, what in enumerate(("key", "value") if cache else ()):
-            past = net.input(f"past_key_values.{layer}.{what}", (1, 2, cache, 8))
-            shared[i] = net.op("Concat", past, shared[i], axis=2)
-            present.append(shared[i])
-        wide = []
-        for one in shared:  # each head of keys and values serves two of queries
-            one = net.op("Unsqueeze", one, net.ints(2))
-            one = net.op("Expand", one, net.ints(1, 2, 2, total, 8))
-            wide.append(net.op("Reshape", one, net.ints(1, heads, total, 8)))
-        y = net.attend(q, *wide, 8, lambda s: net.op("Add", s, causal))  # type: ignore[misc]
-        x = net.op("Add", x, net.joined(y, rows, width))
-        y = net.rms_norm(x, width)
-        gate = net.op("Mul", net.silu(net.linear(y, width, 48, False)), net.linear(y, width, 48, False))
-        x = net.op("Add", x, net.linear(gate, 48, width, False))
-    return net.model(net.linear(net.rms_norm(x, width), width, 50, False), *present)
-
-
-def llama_fused() -> onnx.ModelProto:
-    """The same with onnxruntime's fused operators."""
-    net, rows, width = Net(), 8, 32
-    x = net.op("Gather", net.weight(50, width), net.input("input_ids", (1, rows), INT))
-    places = net.input("position_ids", (1, rows), INT)
-    tables = net.const(np.cos(np.arange(64).reshape(16, 4))), net.const(np.sin(np.arange(64).reshape(16, 4)))
-    for _ in range(2):
-        y = net.op("SimplifiedLayerNormalization", x, net.weight(width), axis=-1, epsilon=1e-5, stash_type=1)
-        q, k, v = (net.linear(y, width, width, False) for _ in range(3))
-        q, k = (net.op("RotaryEmbedding", one, places, *tables, domain=MS, num_heads=4) for one in (q, k))
-        y = net.linear(net.op("MultiHeadAttention", q, k, v, domain=MS, num_heads=4), width, width, False)
-        y = net.op("SkipSimplifiedLayerNormalization", y, x, net.weight(width), domain=MS, outputs=1)
-        x = net.op("Add", x, net.linear(net.op("QuickGelu", net.linear(y, width, 64), domain=MS), 64, width))
-    logits = net.op("MatMul", x, net.weight(width, 50))
-    return net.model(logits, types=[helper.make_tensor_value_info(logits, FLOAT, (1, rows, 50))])
-
-
-def vit() -> onnx.ModelProto:
-    net, width = Net(), 32
-    x = net.conv(net.input("pixels", (1, 3, 32, 32)), 3, width, (8, 8), strides=[8, 8])
-    x = net.op("Transpose", net.op("Reshape", x, net.ints(1, width, 16)), perm=[0, 2, 1])
-    x = net.op("Add", net.op("Concat", net.weight(1, 1, width), x, axis=1), net.weight(1, 17, width))
-    for _ in range(4):
-        x = net.block(x, 17, width, norm="op")
-    first = net.op("Gather", net.layer_norm(x, width, "op"), net.const(0, np.int64), axis=1)
-    return net.model(net.op("Gemm", first, net.weight(10, width), net.weight(10), transB=1))
-
-
-def whisper() -> onnx.ModelProto:
-    net, width = Net(20), 32
-    x = net.gelu(net.conv(net.input("mel", (1, 8, 24)), 8, width, (3,), pads=[1, 1]), "op")
-    x = net.gelu(net.conv(x, width, width, (3,), pads=[1, 1], strides=[2]), "op")
-    x = net.op("Add", net.op("Transpose", x, perm=[0, 2, 1]), net.weight(12, width))
-    for _ in range(2):
-        x = net.block(x, 12, width, "op", "op")
-    return net.model(net.layer_norm(x, width, "op"))
-
-
-def t5() -> onnx.ModelProto:
-    """Relative positions: buckets by integers and logarithms, a table of biases for each head."""
-    net, rows, width = Net(), 8, 32
-    ids = net.input("input_ids", (1, rows), INT)
-    x = net.op("Gather", net.weight(50, width), ids)
-    length = net.op("Gather", net.op("Shape", ids), net.const(1, np.int64))
-    steps = net.op("Range", net.const(0, np.int64), length, net.const(1, np.int64))
-    far = net.op("Sub", net.op("Unsqueeze", steps, net.ints(0)), net.op("Unsqueeze", steps, net.ints(1)))
-    ahead = net.op("Mul", net.op("Cast", net.op("Greater", far, net.ints(0)), to=INT), net.ints(8))
-    near = net.op("Abs", far)
-    log = net.op("Log", net.op("Div", net.op("Cast", near, to=FLOAT), net.const(4.0)))
-    scaled = net.op("Cast", net.op("Mul", log, net.const(1.5)), to=INT)
-    large = net.op("Min", net.op("Add", scaled, net.ints(4)), net.ints(7))
-    bucket = net.op("Add", ahead, net.op("Where", net.op("Less", near, net.ints(4)), near, large))
-    bias = net.op("Gather", net.weight(16, 4), bucket)
-    bias = net.op("Unsqueeze", net.op("Transpose", bias, perm=[2, 0, 1]), net.ints(0))
-    for _ in range(2):
-        y = net.attention(net.rms_norm(x, width), rows, width, 4, lambda s: net.op("Add", s, bias))
-        x = net.op("Add", x, y)
-        y = net.op("Relu", net.linear(net.rms_norm(x, width), width, 64, False))
-        x = net.op("Add", x, net.linear(y, 64, width, False))
-    return net.model(net.rms_norm(x, width))
-
-
-def wav2vec2() -> onnx.ModelProto:
-    net, width = Net(), 16
-    x = net.op("Unsqueeze", net.input("audio", (1, 400)), net.ints(1))
-    channels = 1
-    for kernel, stride in ((10, 5), (3, 2), (2, 2)):
-        x = net.conv(x, channels, width, (kernel,), strides=[stride])
-        if channels == 1:
-            rows = net.op("Reshape", x, net.ints(0, width, -1))
-            ones = net.const(np.ones(width)), net.const(np.zeros(width))
-            x = net.op("Reshape", net.op("InstanceNormalization", rows, *ones), net.op("Shape", x))
-        x, channels = net.gelu(x), width
-    y = net.conv(x, width, width, (4,), pads=[2, 2], group=4)  # positions
-    y = net.gelu(net.op("Slice", y, net.ints(0), net.ints(-1), net.ints(2)))
-    x = net.op("Transpose", net.op("Add", x, y), perm=[0, 2, 1])
-    x = net.block(net.layer_norm(x, width, "op"), 19, width)
-    return net.model(net.linear(x, width, 12))
-
-
-def segformer() -> onnx.ModelProto:
-    """Attention over fewer keys, depthwise convolutions between, a head that resizes."""
-    net, width = Net(), 16
-    x = net.conv(net.input("pixels", (1, 3, 32, 32)), 3, width, (7, 7), strides=[4, 4], pads=[3, 3, 3, 3])
-    maps = []
-    for side in (8, 4):
-        rows = side * side
-        flat = net.op("Transpose", net.op("Reshape", x, net.ints(1, width, rows)), perm=[0, 2, 1])
-        y = net.layer_norm(flat, width)
-        less = net.op("Reshape", net.op("Transpose", y, perm=[0, 2, 1]), net.ints(1, width, side, side))
-        less = net.conv(less, width, width, (2, 2), strides=[2, 2])
-        fewer = net.op("Transpose", net.op("Reshape", less, net.ints(1, width, rows // 4)), perm=[0, 2, 1])
-        q = net.heads(net.linear(y, width, width), rows, 2, 8)
-        k, v = (net.heads(net.linear(net.layer_norm(fewer, width), width, width), rows // 4, 2, 8) for _ in range(2))
-        flat = net.op("Add", flat, net.joined(net.attend(q, k, v, 8), rows, width))
-        y = net.linear(net.layer_norm(flat, width), width, 32)
-        y = net.op("Reshape", net.op("Transpose", y, perm=[0, 2, 1]), net.ints(1, 32, side, side))
-        y = net.conv(y, 32, 32, (3, 3), pads=[1] * 4, group=32)
-        y = net.op("Transpose", net.op("Reshape", y, net.ints(1, 32, rows)), perm=[0, 2, 1])
-        flat = net.op("Add", flat, net.linear(net.gelu(y), 32, width))
-        x = net.op("Reshape", net.op("Transpose", flat, perm=[0, 2, 1]), net.ints(1, width, side, side))
-        maps.append(x)
-        x = net.conv(x, width, width, (3, 3), strides=[2, 2], pads=[1] * 4)
-    up = net.op("Resize", maps[1], "", net.const([1, 1, 2, 2]), mode="linear")
-    y = net.op("Relu", net.conv(net.op("Concat", up, maps[0], axis=1), 32, 16, (1, 1)))
-    return net.model(net.conv(y, 16, 5, (1, 1)))
+from onnx import TensorProto, helper
+from support import modern_transformers as tf
+from support.modern_net import FLOAT, INT, ML, Net
 
 
 def yolo(nms: bool = True) -> onnx.ModelProto:
@@ -479,7 +162,8 @@ def resizing() -> onnx.ModelProto:
     for mode, factor in (("linear", 2), ("cubic", 2), ("linear", 3)):
         y = net.op("Resize", x, "", net.const([1, 1, factor, factor]), mode=mode)
         x = net.op("Relu", net.conv(y, 8, 8, (3, 3), pads=[1] * 4, strides=[factor] * 2))
-    y = net.op("Resize", x, "", "", net.ints(1, 8, 30, 30), mode="linear", coordinate_transformation_mode="align_corners")
+    corners = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+    y = net.op("Resize", x, "", "", net.ints(1, 8, 30, 30), **corners)
     return net.model(net.conv(y, 8, 2, (1, 1)))
 
 
@@ -497,10 +181,8 @@ def control() -> onnx.ModelProto:
     """A branch and a loop between convolutions."""
     net = Net()
     x = net.conv(net.input("x", (1, 4, 8, 8)), 4, 4, (3, 3), pads=[1] * 4)
-    branch = [
-        helper.make_graph([helper.make_node(op, [x], [f"{op}_out"])], op, [], [helper.make_tensor_value_info(f"{op}_out", FLOAT, (1, 4, 8, 8))])
-        for op in ("Sigmoid", "Exp")
-    ]
+    result = helper.make_tensor_value_info("out", FLOAT, (1, 4, 8, 8))
+    branch = [helper.make_graph([helper.make_node(op, [x], ["out"])], op, [], [result]) for op in ("Sigmoid", "Exp")]
     big = net.op("Greater", net.op("ReduceMax", x, keepdims=0), net.const(0.5))
     x = net.op("Add", net.op("If", big, then_branch=branch[0], else_branch=branch[1]), x)
     return net.model(net.conv(x, 4, 4, (3, 3), pads=[1] * 4))
@@ -577,9 +259,9 @@ def unsorted() -> onnx.ModelProto:
 
 
 MODERN: dict[str, Callable[[], onnx.ModelProto]] = {
-    "bert": bert,
-    "bert-float16": lambda: bert(np.float16),
-    "bert-fused": bert_fused,
+    "bert": tf.bert,
+    "bert-float16": lambda: tf.bert(np.float16),
+    "bert-fused": tf.bert_fused,
     "classification": classification,
     "control": control,
     "durations": durations,
@@ -587,24 +269,24 @@ MODERN: dict[str, Callable[[], onnx.ModelProto]] = {
     "faster-rcnn": faster_rcnn,
     "forest": forest,
     "gelus": gelus,
-    "gpt2": gpt2,
-    "gpt2-cache": lambda: gpt2(7),
-    "llama": llama,
-    "llama-cache": lambda: llama(7),
-    "llama-fused": llama_fused,
+    "gpt2": tf.gpt2,
+    "gpt2-cache": lambda: tf.gpt2(7),
+    "llama": tf.llama,
+    "llama-cache": lambda: tf.llama(7),
+    "llama-fused": tf.llama_fused,
     "quantised": quantised,
     "regression": regression,
     "resizing": resizing,
-    "segformer": segformer,
+    "segformer": tf.segformer,
     "speech-gru": lambda: speech("GRU"),
     "speech-lstm": speech,
     "speech-rnn": lambda: speech("RNN"),
-    "t5": t5,
+    "t5": tf.t5,
     "unsorted": unsorted,
     "video": video,
-    "vit": vit,
-    "wav2vec2": wav2vec2,
-    "whisper": whisper,
+    "vit": tf.vit,
+    "wav2vec2": tf.wav2vec2,
+    "whisper": tf.whisper,
     "yolo": lambda: yolo(False),
     "yolo-nms": yolo,
 }

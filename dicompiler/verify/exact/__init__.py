@@ -38,12 +38,16 @@ from dicompiler.verify.exact.values import SCHEDULES, constants, inputs, weight_
 from dicompiler.verify.ranges import limits, ranged
 
 __all__ = [
-    "DOMAIN", "CheckModel", "Coverage", "NotExact", "Treatment", "check_model", "coverage", "made", "measure", "seeds_needed",
+    "DOMAIN", "CheckModel", "Coverage", "NotExact", "Treatment", "check_model", "coverage", "made", "measure",
+    "seeds_needed",
 ]  # fmt: skip
 
 
 class NotExact(DicompilerError):
     """A network that no integers take through exactly: an operator rounds, or sums grow too large."""
+
+
+PLAIN = Treatment()
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def check_model(model: Model, seed: int, rules: Rules | None = None) -> tuple[Mo
     return found.model, dict(found.inputs)
 
 
-def made(model: Model, seed: int, rules: Rules | None = None, treatment: Treatment = Treatment()) -> CheckModel:
+def made(model: Model, seed: int, rules: Rules | None = None, treatment: Treatment = PLAIN) -> CheckModel:
     """The check model of `model` for `seed` (at least 0). rules: by (domain, operator type), what stands in for what
     (None: the built-in ones). treatment: what is known to be needed, from another seed.
 

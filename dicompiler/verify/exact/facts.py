@@ -152,6 +152,7 @@ def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
 
 
 def control_bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The bodies of a control flow's node."""
     for entry in node.attribute:
         if entry.type == onnx.AttributeProto.GRAPH:
             yield entry.g

@@ -1,7 +1,7 @@
 """Stand-ins for operators of many kinds: bodies that know no more of an operator than how it can be cut.
 
-In: what the calls of an operator have in common. Out: the nodes of the function that stands in for it, whose results are
-small whole numbers in which every element that the operator reads has a part.
+In: what the calls of an operator have in common. Out: the nodes of the function that stands in for it, whose results
+are small whole numbers in which every element that the operator reads has a part.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _modulo(tensor: str, modulus: str, share: str, target: str) -> list[NodeProt
 
 
 def _weighed(call: Call, i: int, kind: int) -> list[NodeProto]:
-    """`h{i}`: Σ over the elements of input i of (x modulo PRIME) · (1 + place modulo 97); of how many there are, too."""
+    """`h{i}`: Σ over the elements of input i of (x modulo PRIME) · (1 + place modulo 97)."""
     one = onnx.numpy_helper.from_array(np.ones(1, np.int64))
     limits = [_double(f"low{i}", -BOUND), _double(f"high{i}", BOUND), _double(f"steps{i}", STEPS)]
     nodes = [

@@ -15,8 +15,8 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.weights import array_dtype
 from dicompiler.ir.onnx.structure import node_reads
+from dicompiler.ir.onnx.weights import array_dtype
 from dicompiler.verify.exact.calls import odd
 from dicompiler.verify.exact.facts import FLOATS, Facts, attribute, stands_in
 from dicompiler.verify.exact.patterns import unified
@@ -122,7 +122,6 @@ class _Run:
             ratio = math.prod(self.shapes[node.input[0]]) / max(1, math.prod(self.shapes[node.output[0]]))
             return math.ldexp(spreads[0].size * ratio, fraction)
         return math.ldexp(sum(spread.size for spread in spreads), fraction) if node.op_type in _ADDED else 0.0
-
 
     def _bounded(self, node: onnx.NodeProto, spread: _Spread) -> _Spread:
         """What a stand-in makes of the spread of an input before it multiplies."""

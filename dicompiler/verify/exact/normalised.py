@@ -152,5 +152,12 @@ def _refer(node: NodeProto, name: str, attribute: str, kind: Any) -> None:
     node.attribute.add(name=name, ref_attr_name=attribute).type = kind
 
 
-BODIES = {"group": group, "instance": instance, "layer": layer, "lp": lp, "mean variance": mean_variance, "softmax": softmax}
+BODIES = {
+    "group": group,
+    "instance": instance,
+    "layer": layer,
+    "lp": lp,
+    "mean variance": mean_variance,
+    "softmax": softmax,
+}
 """By the name that rules give them."""

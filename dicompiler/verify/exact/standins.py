@@ -107,8 +107,8 @@ BODIES: Mapping[str, Body] = {
     **general.BODIES,
 }
 """By the name that rules give them. Any other name is that of an operator, which takes the same inputs. What is bounded
-stays bounded (Sigmoid → a remainder), what rectifies rectifies, an average becomes a sum over the same window of numbers that
-are bounded first: a maximum would hide most faults."""
+stays bounded (Sigmoid → a remainder), what rectifies rectifies, an average becomes a sum over the same window of what is
+bounded first: a maximum would hide most faults."""
 
 
 def stand_in(node: NodeProto, known: Facts) -> str:
@@ -178,7 +178,7 @@ def averages_exactly(node: NodeProto) -> bool:
 
 
 def prepare(node: NodeProto, known: Facts, own: StandIn | None) -> None:
-    """Makes `node`, which is changed, exact: a domain of functions where it rounds, and attributes that are whole numbers.
+    """Makes `node`, which is changed, exact: a domain of functions where it rounds, whole numbers for attributes.
 
     Clip's bounds go out of the way (0 stays), LeakyRelu becomes |x|, Gemm's factors and LRN's exponent become 1; the
     axes of what normalises are written out, as a body cannot know its operator's defaults.
