@@ -61,7 +61,8 @@ def every_tensor(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, 
 
 def peak(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
     """The worst tensor of a run of the model that `known` is about."""
-    return max((found for _, found in _peaks(known, inputs)), key=lambda found: found.share, default=Peak("", 0.0, 0.0))
+    found = (one for _, one in _peaks(known, inputs))
+    return max((Peak("", 0.0, 0.0), *found), key=lambda one: one.share)
 
 
 def inexact(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> list[tuple[int, Peak]]:
