@@ -91,21 +91,21 @@ def test_what_rounds_or_grows_is_bounded_and_nothing_is_left_out(body: str) -> N
     assert np.array_equal(output, np.rint(output)) and np.unique(output).size > 2 and np.abs(output).max() < 2**24
 
 
-def grid(_: Operation, region: Region, __: Interval | None) -> Piece:
+def images(_: Operation, region: Region, __: Interval | None) -> Piece:
     """Images pass."""
-    out = (region[0], *((0, extent) for extent in (3, 5, 5)))
-    return Piece(out, (out, (region[0], (0, 5), (0, 5), (0, 2))))
+    out = (region[0], (0, 3), (0, 5), (0, 5))
+    return Piece(out, (out,))
 
 
 def test_what_can_be_cut_and_has_no_stand_in_is_left_out_alone_and_says_why() -> None:
     model = from_text("""<ir_version: 8, opset_import: ["": 17]>
-        g (float[4, 3, 5, 5] x, float[4, 5, 5, 2] places) => (float[4, 3, 5, 5] y) {
-          a = Mul (x, x)  ["sampled"] b = GridSample (a, places)  c = Sigmoid (x)  y = Add (b, c) }""")
-    known = {**rules(), ("", "GridSample"): OperatorRule("GridSample", grid)}
+        g (float[4, 3, 5, 5] x) => (float[4, 3, 5, 5] y) {
+          a = Mul (x, x)  ["shares"] b = Softmax (a)  c = Sigmoid (x)  y = Add (b, c) }""")
+    known = {**rules(), ("", "Softmax"): OperatorRule("Softmax", images)}
     layers = form_layers(model, known)
     found = made(model, 0, known)
-    assert list(found.left) == ["sampled"]
-    assert "made by GridSample 'sampled', is no whole number" in found.left["sampled"]
+    assert list(found.left) == ["shares"]
+    assert "made by Softmax 'shares', is no whole number" in found.left["shares"]
     values = every_tensor(found.model, found.inputs)
     assert not values["b"].any() and np.array_equal(values["y"], values["c"]) and values["y"].any()
     again = form_layers(found.model, known)
