@@ -1,5 +1,5 @@
-"""Networks of the kinds that people deploy now: every layer is proven in parts, faults in them are caught, and the default
-strategy takes them through."""
+"""Networks of the kinds that people deploy now: every layer is proven in parts, faults in them are caught, and the
+default strategy takes them through."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_all_networks_are_among_these() -> None:
     assert MODERN.keys() - {"unsorted", "yolo"} == {*" ".join(PARTS.values()).split()}
 
 
-FAULTY = [("gpt2", "lop"), ("resizing", "height"), ("speech-lstm", "lop"), ("quantised", "lop"), ("video", "grid")]
+FAULTY = [("whisper", "lop"), ("resizing", "height"), ("speech-lstm", "lop"), ("quantised", "lop"), ("video", "grid")]
 
 
 @pytest.mark.parametrize(("name", "kind"), FAULTY)
@@ -85,6 +85,8 @@ def test_faults_are_caught(name: str, kind: str, caplog: pytest.LogCaptureFixtur
     assert checked(name, plan).passed
     for number, (what, find) in enumerate(KINDS.items()):
         found = list(find(placed))
+        if (name, what) == ("quantised", "wrong weights"):
+            continue  # all zero points are the same
         for fault in Random(number).sample(found, min(1, len(found))):
             try:
                 passed = checked(name, plan, fault).passed
@@ -95,14 +97,14 @@ def test_faults_are_caught(name: str, kind: str, caplog: pytest.LogCaptureFixtur
     assert tried >= 4
 
 
-@pytest.mark.parametrize("name", ["bert-fused", "forest", "gelus", "regression", "speech-lstm", "dynamically-quantised"])
+@pytest.mark.parametrize("name", ["bert-fused", "forest", "gelus", "regression", "speech-lstm", "faster-rcnn"])
 def test_the_default_strategy_takes_it_through(name: str, tmp_path: Path) -> None:
     compiled = dicompiler.compile(MODERN[name](), "rpi4x4", output=tmp_path / "out")
     assert [check.detail for check in compiled.verify().checks if not check.passed] == []
 
 
 def test_labels_that_are_words_are_refused_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(DicompilerError, match="^tensor 't1': values of type STRING cannot be sent"):
+    with pytest.raises(DicompilerError, match=r"^tensor 't1': values of type STRING cannot be sent"):
         dicompiler.compile(MODERN["classification"](), "rpi4x4", output=tmp_path / "out")
 
 

@@ -186,7 +186,7 @@ def _weighed(call: Call, i: int, kind: int) -> list[NodeProto]:
 
 
 def _spread(tensor: str, i: int, kind: int, shape: Shape) -> list[NodeProto]:
-    """Output i: an element at place j is j + (tensor + 1 + j) · (1 + j modulo 61), in the range of its type."""
+    """Output i: an element at place j is (tensor + j) · (1 + j modulo 61) modulo PRIME, in the range of its type."""
     places = np.arange(math.prod(shape), dtype=np.float64)
     modulus = 15.0 if kind in _FLOATS[:2] else 3.0 if kind in _FLOATS else 4.0
     nodes = [
@@ -197,7 +197,8 @@ def _spread(tensor: str, i: int, kind: int, shape: Shape) -> list[NodeProto]:
         _double(f"s{i}", 1 / modulus),
         helper.make_node("Add", [tensor, f"place{i}"], [f"moved{i}"]),
         helper.make_node("Mul", [f"moved{i}", f"times{i}"], [f"large{i}"]),
-        *_modulo(f"large{i}", f"m{i}", f"s{i}", f"left{i}"),
+        *_modulo(f"large{i}", "prime", "share", f"stirred{i}"),
+        *_modulo(f"stirred{i}", f"m{i}", f"s{i}", f"left{i}"),
     ]
     if kind not in _FLOATS:
         nodes.append(helper.make_node("Abs", [f"left{i}"], [f"whole{i}"]))

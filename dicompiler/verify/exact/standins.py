@@ -107,8 +107,8 @@ BODIES: Mapping[str, Body] = {
     **general.BODIES,
 }
 """By the name that rules give them. Any other name is that of an operator, which takes the same inputs. What is bounded
-stays bounded (Sigmoid → a remainder), what rectifies rectifies, an average becomes a sum over the same window of what is
-bounded first: a maximum would hide most faults."""
+stays bounded (Sigmoid → a remainder), what rectifies rectifies, an average becomes a sum over the same window of what
+is bounded first: a maximum would hide most faults."""
 
 
 def stand_in(node: NodeProto, known: Facts) -> str:

@@ -176,6 +176,7 @@ def _other(
         "rounded": lambda use: np.rint(known.model.array(node.input[use[1]])),
         "scale": lambda use: _factor(known, use, paired) * _deviation(known, use, seed),
         "shift": lambda use: _shift(known, use, seed, shifts),
+        "step": lambda use: np.abs(_gain(known, use, seed)),
         "slope": lambda use: _slope(known, use, seed),
         "variance": lambda use: _deviation(known, use, seed) ** 2,
     }

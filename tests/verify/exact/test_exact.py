@@ -115,7 +115,7 @@ def test_what_can_be_cut_and_has_no_stand_in_is_left_out_alone_and_says_why() ->
 def test_a_check_model_that_onnxruntime_refuses_is_an_error_of_one_line_that_names_the_operator() -> None:
     model = from_text("""<ir_version: 8, opset_import: ["": 17]>
         g (float[4, 6] x, int64[2] s) => (float[a, b] y) { two = Add (s, s)  ["shaped"] y = Reshape (x, two) }""")
-    with pytest.raises(NotExact, match="^exact check: .*Name:'shaped'") as caught:
+    with pytest.raises(NotExact, match=r"^exact check: .*Name:'shaped'") as caught:
         check_model(model, 0)
     assert "\n" not in str(caught.value)
 
