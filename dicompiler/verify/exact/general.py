@@ -152,7 +152,7 @@ def _modulo(tensor: str, modulus: str, share: str, target: str) -> list[NodeProt
 
 
 def _weighed(call: Call, i: int, kind: int) -> list[NodeProto]:
-    """`h{i}`: Σ over the elements of input i of (x modulo PRIME) · (1 + place modulo 97)."""
+    """`h{i}`: Σ over the elements of input i of (x modulo PRIME) · (place³ + place + 1 modulo PRIME)."""
     one = onnx.numpy_helper.from_array(np.ones(1, np.int64))
     limits = [_double(f"low{i}", -BOUND), _double(f"high{i}", BOUND), _double(f"steps{i}", STEPS)]
     nodes = [
@@ -169,11 +169,14 @@ def _weighed(call: Call, i: int, kind: int) -> list[NodeProto]:
         helper.make_node("ConstantOfShape", [f"count{i}"], [f"ones{i}"], value=one),
         helper.make_node("NonZero", [f"ones{i}"], [f"places{i}"]),
         helper.make_node("Cast", [f"places{i}"], [f"ramp{i}"], to=TensorProto.DOUBLE),
-        _double(f"period{i}", 97.0),
-        _double(f"part{i}", 1 / 97),
-        *_modulo(f"ramp{i}", f"period{i}", f"part{i}", f"weight{i}"),
-        _double(f"raise{i}", 50.0),
-        helper.make_node("Add", [f"weight{i}", f"raise{i}"], [f"weights{i}"]),
+        *_modulo(f"ramp{i}", "prime", "share", f"step{i}"),
+        helper.make_node("Mul", [f"step{i}", f"step{i}"], [f"square{i}"]),  # so that equal sums tell places apart
+        *_modulo(f"square{i}", "prime", "share", f"second{i}"),
+        _double(f"raise{i}", 1.0),
+        helper.make_node("Add", [f"second{i}", f"raise{i}"], [f"raised{i}"]),
+        helper.make_node("Mul", [f"raised{i}", f"step{i}"], [f"cube{i}"]),
+        helper.make_node("Add", [f"cube{i}", f"raise{i}"], [f"weight{i}"]),
+        *_modulo(f"weight{i}", "prime", "share", f"weights{i}"),
         helper.make_node("Mul", [f"small{i}", f"weights{i}"], [f"products{i}"]),
     ]
     summed = total(call, f"products{i}", 1, f"all{i}")
