@@ -137,3 +137,16 @@ def test_cuts_at_the_next_smaller_map() -> None:
 def test_what_is_no_choice_set_is_refused(given: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ChoiceSet(**given)  # type: ignore[arg-type]
+
+
+def test_strides_that_make_one_axis_smaller_leave_the_other_as_it_is() -> None:
+    layers = formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 12, 12] x) => (float[1, 4, 6, 12] y)
+        {
+          a = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
+          y = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 1]> (a, w)
+        }""",
+        w=(4, 4, 3, 3),
+    )
+    found = choices(Problem(layers, boards(1, 1, 1, 1)), layers.layers[0], ChoiceSet(kinds=("grid",)))
+    assert any("grid" in choice.label for choice in found)
