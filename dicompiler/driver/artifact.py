@@ -170,7 +170,8 @@ def verify(
     geometry = replace(plan, wire=plan.wire.exact)
     log.info("check models, split by the same plan")
     with until(deadline, "verify: exact"):
-        checks = [exact(model, lambda variant: program(variant, geometry), rules=registry().rules)]
+        rules, layers = registry().rules, prepare(model).layers
+        checks = [exact(model, lambda variant: program(variant, geometry), rules=rules, layers=layers)]
     log.info("the programs themselves, against onnxruntime")
     count = len(plan.turns)  # a frame of each
     with advising(model, inputs):

@@ -156,6 +156,7 @@ class OperatorRule:
         inputs, or a body of dicompiler.verify.exact.standins. '': it is exact.
     constants: what its constant inputs become in the exact check, one word for each (the last one for all that follow),
         of those of dicompiler.verify.exact.values; '-': it stays.
+    numbers: what its attributes that hold weights become there: "offset=shift scale=one post_transform=NONE".
     """
 
     op: str
@@ -170,6 +171,7 @@ class OperatorRule:
     rounds: bool = False
     stand_in: str = ""
     constants: str = ""
+    numbers: str = ""
 
     @property
     def cuts(self) -> bool:

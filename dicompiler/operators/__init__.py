@@ -14,6 +14,7 @@ def builtin_rules() -> Iterable[OperatorRule]:
         axes,
         dense,
         elementwise,
+        ml,
         quantised,
         resampling,
         shaping,
@@ -21,5 +22,5 @@ def builtin_rules() -> Iterable[OperatorRule]:
         windows,
     )
 
-    for module in (elementwise, windows, dense, quantised, axes, attention, shaping, slicing, resampling):
+    for module in (elementwise, windows, dense, quantised, axes, attention, shaping, slicing, resampling, ml):
         yield from module.RULES

@@ -145,6 +145,8 @@ def reduction(operation: Operation) -> int | None:
     return operation.shape(0)[_cut_axis(operation, axes)] if tensor.dtype in types else None
 
 
+ROOTS = ("RMS", "SimplifiedLayer")
+"""RMSNormalization, and what onnxruntime calls it."""
 RULES = (
     OperatorRule("LRN", lrn, cost=across, stand_in="lrn"),
     *(OperatorRule(op, softmax, stand_in="softmax") for op in ("Softmax", "LogSoftmax")),
@@ -154,12 +156,17 @@ RULES = (
     OperatorRule("InstanceNormalization", instance_normalization, stand_in="instance", constants=SCALED),
     OperatorRule("GroupNormalization", group_normalization, stand_in="group", constants=SCALED),
     OperatorRule("LayerNormalization", from_axis, stand_in="layer", constants=SCALED),
-    OperatorRule("RMSNormalization", from_axis, stand_in="layer", constants=SCALED),
+    *(OperatorRule(f"{kind}Normalization", from_axis, stand_in="layer", constants=SCALED) for kind in ROOTS),
     *counted(partial(skipped, last=4), "SkipLayerNormalization EmbedLayerNormalization"),
     *counted(partial(skipped, last=3), "SkipSimplifiedLayerNormalization"),
-    *(OperatorRule(op, cumulative) for op in ("CumSum", "CumProd")),
+    *(OperatorRule(op, cumulative, stand_in="cumulated") for op in ("CumSum", "CumProd")),
     OperatorRule("TopK", top_k, cost=taken),
-    *(OperatorRule(op, reduce_axes, reduction=reduction, merge=merge, cost=taken) for op, merge in MERGED.items()),
+    *(
+        OperatorRule(
+            op, reduce_axes, reduction=reduction, merge=merge, cost=taken, stand_in="itself" if merge == "Add" else ""
+        )
+        for op, merge in MERGED.items()
+    ),
     *(OperatorRule(op, reduce_axes, cost=taken, stand_in="reduce") for op in OTHERS),
     *(OperatorRule(op, reduce_axes, cost=taken) for op in ("ArgMax", "ArgMin")),
     *counted(taken, "QLinearReduceMean ReduceSumInteger"),

@@ -16,7 +16,7 @@ from onnx import helper
 
 from dicompiler.base.remembering import remembered
 from dicompiler.ir.regions import Interval, Region, Shape
-from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, each, taken
+from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, each, taken, whole
 from dicompiler.operators.elementwise import broadcast_need
 
 
@@ -140,14 +140,14 @@ def transformed(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Eff
 
 
 RULES = (
-    OperatorRule("Gemm", gemm, reduction=summed_extent, cost=product),
-    OperatorRule("MatMul", contraction, reduction=summed_extent, cost=product),
-    OperatorRule("Einsum", contraction, reduction=summed_extent, cost=contracted),
+    OperatorRule("Gemm", gemm, reduction=summed_extent, cost=product, stand_in="itself", constants="- - shift"),
+    OperatorRule("MatMul", contraction, reduction=summed_extent, cost=product, stand_in="itself"),
+    OperatorRule("Einsum", contraction, reduction=summed_extent, cost=contracted, stand_in="itself", constants="gain"),
     *counted(product, "FusedMatMul TransposeMatMul QGemm DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16"),
     *counted(product, "MatMulNBits MatMulBnb4 MatMulFpQ4 GemmFloat8 CDist"),
     *counted(activated, "FusedGemm FusedMatMulActivation GemmFastGelu"),
     *counted(routed, "MoE"),
     *counted(transformed, "DFT STFT", ""),
-    *counted(stepped, "RNN GRU LSTM", ""),
+    *(OperatorRule(op, whole, cost=stepped, stand_in="digest") for op in ("RNN", "GRU", "LSTM")),
     *counted(stepped, "DynamicQuantizeLSTM"),
 )

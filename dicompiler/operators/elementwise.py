@@ -61,8 +61,10 @@ CONTRIBUTED = ("BiasGelu", "FastGelu", "Gelu")
 STAND_INS = {
     "Relu": "Celu Elu Gelu HardSwish Mish Selu Softplus Swish",
     "Neg": "Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Log Reciprocal Sin Sinh Softsign Sqrt Tan Tanh",
-    "sign": "HardSigmoid Sigmoid",
+    "remainder": "HardSigmoid Sigmoid",
     "Sub": "Div Pow",
+    "itself": "Add Mul",
+    "mixed": "Shrink",
     "Max": "Mean",
 }
 """Stand-in → the operators that it stands for: what rectifies rectifies, and what is bounded stays bounded."""
@@ -86,7 +88,10 @@ def _simple(op: str) -> OperatorRule:
 
 RULES = (
     *(_simple(op) for op in (*UNARY, *BROADCASTING, "BitCast")),
-    *(OperatorRule(op, elementwise, "com.microsoft", elementwise=True) for op in CONTRIBUTED),
+    *(
+        OperatorRule(op, elementwise, "com.microsoft", elementwise=True, stand_in="mixed", constants="- shift")
+        for op in CONTRIBUTED
+    ),
     OperatorRule("BatchNormalization", batch_normalization, elementwise=True, constants="- scale shift shift variance"),
     OperatorRule("CastLike", cast_like, elementwise=True, cost=free),
     OperatorRule("Dropout", dropout, elementwise=True, cost=free),

@@ -64,7 +64,8 @@ _MATMUL_INTEGER = partial(on_floats, contraction, (0, 1), {2: (0, -2), 3: (1, -1
 _QLINEAR_MATMUL = partial(on_floats, contraction, (0, 3), {1: (0, -2), 2: (0, -2), 4: (3, -1), 5: (3, -1)})
 _CONVOLVED, _STRIDED = partial(convolved, weight=3), partial(strided, weight=3)
 RULES = (
-    *(OperatorRule(op, quantize_linear, elementwise=True) for op in ("QuantizeLinear", "DequantizeLinear")),
+    OperatorRule("QuantizeLinear", quantize_linear, elementwise=True, stand_in="bounded", constants="- factor"),
+    OperatorRule("DequantizeLinear", quantize_linear, elementwise=True, constants="- step"),
     OperatorRule("ConvInteger", _CONV_INTEGER, reduction=ungrouped, cost=convolved, reads=strided),
     OperatorRule("QLinearConv", _QLINEAR_CONV, cost=_CONVOLVED, reads=_STRIDED, rounds=True),
     *counted(_CONVOLVED, "QLinearConv"),

@@ -160,6 +160,6 @@ def interpolated(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Ef
 
 
 RULES = (
-    *(OperatorRule(op, resize, cost=interpolated) for op in ("Resize", "Upsample")),
+    *(OperatorRule(op, resize, cost=interpolated, stand_in="resampled") for op in ("Resize", "Upsample")),
     *counted(interpolated, "GridSample", ""),
 )

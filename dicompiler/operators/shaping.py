@@ -179,8 +179,8 @@ RULES = (
     *counted(free, "Constant ConstantOfShape Shape Size Split", ""),
     OperatorRule("Expand", expand, cost=free),
     OperatorRule("Tile", tile, cost=free),
-    OperatorRule("Gather", gather, cost=free, constants="shift -"),  # the rows of an embedding
-    OperatorRule("GatherElements", gather_elements, cost=free),
+    OperatorRule("Gather", gather, cost=free, stand_in="indexed", constants="shift -"),  # the rows of an embedding
+    OperatorRule("GatherElements", gather_elements, cost=free, stand_in="indexed"),
     *counted(free, "CenterCropPad Compress GatherND ReverseSequence Scatter ScatterElements ScatterND", ""),
     *counted(free, "ExpandDims GatherND Pad"),
     OperatorRule("DepthToSpace", depth_to_space, cost=free),

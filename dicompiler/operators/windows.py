@@ -219,12 +219,14 @@ def strided(operation: Operation, weight: int = 1) -> float:
     return math.prod((min(1.0, size / stride) for size, stride in zip(kernel, strides, strict=False)), start=1.0)
 
 
+BIASED = "- - shift"
+"""What becomes of a bias in the exact check; of weights that are constants, see dicompiler.verify.exact.patterns."""
 RULES = (
-    OperatorRule("Conv", conv, reduction=ungrouped, cost=convolved, reads=strided),
+    OperatorRule("Conv", conv, reduction=ungrouped, cost=convolved, reads=strided, stand_in="itself", constants=BIASED),
     *counted(convolved, "NhwcConv CausalConvWithState"),
     *counted(fused, "FusedConv NhwcFusedConv"),
     *counted(deformed, "DeformConv", ""),
-    OperatorRule("ConvTranspose", conv_transpose, reduction=ungrouped, cost=sown),
+    OperatorRule("ConvTranspose", conv_transpose, reduction=ungrouped, cost=sown, stand_in="itself", constants=BIASED),
     *counted(sown, "ConvTransposeWithDynamicPads"),
     *(
         OperatorRule(op, pool, cost=pooled, reads=strided, stand_in=stand_in)

@@ -62,6 +62,11 @@ def value_document(value: Value) -> Json:
     """A tensor's name, type, shape and bytes. DicompilerError for a type that cannot be exchanged."""
     from dicompiler.ir.onnx.weights import dtype_name  # clients, which read manifests, do without onnx
 
+    if not value.dtype:
+        raise DicompilerError(
+            f"{value.name!r} is no tensor but a sequence, a map or an optional value, which cannot be sent between "
+            "devices or into and out of them: end the network before it"
+        )
     dtype = dtype_name(value.dtype)
     if dtype not in TYPES:
         raise DicompilerError(

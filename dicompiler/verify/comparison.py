@@ -13,9 +13,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program, Transfer, Value
-from dicompiler.verify.exact import NotExact, check_model, coverage, seeds_needed
+from dicompiler.verify.exact import NotExact, Treatment, coverage, made, seeds_needed
 from dicompiler.verify.exact.facts import Rules
 from dicompiler.verify.executor import Execution, Executor, run_model
 from dicompiler.verify.tolerances import TOLERANCE, Tolerance
@@ -88,33 +89,49 @@ def _compare_values(name: str, reference: NDArray[Any], got: NDArray[Any], toler
 
 
 def exact(
-    model: Model, split: Callable[[Model], Program], seeds: Sequence[int] | None = None, rules: Rules | None = None
+    model: Model,
+    split: Callable[[Model], Program],
+    seeds: Sequence[int] | None = None,
+    rules: Rules | None = None,
+    layers: LayerGraph | None = None,
 ) -> Check:
     """Proves the geometry: integer-valued check models of the same graph, split the same way, are bit-equal.
 
     `split` compiles a model by the plan in question. By default as many seeds as it takes to read every tap and every
-    input channel of every convolution. It does not apply where an operator rounds that has no stand-in, or where values
-    would leave the exact range. Every role of a plan with replicas is checked. rules: as `check_model` takes them.
+    input channel of every convolution. A layer is left out, and named, where an operator rounds for which nothing
+    exact can stand; all of it does not apply where onnxruntime refuses the check model. Every role of a plan with
+    replicas is checked. rules: as `check_model` takes them. layers: those of `model`, which the result counts.
     """
     chosen = range(seeds_needed(model)) if seeds is None else seeds
     tried = []
-    count = 1
+    count, treatment = 1, Treatment()
     for seed in chosen:
         try:
-            checked, inputs = check_model(model, seed, rules)
+            checked = made(model, seed, rules, treatment)
+            reference = run_model(checked.model, checked.inputs)
         except NotExact as error:
             return Check("exact", True, str(error).removeprefix("exact check: "), applies=False)
-        tried.append(checked)
-        reference = run_model(checked, inputs)
-        roles = split(checked).roles
+        treatment = checked.treatment
+        tried.append(checked.model)
+        roles = split(checked.model).roles
         count = len(roles)
         for number, role in enumerate(roles):
-            failed = _differing(reference, Executor(role).run(inputs))
+            failed = _differing(reference, Executor(role).run(checked.inputs))
             if failed:
                 replica = f"replica {number}: " if count > 1 else ""
                 return Check("exact", False, f"seed {seed}: {replica}{failed}")
     each = f", each in {count} replicas" if count > 1 else ""
-    return Check("exact", True, f"bit-equal for {len(tried)} check models ({coverage(tried)}){each}")
+    models = f"bit-equal for {len(tried)} check models ({coverage(tried)}){each}"
+    return Check("exact", True, models + _counted(treatment.left, layers))
+
+
+def _counted(left: Mapping[str, str], layers: LayerGraph | None) -> str:
+    """How many layers were checked, and why each other one was not. left: name of a node → why."""
+    reasons = "".join(f"; left out: {why}" for why in left.values())
+    if layers is None:
+        return reasons
+    without = sum(any(node.name in left for node in layer.nodes) for layer in layers.layers)
+    return f", {len(layers.layers) - without} of {len(layers.layers)} layers{reasons}"
 
 
 def _differing(reference: Mapping[str, Any], execution: Execution) -> str:

@@ -5,9 +5,11 @@ Model → how many values each such input of its graph may have; arrays → arra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 
@@ -23,22 +25,45 @@ Read = tuple[onnx.NodeProto, int]
 MASK = 2
 
 
-def limits(model: Model) -> dict[str, int]:
+Limit = int | tuple[int, ...]
+"""n: the values are 0 … n-1; numbers: the very values."""
+
+
+def limits(model: Model) -> dict[str, Limit]:
     """Graph input → n, where its values must be 0 … n-1: as the index of a Gather, the token, segment or position of an
-    embedding, the class of a OneHot, or the mask of an attention. An input that leads to none of these is not in it."""
+    embedding, the class of a OneHot, or the mask of an attention; or the very values, where it is the shape that a
+    Reshape gives. An input that leads to none of these is not in it."""
     tensors = model.tensors()
     readers: dict[str, list[Read]] = {}
     for node in model.proto.graph.node:
         for place, name in enumerate(node.input):
             readers.setdefault(name, []).append((node, place))
-    found = {}
+    found = dict[str, Limit]()
     for value in model.proto.graph.input:
         if not tensors[value.name].constant:
             ends = _ends(value.name, readers)
             known = [count for node, place in ends if (count := _count(node, place, tensors)) is not None]
-            if known:
+            reshapes = [node for node, place in readers.get(value.name, ()) if (node.op_type, place) == ("Reshape", 1)]
+            shape = _reshaped(tensors, reshapes[0], value.name) if reshapes else None
+            if shape:
+                found[value.name] = shape
+            elif known:
                 found[value.name] = min(known)
     return found
+
+
+def _reshaped(tensors: Mapping[str, Tensor], node: onnx.NodeProto, shape: str) -> tuple[int, ...] | None:
+    """A shape for the Reshape `node`, which reads it from the graph's input `shape`: that of what it makes where it
+    is known, else the first axes of what it is given and all that is left."""
+    made, before, count = (tensors.get(name) for name in (node.output[0], node.input[0], shape))
+    if made is not None and made.shape is not None:
+        return made.shape
+    if before is None or before.shape is None or count is None or count.shape is None or len(count.shape) != 1:
+        return None
+    axes, rank = before.shape, count.shape[0]
+    if not rank:
+        return None
+    return (*axes[: rank - 1], *[1] * (rank - 1 - len(axes)), math.prod(axes[rank - 1 :]))
 
 
 def _ends(name: str, readers: Mapping[str, list[Read]]) -> list[Read]:
@@ -106,11 +131,15 @@ _TAKES: Mapping[tuple[str, int], Callable[[onnx.NodeProto, Given], int | None]] 
 """(operator, place of the input) → how many values it takes there."""
 
 
-def ranged(feed: Mapping[str, NDArray[Any]], known: Mapping[str, int], seed: int) -> dict[str, NDArray[Any]]:
+def ranged(feed: Mapping[str, NDArray[Any]], known: Mapping[str, Limit], seed: int) -> dict[str, NDArray[Any]]:
     """`feed` with seeded numbers in range for the inputs that have one, of the same types and shapes."""
-    return {
-        name: generator(seed, f"{name}/range").integers(0, known[name], array.shape).astype(array.dtype)
-        if name in known
-        else array
-        for name, array in feed.items()
-    }
+
+    def one(name: str, array: NDArray[Any]) -> NDArray[Any]:
+        limit = known.get(name)
+        if limit is None:
+            return array
+        if isinstance(limit, tuple):
+            return np.array(limit, array.dtype)
+        return generator(seed, f"{name}/range").integers(0, limit, array.shape).astype(array.dtype)
+
+    return {name: one(name, array) for name, array in feed.items()}

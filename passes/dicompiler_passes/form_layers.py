@@ -83,7 +83,9 @@ def _nodes(model: Model) -> Iterator[Node]:
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.proto.opset_import}
     for proto in model.proto.graph.node:
         # A stand-in of the exact check is cut just as the operator that it stands for.
-        domain = "" if proto.domain == "ai.onnx" else proto.domain.removeprefix(STAND_IN_DOMAIN).removeprefix(".")
+        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        if domain.startswith(STAND_IN_DOMAIN):  # a number tells stand-ins of one operator apart
+            domain = domain.removeprefix(STAND_IN_DOMAIN).partition("#")[0].removeprefix(".")
         attributes = {a.name: _plain(a) for a in proto.attribute}
         opset = opsets.get(domain, 1)
         yield Node(

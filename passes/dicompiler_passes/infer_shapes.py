@@ -28,6 +28,7 @@ from dicompiler.plugin_api import (
     nearest,
 )
 from dicompiler_passes.folding import STANDARD, fold
+from dicompiler_passes.foreign import learned
 from dicompiler_passes.legality import check_nodes, check_sizes, infer
 from dicompiler_passes.tidying import int64, outputs_from_nodes, scalar_ranges, split_to_slices
 
@@ -162,23 +163,27 @@ def _example(tensor: Variable) -> str:
 def _infer(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
     """The model without weights, with the value_info that onnx infers from its inputs.
 
-    What the file said before (`hints`, of outputs too) counts only where onnx finds no static shape, as after an
-    operator that it does not know: an exporter may have written other sizes there.
+    What the file said before (`hints`, of outputs too), and after that what onnxruntime says, counts only where onnx
+    finds no static shape, as after an operator that it does not know: an exporter may have written other sizes there.
     """
     bare = _without_shapes(model)
     inferred = infer(bare, model.place)
     check_sizes(inferred.graph, model.place)
-    known = Model(inferred).tensors()
     made = {name for node in bare.graph.node for name in node.output}
-    missing = {v.name: v for v in hints if v.name in made and (v.name not in known or known[v.name].shape is None)}
-    if missing:
-        outputs = {value.name for value in bare.graph.output}
-        bare.graph.value_info.extend(v for name, v in missing.items() if name not in outputs)
-        for value in bare.graph.output:
-            if value.name in missing:
-                value.CopyFrom(missing[value.name])
+    outputs, said = {value.name: value for value in bare.graph.output}, set[str]()
+    while True:
+        known = Model(inferred).tensors()
+        open_ = {name for name in made - said if name not in known or known[name].shape is None}
+        missing = {value.name: value for value in hints if value.name in open_}
+        # What the file does not say either: onnxruntime is asked, then onnx of what follows.
+        missing = missing or {name: value for name, value in learned(bare, known).items() if name in open_}
+        if not missing:
+            return inferred
+        said |= missing.keys()
+        bare.graph.value_info.extend(value for name, value in missing.items() if name not in outputs)
+        for name in missing.keys() & outputs.keys():
+            outputs[name].CopyFrom(missing[name])
         inferred = infer(bare, model.place)
-    return inferred
 
 
 def _without_shapes(model: Model) -> onnx.ModelProto:

@@ -12,7 +12,13 @@ from dicompiler.plugin_api import Compilation, Model, Pass
 from dicompiler_passes.folding import fold
 from dicompiler_passes.legality import propagated
 from dicompiler_passes.quantised import own_dequantise
-from dicompiler_passes.tidying import fix_initializers, outputs_from_nodes, split_to_slices, trim_outputs
+from dicompiler_passes.tidying import (
+    fix_initializers,
+    maps_to_tensors,
+    outputs_from_nodes,
+    split_to_slices,
+    trim_outputs,
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,7 @@ class Normalise(Pass):
     Split → a, b                                 ⇒  Slice → a, Slice → b
     Dropout → y, mask (unread)                   ⇒  Dropout → y
     DequantizeLinear → a, b                      ⇒  DequantizeLinear → a, DequantizeLinear → b
+    scores → ZipMap → output                     ⇒  scores → Identity → output
     w → output, x → output, a → output twice     ⇒  Identity → output
     node or initializer that nobody reads        ⇒  (gone)
     """
@@ -43,6 +50,7 @@ def normalise(model: Model) -> Model:
     fold(graph)
     if any(node.op == "Split" for node in graph.nodes):
         split_to_slices(graph, _inferred(model.with_graph(graph)).tensors())
+    maps_to_tensors(graph)
     trim_outputs(graph)
     graph.prune()
     outputs_from_nodes(graph)

@@ -5,6 +5,7 @@ In: a Graph. Out: the same graph, in which outputs come from nodes, Splits are S
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import Graph, Interval, Tensor, Variable
 from dicompiler_passes.folding import STANDARD
+
+log = logging.getLogger("dicompiler")
 
 _FIRST_IR_WITH_FREE_INITIALIZERS = 4
 
@@ -48,6 +51,27 @@ def outputs_from_nodes(graph: Graph) -> None:
         output = graph.outputs[index] = Variable(target, graph.messages["output"].get(name))
         graph.nodes.append(gs.Node("Identity", graph.unused_node(target), inputs=[source], outputs=[output]))
         seen[target] = output
+
+
+def maps_to_tensors(graph: Graph) -> None:
+    """An output that is a sequence of maps becomes the tensor that it is made of: scores → ZipMap → output  ⇒
+    scores → Identity → output. Nothing but tensors goes from device to device. A warning says so."""
+    outputs = {tensor.name: i for i, tensor in enumerate(graph.outputs)}
+    for node in graph.nodes:
+        if (node.op, node.domain) == ("ZipMap", "ai.onnx.ml") and node.outputs[0].name in outputs:
+            name = node.outputs[0].name
+            log.warning(
+                "output %r is a sequence of maps, which no device can send: it is given as the tensor of scores that "
+                "ZipMap %r makes it of, a row for each map, a column for each label",
+                name,
+                node.name,
+            )
+            node.op, node.domain = "Identity", ""
+            node.attrs.clear()
+            value = onnx.ValueInfoProto(name=name)
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+            graph.messages["output"][name] = value
+            node.outputs[0] = graph.outputs[outputs[name]] = Variable(name, value)
 
 
 def trim_outputs(graph: Graph) -> None:

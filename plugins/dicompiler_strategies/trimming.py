@@ -32,9 +32,11 @@ def _once(plan: Plan, routing: Routing) -> Plan:
             read.setdefault(box.task, []).append(region)
 
     def cut(name: str, index: int, part: Part) -> Part:
-        layers, wanted = routing.layers, bounding(read.get((name, index), ()))
-        layer = layers.by_name[name]
-        if wanted is None or layer.reason or part.region is None:
+        layers, layer = routing.layers, routing.layers.by_name[name]
+        if layer.reason or part.region is None:  # what has several outputs is whole
+            return part
+        wanted = bounding(read.get((name, index), ()))
+        if wanted is None:
             return part
         wanted = align(layers, layer, wanted)
         return part if wanted == align(layers, layer, part.region) else replace(part, region=wanted)

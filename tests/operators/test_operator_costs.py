@@ -257,6 +257,8 @@ TRANSFORMED = [
 ]  # fmt: skip
 
 NODES = (*CONVOLUTIONS, *PRODUCTS, *ATTENTIONS, *RECURRENT, *OTHERS, *RESAMPLED, *TRANSFORMED)
+ELSEWHERE = "dicompiler.operators.ml"
+"""tests/operators/test_ml.py has the closed forms of these."""
 COSTLY = [node for node in NODES if node.cost != Effort()]
 
 
@@ -276,7 +278,8 @@ def test_every_way_of_counting_is_among_these() -> None:
         (rule.domain, rule.op): getattr(rule.cost, "func", rule.cost)  # of a partial: what it calls
         for rule in builtin_rules()
     }
-    assert set(ways.values()) == {ways[node.domain, node.op] for node in NODES if (node.domain, node.op) in ways}
+    counted = {way for way in ways.values() if way.__module__ != ELSEWHERE}
+    assert counted == {ways[node.domain, node.op] for node in NODES if (node.domain, node.op) in ways}
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------

@@ -148,3 +148,16 @@ def test_a_sequence_that_becomes_a_small_image_has_no_choice_for_each_of_its_row
         if " of 64" in c.label
     ]
     assert 0 < len(extras) <= 4 * 4
+
+
+def test_strides_that_make_one_axis_smaller_leave_the_other_as_it_is() -> None:
+    layers = formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 12, 12] x) => (float[1, 4, 6, 12] y)
+        {
+          a = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
+          y = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 1]> (a, w)
+        }""",
+        w=(4, 4, 3, 3),
+    )
+    found = choices(Problem(layers, boards(1, 1, 1, 1)), layers.layers[0], ChoiceSet(kinds=("grid",)))
+    assert any("grid" in choice.label for choice in found)

@@ -59,9 +59,9 @@ class Placed:
         return [list(self.attribute(node, name)) for name in ("starts", "ends", "axes")]
 
     def unordered(self, tensor: str) -> bool:
-        """Whether all that the network does with the tensor is to pool it over its whole map, whatever the order."""
+        """Whether all that the network does with the tensor is to pool or reduce it, whatever the order."""
         readers = [node for node in self.nodes if node.op_type not in ("Concat", "Slice") and _reads(node, tensor)]
-        return all(node.op_type.startswith("Global") for node in readers)
+        return all(node.op_type.startswith(("Global", "Reduce")) for node in readers)
 
 
 def original(tensor: str) -> str:

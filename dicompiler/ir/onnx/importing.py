@@ -5,6 +5,7 @@ In: what the user gave. Out: the skeleton ModelProto and the weights by name. Ev
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -15,7 +16,7 @@ from google.protobuf.message import Message
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.file import Views, map_file, read, skeleton_of
 from dicompiler.ir.onnx.soundness import check_soundness
-from dicompiler.ir.onnx.structure import bodies
+from dicompiler.ir.onnx.structure import bodies, node_reads
 from dicompiler.ir.onnx.weights import LARGE, Weight, header, is_hollow, mark_hollow, raw_nbytes
 
 SAFE_IR, SAFE_OPSET = 10, 22
@@ -42,6 +43,7 @@ def load(source: str | Path | bytes | onnx.ModelProto) -> Loaded:
     _check_versions(skeleton, place)
     weights = _weights(skeleton, views, base, place)
     _name_nodes(skeleton.graph)
+    _sort_nodes(skeleton.graph)
     check_soundness(skeleton, place)
     return skeleton, weights
 
@@ -209,6 +211,30 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
         elif node.name in seen:
             node.name = unique(node.name, taken)
         seen.add(node.name)
+
+
+def _sort_nodes(graph: onnx.GraphProto) -> None:
+    """Each node after those whose results it reads, as onnx demands and onnxruntime does not; the order of a file that
+    has them so stays, and so does a circle, which is no order's fault."""
+    maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    before = [{maker[name] for name in node_reads(node) if name in maker} for node in graph.node]
+    if all(i > max(made, default=-1) for i, made in enumerate(before)):
+        return
+    readers: list[list[int]] = [[] for _ in before]
+    for i, made in enumerate(before):
+        for one in made:
+            readers[one].append(i)
+    ready, order = [i for i, made in enumerate(before) if not made], list[int]()
+    while ready:
+        order.append(heapq.heappop(ready))
+        for reader in readers[order[-1]]:
+            before[reader].discard(order[-1])
+            if not before[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) == len(before):
+        nodes = [graph.node[i] for i in order]
+        del graph.node[:]
+        graph.node.extend(nodes)
 
 
 def _check_text(message: Message, place: str) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["HOLLOW", "LARGE", "Model", "Weight", "hollow", "is_hollow"]
 
 _VALUES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
+UNKNOWN = ("SimplifiedLayerNormalization",)
+"""Operators that onnxruntime puts into the standard's domain, and onnx does not know."""
 _CANNOT = "cannot write the model"
 _VALUE_ELEMENTS = 1024
 _VALUE_FLOATS = 8
@@ -187,12 +189,12 @@ class Model:
 
 
 def _hide_deprecated(proto: onnx.ModelProto) -> None:
-    """In place: operators that are deprecated in this opset go to a domain of their own: the checker refuses them
-    otherwise, but onnxruntime runs them (GroupNormalization of opset 18)."""
+    """In place: operators that are deprecated in this opset, or onnxruntime's own within the standard's domain, go to a
+    domain of their own: the checker refuses them otherwise, but onnxruntime runs them (GroupNormalization of 18)."""
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
     for node in proto.graph.node:
         known = node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type, opset)
-        if known and onnx.defs.get_schema(node.op_type, opset).deprecated:
+        if node.op_type in UNKNOWN or (known and onnx.defs.get_schema(node.op_type, opset).deprecated):
             node.domain = "deprecated"
     if any(node.domain == "deprecated" for node in proto.graph.node):
         proto.opset_import.append(onnx.helper.make_opsetid("deprecated", 1))

@@ -7,7 +7,10 @@ many seeds are run that every tap and every input channel is read (`seeds_needed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -19,44 +22,111 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import LARGE, Weight, hollow, is_hollow
 from dicompiler.verify.deadline import Late
 from dicompiler.verify.exact.covering import Coverage, coverage, seeds_needed
-from dicompiler.verify.exact.facts import Facts, Rules, Use, gather, of_model
-from dicompiler.verify.exact.magnitudes import Peak, peak
-from dicompiler.verify.exact.standins import DOMAIN, declare, prepare
-from dicompiler.verify.exact.values import SCHEDULES, constants, inputs
+from dicompiler.verify.exact.facts import (
+    Facts,
+    Rules,
+    Treatment,
+    Use,
+    control_bodies,
+    gather,
+    of_model,
+    own_domain,
+)
+from dicompiler.verify.exact.magnitudes import Peak, inexact, peak
+from dicompiler.verify.exact.standins import DOMAIN, chosen, declare, prepare
+from dicompiler.verify.exact.values import SCHEDULES, constants, inputs, weight_index
 from dicompiler.verify.ranges import limits, ranged
 
-__all__ = ["DOMAIN", "Coverage", "NotExact", "check_model", "coverage", "measure", "seeds_needed"]
+__all__ = [
+    "DOMAIN", "CheckModel", "Coverage", "NotExact", "Treatment", "check_model", "coverage", "made", "measure",
+    "seeds_needed",
+]  # fmt: skip
 
 
 class NotExact(DicompilerError):
     """A network that no integers take through exactly: an operator rounds, or sums grow too large."""
 
 
+PLAIN = Treatment()
+
+
+@dataclass(frozen=True)
+class CheckModel:
+    """A check model and inputs for it. treatment: what it took; `left`: name of a node → why it is left out."""
+
+    model: Model
+    inputs: Mapping[str, NDArray[Any]]
+    treatment: Treatment
+
+    @property
+    def left(self) -> Mapping[str, str]:
+        return self.treatment.left
+
+
 def check_model(model: Model, seed: int, rules: Rules | None = None) -> tuple[Model, dict[str, NDArray[Any]]]:
-    """The check model of `model` for `seed` (at least 0), and inputs for it. rules: by (domain, operator type), what
-    stands in for what (None: the built-in ones).
+    """The check model of `model` and inputs for it; see `made`."""
+    found = made(model, seed, rules)
+    return found.model, dict(found.inputs)
+
+
+def made(model: Model, seed: int, rules: Rules | None = None, treatment: Treatment = PLAIN) -> CheckModel:
+    """The check model of `model` for `seed` (at least 0). rules: by (domain, operator type), what stands in for what
+    (None: the built-in ones). treatment: what is known to be needed, from another seed.
 
     It has the nodes, tensor names, attributes and shapes of `model`; only numbers differ, and operators that round
-    move to the domain DOMAIN (see `standins`). Filters have one to three elements of ±1, or as many as it takes to
-    read everything within few seeds. It is run once: every sum in it is below what its type holds exactly (2^24 in
-    float32), if need be with a sparser schedule. NotExact where none is exact, DicompilerError for an input without a
+    move to domains under DOMAIN (see `standins`). Filters have one to three elements of ±1, or as many as it takes to
+    read everything within few seeds. It is run until every sum in it is below what its type holds exactly (2^24 in
+    float32): each time what is not exact although its inputs are is treated further. At last it is left out: zeros
+    stand in its place. NotExact where onnxruntime refuses the check model, DicompilerError for an input without a
     static shape.
     """
     if seed < 0:
         raise UsageError(f"exact check: seed is {seed}: take a number of at least 0")
-    known = gather(model, rules)
-    for schedule in SCHEDULES:
+    known = replace(gather(model, rules), treatment=treatment)
+    while True:
+        schedule = SCHEDULES[known.treatment.schedule]
         check = _with_constants(known, constants(known, seed, schedule))
         feed = ranged(inputs(_open_inputs(model), seed, schedule), limits(model), seed)
         try:
-            worst = peak(of_model(known, check), feed)
+            found = inexact(of_model(known, check), feed)
         except Late:
             raise
-        except DicompilerError as error:  # an index that leaves its range, which depends on values
-            raise NotExact(f"exact check: {error}; only real weights can verify this network") from error
-        if worst.share < 1:
-            return check, feed
-    raise NotExact(_inexact(known, worst))
+        except DicompilerError as error:
+            found = [_refused(known, error)]
+        if not found:
+            return CheckModel(check, feed, known.treatment)
+        after = _further(known, found)
+        if after == known.treatment:
+            raise NotExact(_why(known, *found[0]))
+        known = replace(known, treatment=after)
+
+
+def _refused(known: Facts, error: DicompilerError) -> tuple[int, Peak]:
+    """The node at which onnxruntime stops. NotExact where it names none that can be treated."""
+    named = re.search(r"Name:'([^']*)'", str(error))
+    for index, node in enumerate(known.nodes):
+        treated = (own_domain(node), node.op_type) in known.treatment.replaced
+        if named and node.name == named[1] and not treated:
+            return index, Peak(node.output[0], math.inf, math.inf)
+    raise NotExact(f"exact check: {error}; only real weights can verify this network") from error
+
+
+def _further(known: Facts, found: Sequence[tuple[int, Peak]]) -> Treatment:
+    """The treatment with one more step against each of these nodes: their inputs are bounded; weights are sparser;
+    something general stands in for the operator; the node is left out."""
+    before = after = known.treatment
+    for index, worst in found:
+        node = known.nodes[index]
+        kind, grows = (own_domain(node), node.op_type), math.isfinite(worst.magnitude)
+        if grows and not before.bounded:
+            after = replace(after, bounded=True)
+        elif grows and weight_index(known, node) is not None and before.schedule + 1 < len(SCHEDULES):
+            after = replace(after, schedule=before.schedule + 1)
+        elif kind not in before.replaced:
+            after = replace(after, replaced=after.replaced | {kind})
+        elif node.name not in before.left and not list(control_bodies(node)):
+            after = replace(after, left={**after.left, node.name: _why(known, index, worst)})
+    return after
 
 
 def measure(model: Model, feed: Mapping[str, NDArray[Any]]) -> Peak:
@@ -64,12 +134,11 @@ def measure(model: Model, feed: Mapping[str, NDArray[Any]]) -> Peak:
     return peak(gather(model), feed)
 
 
-def _inexact(known: Facts, worst: Peak) -> str:
-    node = next(node for node in known.nodes if worst.tensor in node.output)
-    place = f"exact check: tensor {worst.tensor!r}, made by {node.op_type} {node.name!r}"
-    if worst.magnitude == float("inf"):
-        return f"{place}, is no whole number: the operator rounds; only real weights can verify this network"
-    return f"{place}, grows to {worst.magnitude:.3g}, too large to be exact; only real weights can verify it"
+def _why(known: Facts, index: int, worst: Peak) -> str:
+    place = f"tensor {worst.tensor!r}, made by {known.nodes[index].op_type} {known.nodes[index].name!r}"
+    if worst.magnitude == math.inf:
+        return f"{place}, is no whole number: the operator rounds, and nothing exact can stand in for it"
+    return f"{place}, grows to {worst.magnitude:.3g}, too large to be exact"
 
 
 def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -92,8 +161,9 @@ def _with_constants(known: Facts, arrays: Mapping[Use, NDArray[Any]]) -> Model:
     """The model with prepared nodes that read `arrays`; a constant that is read in two ways becomes two."""
     proto = onnx.ModelProto()
     proto.CopyFrom(known.model.proto)
-    for node in proto.graph.node:
-        prepare(node, known)
+    stand_ins = chosen(known)
+    for index, node in enumerate(proto.graph.node):
+        prepare(node, known, stand_ins.get(index))
     replaced: dict[str, NDArray[Any]] = {}
     for name in known.constants:
         places = known.readers(name)
@@ -107,7 +177,7 @@ def _with_constants(known: Facts, arrays: Mapping[Use, NDArray[Any]]) -> Model:
             replaced[target] = array
             proto.graph.node[index].input[position] = target
     weights = _store(proto, known.model, replaced)
-    declare(proto, known)
+    declare(proto, known, stand_ins)
     return Model(proto, MappingProxyType(weights))
 
 

@@ -5,15 +5,21 @@ In: check models of one network. Out: how many taps and input channels of its la
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.verify.exact.facts import gather
-from dicompiler.verify.exact.patterns import extent, unified
+from dicompiler.verify.exact.calls import odd
+from dicompiler.verify.exact.facts import Facts, attribute, gather, own_domain
+from dicompiler.verify.exact.patterns import WEIGHTED, extent, unified
 from dicompiler.verify.exact.values import weight_index
+
+DEQUANTISE = "DequantizeLinear"
 
 
 @dataclass(frozen=True)
@@ -40,17 +46,39 @@ def seeds_needed(model: Model) -> int:
     return needed
 
 
+def _weight(known: Facts, node: NodeProto, makers: Mapping[str, NodeProto]) -> tuple[int, NDArray[Any]] | None:
+    """Which input of `node` is its weight, and what it multiplies with: an initializer, or integers that are
+    dequantised, modulo an odd number then. makers: by their results, nodes that read constants alone."""
+    index = weight_index(known, node)
+    if index is not None:
+        return index, known.model.array(node.input[index])
+    if own_domain(node) or node.op_type not in WEIGHTED or node.input[1] not in makers:
+        return None
+    maker = makers[node.input[1]]
+    numbers = known.model.array(maker.input[0]).astype(np.int64)
+    if maker.op_type != DEQUANTISE or not np.issubdtype(known.model.array(maker.input[0]).dtype, np.integer):
+        return None
+    if len(maker.input) > 2 and maker.input[2]:
+        zero, shape = known.model.array(maker.input[2]).astype(np.int64), [1] * numbers.ndim
+        if zero.ndim == 1 and zero.size > 1:
+            shape[attribute(maker, "axis", 1)] = zero.size
+            zero = zero.reshape(shape)
+        numbers = numbers - zero
+    return 1, numbers % odd(known.dtype(node.input[1]))
+
+
 def coverage(models: Iterable[Model]) -> Coverage:
     """What the check models of several seeds read together. They are taken one at a time: a generator saves memory."""
     taps: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]] = {}
     channels = dict(taps)
     for model in models:
         known = gather(model)
+        makers = {node.output[0]: node for node in known.nodes if known.dynamic(node) == 0}
         for node in known.nodes:
-            index = weight_index(known, node)
-            if index is None:
+            weight = _weight(known, node, makers)
+            if weight is None:
                 continue
-            read = unified(node, index, model.array(node.input[index])) != 0
+            read = unified(node, *weight) != 0
             of_taps, of_channels = read.any((0, 1, 2)), read.any((1, 3))
             taps[node.name] = taps.get(node.name, False) | of_taps
             channels[node.name] = channels.get(node.name, False) | of_channels

@@ -6,14 +6,14 @@ In: a Model whose weights are initializers. Out: who makes and who reads each te
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx
 
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.regions import Shape
-from dicompiler.ir.rule import OperatorRule
+from dicompiler.ir.rule import STAND_IN_DOMAIN, OperatorRule, Tensor
 from dicompiler.operators import builtin_rules
 
 #: (index of the node, index of its input): the place where a tensor is read.
@@ -30,10 +30,22 @@ Rules = Mapping[tuple[str, str], OperatorRule]
 
 
 @dataclass(frozen=True)
+class Treatment:
+    """How a check model is made; each try adds to that of the one before. schedule: which one of SCHEDULES. bounded:
+    whether what multiplies and adds takes its inputs modulo an odd number. replaced: operators, by (domain, type), in
+    whose place something general stands. left: name of a node → why zeros stand in its place."""
+
+    schedule: int = 0
+    bounded: bool = False
+    replaced: frozenset[tuple[str, str]] = frozenset()
+    left: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Facts:
     """`constants`: (dtype, shape) by name; `uses`: where a tensor is read; `dtypes`: of all tensors where it is known;
     `captured`: names that a control-flow body reads; `outputs`: the graph's; `opset`: of the standard operators;
-    `rules`: of all operators; `static`: the tensors whose shape the model says.
+    `rules`: of all operators; `tensors`: what the model says of each; `treatment`: how the check model is made.
     """
 
     model: Model
@@ -45,11 +57,17 @@ class Facts:
     outputs: frozenset[str]
     opset: int
     rules: Rules
-    static: frozenset[str]
+    tensors: Mapping[str, Tensor]
+    treatment: Treatment = Treatment()
 
     def rule(self, node: onnx.NodeProto) -> OperatorRule | None:
-        """The rule of the node's operator, if it has one."""
-        return self.rules.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+        """The rule of the node's operator, or of the one that it stands for, if it has one."""
+        return self.rules.get((own_domain(node), node.op_type))
+
+    def dtype(self, tensor: str) -> int:
+        """The type of a tensor; 0 where there is none, FLOAT where it could not be inferred."""
+        known = self.constants[tensor][0] if tensor in self.constants else self.dtypes.get(tensor)
+        return 0 if not tensor else known or onnx.TensorProto.FLOAT
 
     def constant(self, node: onnx.NodeProto, index: int) -> bool:
         """Whether input `index` of `node` is there and is a constant of a floating-point type."""
@@ -63,6 +81,10 @@ class Facts:
     def is_float(self, tensor: str) -> bool:
         """Whether `tensor` is of a floating-point type; a type that could not be inferred counts as one."""
         return self.dtypes.get(tensor, onnx.TensorProto.FLOAT) in FLOATS
+
+    def is_text(self, tensor: str) -> bool:
+        """Whether `tensor` holds strings."""
+        return self.dtypes.get(tensor) == onnx.TensorProto.STRING
 
     def readers(self, tensor: str) -> tuple[Use, ...] | None:
         """Where `tensor` is read; None where a control-flow body or the graph's output reads it too."""
@@ -84,17 +106,31 @@ def gather(model: Model, rules: Rules | None = None) -> Facts:
         model.initializers(),
         {name: tuple(places) for name, places in uses.items()},
         {value.name: value.type.tensor_type.elem_type for value in values},
-        frozenset(name for node in nodes for graph in _bodies(node) for name in _read(graph)),
+        frozenset(name for node in nodes for graph in control_bodies(node) for name in _read(graph)),
         frozenset(value.name for value in model.proto.graph.output),
         next((entry.version for entry in model.proto.opset_import if entry.domain in ("", "ai.onnx")), 1),
         {(rule.domain, rule.op): rule for rule in builtin_rules()} if rules is None else rules,
-        frozenset(name for name, tensor in model.tensors().items() if tensor.shape is not None),
+        model.tensors(),
     )
 
 
 def of_model(known: Facts, model: Model) -> Facts:
     """The facts of `model`, which has the graph of the model that `known` is about, and perhaps other constants."""
     return replace(known, model=model, nodes=tuple(model.proto.graph.node), constants=model.initializers())
+
+
+def own_domain(node: onnx.NodeProto) -> str:
+    """The domain of the node's operator, or of the one that it stands for: dicompiler.check.com.microsoft#1 is of
+    com.microsoft. A number tells the functions of one operator apart."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    if not stands_in(node):
+        return domain
+    return domain.removeprefix(STAND_IN_DOMAIN).partition("#")[0].removeprefix(".")
+
+
+def stands_in(node: onnx.NodeProto) -> bool:
+    """Whether a function stands in for the node's operator."""
+    return node.domain.partition("#")[0] == STAND_IN_DOMAIN or node.domain.startswith(f"{STAND_IN_DOMAIN}.")
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
@@ -115,7 +151,8 @@ def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
     node.attribute.append(attribute)
 
 
-def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def control_bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The bodies of a control flow's node."""
     for entry in node.attribute:
         if entry.type == onnx.AttributeProto.GRAPH:
             yield entry.g
@@ -126,6 +163,6 @@ def _read(graph: onnx.GraphProto) -> Iterator[str]:
     """Every name that a body reads, its own tensors included."""
     for node in graph.node:
         yield from node.input
-        for inner in _bodies(node):
+        for inner in control_bodies(node):
             yield from _read(inner)
     yield from (value.name for value in graph.output)

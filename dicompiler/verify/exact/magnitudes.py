@@ -6,7 +6,7 @@ In: a model and its inputs. Out: the tensor that comes nearest to what its type 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +15,17 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.structure import node_reads
 from dicompiler.ir.onnx.weights import array_dtype
-from dicompiler.verify.exact.facts import FLOATS, Facts, attribute
+from dicompiler.verify.exact.calls import odd
+from dicompiler.verify.exact.facts import FLOATS, Facts, attribute, stands_in
 from dicompiler.verify.exact.patterns import unified
-from dicompiler.verify.exact.standins import DOMAIN
 from dicompiler.verify.exact.values import weight_index
 from dicompiler.verify.executor import run_model
 
 FRACTION = 10
 """Bits behind the binary point that exact means of powers of two may make; more is taken for rounding."""
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Mul")
 _ADDED = ("Add", "BatchNormalization", "Div", "LRN", "LogSoftmax", "Pow", "Softmax", "Sub", "Sum")
 
 
@@ -59,6 +61,18 @@ def every_tensor(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, 
 
 def peak(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
     """The worst tensor of a run of the model that `known` is about."""
+    found = (one for _, one in _peaks(known, inputs))
+    return max((Peak("", 0.0, 0.0), *found), key=lambda one: one.share)
+
+
+def inexact(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> list[tuple[int, Peak]]:
+    """(index of the node, its tensor) of what is not exact in a run although all that it is made of is."""
+    found = [(index, one) for index, one in _peaks(known, inputs) if one.share >= 1]
+    wrong = {one.tensor for _, one in found}
+    return [(index, one) for index, one in found if wrong.isdisjoint(node_reads(known.nodes[index]))]
+
+
+def _peaks(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[int, Peak]]:
     tensors = {**inputs, **every_tensor(known.model, inputs)}
     run = _Run(known, {name: array.shape for name, array in tensors.items()}, {})
     limits = {}
@@ -66,13 +80,11 @@ def peak(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
         bits = FLOATS.get(array_dtype(array))
         if bits is not None:
             run.spreads[name], limits[name] = _spread(array), 2.0**bits
-    worst = Peak("", 0.0, 0.0)
-    for node in known.nodes:
-        name = node.output[0]
-        if name in limits:
-            units = max(run.spreads[name].units, run.summed(node))
-            worst = max(worst, Peak(name, units, units / limits[name]), key=lambda peak: peak.share)
-    return worst
+    for index, node in enumerate(known.nodes):
+        for name in node.output:
+            if name in limits:
+                units = max(run.spreads[name].units, run.summed(node))
+                yield index, Peak(name, units, units / limits[name])
 
 
 @dataclass(frozen=True)
@@ -94,22 +106,39 @@ class _Run:
         place; 0 where nothing is summed.
         """
         index = weight_index(self.known, node)
+        if stands_in(node) and node.op_type not in _PRODUCTS:
+            return 0.0
         if index is not None:
-            data = self.spread(node.input[1 - index])
+            data = self._bounded(node, self.spread(node.input[1 - index]))
             weight = unified(node, index, self.known.model.array(node.input[index]))
             bias = self.spread(node.input[2]).size if len(node.input) > 2 else 0.0
             return math.ldexp(float(np.abs(weight).sum((2, 3)).max()) * data.size + bias, data.fraction)
-        spreads = [self.spread(name) for name in node.input]
-        if node.op_type in ("Mul", "MatMul", "Gemm"):
-            inner = self.shapes[node.input[0]][-1] if node.op_type != "Mul" else 1
-            return inner * math.prod(spread.units for spread in spreads[:2])
+        spreads = [self._bounded(node, self.spread(name)) for name in node.input]
+        if node.op_type in _PRODUCTS:
+            return self._products(node) * math.prod(spread.units for spread in spreads[:2])
         fraction = max((spread.fraction for spread in spreads), default=0)
-        if node.op_type == "AveragePool" and node.domain != DOMAIN:
+        if node.op_type == "AveragePool":
             return math.ldexp(spreads[0].size * math.prod(attribute(node, "kernel_shape", ())), fraction)
         if node.op_type.startswith("ReduceSum"):
             ratio = math.prod(self.shapes[node.input[0]]) / max(1, math.prod(self.shapes[node.output[0]]))
             return math.ldexp(spreads[0].size * ratio, fraction)
         return math.ldexp(sum(spread.size for spread in spreads), fraction) if node.op_type in _ADDED else 0.0
+
+    def _bounded(self, node: onnx.NodeProto, spread: _Spread) -> _Spread:
+        """What a stand-in makes of the spread of an input before it multiplies."""
+        if not stands_in(node):
+            return spread
+        return _Spread(min(spread.size, odd(self.known.dtype(node.input[0])) / 2), spread.fraction)
+
+    def _products(self, node: onnx.NodeProto) -> int:
+        """How many products of two computed numbers make an element."""
+        first, second = (self._shape(name) for name in node.input[:2])
+        if node.op_type.startswith("Conv"):
+            return math.prod(second) // max(1, second[0 if node.op_type == "Conv" else 1])
+        return first[0 if attribute(node, "transA", 0) else -1] if node.op_type != "Mul" and first else 1
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[name] if name in self.shapes else self.known.constants[name][1]
 
 
 def _spread(array: NDArray[Any]) -> _Spread:

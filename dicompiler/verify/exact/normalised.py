@@ -86,6 +86,18 @@ def lp(call: Call) -> list[NodeProto]:
     return [*bounded(call), *_less_sum(call, "bounded", nodes, "axes", None, "Y")]
 
 
+def softmax(call: Call) -> list[NodeProto]:
+    """Softmax, LogSoftmax: along its axis; before opset 13 over all axes from that one on."""
+    if call.opset >= 13:
+        return lp(call)
+    return [
+        *bounded(call),
+        call.node("Flatten", ["bounded"], ["elements"]),
+        *_less_sum(call, "elements", [], "", 1),
+        *_reshaped("less", "X0"),
+    ]
+
+
 def _less_sum(
     call: Call, tensor: str, axes: list[NodeProto], name: str, axis: int | None, target: str = "less"
 ) -> list[NodeProto]:
@@ -140,5 +152,12 @@ def _refer(node: NodeProto, name: str, attribute: str, kind: Any) -> None:
     node.attribute.add(name=name, ref_attr_name=attribute).type = kind
 
 
-BODIES = {"group": group, "instance": instance, "layer": layer, "lp": lp, "mean variance": mean_variance}
+BODIES = {
+    "group": group,
+    "instance": instance,
+    "layer": layer,
+    "lp": lp,
+    "mean variance": mean_variance,
+    "softmax": softmax,
+}
 """By the name that rules give them."""

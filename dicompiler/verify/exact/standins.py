@@ -10,21 +10,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import FunctionProto, NodeProto, helper
 
+from dicompiler.base.seeded import generator
 from dicompiler.ir.rule import STAND_IN_DOMAIN
-from dicompiler.verify.exact import normalised
-from dicompiler.verify.exact.calls import Body, Call, bounded, constant, total
-from dicompiler.verify.exact.facts import FLOATS, Facts, attribute, set_attribute
+from dicompiler.verify.exact import general, normalised
+from dicompiler.verify.exact.calls import Body, Call, bounded, centred, total, whole
+from dicompiler.verify.exact.facts import FLOATS, Facts, attribute, control_bodies, own_domain, set_attribute
 from dicompiler.verify.exact.normalised import AXES
 
 DOMAIN = STAND_IN_DOMAIN
 MIN_IR = 8
 """The first IR version with functions in a model."""
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """word: a name of BODIES or an operator's. domain: of the function."""
+
+    word: str
+    domain: str
 
 
 def _one(op: str) -> Body:
@@ -87,49 +97,50 @@ def _lrn(call: Call) -> list[NodeProto]:
     ]
 
 
-def _softmax(call: Call) -> list[NodeProto]:
-    """x - max(x): Softmax's own first step. Before opset 13 over all axes from `axis` on, since then over that one."""
-    if call.opset >= 13:
-        return [
-            constant("one", np.array([1], np.int64)),
-            call.node("TopK", ["X0", "one"], ["max", "place"]),
-            helper.make_node("Sub", ["X0", "max"], ["Y"]),
-        ]
-    return [
-        call.node("Flatten", ["X0"], ["rows"]),
-        helper.make_node("ReduceMax", ["rows"], ["max"], axes=[1], keepdims=1),
-        helper.make_node("Sub", ["rows", "max"], ["flat"]),
-        helper.make_node("Shape", ["X0"], ["shape"]),
-        helper.make_node("Reshape", ["flat", "shape"], ["Y"]),
-    ]
-
-
 _SUMMED = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 BODIES: Mapping[str, Body] = {
     "lrn": _lrn,
     "map": _map,
     "reduce": _reduce,
-    "sign": lambda call: [_sign(call)],
-    "softmax": _softmax,
     "window": _window,
     **normalised.BODIES,
+    **general.BODIES,
 }
 """By the name that rules give them. Any other name is that of an operator, which takes the same inputs. What is bounded
-stays bounded (Sigmoid → Sign), what rectifies rectifies, an average becomes a sum over the same window of numbers that
-are bounded first: a maximum would hide most faults."""
+stays bounded (Sigmoid → a remainder), what rectifies rectifies, an average becomes a sum over the same window of what
+is bounded first: a maximum would hide most faults."""
 
 
-def needs_stand_in(node: NodeProto, known: Facts) -> bool:
-    """Whether `node` rounds, even where its inputs are small integers."""
-    rule = known.rule(node)
-    if rule is None or not rule.stand_in or not known.is_float(node.input[0]):
-        return False
-    # What follows from a stand-in must not be what nobody knew of another operator: the layers would be others.
-    if rule.domain and not known.static.issuperset(filter(None, node.output)):
-        return False
-    if rule.stand_in in normalised.BODIES and (len(node.output) > 1 or not _alike(node, known)):
-        return False
-    return node.op_type != "AveragePool" or not averages_exactly(node)
+def stand_in(node: NodeProto, known: Facts) -> str:
+    """What stands in for the node: a name of BODIES or an operator's; '' where it stays as it is."""
+    rule, treatment = known.rule(node), known.treatment
+    word = rule.stand_in if rule is not None else ""
+    if node.name in treatment.left:
+        return "zeros"
+    if (own_domain(node), node.op_type) in treatment.replaced:
+        if list(control_bodies(node)):
+            return ""
+        if rule is not None and rule.cuts:
+            return word if word == "indexed" else "mixed" if rule.elementwise else ""
+        return "digest" if _digestible(node, known) else "rounded"
+    if not node.input or not known.is_float(node.input[0]) or word == "indexed":
+        return ""
+    if word == "itself":
+        assert rule is not None
+        return word if treatment.bounded and known.dynamic(node) > rule.elementwise else ""
+    if word == "digest":
+        return word if _digestible(node, known) else "rounded"
+    if word in normalised.BODIES and (len(node.output) > 1 or not _alike(node, known)):
+        return ""
+    if word == "resampled" and attribute(node, "mode", b"nearest") == b"nearest":
+        return ""
+    return "" if node.op_type == "AveragePool" and averages_exactly(node) and not treatment.bounded else word
+
+
+def _digestible(node: NodeProto, known: Facts) -> bool:
+    """Whether the node's results are tensors of known shape, of an opset that can count elements."""
+    shapes = [known.tensors[name].shape if name in known.tensors else None for name in node.output if name]
+    return known.opset >= 9 and None not in shapes and not any(map(known.is_text, node.output))
 
 
 def _alike(node: NodeProto, known: Facts) -> bool:
@@ -137,6 +148,25 @@ def _alike(node: NodeProto, known: Facts) -> bool:
     return "" not in node.input and all(
         len(other.input) == len(node.input) for other in known.nodes if other.op_type == node.op_type
     )
+
+
+def chosen(known: Facts) -> dict[int, StandIn]:
+    """Index of each node for which something stands in → what, and in which domain: there is one function for the
+    calls of an operator that are alike, and one for each node whose shape it must know."""
+    found: dict[int, StandIn] = {}
+    functions: dict[tuple[str, str], dict[tuple[Any, ...], int]] = {}
+    for index, node in enumerate(known.nodes):
+        if not (word := stand_in(node, known)):
+            continue
+        own, signature = own_domain(node), tuple[Any, ...]()
+        if word in general.BODIES:
+            signature = (*(known.dtype(name) for name in node.input), *map(bool, node.output))
+            signature += (index,) if word == "digest" else ()
+        numbers = functions.setdefault((own, node.op_type), {})
+        number = numbers.setdefault((word, *signature), len(numbers))
+        domain = f"{DOMAIN}.{own}" if own else DOMAIN
+        found[index] = StandIn(word, f"{domain}#{number}" if number else domain)
+    return found
 
 
 def averages_exactly(node: NodeProto) -> bool:
@@ -147,21 +177,27 @@ def averages_exactly(node: NodeProto) -> bool:
     return area & (area - 1) == 0 and counted and not attribute(node, "ceil_mode", 0)
 
 
-def prepare(node: NodeProto, known: Facts) -> None:
-    """Makes `node`, which is changed, exact: DOMAIN where it rounds, and attributes that are whole numbers.
+def prepare(node: NodeProto, known: Facts, own: StandIn | None) -> None:
+    """Makes `node`, which is changed, exact: a domain of functions where it rounds, whole numbers for attributes.
 
     Clip's bounds go out of the way (0 stays), LeakyRelu becomes |x|, Gemm's factors and LRN's exponent become 1; the
     axes of what normalises are written out, as a body cannot know its operator's defaults.
     """
-    rule, numbers = known.rule(node), dict[str, Any]()
-    stand_in = rule.stand_in if rule is not None else ""
-    if needs_stand_in(node, known):
-        node.domain = DOMAIN if node.domain in ("", "ai.onnx") else f"{DOMAIN}.{node.domain}"
-    if stand_in == "lrn":
+    numbers, word = dict[str, Any](), own.word if own is not None else ""
+    if own is not None:
+        node.domain = own.domain
+    elif (own_domain(node), node.op_type) in known.treatment.replaced:
+        for body in control_bodies(node):
+            _round_results(body, known)
+    if word == "lrn":
         numbers = {"alpha": float(attribute(node, "size", 1)), "beta": 1.0, "bias": 1.0}
-    elif stand_in in ("layer", "lp"):
+    elif word in ("layer", "lp"):
         numbers = {"axis": attribute(node, "axis", -1)}
-    elif stand_in == "mean variance":
+    elif word == "softmax":
+        numbers = {"axis": attribute(node, "axis", -1 if known.opset >= 13 else 1)}
+    elif word == "indexed":
+        numbers = {"axis": attribute(node, "axis", 0)}
+    elif word == "mean variance":
         numbers = {"axes": list(attribute(node, "axes", AXES))}
     elif node.op_type == "LeakyRelu":
         numbers = {"alpha": -1.0}
@@ -173,8 +209,22 @@ def prepare(node: NodeProto, known: Facts) -> None:
         bounds = {name: attribute(node, name, None) for name in ("min", "max")}
         dtype = known.dtypes.get(node.input[0], onnx.TensorProto.FLOAT)
         numbers = {name: wide(name, value, dtype) for name, value in bounds.items() if value is not None}
+    rule = known.rule(node)
+    for pair in rule.numbers.split() if rule is not None and word not in ("zeros", "rounded") else ():
+        name, _, become = pair.partition("=")
+        given = attribute(node, name, None)
+        if given:
+            numbers[name] = weights(node.name, name, len(given), become) if isinstance(given, list) else become
     for name, value in numbers.items():
         set_attribute(node, name, value)
+
+
+def weights(node: str, name: str, count: int, word: str) -> list[float]:
+    """Whole numbers for an attribute of so many weights: ones, shifts of -4 to 8, or gains of -3 to 4 without 0."""
+    start = generator(0, f"{node}/{name}").integers(13)
+    places = (start + 5 * np.arange(count)) % (7 if word == "gain" else 13)
+    values = {"one": places * 0 + 1, "shift": places - 4, "gain": places - 3 + (places >= 3)}[word]
+    return [float(value) for value in values]
 
 
 def wide(name: str, value: float, dtype: int) -> float:
@@ -187,24 +237,45 @@ def wide(name: str, value: float, dtype: int) -> float:
     return 0.0 if value <= 0 else bound
 
 
-def declare(proto: onnx.ModelProto, known: Facts) -> None:
-    """Gives `proto`, which is changed, the functions that its nodes in DOMAIN call, and an IR that has functions."""
-    calls: dict[tuple[str, str], list[NodeProto]] = {}
-    for node in proto.graph.node:
-        if node.domain == DOMAIN or node.domain.startswith(f"{DOMAIN}."):
-            calls.setdefault((node.domain, node.op_type), []).append(node)
+def _round_results(body: onnx.GraphProto, known: Facts) -> None:
+    """The floating-point results of a control flow's body, which is changed, become small whole numbers."""
+    for value in body.output:
+        dtype = value.type.tensor_type.elem_type
+        if dtype in FLOATS:
+            call = Call("Identity", known.opset, 1, dtype, frozenset())
+            name, result = value.name, f"{value.name}@exact"
+            nodes = [*whole(call, name, 64, f"{result}_w"), *centred(call, f"{result}_w", result)]
+            body.node.extend(nodes)
+            value.name = result
+
+
+def declare(proto: onnx.ModelProto, known: Facts, stand_ins: Mapping[int, StandIn]) -> None:
+    """Gives `proto`, which is changed, the functions that its nodes call, and an IR that has functions."""
+    calls: dict[tuple[str, str, str], list[NodeProto]] = {}
+    for index, own in stand_ins.items():
+        node = proto.graph.node[index]
+        calls.setdefault((own.domain, node.op_type, own.word), []).append(node)
     if not calls:
         return
     proto.ir_version = max(proto.ir_version, MIN_IR)
-    proto.opset_import.extend(helper.make_opsetid(d, known.opset) for d in sorted({domain for domain, _ in calls}))
+    proto.opset_import.extend(helper.make_opsetid(d, known.opset) for d in sorted({calling[0] for calling in calls}))
     proto.functions.extend(_function(*calling, calls[calling], known) for calling in sorted(calls))
 
 
-def _function(domain: str, op: str, nodes: Sequence[NodeProto], known: Facts) -> FunctionProto:
-    dtype, most = known.dtypes.get(nodes[0].input[0], onnx.TensorProto.FLOAT), max(nodes, key=lambda n: len(n.input))
+def _function(domain: str, op: str, word: str, nodes: Sequence[NodeProto], known: Facts) -> FunctionProto:
+    most = max(nodes, key=lambda n: len(n.input))
+    dtype = known.dtype(most.input[0]) if most.input else onnx.TensorProto.FLOAT
     given = frozenset(a.name for node in nodes for a in node.attribute if helper.get_attribute_value(a) != 0)
-    own = domain.removeprefix(DOMAIN).removeprefix(".")
-    call, stand_in = Call(op, known.opset, len(most.input), dtype, given, own), known.rules[own, op].stand_in
-    body = BODIES.get(stand_in, _one(stand_in))(call)
+    own, results = own_domain(most), [name for name in most.output if name]
+    shapes = [known.tensors[name].shape if name in known.tensors else None for name in results]
+    call = Call(
+        op, known.opset, len(most.input), dtype, given, own, most,
+        tuple((known.dtype(name), shape) for name, shape in zip(results, shapes, strict=True)),
+        tuple(known.dtype(name) for name in most.input),
+    )  # fmt: skip
+    body = BODIES.get(word, _one(word))(call)
+    used = {node.domain for node in body if node.domain}
     opsets = [helper.make_opsetid("", known.opset)]
-    return helper.make_function(domain, op, call.inputs, ["Y"], body, opsets, call.attributes)
+    opsets += [entry for entry in known.model.proto.opset_import if entry.domain in used]
+    outputs = [general.output(i) for i in range(len(results))]
+    return helper.make_function(domain, op, call.inputs, outputs, body, opsets, call.attributes)

@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.base.seeded import generator
-from dicompiler.verify.exact.facts import FLOATS, Facts, Use
+from dicompiler.verify.exact.facts import FLOATS, Facts, Use, own_domain
 from dicompiler.verify.exact.patterns import WEIGHTED, extent, sparse
 from dicompiler.verify.exact.standins import wide
 
@@ -93,7 +93,7 @@ def inputs(model_inputs: Mapping[str, tuple[int, tuple[int, ...]]], seed: int, s
 
 def weight_index(known: Facts, node: onnx.NodeProto) -> int | None:
     """Which input of `node` is its weight: a constant operand of a Conv, ConvTranspose, Gemm or MatMul, or None."""
-    if node.domain not in ("", "ai.onnx") or node.op_type not in WEIGHTED:
+    if own_domain(node) or node.op_type not in WEIGHTED:
         return None
     candidates = (1,) if node.op_type.startswith("Conv") else (1, 0)
     return next((index for index in candidates if known.constant(node, index)), None)
@@ -176,6 +176,7 @@ def _other(
         "rounded": lambda use: np.rint(known.model.array(node.input[use[1]])),
         "scale": lambda use: _factor(known, use, paired) * _deviation(known, use, seed),
         "shift": lambda use: _shift(known, use, seed, shifts),
+        "step": lambda use: np.abs(_gain(known, use, seed)),
         "slope": lambda use: _slope(known, use, seed),
         "variance": lambda use: _deviation(known, use, seed) ** 2,
     }

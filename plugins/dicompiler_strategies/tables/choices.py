@@ -228,7 +228,7 @@ def _cuts(split: _Split) -> Iterator[tuple[_Cut, str, range]]:
     def cut(label: str, weights: Sequence[float], coarse: bool) -> Sequence[Interval]:
         axis, extent = split.axis(label), split.extent(label)
         assert axis is not None
-        rows = coarser(layers, layer, label) if coarse else extent
+        rows = (coarser(layers, layer, label) if coarse else 0) or extent  # strides of [2, 1] make one axis smaller
         ends = [math.floor(rows * part / sum(weights) + 0.5) for part in accumulate(weights)]
         return aligned_cuts(layers, layer, axis, [round(end * extent / rows) for end in ends])
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import numpy as np
 import onnx
 import pytest
@@ -11,23 +9,24 @@ from onnx import helper
 from support.exact_models import from_text
 from support.operator_cases import run_split
 
-from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.plan import Part
 from dicompiler.ir.rule import OperatorRule
 from dicompiler.operators import builtin_rules
 from dicompiler.operators.elementwise import elementwise
 from dicompiler.plugin.registry import also
-from dicompiler.verify.exact import DOMAIN, check_model
+from dicompiler.verify.exact import DOMAIN, check_model, general
 from dicompiler.verify.exact.normalised import BODIES
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
 
-STAND_INS = sorted(rule.op for rule in builtin_rules() if rule.stand_in and rule.stand_in not in BODIES)
+ELSEWHERE = {*BODIES, *general.BODIES} - {"remainder", "mixed"}
+STAND_INS = sorted(
+    rule.op for rule in builtin_rules() if rule.stand_in and rule.stand_in not in ELSEWHERE and not rule.domain
+)
 ATTRIBUTES = {
     "AveragePool": "<kernel_shape = [3, 3], pads = [1, 0, 1, 0], strides = [2, 1]>",
     "LRN": "<size = 5>",
     "LpPool": "<kernel_shape = [3, 3]>",
-    "LogSoftmax": "<axis = 2>",
     "ReduceMean": "<keepdims = 0>",
 }
 
@@ -104,7 +103,8 @@ def test_the_stand_in_of_softmax_reads_the_axes_that_softmax_reads(opset: int, a
         g (float[2, 3, 4, 5] x) => (float[2, 3, 4, 5] y) {{ y = Softmax <axis = 2> (x) }}""")
     checked, inputs = check_model(model, 0)
     x = inputs["x"]
-    assert np.array_equal(run_model(checked, inputs)["y"], x - x.max(axes, keepdims=True))
+    bounded = x % 16
+    assert np.array_equal(run_model(checked, inputs)["y"], bounded - bounded.sum(axes, keepdims=True) % 16)
 
 
 def test_a_piece_of_a_stand_in_may_have_attributes_that_the_whole_has_not() -> None:
@@ -129,18 +129,14 @@ def test_an_average_by_a_power_of_two_stays() -> None:
     assert domain("kernel_shape = [2, 2], ceil_mode = 1") == DOMAIN
 
 
-@pytest.mark.parametrize(("attribute", "rounds"), [("alpha = 1.5", True), ("alpha = 0.0", False), ("", True)])
-def test_a_plugins_stand_in_takes_the_place_of_its_operator_and_is_cut_by_its_rule(
-    attribute: str, rounds: bool
-) -> None:
+@pytest.mark.parametrize("attribute", ["alpha = 1.5", "alpha = 0.0", ""])
+def test_a_plugins_stand_in_takes_the_place_of_its_operator_and_is_cut_by_its_rule(attribute: str) -> None:
     model = from_text(
         f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
         g (float[1, 4, 6, 6] x) => (float[1, 4, 6, 6] y) {{
           ["node"] y = com.microsoft.QuickGelu <{attribute}> (x) }}""".replace("<>", "")
     )
     rule = OperatorRule("QuickGelu", elementwise, "com.microsoft", elementwise=True, stand_in="Relu")
-    with pytest.raises(DicompilerError, match="QuickGelu") if rounds else nullcontext():
-        check_model(model, 0)
     with also(rule) as registered:
         checked, inputs = check_model(model, 0, registered.rules)
         checked.check("the check model")

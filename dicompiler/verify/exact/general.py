@@ -1,0 +1,225 @@
+"""Stand-ins for operators of many kinds: bodies that know no more of an operator than how it can be cut.
+
+In: what the calls of an operator have in common. Out: the nodes of the function that stands in for it, whose results
+are small whole numbers in which every element that the operator reads has a part.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, helper
+
+from dicompiler.ir.regions import Shape
+from dicompiler.verify.exact.calls import Call, centred, constant, total, whole
+
+FINE = 16
+"""Numbers are rounded to this part of 1 before they are taken modulo 15, which leaves whole numbers as they are."""
+PRIME, BOUND, STEPS = 8191, 2.0**22, 1024
+"""A digest counts in whole multiples of 1/STEPS, up to BOUND, modulo PRIME."""
+_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def itself(call: Call) -> list[NodeProto]:
+    """The operator on inputs modulo an odd number: sums of their products are small however deep a network is, and as
+    each element is taken by itself, parts and partial sums of it are those of the whole."""
+    formal = onnx.defs.get_schema(call.op, call.opset, "").inputs
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    nodes, inputs = list[NodeProto](), call.inputs
+    for i, name in enumerate(call.inputs):
+        own = formal[min(i, len(formal) - 1)]
+        if own.type_str == formal[0].type_str and own.option != optional and call.kinds[i]:
+            nodes += centred(call, name, f"B{i}")
+            inputs[i] = f"B{i}"
+    return [*nodes, call.node(call.op, inputs, ["Y"])]
+
+
+def bounded(call: Call) -> list[NodeProto]:
+    """The operator on its first input modulo an odd number: nothing of it is cut off by the range of the result."""
+    return [*centred(call, "X0", "B0"), call.node(call.op, ["B0", *call.inputs[1:]], ["Y"])]
+
+
+def indexed(call: Call) -> list[NodeProto]:
+    """The operator with its indices modulo the length of the axis: computed ones can leave it."""
+    axis = helper.make_node("Constant", [], ["axis"])
+    axis.attribute.add(name="value_int", ref_attr_name="axis").type = onnx.AttributeProto.INT
+    return [
+        axis,
+        helper.make_node("Shape", ["X0"], ["extents"]),
+        helper.make_node("Gather", ["extents", "axis"], ["extent"]),
+        helper.make_node("Cast", ["extent"], ["length"], to=call.kinds[1]),
+        helper.make_node("Mod", ["X1", "length"], ["index"]),
+        call.node(call.op, ["X0", "index"], ["Y"]),
+    ]
+
+
+def cumulated(call: Call) -> list[NodeProto]:
+    """The running sum of x modulo an odd number."""
+    return [*centred(call, "X0", "B0"), call.node("CumSum", ["B0", *call.inputs[1:]], ["Y"])]
+
+
+def remainder(call: Call) -> list[NodeProto]:
+    """x modulo an odd number, in the place of what is bounded."""
+    return centred(call, "X0", "Y")
+
+
+def mixed(call: Call) -> list[NodeProto]:
+    """Σ (i + 1) · (xᵢ modulo an odd number) over the floating-point inputs: for any element-wise operator."""
+    nodes, last = list[NodeProto](), ""
+    places = [i for i, kind in enumerate(call.kinds) if kind == call.dtype]
+    for count, i in enumerate(places, 1):
+        target = f"S{i}" if count < len(places) else "Y"
+        nodes += [*whole(call, f"X{i}", FINE, f"W{i}"), *centred(call, f"W{i}", f"B{i}")]
+        nodes += [call.number(f"F{i}", float(count)), helper.make_node("Mul", [f"B{i}", f"F{i}"], [f"P{i}"])]
+        nodes.append(
+            helper.make_node("Add", [last, f"P{i}"], [target])
+            if last
+            else helper.make_node("Identity", [f"P{i}"], [target])
+        )
+        last = target
+    return nodes
+
+
+def resampled(call: Call) -> list[NodeProto]:
+    """What blends whole numbers with weights that are the same in every tile, in whole multiples of 1/64."""
+    return [
+        *centred(call, "X0", "B0"),
+        call.node(call.op, ["B0", *call.inputs[1:]], ["blend"]),
+        *whole(call, "blend", 64, "Y"),
+    ]
+
+
+def zeros(call: Call) -> list[NodeProto]:
+    """Zeros of the shape that the operator gives: what takes the place of a layer that is left out."""
+    nodes = [call.node(call.op, _given(call), [f"T{i}" for i in range(len(call.results))])]
+    for i, (kind, _) in enumerate(call.results):
+        zero = onnx.numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(kind)))
+        nodes.append(helper.make_node("Shape", [f"T{i}"], [f"shape{i}"]))
+        nodes.append(helper.make_node("ConstantOfShape", [f"shape{i}"], [output(i)], value=zero))
+    return nodes
+
+
+def rounded(call: Call) -> list[NodeProto]:
+    """What an operator that is never cut gives, in whole multiples of 1/64, modulo an odd number: it runs on the same
+    numbers, by the same kernel, in the parts and in the whole."""
+    names = [f"T{i}" if kind in _FLOATS else output(i) for i, (kind, _) in enumerate(call.results)]
+    nodes = [call.node(call.op, _given(call), names)]
+    for i, (kind, _) in enumerate(call.results):
+        if kind in _FLOATS:
+            nodes += [*whole(call, f"T{i}", 64, f"W{i}"), *centred(call, f"W{i}", output(i))]
+    return nodes
+
+
+def digest(call: Call) -> list[NodeProto]:
+    """For an operator that is never cut, of whatever kind: a number in which every element of every input has a part by
+    its place, spread over the outputs, whose shapes are known. In double precision, which holds all of it exactly."""
+    nodes = [_double("prime", PRIME), _double("share", 1 / PRIME), _double("half", 0.5), _double("zero", 0.0)]
+    last = "zero"
+    for i, kind in enumerate(call.kinds):
+        if kind and kind != TensorProto.STRING:
+            nodes += [*_weighed(call, i, kind), helper.make_node("Add", [last, f"h{i}"], [f"sum{i}"])]
+            nodes += _modulo(f"sum{i}", "prime", "share", f"H{i}")
+            last = f"H{i}"
+    for i, (kind, shape) in enumerate(call.results):
+        assert shape is not None
+        nodes += _spread(last, i, kind, shape)
+    return nodes
+
+
+def output(index: int) -> str:
+    """The name of a function's output."""
+    return f"Y{index or ''}"
+
+
+def _given(call: Call) -> list[str]:
+    return [name if kind else "" for name, kind in zip(call.inputs, call.kinds, strict=True)]
+
+
+def _double(name: str, value: float) -> NodeProto:
+    return constant(name, np.array(value, np.float64))
+
+
+def _modulo(tensor: str, modulus: str, share: str, target: str) -> list[NodeProto]:
+    return [
+        helper.make_node("Mul", [tensor, share], [f"{target}_y"]),
+        helper.make_node("Add", [f"{target}_y", "half"], [f"{target}_z"]),
+        helper.make_node("Floor", [f"{target}_z"], [f"{target}_f"]),
+        helper.make_node("Mul", [f"{target}_f", modulus], [f"{target}_n"]),
+        helper.make_node("Sub", [tensor, f"{target}_n"], [target]),
+    ]
+
+
+def _weighed(call: Call, i: int, kind: int) -> list[NodeProto]:
+    """`h{i}`: Σ over the elements of input i of (x modulo PRIME) · (place³ + place + 1 modulo PRIME)."""
+    one = onnx.numpy_helper.from_array(np.ones(1, np.int64))
+    limits = [_double(f"low{i}", -BOUND), _double(f"high{i}", BOUND), _double(f"steps{i}", STEPS)]
+    nodes = [
+        *limits,
+        constant(f"flat{i}", np.array([-1], np.int64)),
+        helper.make_node("Cast", [f"X{i}"], [f"wide{i}"], to=TensorProto.DOUBLE),
+        helper.make_node("Reshape", [f"wide{i}", f"flat{i}"], [f"row{i}"]),
+        helper.make_node("Max", [f"row{i}", f"low{i}"], [f"above{i}"]),
+        helper.make_node("Min", [f"above{i}", f"high{i}"], [f"within{i}"]),
+        helper.make_node("Mul", [f"within{i}", f"steps{i}"], [f"scaled{i}"]),
+        helper.make_node("Floor", [f"scaled{i}"], [f"numbers{i}"]),
+        *_modulo(f"numbers{i}", "prime", "share", f"small{i}"),
+        helper.make_node("Shape", [f"row{i}"], [f"count{i}"]),
+        helper.make_node("ConstantOfShape", [f"count{i}"], [f"ones{i}"], value=one),
+        helper.make_node("NonZero", [f"ones{i}"], [f"places{i}"]),
+        helper.make_node("Cast", [f"places{i}"], [f"ramp{i}"], to=TensorProto.DOUBLE),
+        *_modulo(f"ramp{i}", "prime", "share", f"step{i}"),
+        helper.make_node("Mul", [f"step{i}", f"step{i}"], [f"square{i}"]),  # so that equal sums tell places apart
+        *_modulo(f"square{i}", "prime", "share", f"second{i}"),
+        _double(f"raise{i}", 1.0),
+        helper.make_node("Add", [f"second{i}", f"raise{i}"], [f"raised{i}"]),
+        helper.make_node("Mul", [f"raised{i}", f"step{i}"], [f"cube{i}"]),
+        helper.make_node("Add", [f"cube{i}", f"raise{i}"], [f"weight{i}"]),
+        *_modulo(f"weight{i}", "prime", "share", f"weights{i}"),
+        helper.make_node("Mul", [f"small{i}", f"weights{i}"], [f"products{i}"]),
+    ]
+    summed = total(call, f"products{i}", 1, f"all{i}")
+    for node in summed:  # the axes of several inputs
+        for names in (node.input, node.output):
+            names[:] = [f"axes{i}" if name == "axes" else name for name in names]
+    square = helper.make_node("Reshape", [f"all{i}", f"flat{i}"], [f"h{i}"])
+    del kind
+    return [*nodes, *summed, square]
+
+
+def _spread(tensor: str, i: int, kind: int, shape: Shape) -> list[NodeProto]:
+    """Output i: an element at place j is (tensor + j) · (1 + j modulo 61) modulo PRIME, in the range of its type."""
+    places = np.arange(math.prod(shape), dtype=np.float64)
+    modulus = 15.0 if kind in _FLOATS[:2] else 3.0 if kind in _FLOATS else 4.0
+    nodes = [
+        constant(f"place{i}", places),
+        constant(f"times{i}", 1 + places % 61),
+        constant(f"shape{i}", np.array(shape, np.int64)),
+        _double(f"m{i}", modulus),
+        _double(f"s{i}", 1 / modulus),
+        helper.make_node("Add", [tensor, f"place{i}"], [f"moved{i}"]),
+        helper.make_node("Mul", [f"moved{i}", f"times{i}"], [f"large{i}"]),
+        *_modulo(f"large{i}", "prime", "share", f"stirred{i}"),
+        *_modulo(f"stirred{i}", f"m{i}", f"s{i}", f"left{i}"),
+    ]
+    if kind not in _FLOATS:
+        nodes.append(helper.make_node("Abs", [f"left{i}"], [f"whole{i}"]))
+    last = f"left{i}" if kind in _FLOATS else f"whole{i}"
+    nodes.append(helper.make_node("Cast", [last], [f"typed{i}"], to=kind))
+    return [*nodes, helper.make_node("Reshape", [f"typed{i}", f"shape{i}"], [output(i)])]
+
+
+BODIES = {
+    "bounded": bounded,
+    "cumulated": cumulated,
+    "digest": digest,
+    "indexed": indexed,
+    "itself": itself,
+    "mixed": mixed,
+    "remainder": remainder,
+    "resampled": resampled,
+    "rounded": rounded,
+    "zeros": zeros,
+}
+"""By the names that rules give them; `zeros` is no rule's."""

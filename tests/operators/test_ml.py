@@ -1,0 +1,51 @@
+"""Operators of ai.onnx.ml: rows of samples are what the whole has there; trees cost what a sample meets of them."""
+
+from __future__ import annotations
+
+import pytest
+from support.exact_models import from_text
+from support.modern import MODERN
+from support.operator_cases import run_split
+
+from dicompiler.driver.prepare import prepare
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part
+from dicompiler.partition.bounds_inference import cuttable, output_shape
+from dicompiler.verify.exact import check_model
+from dicompiler.verify.executor import run_model
+
+BODIES = {
+    "Scaler": "<offset = [1.0, 2.0, 3.0, 4.0], scale = [0.5, 0.25, 2.0, 1.0]>",
+    "Normalizer": '<norm = "L1">',
+    "Binarizer": "<threshold = 0.5>",
+    "LinearRegressor": "<coefficients = [0.5, 1.0, 2.0, 0.25], intercepts = [0.5], targets = 1>",
+    "Imputer": "<imputed_value_floats = [0.5], replaced_value_float = 2.0>",
+}
+
+
+@pytest.mark.parametrize("op", BODIES)
+def test_rows_of_samples_are_cut_and_exact(op: str) -> None:
+    columns = 1 if op == "LinearRegressor" else 4
+    model = from_text(f"""<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3]>
+        g (float[6, 4] x) => (float[6, {columns}] y) {{ ["node"] y = ai.onnx.ml.{op} {BODIES[op]} (x) }}""")
+    checked, feed = check_model(model, 0)
+    layers = prepare(checked).layers
+    assert layers is not None
+    (layer,) = layers.layers
+    assert 0 in cuttable(layers, layer) and output_shape(layers, layer) == (6, columns)
+    parts = [Part(device, (rows, (0, columns))) for device, rows in (("a", (0, 2)), ("b", (2, 6)))]
+    assert (run_split(checked, layers, parts, feed) == run_model(checked, feed)["y"]).all()
+
+
+def test_a_forest_costs_what_a_sample_meets_of_it() -> None:
+    layers = prepare(Model.load(MODERN["regression"]())).layers
+    assert layers is not None
+    nodes = {layer.nodes[0].op: layer.nodes[0] for layer in layers.layers}
+
+    def cost(op: str) -> tuple[int, ...]:
+        operation, rule = layers.operation(nodes[op]), layers.rule(nodes[op])
+        return tuple(rule.cost(operation, operation.out_shape, [operation.shape(0)]))
+
+    assert cost("TreeEnsembleRegressor") == (0, 0, 8 * (5 * 3 + 5 * 2))  # five trees of three levels, two targets
+    assert cost("LinearRegressor") == (8 * 12, 0, 0)
+    assert cost("Scaler") == (0, 0, 2 * 48) and cost("Normalizer") == (0, 0, 3 * 48)

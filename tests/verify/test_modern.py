@@ -1,0 +1,126 @@
+"""Networks of the kinds that people deploy now: every layer is proven in parts, faults in them are caught, and the
+default strategy takes them through."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import onnx
+import pytest
+from support.faults import KINDS, Fault, Placed
+from support.modern import MODERN
+from support.splits import Case, cluster, splits
+
+import dicompiler
+from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.prepare import prepare
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.program import Program
+from dicompiler.partition.segmentation import cut
+from dicompiler.verify.comparison import Check, exact
+from dicompiler_passes.partition import Partition
+
+
+@cache
+def case(name: str) -> Case:
+    """With nothing computed: the exact check brings its own numbers."""
+    return Case(replace(prepare(Model.load(MODERN[name]())), platform=cluster()), {}, {})
+
+
+def checked(name: str, plan: Plan, fault: Fault | None = None, seeds: Sequence[int] | None = None) -> Check:
+    """The exact check, with placed models broken before they are cut."""
+    own = case(name)
+
+    def program(variant: Model) -> Program:
+        base = replace(prepare(variant), platform=own.compilation.platform, plan=plan)
+        assert base.layers is not None
+        layers = [(layer.name, layer.reason) for layer in base.layers.layers]
+        assert layers == [(layer.name, layer.reason) for layer in own.layers.layers]
+        whole = Partition().run(base).model
+        proto = onnx.ModelProto()
+        proto.CopyFrom(whole.proto)
+        if fault is not None:
+            fault.change(proto)
+        return cut(Model(proto, whole.weights), plan.devices)
+
+    return exact(own.compilation.model, program, seeds, layers=own.layers)
+
+
+PARTS = {
+    "height": "faster-rcnn gelus segformer speech-gru yolo-nms",
+    "lop": "bert-float16 control durations dynamically-quantised gpt2-cache llama-fused quantised resizing vit",
+    "lip": "bert llama-cache speech-rnn t5 video wav2vec2 whisper",
+    "pipeline": "bert-fused classification forest gpt2 llama regression speech-lstm",
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for kind, names in PARTS.items() for name in names.split()])
+def test_every_layer_is_exact_in_parts(name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)  # parts that nobody reads
+    layers = case(name).layers
+    check = checked(name, case(name).plan(next(iter(splits(layers, [kind], 0)))), seeds=(0,))
+    assert check.passed and check.applies, check.detail
+    assert check.detail.endswith(f", {len(layers.layers)} of {len(layers.layers)} layers")
+
+
+def test_all_networks_are_among_these() -> None:
+    assert MODERN.keys() - {"unsorted", "yolo"} == {*" ".join(PARTS.values()).split()}
+
+
+FAULTY = [("whisper", "lop"), ("resizing", "height"), ("speech-lstm", "lop"), ("quantised", "lop"), ("video", "grid")]
+
+
+@pytest.mark.parametrize(("name", "kind"), FAULTY)
+def test_faults_are_caught(name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    own, tried = case(name), 0
+    plan = own.plan(next(iter(splits(own.layers, [kind], 0))))
+    placed = Placed(Partition().run(replace(own.compilation, plan=plan)).model.proto)
+    assert checked(name, plan).passed
+    for number, (what, find) in enumerate(KINDS.items()):
+        found = list(find(placed))
+        if (name, what) == ("quantised", "wrong weights"):
+            continue  # all zero points are the same
+        for fault in Random(number).sample(found, min(1, len(found))):
+            try:
+                passed = checked(name, plan, fault).passed
+            except DicompilerError:
+                passed = False
+            assert not passed, f"{what}: {fault.name}"
+            tried += 1
+    assert tried >= 4
+
+
+@pytest.mark.parametrize("name", ["bert-fused", "forest", "gelus", "regression", "speech-lstm", "faster-rcnn"])
+def test_the_default_strategy_takes_it_through(name: str, tmp_path: Path) -> None:
+    compiled = dicompiler.compile(MODERN[name](), "rpi4x4", output=tmp_path / "out")
+    assert [check.detail for check in compiled.verify().checks if not check.passed] == []
+
+
+def test_labels_that_are_words_are_refused_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(DicompilerError, match=r"^tensor 't1': values of type STRING cannot be sent"):
+        dicompiler.compile(MODERN["classification"](), "rpi4x4", output=tmp_path / "out")
+
+
+def test_a_sequence_of_maps_becomes_the_scores_that_it_is_made_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "dicompiler"):
+        compilation = prepare(Model.load(MODERN["forest"]()))
+    assert compilation.layers is not None
+    assert compilation.layers.tensors["t2"].shape == (8, 3)
+    assert "output 't2' is a sequence of maps, which no device can send" in caplog.text
+
+
+def test_nodes_that_are_not_in_order_are_sorted() -> None:
+    assert MODERN["unsorted"]().graph.node[0].name == MODERN["yolo"]().graph.node[-1].name
+    sorted_, plain = (Model.load(MODERN[name]()).proto.graph for name in ("unsorted", "yolo"))
+    made = {value.name for value in sorted_.input} | {tensor.name for tensor in sorted_.initializer}
+    for node in sorted_.node:
+        assert set(filter(None, node.input)) <= made
+        made.update(node.output)
+    assert {node.name for node in sorted_.node} == {node.name for node in plain.node}
