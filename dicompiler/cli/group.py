@@ -27,7 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "profile": "Measure the layers of a model, pieces of them, and what targets' runtimes cost, on this device.",
     "calibrate": "Correct a platform's figures, or a profile's, by what runs measured.",
     "opt": "Run passes over a model.",
-    "list": "List what plugins provide, with options and origins.",
+    "list": "List what plugins provide, with options and origins, or the networks that come with dicompiler.",
     "demo": "Split ResNet-50 over four devices, run and verify it.",
 }
 

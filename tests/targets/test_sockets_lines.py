@@ -19,7 +19,7 @@ from dicompiler.cli.entry import main
 from dicompiler.target.records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime.frames import HEADER, Header, Kind, ProtocolError, Reader
+from dicompiler_targets.sockets.runtime.frames import HEADER, PROTOCOL, Header, Kind, ProtocolError, Reader
 from dicompiler_targets.sockets.runtime.line import Keys, secured
 from dicompiler_targets.sockets.runtime.lines import Lines
 from dicompiler_targets.sockets.runtime.wire import Channel
@@ -164,7 +164,7 @@ def test_signs_of_life_are_given_while_the_main_thread_waits_and_while_it_comput
             frame = Reader(_Waiting(accepted)).next(lambda _: None)
             assert frame is not None
             heard.append(frame[0].kind)
-            accepted.sendall(HEADER.pack(b"DICO", 2, Kind.PING, 0, 0, 0, 0))
+            accepted.sendall(HEADER.pack(b"DICO", PROTOCOL, Kind.PING, 0, 0, 0, 0))
         player.join()
     assert heard == [Kind.PING] * 8
     assert not lost
@@ -194,7 +194,7 @@ def test_places_are_not_used_again_before_what_is_in_them_has_left(tmp_path: Pat
         one.in_flight = count
         with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
             for frame, inputs in enumerate(given):
-                peer.sendall(HEADER.pack(b"DICO", 2, Kind.TENSOR, 0, 2, frame, 64 * 24 * 4) + bytes(64 * 24 * 4))
+                peer.sendall(HEADER.pack(b"DICO", PROTOCOL, Kind.TENSOR, 0, 2, frame, 64 * 24 * 4) + bytes(64 * 24 * 4))
                 one.control.post(Kind.RUN, index=60_000, frame=frame)
                 for index, array in enumerate(inputs.values()):
                     one.control.post(Kind.INPUT, array.reshape(-1).view(np.uint8), index, frame)

@@ -226,7 +226,7 @@ def test_a_run_begins_without_devices(one: Survivor) -> None:
 
 def test_a_log_tells_what_befell_the_run(one: Survivor) -> None:
     """What `dicompiler run` writes of one that goes on for a while after b has died."""
-    given = one.frames(3) * 250
+    given = one.frames(3) * 1000
     killer = threading.Thread(target=lambda: (wait_until(lambda: one.busy("b")), hit(one, "b", signal.SIGKILL)))
     killer.start()
     result = SocketsTarget().run(one.directory, given, RunOptions(timeout_s=60, in_flight=4))

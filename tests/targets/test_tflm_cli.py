@@ -203,7 +203,7 @@ def test_a_network_of_qlinear_operators_keeps_its_scales(tmp_path: Path, capsys:
     capsys.readouterr()
     assert run("verify", tmp_path / "out") == 0
     out = capsys.readouterr().out
-    assert "output on nano01, uncut   ok        bit-equal" in out and "(allowed: 16)" in out
+    assert "output on nano01, uncut   ok  bit-equal" in out and "(allowed: 16)" in out
     manifests = [load_json(tmp_path / "out" / name / "manifest.json") for name in ("nano01", "nano02")]
     operators = {code for manifest in manifests for code in manifest["operators"]}
     assert {"CONV_2D", "DEPTHWISE_CONV_2D", "ADD", "CONCATENATION", "MEAN"} <= operators
