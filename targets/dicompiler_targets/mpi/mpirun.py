@@ -110,7 +110,8 @@ def _end(popen: subprocess.Popen[bytes]) -> None:
 
 def cause(artifact: Artifact, errors: str, code: int) -> str:
     """The line that tells most of what mpirun and the ranks wrote to stderr."""
-    lines = [line.strip() for line in errors.splitlines() if line.strip() and "plm:ssh: Warning: " not in line]
+    stripped = (line.strip("\0 \t") for line in errors.splitlines())  # where ranks are far away, zeros come along
+    lines = [line for line in stripped if line and "plm:ssh: Warning: " not in line]
     # Once one has ended all, others that had stopped wake up and complain in turn.
     heard = next((i for i, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked")), len(lines))
     every = [(i, line[len(SAYS) :]) for i, line in enumerate(lines) if line.startswith(SAYS)]
@@ -120,6 +121,10 @@ def cause(artifact: Artifact, errors: str, code: int) -> str:
         number = int(ended[2])
         known = {int(one): f" ({one.name})" for one in signal.Signals}
         return f"{artifact.title(int(ended[1]))}: its process was ended by signal {number}{known.get(number, '')}"
+    # One that has lost its connection to another can end all before mpirun hears of the other.
+    noticed = re.search(r'process rank (\d+)\b.*?calling "abort"', " ".join(lines))
+    if not words and noticed is not None and "Socket closed" in errors:
+        return f"{artifact.title(int(noticed[1]))}: its connection to another rank was closed, which has ended"
     if words:
         # Of ranks that wait for each other in a row the last one, which waits for nobody, holds the others up.
         speaking = {match[1] for word in words if (match := re.match(r"rank (\d+) ", word))}
