@@ -24,6 +24,11 @@ def rows(operation: Operation, region: Region, reduce: Interval | None) -> Piece
     return Piece((region[0], *full(operation.out_shape[1:])), ((region[0], *full(operation.shape(0)[1:])),))
 
 
+def _samples(needs: Sequence[Shape]) -> int:
+    """How many samples are read: rows, or the one that a vector is."""
+    return needs[0][0] if len(needs[0]) > 1 else 1
+
+
 def depths(operation: Operation) -> float:
     """How many nodes a sample meets on its way through all trees, were they balanced: each node is a threshold for one
     feature, or a leaf."""
@@ -38,15 +43,13 @@ def depths(operation: Operation) -> float:
 def grown(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
     """Trees: a comparison for each node on the way, an addition for each tree and each target."""
     trees = len(operation.attribute("tree_roots") or set(operation.attribute("nodes_treeids") or ()))
-    samples = needs[0][0] if len(needs[0]) > 1 else 1
     columns = (len(out) > 1 and out[1]) or 1
-    return Effort(other=samples * (math.ceil(depths(operation)) + trees * columns))
+    return Effort(other=_samples(needs) * (math.ceil(depths(operation)) + trees * columns))
 
 
 def weighted(operation: Operation, out: Shape, needs: Sequence[Shape], name: str) -> Effort:  # noqa: ARG001
     """Each sample meets all of the weights in the attribute `name`."""
-    samples = needs[0][0] if len(needs[0]) > 1 else 1
-    return Effort(samples * len(operation.attribute(name) or ()))
+    return Effort(_samples(needs) * len(operation.attribute(name) or ()))
 
 
 def scaled(operation: Operation, out: Shape, needs: Sequence[Shape], steps: int = 2) -> Effort:  # noqa: ARG001

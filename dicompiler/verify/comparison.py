@@ -100,11 +100,12 @@ def exact(
     `split` compiles a model by the plan in question. By default as many seeds as it takes to read every tap and every
     input channel of every convolution. A layer is left out, and named, where an operator rounds for which nothing
     exact can stand; all of it does not apply where onnxruntime refuses the check model. Every role of a plan with
-    replicas is checked. rules: as `check_model` takes them. layers: those of `model`, which the result counts.
+    replicas or losses is checked. rules: as `check_model` takes them. layers: those of `model`, which the result
+    counts.
     """
     chosen = range(seeds_needed(model)) if seeds is None else seeds
     tried = []
-    count, treatment = 1, Treatment()
+    each, treatment = "", Treatment()
     for seed in chosen:
         try:
             checked = made(model, seed, rules, treatment)
@@ -114,13 +115,13 @@ def exact(
         treatment = checked.treatment
         tried.append(checked.model)
         roles = split(checked.model).roles
-        count = len(roles)
+        if len(roles) > 1:
+            each = f", each in {len(roles)} {'roles' if roles[-1].lost else 'replicas'}"
         for number, role in enumerate(roles):
             failed = _differing(reference, Executor(role).run(checked.inputs))
             if failed:
-                replica = f"replica {number}: " if count > 1 else ""
-                return Check("exact", False, f"seed {seed}: {replica}{failed}")
-    each = f", each in {count} replicas" if count > 1 else ""
+                name = f"without {', '.join(role.lost)}" if role.lost else f"replica {number}"
+                return Check("exact", False, f"seed {seed}: {f'{name}: ' if each else ''}{failed}")
     models = f"bit-equal for {len(tried)} check models ({coverage(tried)}){each}"
     return Check("exact", True, models + _counted(treatment.left, layers))
 

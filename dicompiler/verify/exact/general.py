@@ -13,7 +13,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from dicompiler.ir.regions import Shape
-from dicompiler.verify.exact.calls import Call, centred, constant, total, whole
+from dicompiler.verify.exact.calls import Call, centred, constant, whole
 
 FINE = 16
 """Numbers are rounded to this part of 1 before they are taken modulo 15, which leaves whole numbers as they are."""
@@ -56,7 +56,7 @@ def indexed(call: Call) -> list[NodeProto]:
 
 
 def cumulated(call: Call) -> list[NodeProto]:
-    """The running sum of x modulo an odd number."""
+    """The running sum of x modulo an odd number, for running products too: those would grow."""
     return [*centred(call, "X0", "B0"), call.node("CumSum", ["B0", *call.inputs[1:]], ["Y"])]
 
 
@@ -119,7 +119,7 @@ def digest(call: Call) -> list[NodeProto]:
     last = "zero"
     for i, kind in enumerate(call.kinds):
         if kind and kind != TensorProto.STRING:
-            nodes += [*_weighed(call, i, kind), helper.make_node("Add", [last, f"h{i}"], [f"sum{i}"])]
+            nodes += [*_weighed(i), helper.make_node("Add", [last, f"h{i}"], [f"sum{i}"])]
             nodes += _modulo(f"sum{i}", "prime", "share", f"H{i}")
             last = f"H{i}"
     for i, (kind, shape) in enumerate(call.results):
@@ -151,11 +151,11 @@ def _modulo(tensor: str, modulus: str, share: str, target: str) -> list[NodeProt
     ]
 
 
-def _weighed(call: Call, i: int, kind: int) -> list[NodeProto]:
+def _weighed(i: int) -> list[NodeProto]:
     """`h{i}`: Σ over the elements of input i of (x modulo PRIME) · (place³ + place + 1 modulo PRIME)."""
     one = onnx.numpy_helper.from_array(np.ones(1, np.int64))
     limits = [_double(f"low{i}", -BOUND), _double(f"high{i}", BOUND), _double(f"steps{i}", STEPS)]
-    nodes = [
+    return [
         *limits,
         constant(f"flat{i}", np.array([-1], np.int64)),
         helper.make_node("Cast", [f"X{i}"], [f"wide{i}"], to=TensorProto.DOUBLE),
@@ -178,14 +178,8 @@ def _weighed(call: Call, i: int, kind: int) -> list[NodeProto]:
         helper.make_node("Add", [f"cube{i}", f"raise{i}"], [f"weight{i}"]),
         *_modulo(f"weight{i}", "prime", "share", f"weights{i}"),
         helper.make_node("Mul", [f"small{i}", f"weights{i}"], [f"products{i}"]),
+        helper.make_node("ReduceSum", [f"products{i}"], [f"h{i}"]),  # over all axes, which stay with extent 1
     ]
-    summed = total(call, f"products{i}", 1, f"all{i}")
-    for node in summed:  # the axes of several inputs
-        for names in (node.input, node.output):
-            names[:] = [f"axes{i}" if name == "axes" else name for name in names]
-    square = helper.make_node("Reshape", [f"all{i}", f"flat{i}"], [f"h{i}"])
-    del kind
-    return [*nodes, *summed, square]
 
 
 def _spread(tensor: str, i: int, kind: int, shape: Shape) -> list[NodeProto]:
