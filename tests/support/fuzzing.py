@@ -132,6 +132,9 @@ class Memory:
         self.done += count
         return count
 
+    def await_bytes(self, count: int) -> None:
+        pass
+
 
 @dataclass
 class Receiver:

@@ -20,7 +20,7 @@ from dicompiler.target.records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.frames import HEADER, PROTOCOL, Header, Kind, ProtocolError, Reader
-from dicompiler_targets.sockets.runtime.line import Keys, secured
+from dicompiler_targets.sockets.runtime.line import Keys, Line, secured
 from dicompiler_targets.sockets.runtime.lines import Lines
 from dicompiler_targets.sockets.runtime.wire import Channel
 
@@ -111,6 +111,35 @@ def test_frames_come_whole_and_in_their_order(ends: tuple[End, End]) -> None:
     check(other.came, payloads)
     assert one.channel.sent == dict(enumerate(sizes))
     assert other.threads == {threading.get_ident()}  # handed over by nobody
+
+
+def test_a_long_frame_that_comes_in_drops_wakes_nobody_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shaped line lets a packet through at a time. What is short behind a long frame comes at once."""
+    reads: list[int] = []
+    receive = Line._receive
+    monkeypatch.setattr(Line, "_receive", lambda line, view: (reads.append(len(view)), receive(line, view))[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = socket.create_connection(listener.getsockname())
+        accepted = listener.accept()[0]
+    end = End(accepted, None, True).start()
+    payloads = [numbers(200_000, 1), numbers(10, 2)]
+    frames = [HEADER.pack(b"DICO", PROTOCOL, Kind.TENSOR, 0, i, 0, len(p)) + bytes(p) for i, p in enumerate(payloads)]
+    drops = [frames[0][at : at + 1000] for at in range(0, len(frames[0]), 1000)]
+
+    def drip() -> None:
+        for drop in (*drops, frames[1]):
+            connection.sendall(drop)
+            time.sleep(0.001)
+
+    sender = threading.Thread(target=drip)
+    sender.start()
+    end.wait(2)
+    sender.join()
+    check(end.came, payloads)
+    assert len(reads) < len(drops) / 4
+    end.lines.end()
+    end.channel.close()
+    connection.close()
 
 
 def test_large_frames_in_both_directions_pass_while_both_ends_compute(ends: tuple[End, End]) -> None:

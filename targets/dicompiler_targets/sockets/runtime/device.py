@@ -62,7 +62,7 @@ class Device:
         self.name: str = manifest["device"]
         self.keys, self.listen, self.insecure = keys, listen, insecure
         self.control: Channel | None = None
-        self.lines = Lines(heartbeat_s)
+        self.lines = Lines(heartbeat_s, alone=not least)
         self.peers: dict[str, Channel] = {}
         self.channels: list[Channel] = []  # to peers, those to lost ones too
         self.schedule = Schedule.of(manifest)

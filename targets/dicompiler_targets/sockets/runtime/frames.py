@@ -89,6 +89,9 @@ class Source(Protocol):
     def receive_into(self, view: memoryview) -> int | None:
         """Stores at most as many bytes as fit; their number, 0 at the end, None where it would have to wait."""
 
+    def await_bytes(self, count: int) -> None:
+        """So many bytes are still to come, at least: it need not tell of fewer."""
+
 
 def pack(header: Header) -> bytes:
     """The header's bytes."""
@@ -135,6 +138,7 @@ class Reader:
         while self._end - self._start < HEADER.size:
             if self._source.emptied and self._start == self._end:
                 self._source.emptied = False
+                self._source.await_bytes(1)
                 return None
             if not self._more():
                 return None
@@ -153,6 +157,7 @@ class Reader:
             self._start, self._end = 0, rest
         count = self._source.receive_into(self._view[self._end :])
         if count is None:
+            self._source.await_bytes(1)
             return False
         if count == 0:
             raise Closed("closed by the other end") if self._start == self._end else ConnectionError(CUT)
@@ -186,6 +191,7 @@ class Reader:
         while self._filled < header.length:
             count = self._source.receive_into(memoryview(payload)[self._filled :])
             if count is None:
+                self._source.await_bytes(header.length - self._filled)
                 return None
             if count == 0:
                 raise ConnectionError(CUT)

@@ -33,6 +33,9 @@ ANEW = "if the device is to be trusted again, 'dicompiler keys' with --revoke an
 CHUNK = 1 << 16
 """Bytes that are encrypted, or received, in one go."""
 
+TOGETHER = 1 << 16
+"""Bytes of a long message that are waited for before they are read: slow lines let a packet through at a time, and to
+wake a thread for each takes longer than to read them all."""
 IN_A_ROW = 16
 """Reads from one connection that fill what they are given, after which the others are looked at."""
 _FOUR = bytes(4)
@@ -58,6 +61,7 @@ class Line:
         self._socket = connection
         self._deadline: float | None = None
         self._waits, self.emptied, self._full = True, False, 0
+        self._awaited = 1
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def fileno(self) -> int:
@@ -112,6 +116,13 @@ class Line:
             self._full = self._full + 1 if count == len(view) else 0
             self.emptied = self._full % IN_A_ROW == 0
         return count
+
+    def await_bytes(self, count: int) -> None:
+        """So many bytes are still to come, at least: who watches is told once they are there, or TOGETHER of them."""
+        awaited = max(1, min(count, TOGETHER))
+        if awaited != self._awaited:
+            self._awaited = awaited
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, awaited)
 
     def _receive(self, view: memoryview) -> int | None:
         if self._waits:
@@ -210,6 +221,9 @@ class SecureLine(Line):
     @property
     def holds(self) -> bool:
         return len(self._sealed) > 0
+
+    def await_bytes(self, count: int) -> None:
+        super().await_bytes(count - self._incoming.pending)
 
     def receive_into(self, view: memoryview) -> int | None:
         if not len(view):

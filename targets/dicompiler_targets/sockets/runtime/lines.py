@@ -44,12 +44,13 @@ class Watched(Protocol):
 
 
 class Lines:
-    """`turn`: held while anything of a channel is changed. `interval_s`: seconds between signs of life.
+    """`turn`: held while anything of a channel is changed. `interval_s`: seconds between signs of life. `alone`: no
+    other device shares its processors, so that it may look for what comes before it sleeps.
 
     At first the helper drives; from `drive` on the thread that calls it; after `rest` the helper where that is long.
     """
 
-    def __init__(self, interval_s: float) -> None:
+    def __init__(self, interval_s: float, alone: bool = True) -> None:
         self.turn = threading.RLock()
         self._interval_s = interval_s
         self._poll = select.poll()
@@ -61,7 +62,7 @@ class Lines:
         self._lent, self._ended = True, False
         self._asleep = False
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._spins, self._waited_s = cores > 1, 0.0
+        self._spins, self._waited_s = alone and cores > 1, 0.0
         self._call = threading.Event()  # set while the wheel is lent
         self._call.set()
         self._bell, self._ring = os.pipe()

@@ -198,6 +198,7 @@ class Channel:
         if self._unsaid_s >= interval_s and not self._queue:  # what is being sent is a sign of life itself
             self._unsaid_s = 0.0
             self.send(Kind.PING)
+        self.receive()  # less than was waited for is a sign of life too
         self._silent_s = 0.0 if self._reader.heard else self._silent_s + tick_s
         self._reader.heard = False
         if self._silent_s > PATIENCE * interval_s:
