@@ -90,6 +90,7 @@ if TYPE_CHECKING:
         taken,
         whole,
     )
+    from dicompiler.ir.states import set_states, states_of
     from dicompiler.ir.tasks import Key, ShareTask, Task, TaskId, Work
     from dicompiler.ir.wire import Wire, sent_dtype, sent_nbytes
     from dicompiler.partition.annotations import part_of
@@ -151,29 +152,29 @@ if TYPE_CHECKING:
     from dicompiler.verify.tolerances import Tolerance, in_steps
 
 __all__ = [
-    "API_VERSION", "ARTIFACT", "AUTODICE", "DEVICES", "FREE", "INTERRUPTED", "LARGE", "OBJECTIVES", "STAND_IN_DOMAIN",
-    "TYPES", "Analytic", "Box", "Check", "Compilation", "ConstantValues", "CostFunction", "CostModel", "Count",
-    "Device", "DeviceMetrics", "DeviceProgram", "DeviceReport", "DicompilerError", "Effort", "Emulation", "Executor",
-    "Front", "Graph", "HeldAttribute", "Host", "Hosts", "Installed", "Instrument", "Interval", "Json", "Key", "Label",
-    "Layer", "LayerGraph", "Lineage", "Link", "Measurement", "Metrics", "Model", "Network", "Node", "Occupied",
-    "Operation", "OperatorRule", "Optimization", "Part", "Pass", "PassFailure", "PassManager", "Piece", "PieceFunction",
-    "Place", "Plan", "Platform", "PlatformFamily", "PlatformFormat", "PluginError", "Point", "Problem", "Program",
-    "Region", "Remembers", "RemoteEvaluator", "Routing", "RunError", "RunEvent", "RunOptions", "RunResult",
-    "RuntimeCosts", "Samples", "Segment", "Session", "Shape", "Share", "ShareTask", "Spec", "Step", "Strategy",
-    "Target", "Task", "TaskId", "Tell", "Tensor", "Timed", "Tolerance", "Transfer", "UsageError", "Value", "Variable",
-    "Weight", "Wire", "Work", "Written", "align", "aligned_cuts", "array_dtype", "artifact_document", "axis_of",
-    "bounded_memory", "bounding", "captures", "check_constraints", "check_files", "check_objectives", "check_occupied",
-    "check_size", "compare", "constant_sizes", "contains", "count", "counted", "cut_axis", "cuttable", "dense",
-    "dtype_name", "each", "exit_of", "export_node", "file_digest", "file_record", "fits_constraints", "flops",
-    "format_bytes", "free", "free_memory", "full", "fused_regions", "graph_inputs", "grid_tiles", "hollow", "hookimpl",
-    "in_steps", "intersect", "is_empty", "is_hollow", "json_text", "leaves", "load_json", "load_plan", "macs",
-    "memory_lacking", "memory_needed", "memory_used", "named_axes", "names_read", "nearest", "objective_terms",
-    "objective_values", "one_line", "open_artifact", "output_shape", "part_of", "partition", "peak", "pipeline",
-    "program_memory", "random_inputs", "raw_nbytes", "read_samples", "read_sealed", "read_text", "read_within",
-    "reduction", "registry", "remembered", "route_on", "run_model", "sealed_text", "segment_values", "sent_dtype",
-    "sent_nbytes", "shape_of", "share_task", "shares", "shift", "slices", "split", "ssh", "taken", "task_macs", "tile",
-    "transfer_document", "unique", "validate", "value_document", "version", "volume", "weight_regions", "whole",
-    "whole_plan", "with_interval", "without",
+    "API_VERSION", "ARTIFACT", "AUTODICE", "Analytic", "Box", "Check", "Compilation", "ConstantValues", "CostFunction",
+    "CostModel", "Count", "DEVICES", "Device", "DeviceMetrics", "DeviceProgram", "DeviceReport", "DicompilerError",
+    "Effort", "Emulation", "Executor", "FREE", "Front", "Graph", "HeldAttribute", "Host", "Hosts", "INTERRUPTED",
+    "Installed", "Instrument", "Interval", "Json", "Key", "LARGE", "Label", "Layer", "LayerGraph", "Lineage", "Link",
+    "Measurement", "Metrics", "Model", "Network", "Node", "OBJECTIVES", "Occupied", "Operation", "OperatorRule",
+    "Optimization", "Part", "Pass", "PassFailure", "PassManager", "Piece", "PieceFunction", "Place", "Plan",
+    "Platform", "PlatformFamily", "PlatformFormat", "PluginError", "Point", "Problem", "Program", "Region",
+    "Remembers", "RemoteEvaluator", "Routing", "RunError", "RunEvent", "RunOptions", "RunResult", "RuntimeCosts",
+    "STAND_IN_DOMAIN", "Samples", "Segment", "Session", "Shape", "Share", "ShareTask", "Spec", "Step", "Strategy",
+    "TYPES", "Target", "Task", "TaskId", "Tell", "Tensor", "Timed", "Tolerance", "Transfer", "UsageError", "Value",
+    "Variable", "Weight", "Wire", "Work", "Written", "align", "aligned_cuts", "array_dtype", "artifact_document",
+    "axis_of", "bounded_memory", "bounding", "captures", "check_constraints", "check_files", "check_objectives",
+    "check_occupied", "check_size", "compare", "constant_sizes", "contains", "count", "counted", "cut_axis",
+    "cuttable", "dense", "dtype_name", "each", "exit_of", "export_node", "file_digest", "file_record",
+    "fits_constraints", "flops", "format_bytes", "free", "free_memory", "full", "fused_regions", "graph_inputs",
+    "grid_tiles", "hollow", "hookimpl", "in_steps", "intersect", "is_empty", "is_hollow", "json_text", "leaves",
+    "load_json", "load_plan", "macs", "memory_lacking", "memory_needed", "memory_used", "named_axes", "names_read",
+    "nearest", "objective_terms", "objective_values", "one_line", "open_artifact", "output_shape", "part_of",
+    "partition", "peak", "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_samples", "read_sealed",
+    "read_text", "read_within", "reduction", "registry", "remembered", "route_on", "run_model", "sealed_text",
+    "segment_values", "sent_dtype", "sent_nbytes", "set_states", "shape_of", "share_task", "shares", "shift", "slices",
+    "split", "ssh", "states_of", "taken", "task_macs", "tile", "transfer_document", "unique", "validate",
+    "value_document", "version", "volume", "weight_regions", "whole", "whole_plan", "with_interval", "without",
 ]  # fmt: skip
 
 

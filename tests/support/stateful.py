@@ -1,0 +1,68 @@
+"""Networks with states: random ones grown from those of `generators`, and what onnxruntime makes of N frames in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from support.generators import random_model
+
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.states import set_states, states_of
+from dicompiler.verify.executor import run_model
+
+FLOAT = onnx.TensorProto.FLOAT
+
+
+def random_stateful(rng: Random, states: int = 2) -> Model:
+    """A random network in which some tensors get what the frame before made of tensors of their shape."""
+    proto = onnx.shape_inference.infer_shapes(random_model(rng))
+    graph, pairs = proto.graph, list[tuple[str, str]]()
+    shapes = {
+        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        for value in (*graph.value_info, *graph.output)
+        if value.type.tensor_type.elem_type == FLOAT
+    }
+    inputs, attributes = ["low", "high"], dict[str, float]()
+    if next(entry.version for entry in proto.opset_import if not entry.domain) < 11:
+        inputs, attributes = [], {"min": -4.0, "max": 4.0}
+    graph.initializer.extend(numpy_helper.from_array(np.float32(-4 if n == "low" else 4), n) for n in inputs)
+    for number in range(states):
+        made = [name for node in graph.node for name in node.output if name in shapes and shapes[name]]
+        into = rng.choice(made)
+        past, sums, present = f"past.{number}", f"sum.{number}", f"present.{number}"
+        at = next(i for i, node in enumerate(graph.node) if into in node.output)
+        for node in graph.node[at + 1 :]:
+            node.input[:] = [sums if name == into else name for name in node.input]
+        nodes = [*graph.node]
+        nodes.insert(at + 1, helper.make_node("Add", [into, past], [sums], sums))
+        shapes[sums] = shapes[into]
+        kept = rng.choice([name for name in (*made, sums) if shapes[name] == shapes[into]])
+        nodes.append(helper.make_node("Clip", [kept, *inputs], [present], present, **attributes))
+        del graph.node[:]
+        graph.node.extend(nodes)
+        graph.input.append(helper.make_tensor_value_info(past, FLOAT, shapes[into]))
+        graph.output.append(helper.make_tensor_value_info(present, FLOAT, shapes[into]))
+        graph.value_info.append(helper.make_tensor_value_info(sums, FLOAT, shapes[into]))
+        pairs.append((past, present))
+    set_states(proto, pairs)
+    return Model.load(proto)
+
+
+def fed_back(model: Model, frames: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The outputs of each frame when onnxruntime computes them one after another, states as zeros at first or as a
+    frame gives them."""
+    shapes, made, kept = model.tensors(), list[dict[str, Any]](), dict[str, Any]()
+    for frame in frames:
+        pasts = [past for past, _ in states_of(model.proto) or ()]
+        anew = not kept or any(past in frame for past in pasts)
+        if anew:
+            kept = {past: np.zeros(shapes[past].shape or (), np.float32) for past in pasts}
+        outputs = run_model(model, {**kept, **frame})
+        kept = {past: outputs.pop(present) for past, present in states_of(model.proto) or ()}
+        made.append(outputs)
+    return made
