@@ -203,9 +203,7 @@ def _kept(model: Model, fits: Mapping[tuple[str, str], int]) -> Model:
     return replace(model, proto=proto)
 
 
-def _last_rows(
-    graph: onnx.GraphProto, past: Tensor, present: str, more: int, opset: int, taken: dict[str, int]
-) -> str:
+def _last_rows(graph: onnx.GraphProto, past: Tensor, present: str, more: int, opset: int, taken: dict[str, int]) -> str:
     """Ends the graph with a Slice of the output, which is its last rows, in its place; the name of that."""
     assert past.shape is not None
     output = next(value for value in graph.output if value.name == present)

@@ -32,7 +32,7 @@ def random_stateful(rng: Random, states: int = 2) -> Model:
         inputs, attributes = [], {"min": -4.0, "max": 4.0}
     graph.initializer.extend(numpy_helper.from_array(np.float32(-4 if n == "low" else 4), n) for n in inputs)
     for number in range(states):
-        made = [name for node in graph.node for name in node.output if name in shapes and shapes[name]]
+        made = [name for node in graph.node for name in node.output if shapes.get(name)]
         into = rng.choice(made)
         past, sums, present = f"past.{number}", f"sum.{number}", f"present.{number}"
         at = next(i for i, node in enumerate(graph.node) if into in node.output)
