@@ -112,8 +112,8 @@ state_option = click.option(
     metavar="'past*=present*'",
     multiple=True,
     default=("auto",),
-    help="Inputs and outputs that devices keep from frame to frame, so that they never travel; auto: those of the usual "
-    "names, none: none. Can be repeated. Default: auto.",
+    help="Inputs and outputs that devices keep from frame to frame, so that they never travel; auto: those of the "
+    "usual names, none: none. Can be repeated. Default: auto.",
 )
 shape_options = stack(shape_option, state_option)
 strategy_option = click.option(

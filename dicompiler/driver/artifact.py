@@ -123,8 +123,9 @@ def run(
     options: RunOptions | None = None,
 ) -> RunResult:
     """Starts every device's program on this host and gives each of `frames` frames the same `inputs` (by name; by
-    default seeded random ones), states, if there are any, in the first frame alone, one after another unless `options` says otherwise. timeout: seconds for all of it, by
-    default those of `options`. Raises RunError naming the device that failed."""
+    default seeded random ones; states, where they are given, in the first alone), one after another unless `options`
+    says otherwise. timeout: seconds for all of it, by default those of `options`. Raises RunError naming the device
+    that failed."""
     from dicompiler.verify.given import advising, run_frames
 
     path, target, model = _open(directory, runs=True)

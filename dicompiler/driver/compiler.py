@@ -19,7 +19,7 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cost.memory import MemoryUse
 from dicompiler.cost.model import CostModel
 from dicompiler.driver.artifact import Compiled
-from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, platform_of, pose, prepare
+from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, platform_of, pose, prepare, sought
 from dicompiler.driver.sending import agreed, calibrated, sending, tell_kept
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
@@ -78,8 +78,8 @@ def compile(
     they are. samples: an .npz file of inputs, as for calibrate, that gives int8 on the wire its ranges. With `output`
     the memory that the target adds counts when plans are chosen. survive: which losses of devices the plan is to have
     plans for: of so many at most, "hosts" for each host's together, or "pi02,pi03"; beside a given plan, by the default
-    strategy. state: "past*=present*", or several: graph inputs and outputs that devices keep from frame to frame; "auto":
-    those of the usual names, "none": none (see the pass `keep-states`).
+    strategy. state: "past*=present*", or several: graph inputs and outputs that devices keep from frame to frame;
+    "auto": those of the usual names, "none": none (see the pass `keep-states`).
     Returns the compilation with plan, program, metrics, and artifacts where written. Raises DicompilerError for what
     cannot be compiled, UsageError for unknown names; nothing is written then.
     """
@@ -96,7 +96,7 @@ def compile(
     given, sent = agreed(plan, wire, samples)
     if given is not None and given.losses and wanted:
         raise UsageError("compile: the plan has plans for losses: leave out survive, or its 'losses'")
-    compilation = sending(prepare(Model.load(model), shape, instruments, calibrate, state), sent)
+    compilation = sending(prepare(Model.load(model), shape, instruments, calibrate, sought(state, emitter)), sent)
     compilation = replace(compilation, platform=platform_of(platform, decider))
     costs: CostModel = known.adopt("cost_models", cost)
     runs = emitter if output is not None else None

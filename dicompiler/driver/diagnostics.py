@@ -60,8 +60,7 @@ class VerifyEach(Watch):
         # Once: a pass may take away what tells which numbers an input can be.
         self._given = self._given or given_inputs(model, self.inputs)
         with advising(model, self.inputs):
-            outputs = run_model(model, self._given)
-        return outputs
+            return run_model(model, self._given)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ def explore(
     """The front that `strategy` finds for `model` on `platform`; written to the directory `output` where it is given.
 
     strategy, cost: specs or a strategy itself; one that makes a single plan gives a front of one point. shape:
-    "input=1x3x224x224" for dynamic dimensions. tell: called with what is being done. wire, target, state: as for `compile`.
+    "input=1x3x224x224" for dynamic dimensions. tell: called with what is being done. wire, target, state: as for
+    `compile`.
     Raises DicompilerError for what cannot be explored, UsageError for unknown names; nothing is written then.
     """
     explorer: Strategy = registry().adopt("strategies", strategy)

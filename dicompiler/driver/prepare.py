@@ -79,10 +79,23 @@ def load_problem(
 
     target: whose runtime is to run the plan; without one messages and calls cost nothing.
     """
-    compilation = sending(prepare(Model.load(model), shape, state=state), wire_of(wire) or Wire())
     costs: CostModel = registry().adopt("cost_models", cost)
     runs: Target | None = None if target is None else registry().adopt("targets", target)
+    compilation = sending(prepare(Model.load(model), shape, state=sought(state, runs)), wire_of(wire) or Wire())
     return pose(replace(compilation, platform=platform_of(platform)), objective, costs, runs)
+
+
+def sought(state: str | Sequence[str], target: Target | None) -> str | Sequence[str]:
+    """The states that `target` is asked to keep: it may keep none, then the usual ones are not sought. UsageError where
+    it is asked to."""
+    if target is None or target.keeps or state == "none" or tuple(state) == ("none",):
+        return state
+    if state == "auto" or tuple(state) == ("auto",):
+        return "none"
+    raise UsageError(
+        f"state: target {target.name!r} keeps nothing from frame to frame: leave states out (--state none), or take "
+        "target 'sockets'"
+    )
 
 
 def platform_of(given: str | Path | Platform | None, strategy: Strategy | None = None) -> Platform:

@@ -103,7 +103,8 @@ class DeviceProgram:
 class Program:
     """`order`: (device index, segment index) of all segments, so that each comes after those it depends on.
 
-    `states`: the graph's inputs that are states, whole; they are not among `inputs`, nor what they become among `outputs`.
+    `states`: the graph's inputs that are states, whole: they are not among `inputs`, what becomes of them not among
+    `outputs`.
     `others`: of a plan with replicas or losses the programs of its further roles, for the same devices in the same
     order; everything else is the first role's. `lost`: the devices without which it is played.
     """

@@ -49,14 +49,17 @@ def pieces_of(model: onnx.ModelProto) -> tuple[tuple[Kept, ...], tuple[Whole, ..
     """The pieces of a placed model's states, and the states themselves."""
     pieces, states = json.loads(_entry(model, PIECES) or "[[], []]")
     return (
-        tuple(Kept(*names, tuple((a, b) for a, b in region), *ends) for *names, region, ends in pieces),
+        tuple(
+            Kept(device, past, present, tuple((a, b) for a, b in region), read, made)
+            for device, past, present, region, read, made in pieces
+        ),
         tuple((name, dtype, tuple(shape)) for name, dtype, shape in states),
     )
 
 
 def set_pieces(model: onnx.ModelProto, pieces: Sequence[Kept], states: Sequence[Whole]) -> None:
     """Says in a placed model's metadata where the pieces of its states are."""
-    _write(model, PIECES, [[(*piece[:4], piece[4:]) for piece in pieces], states])
+    _write(model, PIECES, [pieces, states])
 
 
 def fed(pieces: Sequence[Kept], inputs: Mapping[str, Any]) -> dict[str, Any]:

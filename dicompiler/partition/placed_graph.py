@@ -130,7 +130,7 @@ class PlacedGraph:
 
     infos: what is known of tensors by name; a value info may bear another name. inputs: the graph's, without constants;
     source: the devices that hold them. sinks: the graph's outputs → the outputs of the original that they are.
-    constants: the initializers that are new. used: the names that are read or kept. pieces: of states, and states: their
+    constants: the initializers that are new. used: the names that are read or kept. pieces: of states; states: their
     graph inputs, whole.
     """
 

@@ -102,7 +102,8 @@ class _Router:
             boxes = [Box(Key(name), region, device, 0) for device in self.plan.source]
             deliveries.extend(self._serve(Key(name), boxes))
         for name, _ in self.layers.states:
-            self._serve(Key(name), [Box(Key(name), region, at, 0) for (n, at), region in self.kept.items() if n == name])
+            kept = [(device, region) for (past, device), region in self.kept.items() if past == name]
+            self._serve(Key(name), [Box(Key(name), region, device, 0) for device, region in kept])
         return self._finish([task for tasks in reversed(backwards) for task in tasks], deliveries)
 
     def _live(self, tasks: Iterable[Task]) -> list[Task]:
@@ -211,10 +212,9 @@ class _Router:
         live.sort(key=lambda task: (runs[task_id(task)], task.lane))
         delivered = tuple(sorted(deliveries, key=lambda delivery: self.outputs[delivery.output]))
         dropped = tuple(task_id(task) for task in tasks if task_id(task) not in self.live)
-        keepings = sorted(self.keepings, key=lambda one: (self.rank[one.device], one.past))
-        return Routing(
-            self.layers, tuple(live), self.reads, delivered, tuple(self.received), dropped, runs, keepings=tuple(keepings)
-        )
+        keepings = tuple(sorted(self.keepings, key=lambda one: (self.rank[one.device], one.past)))
+        received = tuple(self.received)
+        return Routing(self.layers, tuple(live), self.reads, delivered, received, dropped, runs, keepings=keepings)
 
 
 def _boxes(tasks: Sequence[Task], key: Key) -> list[Box]:

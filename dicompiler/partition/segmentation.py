@@ -152,7 +152,8 @@ def _segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segment:
     makes = dict.fromkeys(n for i in nodes for n in graph.nodes[i].outputs if n)
     needed = dict.fromkeys(n for i in nodes for n in graph.uses[i] if n not in makes)
     inside = set(nodes)
-    outputs = tuple(n for n in makes if n in graph.sinks or n in graph.made or not inside.issuperset(graph.users.get(n, ())))
+    leave = graph.sinks.keys() | graph.made
+    outputs = tuple(n for n in makes if n in leave or not inside.issuperset(graph.users.get(n, ())))
     marks = tuple(
         (place.part, graph.nodes[i].origin) for i in nodes if (place := graph.nodes[i].place).part is not None
     )

@@ -30,7 +30,8 @@ def write(model: Model, placed: PlacedGraph) -> Model:
     graph = proto.graph
     del graph.node[:], graph.value_info[:], graph.output[:], graph.initializer[:]
     graph.node.extend(_node(node) for node in placed.nodes)
-    graph.output.extend(_info(placed, name) for name in dict.fromkeys((*placed.sinks, *(piece.made for piece in placed.pieces))))
+    made = (piece.made for piece in placed.pieces)
+    graph.output.extend(_info(placed, name) for name in dict.fromkeys((*placed.sinks, *made)))
     if placed.states:
         states = [(state.name, state.dtype, state.shape or ()) for state in placed.states]
         kept = [value for value in graph.input if value.name not in [name for name, *_ in states]]

@@ -158,8 +158,8 @@ def run_model(
 ) -> dict[str, Any]:
     """The outputs of the whole model from one session: what every split is compared with.
 
-    `outputs`: names of tensors, also inner ones, to return in place of the graph's outputs. A placed model reads of states
-    its pieces.
+    `outputs`: names of tensors, also inner ones, to return in place of the graph's outputs. Of states a placed model
+    reads its pieces.
     """
     proto = model.proto
     if outputs is not None:

@@ -22,8 +22,8 @@ STEPS = 4
 
 def given_inputs(model: Model, inputs: Mapping[str, NDArray[Any]] | None = None, seed: int = 0) -> dict[str, Any]:
     """`inputs`, checked; None: seeded random ones, in range where an input is a number of a token, a position, a class
-    or a mask. States that are not given begin as zeros. DicompilerError for a missing, unknown or unfitting one, and for
-    a number outside the table that it is looked up in."""
+    or a mask. States that are not given begin as zeros. DicompilerError for a missing, unknown or unfitting one,
+    and for a number outside the table that it is looked up in."""
     values = graph_inputs(model)
     if inputs is not None:
         pasts = dict(states_of(model.proto) or ())
@@ -40,7 +40,7 @@ def without_states(model: Model, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_frames(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a run is given in its first frame and in all others: the same, but states in the first, if they are given."""
+    """What a run is given in its first frame and in all others: the same, but states, if given, in the first alone."""
     given = given_inputs(model, inputs)
     if not states_of(model.proto):
         return given, given
@@ -60,7 +60,7 @@ def given_frames(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> lis
 def references(
     model: Model, frames: Sequence[Mapping[str, Any]], optimization: Optimization = "extended"
 ) -> list[dict[str, Any]]:
-    """What onnxruntime makes of frames in a row, with states fed back. Equal frames without states are computed once."""
+    """What onnxruntime makes of frames in a row, with states fed back. One frame without states is computed once."""
     pairs, state, made = states_of(model.proto) or (), dict[str, Any](), list[dict[str, Any]]()
     values = [value for value in graph_inputs(model) if value.name in dict(pairs)]
     for i, frame in enumerate(frames):

@@ -68,12 +68,12 @@ def check_range(model: Model, given: Mapping[str, Any]) -> None:
             continue
         for node, place in _ends(name, readers):
             count = _count(node, place, tensors) if node.op_type in INDEXING and place == 1 else None
-            at = np.argwhere((array < -(count or 0)) | (array >= (count or 0))) if count else ()
-            if len(at):
-                value, where = array[tuple(at[0])], ", ".join(map(str, at[0]))
+            if count and (array.min() < -count or array.max() >= count):
+                at = tuple(np.argwhere((array < -count) | (array >= count))[0])
+                value, where = array[at], ", ".join(map(str, at))
                 raise DicompilerError(
                     f"input {name!r}: {value} at [{where}] is no row of {node.input[0]!r}, which has {count}: give "
-                    f"numbers from 0 to {count - 1 if count else 0}"
+                    f"numbers from 0 to {count - 1}"
                 )
 
 

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import onnx
 from onnx import helper, numpy_helper
@@ -210,7 +210,7 @@ def _last_rows(graph: onnx.GraphProto, past: Tensor, present: str, more: int, op
     sizes = [dim.dim_value for dim in output.type.tensor_type.shape.dim]
     axis = next(axis for axis, (a, b) in enumerate(zip(past.shape, sizes, strict=True)) if a != b)
     name = unique(f"{present}/kept", taken)
-    cut = {"starts": [more], "ends": [sizes[axis]], "axes": [axis]}
+    cut: dict[str, Any] = {"starts": [more], "ends": [sizes[axis]], "axes": [axis]}
     inputs: list[str] = []
     for key, numbers in cut.items() if opset >= 10 else ():
         inputs.append(unique(f"{name}/{key}", taken))

@@ -1,4 +1,4 @@
-"""Networks with states: random ones grown from those of `generators`, and what onnxruntime makes of N frames in a row."""
+"""Networks with states: random ones grown from those of `generators`, and what onnxruntime makes of frames in a row."""
 
 from __future__ import annotations
 
