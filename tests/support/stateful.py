@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from support.generators import random_model
+from support.generators import integers, random_model, random_plan
+from support.layer_graphs import rules
 
+from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.states import set_states, states_of
 from dicompiler.verify.executor import run_model
+from dicompiler_passes.form_layers import form_layers
+from dicompiler_passes.partition import Partition
 
 FLOAT = onnx.TensorProto.FLOAT
 
@@ -51,6 +56,25 @@ def random_stateful(rng: Random, states: int = 2) -> Model:
         pairs.append((past, present))
     set_states(proto, pairs)
     return Model.load(proto)
+
+
+def placed_states(rng: Random) -> Compilation:
+    """A random network with states under a random plan, partitioned."""
+    model = random_stateful(rng)
+    layers = form_layers(model, rules())
+    placed = Partition().run(Compilation(model=model, layers=layers, plan=random_plan(rng, layers)))
+    placed.model.check("partition")
+    return replace(placed, reference=model)
+
+
+def integer_frames(rng: Random, model: Model, count: int) -> list[dict[str, Any]]:
+    """Frames of integers; states begin as zeros, and anew in the third, which gives one of them."""
+    pasts = dict(states_of(model.proto) or ())
+    frames = [integers(rng, model.proto) for _ in range(count)]
+    given = {name: value for name, value in frames[2].items() if name == next(iter(pasts))}
+    frames = [{name: value for name, value in frame.items() if name not in pasts} for frame in frames]
+    frames[2] |= given
+    return frames
 
 
 def fed_back(model: Model, frames: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
