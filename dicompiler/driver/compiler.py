@@ -20,7 +20,7 @@ from dicompiler.cost.memory import MemoryUse
 from dicompiler.cost.model import CostModel
 from dicompiler.driver.artifact import Compiled
 from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, platform_of, pose, prepare, sought
-from dicompiler.driver.sending import agreed, calibrated, sending, tell_kept
+from dicompiler.driver.sending import agreed, calibrated, sending, tell_kept, tell_states
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
 from dicompiler.ir.onnx.model import Model
@@ -113,6 +113,7 @@ def compile(
     with no_collection():
         compilation = split(replace(compilation, plan=chosen_plan), watched.run)
     tell_kept(compilation)
+    tell_states(compilation)
     memory: Mapping[str, MemoryUse] | None = None
     if output is not None:
         check_dealing(chosen_plan, emitter)
