@@ -45,7 +45,9 @@ def command(request: Request, strategies: str | None, as_json: bool) -> None:
     candidates = chosen(strategies or DEFAULT)
     cost, objective = request.cost or DEFAULT_COST, request.objective or "latency"
     target = request.target or DEFAULT_TARGET
-    problem = load_problem(request.model, request.platform, request.shape, objective, cost, request.wire, target)
+    problem = load_problem(
+        request.model, request.platform, request.shape, objective, cost, request.wire, target, request.state
+    )
     with progress("single") as tell:
         comparison = compare(problem, candidates, tell, request.survive or 0)
     show_comparison(comparison, as_json)

@@ -19,7 +19,7 @@ from dicompiler.cli.options import (
     output_option,
     plan_option,
     problem_options,
-    shape_option,
+    shape_options,
     strategy_option,
     survive_option,
     target_option,
@@ -40,7 +40,7 @@ from dicompiler.cli.options import (
 @survive_option
 @cost_option
 @target_option(help="What to emit: see 'dicompiler list targets'. Default: sockets.")
-@shape_option
+@shape_options
 @click.option("--calibrate", metavar="SAMPLES.npz", type=PATH, help="Samples of the inputs: quantises to int8 first.")
 @wire_options
 @json_option

@@ -70,7 +70,18 @@ def command(
     with progress("reading the model") as tell:
         search, cost = spec(request.strategy, given), DEFAULT_COST if request.cost is None else request.cost
         target = request.target or DEFAULT_TARGET
-        front = explore(request.model, platform, search, cost, output, request.shape, tell, request.wire, target)
+        front = explore(
+            request.model,
+            platform,
+            search,
+            cost,
+            output,
+            request.shape,
+            tell,
+            request.wire,
+            target,
+            state=request.state,
+        )
     _show(front, platform, output, as_json)
 
 

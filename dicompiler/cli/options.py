@@ -107,6 +107,15 @@ shape_option = click.option(
     callback=_shapes,
     help="Fixes a dynamic input: input=1x3x224x224. Can be repeated.",
 )
+state_option = click.option(
+    "--state",
+    metavar="'past*=present*'",
+    multiple=True,
+    default=("auto",),
+    help="Inputs and outputs that devices keep from frame to frame, so that they never travel; auto: those of the "
+    "usual names, none: none. Can be repeated. Default: auto.",
+)
+shape_options = stack(shape_option, state_option)
 strategy_option = click.option(
     "--strategy", metavar="'NAME{…}'", help="Who decides: see 'dicompiler list strategies'. Default: auto."
 )
@@ -142,7 +151,7 @@ target_option = functools.partial(click.option, "--target", metavar="'NAME{…}'
 cost_options = stack(
     cost_option,
     target_option(help="What is to run it: what messages and calls cost. Default: sockets."),
-    shape_option,
+    shape_options,
     json_option,
 )
 
@@ -158,6 +167,7 @@ class Request:
     objective: str | None = None
     cost: str | None = None
     shape: tuple[str, ...] = ()
+    state: tuple[str, ...] = ("auto",)
     wire: str | None = None
     samples: Path | None = None
     target: str | None = None

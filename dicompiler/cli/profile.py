@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.options import PATH, check_parent, json_option, model_argument, output_option, shape_option
+from dicompiler.cli.options import PATH, check_parent, json_option, model_argument, output_option, shape_options
 
 if TYPE_CHECKING:
     from dicompiler.cost.profile import Profile
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command("profile")
 @model_argument
-@shape_option
+@shape_options
 @output_option(metavar="PROFILE.json", help="Where to write the profile.")
 @click.option("--package", metavar="DIR", type=PATH, help="Write a package that measures elsewhere, measure nothing.")
 @click.option("--tiles", default="1,2,4,8", show_default=True, help="Into how many pieces each layer is cut.")
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 def command(
     model: Path,
     shape: tuple[str, ...],
+    state: tuple[str, ...],
     output: Path | None,
     package: Path | None,
     tiles: str,
@@ -77,7 +78,7 @@ def command(
     if package is not None:
         profiling.check_place(package)
     with progress(f"reading {model.name}"):
-        compilation = prepare(Model.load(model), shape)
+        compilation = prepare(Model.load(model), shape, state=state)
     if package is not None:
         with whole(package) as stage:
             stage.mkdir()

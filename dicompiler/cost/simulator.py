@@ -135,6 +135,10 @@ class _Role:
         for number, job in enumerate(self.jobs):
             for message in dict.fromkeys(job.needs):
                 self.passages[message].readers.append(number)
+        self.after: dict[int, list[int]] = {}  # job → those that must be done in the frame before
+        for begin, device in zip(self.begins, work.devices, strict=True):
+            after = {begin + i: [begin + j for j in job.after] for i, job in enumerate(device.jobs) if job.after}
+            self.after.update(after)
         self.sources = [device.first for device in work.devices if device.first]
         self.starters = [d for d, device in enumerate(work.devices) if device.jobs and not device.jobs[0].needs]
 
@@ -192,6 +196,8 @@ class _Player:
         self.spans: list[Span] | None = [] if spans else None
         self.events: list[tuple[float, int, _Handler, _Frame, Any]] = []
         self.order = count()
+        self.latest: dict[int, _Frame] = {}  # the last frames, of a network with states
+        self.made: dict[int, set[int]] = {}  # the jobs that are done in them
 
     def run(self) -> Simulation:
         for _ in range(min(self.in_flight, self.count)):
@@ -217,16 +223,40 @@ class _Player:
             role = self.roles[self.released % len(self.roles)]
             frame = role.frame(self.released, now)
             self.released += 1
+            if role.after:
+                self._wait_for_states(frame)
             for messages in role.sources:
                 self._post(now, frame, messages)
             self._plan(frame)
             for d in role.starters:
-                heappush(self.devices[d].ready, (frame.number, frame))
+                if not frame.lacks[frame.position[d]]:
+                    heappush(self.devices[d].ready, (frame.number, frame))
             for d in sorted({*role.starters, *done}):
                 self._advance(now, self.devices[d])
             if frame.missing:
                 return
             self.ended[frame.number] = (now, now)
+
+    def _wait_for_states(self, frame: _Frame) -> None:
+        """The frame's jobs lack the states that the frame before has still to make."""
+        number = frame.number
+        self.latest[number], self.made[number] = frame, set()
+        for reader, makers in frame.role.after.items() if number else ():
+            frame.lacks[reader] += len(set(makers) - self.made.get(number - 1, set()))
+
+    def _make_states(self, frame: _Frame, job: int, device: _Device) -> None:
+        """The next frame's jobs that read what the job has made lack it no more."""
+        made = self.made[frame.number]
+        made.add(job)
+        if all(made.issuperset(makers) for makers in frame.role.after.values()):  # as in all frames before
+            self.made.pop(frame.number - 1, None)
+            self.latest.pop(frame.number, None)
+        later = self.latest.get(frame.number + 1)
+        for reader, makers in frame.role.after.items() if later is not None else ():
+            if later is not None and job in makers:
+                later.lacks[reader] -= 1
+                if not later.lacks[reader] and reader == later.position[device.number]:
+                    heappush(device.ready, (later.number, later))
 
     def _advance(self, now: float, device: _Device) -> None:
         """Starts what the device can do next, if it does nothing: a job of the oldest frame, or it takes a message."""
@@ -257,6 +287,8 @@ class _Player:
         device.computed += now - start
         if self.spans is not None:
             self.spans.append(Span("compute", device.name, job.name, frame.number, start, now))
+        if role.after:
+            self._make_states(frame, number, device)
         frame.position[device.number] = number = number + 1
         if number < role.ends[device.number] and not frame.lacks[number]:
             heappush(device.ready, (frame.number, frame))

@@ -35,7 +35,8 @@ class Message:
 class Job:
     """One segment: seconds of computing, the messages that it waits for and those that it sends once it is done.
 
-    outputs: how many of the network's outputs it delivers.
+    outputs: how many of the network's outputs it delivers. after: the device's jobs that must be done in the frame
+    before, because they make a state that this one reads.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Job:
     needs: tuple[int, ...]
     sends: tuple[int, ...]
     outputs: int
+    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ def _device(
             tuple(received[name] for name in segment.inputs if name in received),
             tuple(sends.get(i, ())),
             delivering.count(i),
+            tuple(dict.fromkeys(maker[s.made] for s in device.states if s.value.name in segment.inputs)),
         )
         for i, segment in enumerate(device.segments)
     )

@@ -21,6 +21,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
+from dicompiler.ir.states import states_of
 from dicompiler.partition.lowering import split, split_unchecked
 from dicompiler.partition.routing import route_on
 from dicompiler.partition.tiling import whole_plan
@@ -122,15 +123,17 @@ def run(
     options: RunOptions | None = None,
 ) -> RunResult:
     """Starts every device's program on this host and gives each of `frames` frames the same `inputs` (by name; by
-    default seeded random ones), one after another unless `options` says otherwise. timeout: seconds for all of it, by
-    default those of `options`. Raises RunError naming the device that failed."""
-    from dicompiler.verify.given import advising, given_inputs
+    default seeded random ones; states, where they are given, in the first alone), one after another unless `options`
+    says otherwise. timeout: seconds for all of it, by default those of `options`. Raises RunError naming the device
+    that failed."""
+    from dicompiler.verify.given import advising, run_frames
 
     path, target, model = _open(directory, runs=True)
     if options is not None and options.without and not target.survives:
         raise UsageError(f"run: target {target.name!r} cannot begin without a device: leave out --without")
+    first, later = run_frames(model, inputs)
     with advising(model, inputs):
-        return target.run(path, [given_inputs(model, inputs)] * frames, (options or RunOptions()).within(timeout))
+        return target.run(path, [first, *[later] * (frames - 1)], (options or RunOptions()).within(timeout))
 
 
 def install(directory: str | Path, options: RunOptions, timeout: float | None = None) -> tuple[Installed, ...]:
@@ -149,13 +152,14 @@ def verify(
     enough for."""
     from dicompiler.verify.comparison import Verification, exact, transfers
     from dicompiler.verify.deadline import Deadline, until
-    from dicompiler.verify.given import advising, given_inputs
+    from dicompiler.verify.given import advising, given_frames
     from dicompiler.verify.narrowed import check_held, deviation
 
     deadline = Deadline(RunOptions().within(timeout).timeout_s)
     path, target, model = _open(directory, weights=True, runs=True)
     plan, platform = plans.load_plan(path / PLAN), Platform.load(path / PLATFORM)
-    given = given_inputs(model, inputs)
+    frames = given_frames(model, inputs)
+    given = frames[0]
 
     def compiled(variant: Model, chosen: Plan | None = None) -> Compilation:
         base = replace(prepare(variant), platform=platform)
@@ -174,13 +178,14 @@ def verify(
         checks = [exact(model, lambda variant: program(variant, geometry), rules=rules, layers=layers)]
     log.info("the programs themselves, against onnxruntime")
     count = len(plan.turns)  # a frame of each
+    frames = frames if len(frames) > 1 else frames * count
     with advising(model, inputs):
-        result = target.run(path, [given] * count, RunOptions(timeout_s=deadline.left))
+        result = target.run(path, frames, RunOptions(timeout_s=deadline.left))
         with until(deadline, "verify: real"):
             placed = compiled(model, plan)
             assert placed.program is not None and placed.routing is not None
             more = deviation(placed.routing)
-            checks += _compared(model, given, result, count, target, more)
+            checks += _compared(model, frames, result, target, more)
             if plan.wire.types:
                 checks.append(check_held(program(model, geometry), placed.routing, plan.wire, given))
         sent = _sent(result)
@@ -188,12 +193,13 @@ def verify(
             turns = len(loss.plan.turns)
             other = target.run(path, [given] * turns, RunOptions(timeout_s=deadline.left, without=loss.lost))
             with until(deadline, "verify: real"):
-                checks += _compared(model, given, other, turns, target, more, loss.lost)
+                checks += _compared(model, [given] * turns, other, target, more, loss.lost)
             sent.update(_sent(other))
     with until(deadline, "verify: real"):
         checks += target.proofs(model, lambda: program(model), given, result)
     what = "roles" if plan.losses else "replicas"
-    checks.append(transfers(placed.program.all_transfers, sent, 1, len(plan.roles), what))
+    played = len(frames) // count
+    checks.append(transfers(placed.program.all_transfers, sent, played, len(plan.roles), what))
     return Verification(tuple(checks))
 
 
@@ -208,48 +214,49 @@ def compare_run(
     """Verifies the first frame (of each replica) of what `run` gave for these inputs: its outputs against those of
     onnxruntime."""
     from dicompiler.verify.comparison import Verification
-    from dicompiler.verify.given import given_inputs
+    from dicompiler.verify.given import run_frames
     from dicompiler.verify.narrowed import deviation
 
     path, target, model = _open(directory, weights=True)
-    given, plan, more = given_inputs(model, inputs), plans.load_plan(path / PLAN), 0.0
+    (given, _), plan, more = run_frames(model, inputs), plans.load_plan(path / PLAN), 0.0
     if plan.wire.types:
         layers = prepare(model).layers
         assert layers is not None
         more = deviation(route_on(Platform.load(path / PLATFORM), layers, plan))
-    return Verification(tuple(_compared(model, given, result, len(plan.turns), target, more)))
+    return Verification(tuple(_compared(model, [given] * len(plan.turns), result, target, more)))
 
 
 def _compared(
     model: Model,
-    given: Mapping[str, NDArray[Any]],
+    given: Sequence[Mapping[str, NDArray[Any]]],
     result: RunResult,
-    roles: int,
     target: Target,
     more: float,
     lost: Sequence[str] = (),
 ) -> list[Check]:
-    """A check for each output that a device delivered of the first frame of each role. more: the share of
-    max|reference| that is allowed beside what the target and the type allow. lost: without whom it ran."""
+    """A check for each output that a device delivered of the frames `given`: one for each role, or several in a row
+    where there are states. more: the share of max|reference| that is allowed beside what the target and the type allow.
+    lost: without whom it ran."""
     from dicompiler.verify.comparison import compare
-    from dicompiler.verify.executor import run_model
+    from dicompiler.verify.given import references
     from dicompiler.verify.tolerances import in_steps
 
-    reference = run_model(model, given, optimization=target.level)
+    what = "step" if states_of(model.proto) else "replica"
+    wanted = references(model, given, target.level)
     allowed = {**in_steps(model), **target.tolerances(model)}
     frames = result.delivered or tuple({"": outputs} for outputs in result.outputs)
     return [
         compare(
             name
             + (f" on {device}" if device else "")
-            + (f", replica {i}" if roles > 1 else "")
+            + (f", {what} {i}" if len(given) > 1 else "")
             + (f", without {', '.join(lost)}" if lost else ""),
-            reference[name],
+            wanted[i][name],
             outputs[name],
             allowed=allowed.get(name),
             more=more,
         )
-        for i, delivered in enumerate(frames[:roles])
+        for i, delivered in enumerate(frames[: len(given)])
         for device, outputs in delivered.items()
         for name in outputs
     ]

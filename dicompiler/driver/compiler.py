@@ -19,8 +19,8 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cost.memory import MemoryUse
 from dicompiler.cost.model import CostModel
 from dicompiler.driver.artifact import Compiled
-from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, platform_of, pose, prepare
-from dicompiler.driver.sending import agreed, calibrated, sending, tell_kept
+from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, platform_of, pose, prepare, sought
+from dicompiler.driver.sending import agreed, calibrated, sending, tell_kept, tell_states
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
 from dicompiler.ir.onnx.model import Model
@@ -67,6 +67,7 @@ def compile(
     wire: str | Mapping[str, str] | Wire | None = None,
     samples: str | Path | None = None,
     survive: int | str | Survive = 0,
+    state: str | Sequence[str] = "auto",
 ) -> Compiled:
     """Splits `model` over `platform` as `plan` says or as `strategy` decides, and writes `output` where it is given.
 
@@ -77,7 +78,8 @@ def compile(
     they are. samples: an .npz file of inputs, as for calibrate, that gives int8 on the wire its ranges. With `output`
     the memory that the target adds counts when plans are chosen. survive: which losses of devices the plan is to have
     plans for: of so many at most, "hosts" for each host's together, or "pi02,pi03"; beside a given plan, by the default
-    strategy.
+    strategy. state: "past*=present*", or several: graph inputs and outputs that devices keep from frame to frame;
+    "auto": those of the usual names, "none": none (see the pass `keep-states`).
     Returns the compilation with plan, program, metrics, and artifacts where written. Raises DicompilerError for what
     cannot be compiled, UsageError for unknown names; nothing is written then.
     """
@@ -94,7 +96,7 @@ def compile(
     given, sent = agreed(plan, wire, samples)
     if given is not None and given.losses and wanted:
         raise UsageError("compile: the plan has plans for losses: leave out survive, or its 'losses'")
-    compilation = sending(prepare(Model.load(model), shape, instruments, calibrate), sent)
+    compilation = sending(prepare(Model.load(model), shape, instruments, calibrate, sought(state, emitter)), sent)
     compilation = replace(compilation, platform=platform_of(platform, decider))
     costs: CostModel = known.adopt("cost_models", cost)
     runs = emitter if output is not None else None
@@ -111,6 +113,7 @@ def compile(
     with no_collection():
         compilation = split(replace(compilation, plan=chosen_plan), watched.run)
     tell_kept(compilation)
+    tell_states(compilation)
     memory: Mapping[str, MemoryUse] | None = None
     if output is not None:
         check_dealing(chosen_plan, emitter)

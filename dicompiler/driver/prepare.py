@@ -36,7 +36,7 @@ log = logging.getLogger("dicompiler")
 DEFAULT_COST = "analytic"
 DEFAULT_TARGET = "sockets"
 PREPARE = ("normalise", "infer-shapes", "form-layers")
-QUANTISE = "quantise"
+QUANTISE, KEEP_STATES = "quantise", "keep-states"
 _REMEDIES = {
     "": "it depends on values; compile the network without that part, or take the prediction for the rest",
     "com.microsoft": "compile the network as it was before onnxruntime optimised it, or add value_info to the model",
@@ -49,13 +49,17 @@ def prepare(
     shape: Sequence[str] = (),
     instruments: Sequence[Instrument] = (),
     calibrate: str | Path | None = None,
+    state: str | Sequence[str] = (),
 ) -> Compilation:
-    """Model → normalised, quantised where there are samples to calibrate it with, with shapes and layers."""
+    """Model → normalised, quantised where there are samples to calibrate it with, with shapes and layers. state: its
+    states (see the pass `keep-states`); by default those that it says itself."""
     normalise, infer, form = PREPARE
     shapes = Spec.of(infer, {"shape": tuple(shape)})
     specs = [Spec.of(normalise, {}), shapes, Spec.of(form, {})]
     if calibrate is not None:  # what is quantised has static shapes before, and new tensors afterwards
         specs[1:2] = [shapes, Spec.of(QUANTISE, {"calibrate": str(calibrate)}), Spec.of(infer, {})]
+    if state:
+        specs[-1:-1] = [Spec.of(KEEP_STATES, {"state": (state,) if isinstance(state, str) else tuple(state)})]
     make = registry().make
     passes = [make("passes", spec) for spec in specs]
     return PassManager(passes, instruments).run(Compilation(model=model))
@@ -69,15 +73,29 @@ def load_problem(
     cost: str | CostModel = DEFAULT_COST,
     wire: str | Mapping[str, str] | Wire | None = None,
     target: str | Target | None = None,
+    state: str | Sequence[str] = "auto",
 ) -> Problem:
     """The problem of splitting `model` over `platform`, for those who call strategies themselves; see `compile`.
 
     target: whose runtime is to run the plan; without one messages and calls cost nothing.
     """
-    compilation = sending(prepare(Model.load(model), shape), wire_of(wire) or Wire())
     costs: CostModel = registry().adopt("cost_models", cost)
     runs: Target | None = None if target is None else registry().adopt("targets", target)
+    compilation = sending(prepare(Model.load(model), shape, state=sought(state, runs)), wire_of(wire) or Wire())
     return pose(replace(compilation, platform=platform_of(platform)), objective, costs, runs)
+
+
+def sought(state: str | Sequence[str], target: Target | None) -> str | Sequence[str]:
+    """The states that `target` is asked to keep: it may keep none, then the usual ones are not sought. UsageError where
+    it is asked to."""
+    if target is None or target.keeps or state == "none" or tuple(state) == ("none",):
+        return state
+    if state == "auto" or tuple(state) == ("auto",):
+        return "none"
+    raise UsageError(
+        f"state: target {target.name!r} keeps nothing from frame to frame: leave states out (--state none), or take "
+        "target 'sockets'"
+    )
 
 
 def platform_of(given: str | Path | Platform | None, strategy: Strategy | None = None) -> Platform:

@@ -37,7 +37,11 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class LayerGraph(Remembers):
-    """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, rules, `Wire.types`."""
+    """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, rules, `Wire.types`.
+
+    states: (graph input, graph output) of each state. As weights do, its input lies where it is read: it is neither
+    among `inputs` nor among those of layers.
+    """
 
     layers: tuple[Layer, ...]
     tensors: Mapping[str, Tensor]
@@ -45,6 +49,18 @@ class LayerGraph(Remembers):
     outputs: tuple[str, ...]
     rules: Mapping[tuple[str, str], OperatorRule] = field(default_factory=dict, repr=False)
     wire: tuple[tuple[str, str], ...] = ()
+    states: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def delivered(self) -> tuple[str, ...]:
+        """The outputs that sinks want: states stay where they are made."""
+        kept = {present for _, present in self.states}
+        return tuple(name for name in self.outputs if name not in kept)
+
+    @cached_property
+    def present(self) -> Mapping[str, str]:
+        """Graph input of a state → its graph output."""
+        return dict(self.states)
 
     @cached_property
     def by_name(self) -> Mapping[str, Layer]:

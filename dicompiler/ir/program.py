@@ -9,7 +9,7 @@ from typing import Literal
 import onnx
 
 from dicompiler.ir.onnx.weights import Weight, raw_nbytes
-from dicompiler.ir.regions import Shape
+from dicompiler.ir.regions import Region, Shape
 from dicompiler.ir.tasks import TaskId
 
 Mark = tuple[TaskId, str]
@@ -70,11 +70,24 @@ class Step:
 
 
 @dataclass(frozen=True)
+class State:
+    """A piece of a state that a device keeps: what it reads as `value` is what it made as tensor `made` in the frame
+    before. past, region: of which graph input it is what; present: its graph output."""
+
+    value: Value
+    made: str
+    past: str
+    present: str
+    region: Region
+
+
+@dataclass(frozen=True)
 class DeviceProgram:
     """What one device does for a frame. Receives stand first (they are posted up front), then segments, each followed
     by the sends of what it made. A segment starts once its own inputs are there; sends do not wait.
 
     `sources`: graph inputs that are given to this device; `sinks`: tensor on this device → graph output it delivers.
+    `states`: what it keeps from frame to frame.
     """
 
     device: str
@@ -83,12 +96,15 @@ class DeviceProgram:
     steps: tuple[Step, ...]
     sources: tuple[str, ...]
     sinks: Mapping[str, str]
+    states: tuple[State, ...] = ()
 
 
 @dataclass(frozen=True)
 class Program:
     """`order`: (device index, segment index) of all segments, so that each comes after those it depends on.
 
+    `states`: the graph's inputs that are states, whole: they are not among `inputs`, what becomes of them not among
+    `outputs`.
     `others`: of a plan with replicas or losses the programs of its further roles, for the same devices in the same
     order; everything else is the first role's. `lost`: the devices without which it is played.
     """
@@ -101,6 +117,7 @@ class Program:
     order: tuple[tuple[int, int], ...]
     others: tuple[Program, ...] = field(default=(), repr=False)
     lost: tuple[str, ...] = ()
+    states: tuple[Value, ...] = ()
 
     @property
     def roles(self) -> tuple[Program, ...]:

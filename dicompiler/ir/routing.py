@@ -62,13 +62,25 @@ class Delivery:
 
 
 @dataclass(frozen=True)
+class Keeping:
+    """A box of a state on a device: the `region` of graph input `past` in a frame is what `tree` made of graph output
+    `present` there in the frame before."""
+
+    device: str
+    past: str
+    present: str
+    region: Region
+    tree: Tree
+
+
+@dataclass(frozen=True)
 class Routing:
     """`tasks`: the live ones in step order: run by run, in a run lane by lane, then in layer order.
 
     reads: task → what it reads → the tree that makes it. deliveries: the same for graph outputs. received: every box
     that travels. dropped: parts that nobody reads. runs: the number of each live task's run (see `lane_runs`).
     others: of a plan with replicas or losses the routings of its further roles; everything else is the first role's.
-    lost: the devices without which it is played.
+    lost: the devices without which it is played. keepings: the boxes of states, where they are read.
     """
 
     layers: LayerGraph = field(repr=False)
@@ -80,6 +92,7 @@ class Routing:
     runs: Mapping[TaskId, int] = field(repr=False)
     others: tuple[Routing, ...] = field(default=(), repr=False)
     lost: tuple[str, ...] = ()
+    keepings: tuple[Keeping, ...] = ()
 
     @property
     def roles(self) -> tuple[Routing, ...]:

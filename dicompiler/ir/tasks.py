@@ -34,7 +34,8 @@ class ShareTask:
 
     kind: `partial` computes the anchor alone over a range, `merger` sums such ranges and computes the absorbed nodes,
     `plain` all of the layer. outputs: the region of each tensor that it makes (None: a tensor without static shape).
-    needs: the region of each incoming tensor that it must hold (weights are not among them).
+    needs: the region of each incoming tensor that it must hold (weights are not among them). kept: the region of each
+    state's input that it reads.
     """
 
     layer: str
@@ -42,6 +43,7 @@ class ShareTask:
     works: tuple[Work, ...]
     outputs: Mapping[Key, Region | None]
     needs: Mapping[Key, Region]
+    kept: Mapping[Key, Region]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ def make_tasks(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> list[
     for i, part in enumerate(parts):
         share = Share(part.region, part.reduce, ranges if part.reduce is None else 0)
         task = share_task(layers, layer, share)
-        tasks.append(Task(task.layer, task.kind, task.works, task.outputs, task.needs, i, part.device, part.lane))
+        same = (task.layer, task.kind, task.works, task.outputs, task.needs, task.kept)
+        tasks.append(Task(*same, i, part.device, part.lane))
     return tasks
 
 
@@ -74,7 +75,9 @@ def _whole(layers: LayerGraph, layer: Layer) -> ShareTask:
     regions = {name: None if shape is None else full(shape) for name, shape in shapes.items()}
     outputs = {Key(name): regions[name] for name in layer.outputs}
     needs = {Key(name): region for name in layer.inputs if (region := regions[name]) is not None}
-    return ShareTask(layer.name, "plain", works, outputs, needs)
+    read = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.present)
+    kept = {Key(name): full(layers.tensors[name].shape or ()) for name in read}
+    return ShareTask(layer.name, "plain", works, outputs, needs, kept)
 
 
 def _cut(layers: LayerGraph, layer: Layer, share: Share) -> ShareTask:
@@ -91,7 +94,9 @@ def _cut(layers: LayerGraph, layer: Layer, share: Share) -> ShareTask:
     works, demands = _walk(layers, nodes, target, region, share.reduce)
     if kind == "merger":
         del demands[layers.cut_output(anchor)]  # routing reads it range by range
-    return ShareTask(layer.name, kind, works, {key: region}, {Key(name): demand for name, demand in demands.items()})
+    kept = {Key(name): demands.pop(name) for name in list(demands) if name in layers.present}
+    needs = {Key(name): demand for name, demand in demands.items()}
+    return ShareTask(layer.name, kind, works, {key: region}, needs, kept)
 
 
 def _walk(

@@ -7,7 +7,7 @@ Partition writes the graph as ONNX; of a plan that is only evaluated it is cut u
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from dicompiler.ir.onnx.structure import bodies, body_names, body_reads, rename_
 from dicompiler.ir.program import Value
 from dicompiler.ir.regions import Region, full, shape_of, with_interval
 from dicompiler.ir.rule import Piece
+from dicompiler.ir.states import Kept, Pairs, states_of
 from dicompiler.ir.tasks import TaskId
 from dicompiler.partition.routing import show
 
@@ -89,7 +90,7 @@ class Given:
 
     opset: of the standard operators (0: none of them is used). nodes: by name; bodied: those with sub-graphs. values:
     value infos by tensor; inputs, outputs: the graph's. whole: the region that each initializer is; sparse: the names
-    of sparse ones. taken: the names of tensors.
+    of sparse ones. taken: the names of tensors. states: see `ir.states`.
     """
 
     opset: int
@@ -101,6 +102,7 @@ class Given:
     whole: Mapping[str, Region]
     sparse: frozenset[str]
     taken: frozenset[str]
+    states: Pairs = ()
 
     @classmethod
     def of(cls, model: Model) -> Given:
@@ -118,6 +120,7 @@ class Given:
             whole,
             frozenset(tensor.values.name for tensor in graph.sparse_initializer),
             frozenset({*taken, *inputs, *outputs, *whole}),
+            states_of(model.proto) or (),
         )
 
 
@@ -127,7 +130,8 @@ class PlacedGraph:
 
     infos: what is known of tensors by name; a value info may bear another name. inputs: the graph's, without constants;
     source: the devices that hold them. sinks: the graph's outputs → the outputs of the original that they are.
-    constants: the initializers that are new. used: the names that are read or kept.
+    constants: the initializers that are new. used: the names that are read or kept. pieces: of states; states: their
+    graph inputs, whole.
     """
 
     nodes: Sequence[PlacedNode]
@@ -137,6 +141,8 @@ class PlacedGraph:
     sinks: Mapping[str, str]
     constants: Mapping[str, Constant] = field(default_factory=dict)
     used: frozenset[str] = frozenset()
+    pieces: Sequence[Kept] = ()
+    states: tuple[Value, ...] = ()
 
     @cached_property
     def maker(self) -> Mapping[str, int]:
@@ -144,9 +150,19 @@ class PlacedGraph:
         return {name: i for i, node in enumerate(self.nodes) for name in node.outputs if name}
 
     @cached_property
+    def past(self) -> frozenset[str]:
+        """The tensors that are kept from the frame before."""
+        return frozenset(piece.read for piece in self.pieces)
+
+    @cached_property
+    def made(self) -> frozenset[str]:
+        """The tensors that are kept for the next frame."""
+        return frozenset(piece.made for piece in self.pieces)
+
+    @cached_property
     def uses(self) -> Sequence[Sequence[str]]:
         """Of each node the tensors that it reads, constants left out."""
-        there = self.maker.keys() | set(self.inputs)
+        there = self.maker.keys() | set(self.inputs) | self.past
         return [[name for name in node.reads if name in there] for node in self.nodes]
 
     @cached_property
@@ -165,6 +181,8 @@ class PlacedGraph:
         travels: list[tuple[int, str, int, str]] = []
         devices = [node.place.device for node in self.nodes]
         for name, indices in self.users.items():
+            if name in self.past:
+                continue
             at = self.maker.get(name, GIVEN)
             there = self.source if at == GIVEN else (devices[at],)
             if len(indices) == 1 and devices[indices[0]] in there:  # as it is most often
@@ -178,9 +196,7 @@ class PlacedGraph:
         info = self.infos[tensor]
         if isinstance(info, Held):
             return Value(tensor, info.dtype, shape_of(info.region))
-        kind = info.type.tensor_type
-        dims = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in kind.shape.dim)
-        return Value(tensor, kind.elem_type, dims if kind.HasField("shape") and -1 not in dims else None)
+        return replace(_value(info), name=tensor)
 
 
 @dataclass
@@ -287,12 +303,15 @@ class PlacedGraphBuilder:
         )
         return output
 
-    def finish(self, kept: Iterable[str], extra: Mapping[str, str], source: tuple[str, ...]) -> PlacedGraph:
+    def finish(
+        self, kept: Iterable[str], extra: Mapping[str, str], source: tuple[str, ...], pieces: Sequence[Kept] = ()
+    ) -> PlacedGraph:
         """The placed graph. kept: initializers that stay though no node's inputs name them; extra: further outputs →
-        the outputs that they are."""
+        the outputs that they are. pieces: of states."""
         given, kept = self.given, frozenset(kept)
-        sinks = {**{name: name for name in given.outputs}, **extra}
-        wanted, nodes = {*sinks, *kept}, []
+        states = dict(given.states)
+        sinks = {**{name: name for name in given.outputs if name not in states.values()}, **extra}
+        wanted, nodes = {*sinks, *kept, *(piece.made for piece in pieces)}, []
         for node in sorted(self.nodes, key=lambda node: node.place.turn)[::-1]:
             if not wanted.isdisjoint(node.outputs):  # a copy of what stays whole may have outputs that nobody reads
                 wanted.update(node.reads)
@@ -300,5 +319,12 @@ class PlacedGraphBuilder:
         used = kept.union(*(node.inputs for node in nodes))
         infos = {**self.values, **given.inputs, **{name: given.outputs[output] for name, output in sinks.items()}}
         constants = (given.whole.keys() & used) | given.sparse
-        inputs = tuple(name for name in given.inputs if name not in constants)
-        return PlacedGraph(nodes[::-1], infos, inputs, source, sinks, self.constants, used)
+        inputs = tuple(name for name in given.inputs if name not in constants and name not in states)
+        rest = (self.constants, used, pieces, tuple(_value(given.inputs[name]) for name in states))
+        return PlacedGraph(nodes[::-1], infos, inputs, source, sinks, *rest)
+
+
+def _value(info: onnx.ValueInfoProto) -> Value:
+    kind = info.type.tensor_type
+    dims = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in kind.shape.dim)
+    return Value(info.name, kind.elem_type, dims if kind.HasField("shape") and -1 not in dims else None)

@@ -11,6 +11,7 @@ from dicompiler.ir.plan import Plan
 from dicompiler.ir.regions import Region, full
 from dicompiler.ir.routing import Box, Routing, Take, Tree
 from dicompiler.ir.rule import Node, Piece
+from dicompiler.ir.states import Kept
 from dicompiler.ir.tasks import Key, Task, TaskId, task_id
 from dicompiler.partition.narrowing import Border
 from dicompiler.partition.placed_graph import Cut, Given, Held, Place, PlacedGraph, PlacedGraphBuilder
@@ -31,17 +32,40 @@ class _Placer:
         self.builder = PlacedGraphBuilder(given)
         self.computed: dict[tuple[Key, TaskId], Held] = {}
         self.made: dict[object, Held] = {}  # what serves several readers: slices and joins
-        self.kept: set[str] = set()
+        self.captured: set[str] = set()
         self.alone = Counter(task.layer for task in routing.tasks)
         self.firsts = {delivery.output: delivery for delivery in reversed(routing.deliveries)}
         self.delivered = self._delivered_as_computed()
+        self.kept = self._kept()
         self.places: dict[TaskId | None, Place] = {}
         self.border = Border(self.builder, self.layers, plan.wire)
 
     def run(self) -> PlacedGraph:
         for task in self.routing.tasks:
             self._task(task)
-        return self.builder.finish(self.kept, self._deliver(), self.plan.source)
+        return self.builder.finish(self.captured, self._deliver(), self.plan.source, self._keep())
+
+    def _kept(self) -> dict[tuple[str, str], Held]:
+        """What a device has of a state when a frame begins; where it has all of it, under the graph input's name."""
+        kept = dict[tuple[str, str], Held]()
+        for one in self.routing.keepings:
+            alone = [other.past for other in self.routing.keepings].count(one.past) == 1
+            whole = one.region == full(self.layers.tensors[one.past].shape or ())
+            name = one.past if alone and whole else self.builder.name(f"{one.past}@{one.device}")
+            kept[one.past, one.device] = self.builder.declare(name, self._dtype(one.past), one.region)
+        return kept
+
+    def _keep(self) -> list[Kept]:
+        """What a device has of states at the end of a frame, made there."""
+        last, pieces = 1 + max(self.routing.runs.values(), default=0), list[Kept]()
+        for one in self.routing.keepings:
+            place = Place(one.device, 0, (last, 0, 2 * len(self.layers.layers), 1))
+            held = self._hold(one.tree, Key(one.present), place)
+            if isinstance(one.tree, Take) and one.tree.box.origin is not None and one.tree.box.region == held.region:
+                held = self.builder.identity(held, place, self.builder.name(f"{one.present}@{one.device}="), held.name)
+            read = self.kept[one.past, one.device].name
+            pieces.append(Kept(one.device, one.past, one.present, one.region, read, held.name))
+        return pieces
 
     def _dtype(self, tensor: str) -> int:
         return self.layers.tensors[tensor].dtype
@@ -94,7 +118,9 @@ class _Placer:
         assert box.region is not None
         if box.origin is None:
             if box.task is None:
-                return Held(box.key.tensor, box.region, self._dtype(box.key.tensor))
+                return self.kept.get((box.key.tensor, box.device)) or Held(
+                    box.key.tensor, box.region, self._dtype(box.key.tensor)
+                )
             return self.computed[box.key, box.task]
         at = (box.origin, box.region)
         if at not in self.made:
@@ -166,7 +192,7 @@ class _Placer:
             known = held[tensor] if shape is not None else self.given.values.get(tensor)
             if known is not None:
                 self.builder.values[held[tensor].name] = known
-        self.kept.update(node.inputs)  # among them initializers that only sub-graphs name
+        self.captured.update(node.inputs)  # among them initializers that only sub-graphs name
         names, proto = {tensor: one.name for tensor, one in held.items()}, self.given.nodes[node.name]
         inputs, outputs = ([names.get(name, name) for name in ends] for ends in (proto.input, proto.output))
         self.builder.copy(node.name, node.name, inputs, outputs, place, captured=names)

@@ -18,6 +18,12 @@ def check(layers: LayerGraph, plan: Plan) -> None:
     if not plan.source or not plan.sink:
         raise DicompilerError("plan: source and sink must each name at least one device")
     _check_replicas(plan)
+    if layers.states and (plan.replicas or plan.losses):
+        what, remedy = ("replicas", "strategy") if plan.replicas else ("losses", "survive")
+        raise DicompilerError(
+            f"plan: {what}: state {layers.states[0][0]!r} stays on its device from frame to frame, and another device "
+            f"has not got it: leave out '{what}' (--{remedy}), or have no states (--state none)"
+        )
     for name in plan.layers:
         if name not in layers.by_name:
             raise DicompilerError(

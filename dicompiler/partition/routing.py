@@ -15,8 +15,8 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.gaps import in_a_row
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.regions import Region, full, intersect, volume, with_interval
-from dicompiler.ir.routing import Box, Delivery, Join, Routing, Take, Tree, leaves
+from dicompiler.ir.regions import Region, bounding, full, intersect, volume, with_interval
+from dicompiler.ir.routing import Box, Delivery, Join, Keeping, Routing, Take, Tree, leaves
 from dicompiler.ir.tasks import Key, Task, TaskId, task_id
 from dicompiler.ir.wire import on_wire
 from dicompiler.partition.bounds_inference import make_tasks
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Order = tuple[int, int, int]
 Place = tuple[str, int]  # device, lane
+State = tuple[str, str]  # graph input, device
 MANY = 64  # pieces from which on an assembly is one Join: a Join in a Join for each would be too deep
 
 
@@ -40,7 +41,7 @@ def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None
     roles: list[Routing] = []
     for way in plan.ways:
         with in_loss(plan, way.lost):
-            roles.append(changed(_Router(layers, way.plan, hosts or {}).run(), lost=way.lost))
+            roles.append(changed(_routing(layers, way.plan, hosts or {}), lost=way.lost))
     return changed(roles[0], others=tuple(roles[1:]))
 
 
@@ -53,11 +54,28 @@ def route_on(platform: Platform, layers: LayerGraph, plan: Plan) -> Routing:
     return route(layers, plan, platform.host_of)
 
 
+def _routing(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Routing:
+    """Which boxes of states are wanted is known once it is known who reads them, and the other way round: from none on
+    they grow until nothing changes."""
+    wanted: Mapping[State, Region] = {}
+    while True:
+        router = _Router(layers, plan, hosts, wanted)
+        routing = router.run()
+        if router.kept == wanted:
+            return routing
+        wanted = router.kept
+
+
 class _Router:
     """Walks the layers backwards: readers first, so that only what is read becomes live."""
 
-    def __init__(self, layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> None:
+    def __init__(
+        self, layers: LayerGraph, plan: Plan, hosts: Mapping[str, str], wanted: Mapping[State, Region]
+    ) -> None:
         self.layers, self.plan, self.hosts = layers, plan, hosts
+        self.wanted, self.kept = wanted, dict[State, Region]()
+        self.past = {present: past for past, present in layers.states}
+        self.keepings: list[Keeping] = []
         self.rank = {device: i for i, device in enumerate(plan.devices)}
         self.outputs = {name: i for i, name in enumerate(layers.outputs)}
         self.live: set[TaskId | None] = set()  # None: a graph input is no task's
@@ -74,12 +92,18 @@ class _Router:
                 deliveries.extend(self._serve(Key(output), _boxes(finals, Key(output))))
             self._merge(self._live(finals), [task for task in tasks if task.kind == "partial"])
             for task in self._live(tasks):
-                self._read(task, task.needs.items())
+                self._read(task, (*task.needs.items(), *task.kept.items()))
+                for key, region in task.kept.items():
+                    at = key.tensor, task.device
+                    self.kept[at] = bounding((self.kept.get(at), region)) or region
             backwards.append(tasks)
         for name in self.layers.inputs:
             region = full(self.layers.tensors[name].shape or ())
             boxes = [Box(Key(name), region, device, 0) for device in self.plan.source]
             deliveries.extend(self._serve(Key(name), boxes))
+        for name, _ in self.layers.states:
+            kept = [(device, region) for (past, device), region in self.kept.items() if past == name]
+            self._serve(Key(name), [Box(Key(name), region, device, 0) for device, region in kept])
         return self._finish([task for tasks in reversed(backwards) for task in tasks], deliveries)
 
     def _live(self, tasks: Iterable[Task]) -> list[Task]:
@@ -97,6 +121,12 @@ class _Router:
         for _, task, need in sorted(self.readers.pop(key, []), key=itemgetter(0)):
             tree = self._assemble(need, (task.device, task.lane), boxes, held, f"{task.layer!r} on {task.device}")
             self.reads.setdefault(task_id(task), {})[key] = tree
+        if key.reduce is None and (past := self.past.get(key.tensor)):
+            for device in [device for name, device in self.wanted if name == past]:
+                region = self.wanted[past, device]
+                tree = self._assemble(region, (device, 0), boxes, held, f"the state {past!r} on {device}")
+                self.keepings.append(Keeping(device, past, key.tensor, region, tree))
+            return []
         if key.reduce is not None or key.tensor not in self.outputs:
             return []
         shape = self.layers.tensors[key.tensor].shape
@@ -182,7 +212,9 @@ class _Router:
         live.sort(key=lambda task: (runs[task_id(task)], task.lane))
         delivered = tuple(sorted(deliveries, key=lambda delivery: self.outputs[delivery.output]))
         dropped = tuple(task_id(task) for task in tasks if task_id(task) not in self.live)
-        return Routing(self.layers, tuple(live), self.reads, delivered, tuple(self.received), dropped, runs)
+        keepings = tuple(sorted(self.keepings, key=lambda one: (self.rank[one.device], one.past)))
+        received = tuple(self.received)
+        return Routing(self.layers, tuple(live), self.reads, delivered, received, dropped, runs, keepings=keepings)
 
 
 def _boxes(tasks: Sequence[Task], key: Key) -> list[Box]:

@@ -12,7 +12,8 @@ import onnx
 
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.structure import node_reads
-from dicompiler.ir.program import UNWRITTEN, DeviceProgram, Program, Segment, Step, Transfer
+from dicompiler.ir.program import UNWRITTEN, DeviceProgram, Program, Segment, State, Step, Transfer, Value
+from dicompiler.ir.states import pieces_of
 from dicompiler.partition.annotations import annotation_of, ends_of
 from dicompiler.partition.placed_graph import GIVEN, Place, PlacedGraph, PlacedNode
 
@@ -48,6 +49,7 @@ def cut(placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str,
         tuple(graph.value(name) for name, output in graph.sinks.items() if name == output),
         placed.weights if isinstance(placed, Model) else {},
         tuple(order),
+        states=graph.states,
     )
 
 
@@ -55,6 +57,8 @@ def _read(model: Model) -> PlacedGraph:
     """The placed graph that a placed model is."""
     graph = model.proto.graph
     source, copies = ends_of(model.proto)
+    pieces, states = pieces_of(model.proto)
+    kept = {name for piece in pieces for name in (piece.read, piece.made)}
     constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
     nodes = []
     for node in graph.node:
@@ -64,9 +68,11 @@ def _read(model: Model) -> PlacedGraph:
     return PlacedGraph(
         nodes,
         {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)},
-        tuple(v.name for v in graph.input if v.name not in constants),
+        tuple(v.name for v in graph.input if v.name not in constants and v.name not in kept),
         source,
-        {v.name: copies.get(v.name, v.name) for v in graph.output},
+        {v.name: copies.get(v.name, v.name) for v in graph.output if v.name not in kept},
+        pieces=pieces,
+        states=tuple(Value(*state) for state in states),
     )
 
 
@@ -133,7 +139,12 @@ def _device(
     made = {name for segment in segments for name in segment.outputs}
     sinks = {name: output for name, output in graph.sinks.items() if name in made}
     sources = graph.inputs if device in graph.source else ()
-    return DeviceProgram(device, hosts.get(device, device), segments, tuple(steps), sources, sinks)
+    states = tuple(
+        State(graph.value(piece.read), piece.made, piece.past, piece.present, piece.region)
+        for piece in graph.pieces
+        if piece.device == device
+    )
+    return DeviceProgram(device, hosts.get(device, device), segments, tuple(steps), sources, sinks, states)
 
 
 def _segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segment:
@@ -141,7 +152,8 @@ def _segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segment:
     makes = dict.fromkeys(n for i in nodes for n in graph.nodes[i].outputs if n)
     needed = dict.fromkeys(n for i in nodes for n in graph.uses[i] if n not in makes)
     inside = set(nodes)
-    outputs = tuple(n for n in makes if n in graph.sinks or not inside.issuperset(graph.users.get(n, ())))
+    leave = graph.sinks.keys() | graph.made
+    outputs = tuple(n for n in makes if n in leave or not inside.issuperset(graph.users.get(n, ())))
     marks = tuple(
         (place.part, graph.nodes[i].origin) for i in nodes if (place := graph.nodes[i].place).part is not None
     )

@@ -12,6 +12,7 @@ from onnx import helper
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import LARGE, Weight, hollow
 from dicompiler.ir.regions import shape_of
+from dicompiler.ir.states import set_pieces
 from dicompiler.partition.annotations import Annotation, annotate, annotate_ends
 from dicompiler.partition.placed_graph import Constant, Cut, Held, PlacedGraph, PlacedNode
 from dicompiler.partition.routing import show
@@ -29,7 +30,14 @@ def write(model: Model, placed: PlacedGraph) -> Model:
     graph = proto.graph
     del graph.node[:], graph.value_info[:], graph.output[:], graph.initializer[:]
     graph.node.extend(_node(node) for node in placed.nodes)
-    graph.output.extend(_info(placed, name) for name in placed.sinks)
+    made = (piece.made for piece in placed.pieces)
+    graph.output.extend(_info(placed, name) for name in dict.fromkeys((*placed.sinks, *made)))
+    if placed.states:
+        states = [(state.name, state.dtype, state.shape or ()) for state in placed.states]
+        kept = [value for value in graph.input if value.name not in [name for name, *_ in states]]
+        del graph.input[:]
+        graph.input.extend((*kept, *(_info(placed, piece.read) for piece in placed.pieces)))
+        set_pieces(proto, placed.pieces, states)
     done = {v.name for v in (*graph.input, *graph.output)}
     graph.value_info.extend(_info(placed, name) for name in placed.infos if name not in done)
     whole = [tensor for tensor in model.proto.graph.initializer if tensor.name in placed.used]

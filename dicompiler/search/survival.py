@@ -36,6 +36,11 @@ def surviving(problem: Problem, strategy: Strategy, plan: Plan, survive: Survive
 
     Raises DicompilerError where no loss can be covered, and where they do not fit: what lacks where, and what would.
     """
+    if problem.layers.states:
+        raise DicompilerError(
+            f"survive {survive}: state {problem.layers.states[0][0]!r} is on one device, and lost with it: leave out "
+            "--survive, or have no states (--state none)"
+        )
     losses = _Losses(problem, strategy, plan, fixed)
     tries = [_Choice(losses, plan, survive)]
     if not tries[0].options:

@@ -50,6 +50,9 @@ class Session(Protocol):
         `RunOptions.in_flight`, those whose outputs were not taken yet included.
         """
 
+    def reset(self) -> None:
+        """States begin anew, as zeros, with the frame that is given next; one that gives states begins with those."""
+
     def close(self) -> None:
         """Finishes what is on its way and ends the devices."""
 

@@ -42,6 +42,9 @@ class Target(ABC):
     survives: ClassVar[bool] = False
     """Whether it emits the roles of a plan's losses, goes on by them when devices are lost, and begins in them
     (`RunOptions.without`); a compilation with such a plan is refused otherwise."""
+    keeps: ClassVar[bool] = False
+    """Whether its devices keep states from frame to frame (`DeviceProgram.states`); a network with declared states is
+    refused otherwise, and none are sought by their names."""
     checks_files: ClassVar[bool] = False
     """Whether its `run` and `install` compare the artifact's files with the digests in artifact.json by themselves, as
     programs can while they load them; they are compared before otherwise."""

@@ -54,6 +54,7 @@ def artifact_document(program: Program, target: str, digest: str) -> Json:
         "devices": [device.device for device in program.devices],
         "inputs": [value_document(value) for value in program.inputs],
         "outputs": [value_document(value) for value in program.outputs],
+        **({"states": [value_document(value) for value in program.states]} if program.states else {}),
         "transfers": [transfer_document(transfer) for transfer in program.all_transfers],
     }
 

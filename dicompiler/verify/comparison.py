@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program, Transfer, Value
+from dicompiler.ir.regions import slices
 from dicompiler.verify.exact import NotExact, Treatment, coverage, made, seeds_needed
 from dicompiler.verify.exact.facts import Rules
 from dicompiler.verify.executor import Execution, Executor, run_model
@@ -142,6 +143,10 @@ def _differing(reference: Mapping[str, Any], execution: Execution) -> str:
             check = compare(name, reference[name], value, exact=True)
             if not check.passed:
                 return f"output {name!r} on {device}: {check.detail}"
+    for state, value in execution.kept:
+        check = compare(state.present, reference[state.present][slices(state.region)], value, exact=True)
+        if not check.passed:
+            return f"state {state.past!r}, kept as {state.made!r}: {check.detail}"
     return ""
 
 

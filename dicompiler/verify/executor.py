@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from dicompiler.base.errors import DicompilerError, nearest
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight, array_dtype, dtype_name, is_hollow
-from dicompiler.ir.program import DeviceProgram, Program, Segment, Transfer, Value
+from dicompiler.ir.program import DeviceProgram, Program, Segment, State, Transfer, Value
+from dicompiler.ir.regions import slices
+from dicompiler.ir.states import fed, pieces_of
 from dicompiler.verify.deadline import stoppable
 from dicompiler.verify.levels import Optimization
 
@@ -116,6 +118,14 @@ def from_ort(value: ort.OrtValue) -> Any:
     return Weight(value.element_type(), tuple(value.shape()), memoryview(raw)).array().copy()
 
 
+def begun(states: Sequence[Value], inputs: Mapping[str, Any], first: bool = False) -> Mapping[str, Any]:
+    """`inputs` with all states, those that are not there as zeros, if one is there or it is the first frame."""
+    if not first and not any(state.name in inputs for state in states):
+        return inputs
+    types = {state.name: onnx.helper.tensor_dtype_to_np_dtype(state.dtype) for state in states}
+    return {s.name: np.zeros(s.shape or (), types[s.name]) for s in states if s.name not in inputs} | dict(inputs)
+
+
 def check_inputs(values: Sequence[Value], inputs: Mapping[str, Any]) -> dict[str, Any]:
     """`inputs` in the order of `values` and contiguous. DicompilerError for a missing, unknown or unfitting one."""
     known = [value.name for value in values]
@@ -148,7 +158,8 @@ def run_model(
 ) -> dict[str, Any]:
     """The outputs of the whole model from one session: what every split is compared with.
 
-    `outputs`: names of tensors, also inner ones, to return in place of the graph's outputs.
+    `outputs`: names of tensors, also inner ones, to return in place of the graph's outputs. Of states a placed model
+    reads its pieces.
     """
     proto = model.proto
     if outputs is not None:
@@ -157,7 +168,7 @@ def run_model(
         known = {value.name: value for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
         del proto.graph.output[:]
         proto.graph.output.extend(known.get(name) or onnx.ValueInfoProto(name=name) for name in outputs)
-    return Session(proto, model.weights, "the whole model", optimization).run(inputs)
+    return Session(proto, model.weights, "the whole model", optimization).run(fed(pieces_of(proto)[0], inputs))
 
 
 @dataclass(frozen=True)
@@ -165,17 +176,18 @@ class Execution:
     """What a program computed for one frame. outputs: by name, of the first device that delivers each.
 
     delivered: every sink device's outputs. sent: bytes by transfer index. values: every tensor on every device, where
-    that was asked for.
+    that was asked for. kept: what is kept of states for the next frame, of each device's program.
     """
 
     outputs: dict[str, Any]
     sent: tuple[int, ...]
     delivered: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    kept: Sequence[tuple[State, Any]] = ()
 
 
 class Executor:
-    """A program with its sessions made, to be run for many frames."""
+    """A program with its sessions made, to be run for many frames. States are kept from one to the next."""
 
     def __init__(
         self,
@@ -185,6 +197,7 @@ class Executor:
     ) -> None:
         """`make`: what runs a segment in place of onnxruntime."""
         self.program = program
+        self._kept: dict[str, Any] = {}
         self._sends = [_sends(device) for device in program.devices]
 
         def session(s: Segment) -> Runnable:
@@ -193,10 +206,18 @@ class Executor:
         self._sessions = [[(make or session)(segment) for segment in device.segments] for device in program.devices]
 
     def run(self, inputs: Mapping[str, Any], keep_values: bool = False) -> Execution:
-        """Plays the program for one frame. DicompilerError where a transfer or an order is not as predicted."""
+        """Plays the program for one frame; where `inputs` has states, those begin anew, and zeros are what they begin
+        with. DicompilerError where a transfer or an order is not as predicted."""
         program = self.program
-        given = check_inputs(program.inputs, inputs)
+        feed = begun(program.states, inputs, not self._kept)
+        anew = any(state.name in feed for state in program.states)
+        given = check_inputs((*program.inputs, *(program.states if anew else ())), feed)
         held = {d.device: {name: given[name] for name in d.sources} for d in program.devices}
+        for device in program.devices:
+            for state in device.states:
+                held[device.device][state.value.name] = (
+                    given[state.past][slices(state.region)] if anew else self._kept[state.value.name]
+                )
         sent = [0] * len(program.transfers)
         for sends in self._sends:
             self._send(sends[0], held, sent)
@@ -217,7 +238,9 @@ class Executor:
         }
         first = {name: value for outputs in reversed(delivered.values()) for name, value in outputs.items()}
         outputs = {value.name: first[value.name] for value in program.outputs}
-        return Execution(outputs, tuple(sent), delivered, held if keep_values else {})
+        kept = [(state, held[device.device][state.made]) for device in program.devices for state in device.states]
+        self._kept = {state.value.name: array for state, array in kept}
+        return Execution(outputs, tuple(sent), delivered, held if keep_values else {}, kept)
 
     def _send(self, indices: Sequence[int], held: Mapping[str, dict[str, Any]], sent: list[int]) -> None:
         for index in indices:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from dicompiler.base.errors import DicompilerError
 from dicompiler.base.seeded import generator
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.rule import Tensor
@@ -23,6 +24,8 @@ CARRIES = frozenset(
 """Operators that hand on the values of an input: of Concat any, of the others the first."""
 Read = tuple[onnx.NodeProto, int]
 MASK = 2
+INDEXING = frozenset({"Gather", "GatherElements", "ScatterElements", "ScatterND"})
+"""Operators whose second input has numbers of rows of the first."""
 
 
 Limit = int | tuple[int, ...]
@@ -33,11 +36,7 @@ def limits(model: Model) -> dict[str, Limit]:
     """Graph input → n, where its values must be 0 … n-1: as the index of a Gather, the token, segment or position of an
     embedding, the class of a OneHot, or the mask of an attention; or the very values, where it is the shape that a
     Reshape gives. An input that leads to none of these is not in it."""
-    tensors = model.tensors()
-    readers: dict[str, list[Read]] = {}
-    for node in model.proto.graph.node:
-        for place, name in enumerate(node.input):
-            readers.setdefault(name, []).append((node, place))
+    tensors, readers = model.tensors(), _readers(model)
     found = dict[str, Limit]()
     for value in model.proto.graph.input:
         if not tensors[value.name].constant:
@@ -50,6 +49,32 @@ def limits(model: Model) -> dict[str, Limit]:
             elif known:
                 found[value.name] = min(known)
     return found
+
+
+def _readers(model: Model) -> dict[str, list[Read]]:
+    readers: dict[str, list[Read]] = {}
+    for node in model.proto.graph.node:
+        for place, name in enumerate(node.input):
+            readers.setdefault(name, []).append((node, place))
+    return readers
+
+
+def check_range(model: Model, given: Mapping[str, Any]) -> None:
+    """DicompilerError, naming the input, the number and the table, where a number is no row of a table that it is
+    looked up in, or written to: a token beyond the vocabulary, a position beyond a cache."""
+    tensors, readers = model.tensors(), _readers(model)
+    for name, array in given.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or not array.size:
+            continue
+        for node, place in _ends(name, readers):
+            count = _count(node, place, tensors) if node.op_type in INDEXING and place == 1 else None
+            if count and (array.min() < -count or array.max() >= count):
+                at = tuple(np.argwhere((array < -count) | (array >= count))[0])
+                value, where = array[at], ", ".join(map(str, at))
+                raise DicompilerError(
+                    f"input {name!r}: {value} at [{where}] is no row of {node.input[0]!r}, which has {count}: give "
+                    f"numbers from 0 to {count - 1}"
+                )
 
 
 def _reshaped(tensors: Mapping[str, Tensor], node: onnx.NodeProto, shape: str) -> tuple[int, ...] | None:
@@ -101,6 +126,14 @@ def _extent(of: int, axis: int | None = None) -> Callable[[onnx.NodeProto, Given
     return count
 
 
+def _rows(_node: onnx.NodeProto, given: Given) -> int | None:
+    """Of the table that whole rows of are written to."""
+    table, indices = given[0], given[1]
+    if table is None or indices is None or not table.shape or not indices.shape or indices.shape[-1] != 1:
+        return None
+    return table.shape[0]
+
+
 def _depth(_node: onnx.NodeProto, given: Given) -> int | None:
     depth = given[1]
     return None if depth is None or depth.value is None else int(depth.value.flat[0])
@@ -119,7 +152,8 @@ def _inverted(_node: onnx.NodeProto, given: Given) -> int | None:
 
 
 _TAKES: Mapping[tuple[str, int], Callable[[onnx.NodeProto, Given], int | None]] = {
-    **{(name, 1): _extent(0) for name in ("Gather", "GatherElements", "ScatterElements")},
+    **{(name, 1): _extent(0) for name in INDEXING - {"ScatterND"}},
+    ("ScatterND", 1): _rows,
     ("OneHot", 0): _depth,
     ("EmbedLayerNormalization", 0): _extent(2, 0),
     ("EmbedLayerNormalization", 1): _extent(4, 0),

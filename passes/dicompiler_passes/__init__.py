@@ -15,10 +15,11 @@ def dicompiler_passes() -> Iterable[type[Pass]]:
     from dicompiler_passes.channels import Fuse, Lip, Lop
     from dicompiler_passes.form_layers import FormLayers
     from dicompiler_passes.infer_shapes import InferShapes
+    from dicompiler_passes.keep_states import KeepStates
     from dicompiler_passes.normalise import Normalise
     from dicompiler_passes.partition import Partition
     from dicompiler_passes.quantise import Quantise
     from dicompiler_passes.tiles import FuseTiles, Place, TileGrid, TileHeight
 
     splitting: list[type[Pass]] = [Place, TileHeight, TileGrid, FuseTiles, Lop, Lip, Fuse, Partition]
-    return [Normalise, Quantise, InferShapes, FormLayers, *splitting]
+    return [Normalise, Quantise, InferShapes, KeepStates, FormLayers, *splitting]

@@ -25,6 +25,7 @@ from dicompiler.plugin_api import (
     Shape,
     Tensor,
     captures,
+    states_of,
 )
 from dicompiler_passes.quantised import with_reader
 
@@ -55,6 +56,7 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
     """The layers of `model`. Raises where a graph input has no static shape, and where an output is no node's work."""
     graph = model.proto.graph
     tensors = dict(model.tensors())
+    states = states_of(model.proto) or ()
     inputs = tuple(v.name for v in graph.input if not tensors[v.name].constant)
     for name in inputs:
         if tensors[name].shape is None:
@@ -71,7 +73,8 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
     for name in outputs:
         if name not in made:
             raise DicompilerError(f"form-layers: no node makes output {name!r}: run normalise before it")
-    empty = LayerGraph((), tensors, inputs, outputs, rules)
+    given = tuple(name for name in inputs if name not in dict(states))
+    empty = LayerGraph((), tensors, given, outputs, rules, states=states)
     readers = _readers(nodes, outputs)
     groups = _absorb(_with_dequantise(_opaque_groups(model, nodes, tensors), readers), empty)
     layers = tuple(_layer(group, empty, readers) for group in groups)
@@ -302,7 +305,7 @@ def _layer(group: _Group, graph: LayerGraph, readers: Mapping[str, frozenset[str
         name
         for node in group.nodes
         for name in node.inputs
-        if name and name not in made and not graph.tensors[name].constant
+        if name and name not in made and not graph.tensors[name].constant and name not in graph.present
     )
     outgoing = tuple(
         name for node in group.nodes for name in node.outputs if name and not readers.get(name, frozenset()) <= inside

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 import numpy as np
@@ -44,8 +45,8 @@ class InferShapes(Pass):
     Split → a, b into equal shares               ⇒  Slice → a, Slice → b
     node of which only the shape was read        ⇒  (gone)
 
-    shape: `input=1x3x224x224`, for any number of inputs; a dimension that is a number already must be the same. In a
-    pipeline's text it is quoted: infer-shapes{shape="x=1x3x224x224"}.
+    shape: `input=1x3x224x224`, for any number of inputs, `past*=1x8x128x64` for several alike; a dimension that is a
+    number already must be the same. In a pipeline's text it is quoted: infer-shapes{shape="x=1x3x224x224"}.
     """
 
     name: ClassVar[str] = "infer-shapes"
@@ -99,9 +100,11 @@ def _bind(graph: Graph, shapes: Mapping[str, Shape]) -> None:
     inputs = {tensor.name: tensor for tensor in graph.inputs}
     sizes: dict[str, int] = {}
     for name, shape in shapes.items():
-        if name not in inputs:
+        found = [name] if name in inputs else [one for one in inputs if fnmatchcase(one, name)]
+        if not found:
             raise UsageError(f"shape: the model has no input {name!r}{nearest(name, inputs)}")
-        _bind_input(inputs[name], shape, sizes)
+        for one in found:
+            _bind_input(inputs[one], shape, sizes)
     for tensor in graph.tensors().values() if sizes else ():
         if isinstance(tensor, Variable) and tensor.shape is not None:
             tensor.shape = [sizes.get(size, size) for size in tensor.shape]

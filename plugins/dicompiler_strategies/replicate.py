@@ -50,7 +50,7 @@ def candidates(problem: Problem, size: int) -> Iterator[Plan]:
     """The plans for groups of `size` devices; for single ones also by their rates, where that deals otherwise."""
     seconds = {device.name: whole_layer_seconds(problem, device) for device in problem.platform.computing}
     devices = sorted(problem.platform.computing, key=lambda device: sum(seconds[device.name]))
-    groups = min(MOST, len(devices) // size)
+    groups = 1 if problem.layers.states else min(MOST, len(devices) // size)  # no other has a group's states
     # Place i of every group is taken by devices that are as fast as each other as can be.
     teams = [[devices[place * groups + group] for place in range(size)] for group in range(groups)]
     yield _dealt(problem, teams, range(groups), seconds)

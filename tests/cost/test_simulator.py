@@ -300,3 +300,15 @@ def test_when_a_frame_is_given_devices_go_on_in_their_order() -> None:
     found = simulate(replace(one, others=(one, other)), cluster(3, "shared"), frames=3, in_flight=2)
     sent = [(span.device, span.start) for span in found.spans if span.kind == "message" and span.peer == "d2"]
     assert sent == [("d0", 2.25), ("d0", 4.25), ("d1", 4.25)]
+
+
+def test_a_job_waits_for_the_state_that_the_frame_before_makes() -> None:
+    """Device a makes the state of b's answer: of two frames on their way at once the second waits for it."""
+    jobs = (Job("reads", 1.0, (), (0,), 0, after=(1,)), Job("makes", 1.0, (1,), (), 1))
+    away = DeviceWork("d1", "d1", (), (Job("away", 1.0, (0,), (1,), 0),))
+    messages = (Message(0, 1, 0, "there"), Message(1, 0, 0, "back"))
+    platform = nameless(2)
+    for after, least, most in (((1,), 2.99, 3.01), ((), 2.0, 2.5)):
+        own = DeviceWork("d0", "d0", (), (replace(jobs[0], after=after), jobs[1]))
+        played = simulate(Workload((own, away), messages), platform, frames=8, in_flight=3)
+        assert least <= played.period_s <= most

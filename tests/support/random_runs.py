@@ -9,6 +9,7 @@ from random import Random
 
 import numpy as np
 from support.generators import integers
+from support.stateful import fed_back, integer_frames, placed_states
 from test_random_plans import compiled
 
 from dicompiler.ir.platform import nameless
@@ -45,3 +46,23 @@ def check_random(target: Target, seed: int, count: int, place: Path) -> None:
     sent = sent_bytes(result)
     assert sent == {transfer.index: count * transfer.value.nbytes for transfer in program.transfers}
     assert sum(sent.values()) == count * placed.routing.total_bytes
+
+
+def check_random_states(target: Target, seed: int, count: int, place: Path) -> None:
+    """As `check_random`, of a network with states, which devices keep from frame to frame."""
+    rng = Random(seed)
+    placed = placed_states(rng)
+    model = placed.reference
+    assert placed.plan is not None and placed.routing is not None and model is not None
+    program = cut(placed.model, placed.plan.devices)
+    assert any(device.states for device in program.devices)
+    target.emit(replace(placed, program=program, platform=nameless(4)), place)
+    seal(place)
+    frames = integer_frames(rng, model, count)
+
+    result = target.run(place, frames, RunOptions(timeout_s=60, in_flight=1 + seed % 4))
+
+    for reference, outputs in zip(fed_back(model, frames), result.outputs, strict=True):
+        assert set(outputs) == set(reference)
+        assert all(np.array_equal(outputs[name], value) for name, value in reference.items())
+    assert sent_bytes(result) == {transfer.index: count * transfer.value.nbytes for transfer in program.transfers}

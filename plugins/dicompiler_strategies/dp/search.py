@@ -124,7 +124,7 @@ def cheapest_path(team: Team, moves: Sequence[Sequence[Move]], pricing: Pricing,
 def _last_readers(graph: LayerGraph) -> dict[str, int]:
     """Tensor → the place behind its last reader; one behind all layers for the network's outputs."""
     last = {name: graph.position[readers[-1].name] + 1 for name, readers in graph.consumers.items()}
-    return last | dict.fromkeys(graph.outputs, len(graph.layers) + 1)
+    return last | dict.fromkeys(graph.delivered, len(graph.layers) + 1)
 
 
 def _still_read(state: State, last: Mapping[str, int], place: int) -> State:
@@ -136,7 +136,7 @@ def _delivered(team: Team, pricing: Pricing, forms: Mapping[str, Form], node: _N
     platform = team.problem.platform
     sinks = team.indices(team.problem.sink)
     total = np.zeros((len(platform.devices),) * 2)
-    for name in team.layers.outputs:
+    for name in team.layers.delivered:
         shape = team.layers.tensors[name].shape
         if shape is not None:
             need = Boxes.of(shape, team.alone(full(shape), sinks))

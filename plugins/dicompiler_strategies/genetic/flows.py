@@ -73,7 +73,7 @@ def flows(layers: LayerGraph) -> Flows:
     for i in live:
         for key, need in tasks[i].needs.items():
             readers.setdefault(key.tensor, []).append((i, need))
-    for name in layers.outputs:
+    for name in layers.delivered:
         shape = layers.tensors[name].shape
         if shape is not None:
             readers.setdefault(name, []).append((SINK, full(shape)))

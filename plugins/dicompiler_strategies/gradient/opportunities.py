@@ -256,7 +256,7 @@ class _SpaceBuilder:
         total = np.zeros((len(pos), len(self.devices)))
         for slot, tensor in enumerate(self.layers.layers[at].outputs):
             shares = self._produced(at, pos, slot, True)
-            if tensor in self.layers.outputs and shares is not None:
+            if tensor in self.layers.delivered and shares is not None:
                 total += element_bytes(self.layers, tensor) * common(shares, shares)
         return total
 
@@ -283,7 +283,7 @@ def problem_ends(problem: Problem) -> tuple[list[int], list[int]]:
     """The places of the layers that read graph inputs, and of those that make graph outputs."""
     layers = problem.layers
     reading = [i for i, layer in enumerate(layers.layers) if set(layer.inputs) & set(layers.inputs)]
-    making = [i for i, layer in enumerate(layers.layers) if set(layer.outputs) & set(layers.outputs)]
+    making = [i for i, layer in enumerate(layers.layers) if set(layer.outputs) & set(layers.delivered)]
     return reading, making
 
 

@@ -229,7 +229,7 @@ def end_flows(problem: Problem, layer: Layer, footprint: Footprint) -> tuple[lis
             inputs.append((there, first, footprint.needs[slot], element_bytes(layers, tensor)))
     outputs: list[Flow] = []
     for slot, tensor in enumerate(layer.outputs):
-        if tensor in layers.outputs and slot in footprint.produced:
+        if tensor in layers.delivered and slot in footprint.produced:
             wanted = (Need(holders(problem, tensor, sink)),)
             outputs.append((footprint.produced[slot], footprint.shares[slot], wanted, element_bytes(layers, tensor)))
     return inputs, outputs

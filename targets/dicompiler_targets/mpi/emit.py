@@ -152,6 +152,7 @@ def _manifest(program: Program, places: Sequence[Place], host: str, preprocessin
         if place.host == host:
             roles = [role.devices[rank] for role in program.roles]
             given = [given_inputs(role, role.devices[rank]) for role in program.roles]
+            kept = {state.past for state in program.devices[rank].states}  # which a frame may give
             ranks.append(
                 {
                     "rank": rank,
@@ -159,7 +160,7 @@ def _manifest(program: Program, places: Sequence[Place], host: str, preprocessin
                     "cores": list(place.cores),
                     "threads": place.threads,
                     "gpu": place.gpu,
-                    "inputs": sorted({value.name for inputs in given for value in inputs.values()}),
+                    "inputs": sorted(kept.union(value.name for inputs in given for value in inputs.values())),
                     "outputs": sorted({name for device in roles for name in device.sinks.values()}),
                     "segments": [len(device.segments) for device in roles],
                 }

@@ -20,7 +20,8 @@ def added(program: Program, optimization: Optimization = "all") -> dict[str, int
 
 
 def _kept(program: Program, device: DeviceProgram) -> int:
-    """What a frame's buffers take more because all that is sent or delivered stays in them to its end."""
+    """What a frame's buffers take more because all that is sent or delivered stays in them to its end, and what is kept
+    for the next frame."""
     end = len(device.segments)
     sizes = {name: size for segment in device.segments for name, size in segment_values(segment).items()}
     first = {name: index for index, segment in enumerate(device.segments) for name in segment.outputs}
@@ -32,4 +33,5 @@ def _kept(program: Program, device: DeviceProgram) -> int:
     longer = [
         (first[name], end if name in kept else stop, size) for name, (_, stop, size) in zip(first, spans, strict=True)
     ]
-    return peak(longer) - peak(spans)
+    between_frames = sum(state.value.nbytes for state in device.states)
+    return peak(longer) - peak(spans) + between_frames

@@ -126,7 +126,8 @@ def describe(
             first += len(role.transfers)
         ranks.append(asdict(place) | {"cores": list(place.cores), "roles": roles})
     images = asdict(preprocessing) | {"mean": list(preprocessing.mean), "scale": list(preprocessing.scale)}
-    return {
+    states = {"states": [value_document(value) for value in program.states]} if program.states else {}
+    return states | {
         "format": PROGRAM_FORMAT,
         "inputs": [value_document(value) for value in program.inputs],
         "optimization": optimization,
@@ -145,6 +146,11 @@ def _calls(program: Program, rank: int, segment_files: Sequence[str], first: int
     transfers = {t.index: replace(t, index=first + t.index) for t in program.transfers}
     for index, value in given_inputs(program, device).items():
         calls.append(["input", index, value.name])
+    wholes = [whole.name for whole in program.states]
+    for state in device.states:
+        one, begin = value_document(state.value), [start for start, _ in state.region]
+        calls.append(["state", wholes.index(state.past), one["name"], one["dtype"], one["shape"], begin])
+    taken = set[str]()
     for step in device.steps:
         if step.kind == "receive":
             one = value_document(transfers[step.index].value)
@@ -154,7 +160,13 @@ def _calls(program: Program, rank: int, segment_files: Sequence[str], first: int
             transfer = transfers[step.index]
             calls.append(["send", transfer.index, transfer.value.name, ranks[transfer.receiver]])
         else:
+            segment = device.segments[step.index]
+            read = [s.value.name for s in device.states if s.value.name in {*segment.inputs} - taken]
+            taken.update(read)
+            calls += [["take", name] for name in read]
             calls += _run(device, step.index, segment_files[step.index])
+            made = [state for state in device.states if state.made in segment.outputs]
+            calls += [["keep", state.made, state.value.name] for state in made]
     outputs = output_files([value.name for value in program.outputs])
     return [*calls, *(["output", tensor, outputs[output]] for tensor, output in device.sinks.items())]
 
@@ -230,6 +242,19 @@ def _receive(names: _Names, transfer: int, tensor: str, dtype: str, dims: Sequen
     return [f"const auto {names.new(tensor)} = {call}"]
 
 
+def _state(names: _Names, index: int, tensor: str, dtype: str, dims: Sequence[int], begin: Sequence[int]) -> list[str]:
+    arguments = f"{number(index)}, {text(tensor)}, {kind(dtype)}, {shape(dims)}, {shape(begin)}"
+    return [f"const auto {names.new(tensor)} = rank.state({arguments});"]
+
+
+def _take(names: _Names, tensor: str) -> list[str]:
+    return [f"rank.take({names.identifiers[tensor]});"]
+
+
+def _keep(names: _Names, tensor: str, state: str) -> list[str]:
+    return [f"rank.keep({names.identifiers[tensor]}, {names.identifiers[state]});"]
+
+
 def _tensor(names: _Names, tensor: str, dtype: str = "", dims: Sequence[int] = ()) -> list[str]:
     more = f", {kind(dtype)}, {shape(dims)}" if dtype else ""
     return [f"const auto {names.new(tensor)} = rank.tensor({text(tensor)}{more});"]
@@ -253,6 +278,9 @@ def _output(names: _Names, tensor: str, file: str) -> list[str]:
 
 _CALLS: Mapping[str, Callable[..., list[str]]] = {
     "input": _input,
+    "state": _state,
+    "take": _take,
+    "keep": _keep,
     "receive": _receive,
     "tensor": _tensor,
     "run": _run_call,
@@ -267,10 +295,7 @@ def _main(document: Json, ranks: Sequence[Place]) -> list[str]:
         f"{{{text(p.device)}, {text(p.host)}, {p.threads}, {str(p.gpu).lower()}, {_roles(document, i)}}},"
         for i, p in enumerate(ranks)
     ]
-    inputs = [
-        f"{{{text(v['name'])}, {kind(v['dtype'])}, {str(v['shape'] is not None).lower()}, {shape(v['shape'] or ())}}},"
-        for v in document["inputs"]
-    ]
+    inputs, states = ([_ends(value) for value in document.get(key, ())] for key in ("inputs", "states"))
     images = document["preprocessing"]
     mean, scale = (", ".join(map(_float, images[key])) for key in ("mean", "scale"))
     return [
@@ -288,10 +313,21 @@ def _main(document: Json, ranks: Sequence[Place]) -> list[str]:
         f"        {text(document['provider'])},",
         "        // Images: order of channels, mean and scale.",
         f"        {{{text(images['order'])}, {{{mean}}}, {{{scale}}}}},",
+        *(
+            ["        // Inputs that are states.", "        {", *(f"            {one}" for one in states), "        },"]
+            if states
+            else []
+        ),
         "    };",
         "    return dicompiler::run(program, argc, argv);",
         "}",
     ]
+
+
+def _ends(value: Json) -> str:
+    """An input of the network."""
+    known = str(value["shape"] is not None).lower()
+    return f"{{{text(value['name'])}, {kind(value['dtype'])}, {known}, {shape(value['shape'] or ())}}},"
 
 
 def _roles(document: Json, rank: int) -> str:

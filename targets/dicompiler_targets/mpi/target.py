@@ -32,6 +32,7 @@ class MpiTarget(Target):
 
     name: ClassVar[str] = "mpi"
     replicas: ClassVar[bool] = True
+    keeps: ClassVar[bool] = True
     checks_files: ClassVar[bool] = True
     emulates: ClassVar[bool] = True
 

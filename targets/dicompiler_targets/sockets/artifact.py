@@ -30,15 +30,17 @@ _NUMPY = {
 
 @dataclass(frozen=True)
 class Role:
-    """By device what it is given in the frames of a role, and what it delivers, by index of the output."""
+    """By device what it is given in the frames of a role, and what it delivers, by index of the output. states: by
+    device what it keeps, and is given where states begin anew."""
 
     inputs: Mapping[str, Sequence[Mapping[str, Any]]]
     outputs: Mapping[str, Mapping[int, Mapping[str, Any]]]
+    states: Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """`manifests` in the order of devices; `inputs`, `outputs` and `files` as artifact.json has them."""
+    """`manifests` in the order of devices; `inputs`, `outputs`, `files` and `states` as artifact.json has them."""
 
     directory: Path
     digest: str
@@ -46,6 +48,7 @@ class Artifact:
     inputs: tuple[Mapping[str, Any], ...]
     outputs: tuple[Mapping[str, Any], ...]
     files: Mapping[str, Any]
+    states: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def load(cls, directory: Path) -> Artifact:
@@ -64,7 +67,8 @@ class Artifact:
                 for peer in {t[end] for t in transfers for end in ("sender", "receiver")}:
                     if peer not in document["devices"]:
                         raise KeyError(f"{manifest['device']} needs {peer}, which is not there")
-            artifact = cls(directory, document["digest"], tuple(manifests), inputs, outputs, document["files"])
+            states = tuple(document.get("states", ()))
+            artifact = cls(directory, document["digest"], tuple(manifests), inputs, outputs, document["files"], states)
             if len({tuple(tuple(role.get("lost", ())) for role in roles(manifest)) for manifest in manifests}) > 1:
                 raise KeyError("the devices have different numbers of roles, or for other losses")
             return artifact
@@ -91,17 +95,22 @@ class Artifact:
             Role(
                 {manifest["device"]: manifest["inputs"] for manifest in manifests},
                 {manifest["device"]: {v["index"]: v for v in manifest["outputs"]} for manifest in manifests},
+                {manifest["device"]: manifest.get("states", ()) for manifest in manifests},
             )
             for manifests in zip(*map(roles, self.manifests), strict=True)
         )
 
     def arrays(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        """The inputs as contiguous arrays. DicompilerError for a missing, unknown or unfitting one."""
-        known = [value["name"] for value in self.inputs]
+        """The inputs as contiguous arrays; where a state is among them, all states, as zeros if they are not.
+        DicompilerError for a missing, unknown or unfitting one."""
+        states = [value for value in self.states if any(state["name"] in inputs for state in self.states)]
+        missing = [value for value in states if value["name"] not in inputs]
+        zeros = {v["name"]: np.zeros(v["shape"], numpy_type(v["dtype"])) for v in missing}
+        known = [value["name"] for value in (*self.inputs, *self.states)]
         for name in inputs:
             if name not in known:
                 raise DicompilerError(f"the network has no input {name!r}{nearest(name, known)}")
-        return {value["name"]: _checked(value, inputs) for value in self.inputs}
+        return {value["name"]: _checked(value, {**zeros, **inputs}) for value in (*self.inputs, *states)}
 
     def copies(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """The inputs as arrays of their own. DicompilerError as for `arrays`."""
@@ -155,6 +164,11 @@ def numpy_type(name: str) -> np.dtype[Any]:
         raise DicompilerError(f"type {name}: numpy lacks it: install the package ml_dtypes") from None
     found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     return found
+
+
+def piece(array: NDArray[Any], state: Mapping[str, Any]) -> NDArray[Any]:
+    """What a device keeps of a state, as the manifest has it."""
+    return np.asarray(array[tuple(slice(start, stop) for start, stop in state["region"])], order="C")
 
 
 def to_payload(array: NDArray[Any], value: Mapping[str, Any]) -> Any:

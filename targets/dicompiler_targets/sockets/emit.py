@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dicompiler.plugin_api import DeviceProgram, DicompilerError, Program, sealed_text
+from dicompiler.plugin_api import DeviceProgram, DicompilerError, Program, State, sealed_text
 from dicompiler_targets.files import (
     Contents,
     Json,
@@ -94,6 +94,7 @@ def _role(program: Program, device: DeviceProgram, files: Sequence[str], first: 
             for i, v in enumerate(program.outputs)
             if v.name in tensor_of
         ],
+        **({"states": [_state(program, state) for state in device.states]} if device.states else {}),
         "segments": [
             {"name": s.name, "file": file, "inputs": list(s.inputs), "outputs": list(s.outputs)}
             for s, file in zip(device.segments, files, strict=True)
@@ -101,6 +102,13 @@ def _role(program: Program, device: DeviceProgram, files: Sequence[str], first: 
         "steps": [[step.kind, step.index + (0 if step.kind == "run" else first)] for step in device.steps],
         "transfers": [transfer_document(transfer) for transfer in mine],
     }
+
+
+def _state(program: Program, state: State) -> Json:
+    """What a device keeps of a state; its index is that of the state behind all inputs."""
+    index = len(program.inputs) + [whole.name for whole in program.states].index(state.past)
+    own = {"index": index, "tensor": state.made, "state": state.past, "region": [list(one) for one in state.region]}
+    return value_document(state.value) | own
 
 
 def _files(contents: Contents, place: Path) -> Iterator[tuple[str, Json]]:

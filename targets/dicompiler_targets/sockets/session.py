@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dicompiler.plugin_api import DeviceReport, RunError, RunEvent, RunOptions, UsageError, nearest
-from dicompiler_targets.sockets.artifact import Artifact, Role, from_payload, to_payload
+from dicompiler_targets.sockets.artifact import Artifact, Role, from_payload, piece, to_payload
 from dicompiler_targets.sockets.crew import Crew
 from dicompiler_targets.sockets.feed import Feed
 from dicompiler_targets.sockets.joining import LOOPBACK, Door
@@ -73,6 +73,7 @@ class Session:
         self.reports: tuple[DeviceReport, ...] = ()
         self.events: list[RunEvent] = []
         self._roles = artifact.roles
+        self._anew = False
         self._flights = dict[int, Flight]()
         self._ended: str | None = None
         self._begun_s, self._lost_s, self._replays, self._finished = time.perf_counter(), 0.0, 0, 0
@@ -109,6 +110,10 @@ class Session:
         given = self.artifact.arrays(inputs)
         with self._guarded():
             return self.artifact.first(self._collect(self._submit(given)))
+
+    def reset(self) -> None:
+        """States begin anew, as zeros, with the frame that is given next."""
+        self._anew = True
 
     def stream(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """The outputs of each frame by name, in the order of the frames: see `flights`."""
@@ -226,11 +231,18 @@ class Session:
         # Those first that can begin at once.
         for name in sorted(flight.players, key=lambda name: not role.inputs[name]):
             connection = crew.processes[name].connection()
+            begins = any(state["name"] in inputs for state in self.artifact.states)
+            if role.states[name] and (begins or self._anew):
+                connection.post(Kind.ANEW, index=int(begins), frame=number)
             connection.post(Kind.RUN, index=allowed, frame=number)
+            for state in role.states[name] if begins else ():
+                payload = to_payload(piece(inputs[state["state"]], state), state)
+                connection.post(Kind.INPUT, payload, state["index"], number)
             for value in role.inputs[name]:
                 payload = to_payload(inputs[value["name"]], value)
                 connection.post(Kind.INPUT, payload, value["index"], number)
             self._lines.push()
+        self._anew = False
 
     def _give_again(self) -> None:
         """Gives what was on its way when a device was lost, once all others know it."""

@@ -39,6 +39,7 @@ class SocketsTarget(Target):
 
     name: ClassVar[str] = "sockets"
     replicas: ClassVar[bool] = True
+    keeps: ClassVar[bool] = True
     survives: ClassVar[bool] = True
     checks_files: ClassVar[bool] = True
     emulates: ClassVar[bool] = True

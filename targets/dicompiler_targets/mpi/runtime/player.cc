@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 
 namespace dicompiler {
@@ -52,6 +53,8 @@ Player::Player(const std::vector<Rank>& roles, std::vector<std::unique_ptr<Slot>
             needs_[r].push_back(needed);
         }
     }
+    for (const auto& state : roles[0].states) kept_.emplace_back(roles[0].tensors[state.tensor].bytes());
+    keepings_.resize(kept_.size());
     thread_ = std::thread([this] { loop(); });
 }
 
@@ -141,10 +144,16 @@ Player::Frame* Player::ready() {
     for (const auto& rank : roles_) ahead.push_back(rank.steps.size() + 1);
     for (auto& frame : frames_) {
         auto& before = ahead[frame.number % roles_.size()];
-        if (frame.position < before && missing(frame) == frame.here.size()) return &frame;
+        if (frame.position < before && missing(frame) == frame.here.size() && kept(frame)) return &frame;
         before = frame.position;
     }
     return nullptr;
+}
+
+bool Player::kept(const Frame& frame) const {
+    const auto& steps = role(frame.number).steps;
+    if (frame.position == steps.size() || steps[frame.position].kind != Rank::Step::take) return true;
+    return keepings_[steps[frame.position].index] == frame.number;
 }
 
 bool Player::quick(const Frame& frame) const {
@@ -213,6 +222,7 @@ void Player::advance(std::unique_lock<std::mutex>& lock, Frame& frame) {
     }
     lock.lock();
     busy_ = false;
+    if (step.kind == Rank::Step::keep) ++keepings_[rank.keeps[step.index].state];
     took_[number % roles_.size()][frame.position] = since(start);
     if (step.kind == Rank::Step::send && !failed) told_.sends.push_back({number, step.index});
     failure_ = failed;
@@ -228,6 +238,12 @@ void Player::play(const Rank::Step& step, std::size_t frame) {
         deliver_(frame, slot.tensors[output.tensor], output.file);
         return;
     }
+    if (step.kind == Rank::Step::take) return take(role(frame).states[step.index], step.index, frame);
+    if (step.kind == Rank::Step::keep) {
+        const auto& keep = role(frame).keeps[step.index];
+        std::memcpy(kept_[keep.state].data(), slot.tensors[keep.tensor].data, kept_[keep.state].size());
+        return;
+    }
     const auto start = Clock::now();
     const auto number = first_[frame % roles_.size()] + step.index;
     const auto held = number < least_.size() && least_[number] > 0;
@@ -240,6 +256,12 @@ void Player::play(const Rank::Step& step, std::size_t frame) {
     const auto end = Clock::now();
     times_.segments[number] += std::chrono::duration<double>(end - start).count();
     if (frame == last_) times_.spans.push_back({"run", static_cast<long>(number), frame, start, end});
+}
+
+void Player::take(const Rank::State& state, std::size_t place, std::size_t frame) {
+    auto& tensor = slots_[frame % slots_.size()]->tensors[state.tensor];
+    if (samples_.begin(frame, state, tensor)) return;
+    std::memcpy(tensor.data, kept_[place].data(), kept_[place].size());  // zeros before the first frame
 }
 
 }  // namespace dicompiler

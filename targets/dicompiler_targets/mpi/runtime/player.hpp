@@ -90,7 +90,10 @@ private:
     void pass_on();
     // The receive that the frame's next step lacks, or the number of receives.
     std::size_t missing(const Frame& frame) const;
+    // Whether what the frame before keeps is there, if the frame's next step takes it.
+    bool kept(const Frame& frame) const;
     void play(const Rank::Step& step, std::size_t frame);
+    void take(const Rank::State& state, std::size_t place, std::size_t frame);
     const Rank& role(std::size_t frame) const { return roles_[frame % roles_.size()]; }
 
     const std::vector<Rank>& roles_;
@@ -103,6 +106,9 @@ private:
     std::vector<std::vector<std::vector<std::size_t>>> needs_;
     // Of each role's steps: the seconds that it took last.
     std::vector<std::vector<double>> took_;
+    // Of each state what is kept for the next frame, and for how many frames it was; who has states has one role.
+    std::vector<std::vector<char>> kept_;
+    std::vector<std::size_t> keepings_;
     // Where the segments of each role begin in Times::segments.
     std::vector<std::size_t> first_;
     std::mutex mutex_;

@@ -7,6 +7,24 @@ Rank::Id Rank::input(std::size_t index, const std::string& name) {
     return inputs.back().tensor;
 }
 
+Rank::Id Rank::state(std::size_t index, const std::string& name, Type type, const Shape& shape, const Shape& from) {
+    states.push_back({index, tensor(name, type, shape), from});
+    return states.back().tensor;
+}
+
+std::size_t Rank::place_of(Id state) const {
+    std::size_t place = 0;
+    while (states.at(place).tensor != state) ++place;
+    return place;
+}
+
+void Rank::take(Id state) { steps.push_back({Step::take, place_of(state)}); }
+
+void Rank::keep(Id tensor, Id state) {
+    steps.push_back({Step::keep, keeps.size()});
+    keeps.push_back({tensor, place_of(state)});
+}
+
 Rank::Id Rank::receive(int transfer, const std::string& name, Type type, const Shape& shape, int from) {
     receives.push_back({transfer, tensor(name, type, shape), from});
     return receives.back().tensor;

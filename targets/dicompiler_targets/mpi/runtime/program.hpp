@@ -22,10 +22,17 @@ public:
     struct Run { std::string file; std::vector<Id> inputs, outputs; };
     struct Input { std::size_t index; Id tensor; };
     struct Output { Id tensor; std::string file; };
-    struct Step { enum Kind { send, run, output } kind; std::size_t index; };
+    struct State { std::size_t index; Id tensor; Shape from; };
+    struct Keep { Id tensor; std::size_t state; };
+    struct Step { enum Kind { send, run, output, take, keep } kind; std::size_t index; };
 
     // An input of the network that is given to this rank; `index` is its place in Program::inputs.
     Id input(std::size_t index, const std::string& name);
+    // A piece of a state, from there on in the whole; `index` is its place in Program::states. What one frame keeps, the
+    // next one takes.
+    Id state(std::size_t index, const std::string& name, Type type, const Shape& shape, const Shape& from);
+    void take(Id state);
+    void keep(Id tensor, Id state);
     // What another rank sends for every frame.
     Id receive(int transfer, const std::string& name, Type type, const Shape& shape, int from);
     // What a segment makes here; without type and shape where these are known only when it is made.
@@ -43,7 +50,12 @@ public:
     std::vector<Run> runs;
     std::vector<Send> sends;
     std::vector<Output> outputs;
+    std::vector<State> states;
+    std::vector<Keep> keeps;
     std::vector<Step> steps;
+
+private:
+    std::size_t place_of(Id state) const;
 };
 
 // A device of the platform: the rank of its place in Program::ranks. It has as many roles as all others, mostly one:
@@ -72,6 +84,8 @@ struct Program {
     // ONNX Runtime's level of graph optimisation, and its provider for devices that are GPUs.
     std::string optimization, provider;
     Preprocessing preprocessing;
+    // The inputs that are states, which a frame may give for those to begin anew.
+    std::vector<Input> states = {};
 };
 
 // main() of a program: its exit code. `--help` says what the arguments are.

@@ -172,16 +172,17 @@ void play(const Program& program, const Options& options, int self) {
     const auto& device = program.ranks[static_cast<std::size_t>(self)];
     const int threads = options.threads > 0 ? std::min(options.threads, device.threads) : device.threads;
     const Task task{program, options, self, device, describe(device), threads};
-    bool works = false, given = false, delivers = false;
+    bool works = false, given = false, delivers = false, keeps = false;
     for (const auto& role : task.roles) {
         works = works || !role.steps.empty();
         given = given || !role.inputs.empty();
         delivers = delivers || !role.outputs.empty();
+        keeps = keeps || !role.states.empty();
     }
     Contents contents(options.data + "/" + device.name);
     check_digests(program, contents.digest());
     if (given && options.inputs.empty()) throw Error("there are no inputs: give a file or directory (--inputs)");
-    Samples samples(program, given ? options.inputs : "");
+    Samples samples(program, given || keeps ? options.inputs : "");
     const auto flow = make_flow(program, options, samples.size());
     if (options.pin) pin();
     Outputs outputs(delivers ? options.outputs : "", device.name, options.keep);

@@ -1,6 +1,7 @@
 #include "samples.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 
 namespace dicompiler {
@@ -14,6 +15,26 @@ bool ends_with(const std::string& path, const std::string& tail) {
 
 bool is_sample(const std::string& path) {
     return ends_with(path, ".npz") || ends_with(path, ".npy") || is_image(path);
+}
+
+// Copies the piece of an array that begins there and is as large as the tensor, row by row.
+void copy_piece(const Array& whole, const Shape& from, Tensor& tensor) {
+    const auto& size = tensor.shape;
+    const auto rank = size.size(), width = size_of(tensor.type);
+    const auto row = (rank == 0 ? 1 : static_cast<std::size_t>(size.back())) * width;
+    Shape at(rank, 0);
+    auto* out = static_cast<char*>(tensor.data);
+    for (auto* const end = out + tensor.bytes(); out < end; out += row) {
+        std::size_t place = 0;
+        for (std::size_t i = 0; i < rank; ++i) {
+            place = place * static_cast<std::size_t>(whole.shape[i]) + static_cast<std::size_t>(from[i] + at[i]);
+        }
+        std::memcpy(out, static_cast<const char*>(whole.data.get()) + place * width, row);
+        for (std::size_t i = rank; i-- > 1;) {  // the next row: all axes but the last count up
+            if (++at[i - 1] < size[i - 1]) break;
+            at[i - 1] = 0;
+        }
+    }
 }
 
 void check(const Input& input, const Array& array, const std::string& file) {
@@ -68,6 +89,21 @@ void Samples::give(std::size_t frame, const std::vector<Rank::Input>& inputs, st
     }
 }
 
+bool Samples::begin(std::size_t frame, const Rank::State& state, Tensor& tensor) {
+    if (files_.empty()) return false;
+    const auto& file = files_[frame % files_.size()];
+    if (file != last_) read(file);
+    const auto given = [&](const Input& one) { return arrays_.count(one.name) != 0; };
+    if (std::none_of(program_.states.begin(), program_.states.end(), given)) return false;
+    const auto found = arrays_.find(program_.states[state.index].name);
+    if (found == arrays_.end()) {
+        std::memset(tensor.data, 0, tensor.bytes());
+    } else {
+        copy_piece(found->second, state.from, tensor);
+    }
+    return true;
+}
+
 void Samples::read(const std::string& file) {
     arrays_.clear();
     last_.clear();
@@ -89,11 +125,13 @@ void Samples::read(const std::string& file) {
         if (arrays_.count(input.name) == 0) throw Error(file + ": input '" + input.name + "' is missing");
         check(input, arrays_.at(input.name), file);
     }
-    if (arrays_.size() > program_.inputs.size()) {
-        for (const auto& entry : arrays_) {
-            const auto known = std::find_if(program_.inputs.begin(), program_.inputs.end(),
-                                            [&](const Input& input) { return input.name == entry.first; });
-            if (known == program_.inputs.end()) throw Error(file + ": the network has no input '" + entry.first + "'");
+    for (const auto& entry : arrays_) {
+        const auto same = [&](const Input& input) { return input.name == entry.first; };
+        const auto state = std::find_if(program_.states.begin(), program_.states.end(), same);
+        if (state != program_.states.end()) {
+            check(*state, entry.second, file);
+        } else if (std::none_of(program_.inputs.begin(), program_.inputs.end(), same)) {
+            throw Error(file + ": the network has no input '" + entry.first + "'");
         }
     }
     last_ = file;

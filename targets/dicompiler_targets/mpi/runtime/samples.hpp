@@ -19,6 +19,9 @@ public:
     std::size_t size() const { return files_.size(); }
     // Sets the tensors of inputs to those of a frame.
     void give(std::size_t frame, const std::vector<Rank::Input>& inputs, std::vector<Tensor>& tensors);
+    // Sets the piece of a state with which a frame begins anew: its own, zeros where it gives others alone; false where
+    // it gives none.
+    bool begin(std::size_t frame, const Rank::State& state, Tensor& tensor);
 
 private:
     void read(const std::string& file);

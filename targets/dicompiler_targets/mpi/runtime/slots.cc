@@ -17,6 +17,11 @@ std::vector<Span> spans(const Rank& rank) {
         if (step.kind == Rank::Step::run) {
             for (const auto id : rank.runs[step.index].inputs) found[id].last = std::max(found[id].last, i + 1);
             for (const auto id : rank.runs[step.index].outputs) found[id] = {i + 1, i + 1};
+        } else if (step.kind == Rank::Step::take) {
+            found[rank.states[step.index].tensor] = {i + 1, i + 1};
+        } else if (step.kind == Rank::Step::keep) {
+            auto& last = found[rank.keeps[step.index].tensor].last;
+            last = std::max(last, i + 1);
         } else {
             const bool sent = step.kind == Rank::Step::send;
             const auto id = sent ? rank.sends[step.index].tensor : rank.outputs[step.index].tensor;

@@ -77,7 +77,7 @@ class Device:
         self.announced = 0
         self.departed: set[str] = set()
         self.inputs, *self.other_inputs = (
-            {value["index"]: value for value in role["inputs"]} for role in roles(manifest)
+            {value["index"]: value for value in (*role["inputs"], *role.get("states", ()))} for role in roles(manifest)
         )
         self.names = {index: v["name"] for own in (self.inputs, *self.other_inputs) for index, v in own.items()}
         self.gate = Gate(self.inputs, self.window, self.other_inputs, self.schedule)
@@ -226,7 +226,7 @@ class Device:
             self.gate.admit(header)
         elif header.kind in (Kind.PEERS, Kind.ERROR) or (header.kind is Kind.CHANGE and self.schedule.survives):
             check_message(header)
-        elif header.kind in (Kind.RUN, Kind.FINISH):
+        elif header.kind in (Kind.RUN, Kind.FINISH) or (header.kind is Kind.ANEW and "states" in self.manifest):
             check_empty(header)
             if header.frame != self.announced or header.frame > self.window.end - (header.kind is Kind.RUN):
                 raise ProtocolError(f"{header.kind.name} came for frame {header.frame}, {self.announced} is next")
@@ -237,6 +237,8 @@ class Device:
         if header.kind is Kind.INPUT:
             if header.frame >= self.window.first:
                 self.mailbox.put((header.frame, self.names[header.index]), payload)
+        elif header.kind is Kind.ANEW:
+            self.mailbox.put(("anew", header.frame), bool(header.index))
         elif header.kind is Kind.CHANGE:
             self._change(decode(payload))
         elif header.kind is Kind.PEERS:

@@ -36,7 +36,8 @@ class Kind(IntEnum):
     to it; TENSOR and BYE pass between devices; PING (a sign of life) goes everywhere. RUN opens a frame, its index is
     the milliseconds that the frame may take; DONE says that a device has finished it. CHANGE, of the coordinator, says
     who is away and from which frame on other roles are in force, CHANGED that a device goes by it; LOST that it has
-    lost a peer, and goes on."""
+    lost a peer, and goes on. ANEW, before RUN, says that states begin anew with that frame: as zeros, or with index 1
+    as INPUTs say."""
 
     HELLO = 1
     PEERS = 2
@@ -54,6 +55,7 @@ class Kind(IntEnum):
     CHANGE = 14
     CHANGED = 15
     LOST = 16
+    ANEW = 17
 
 
 KINDS = {int(kind): kind for kind in Kind}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 
 from .frames import ProtocolError
@@ -109,7 +110,11 @@ class _Role:
         self.manifest, self.first = manifest, first
         self.transfers = {t["index"]: t for t in manifest["transfers"]}
         self.received = {t["name"]: t for t in manifest["transfers"] if t["receiver"] == manifest["device"]}
-        self.received |= {value["name"]: value for value in manifest["inputs"]}
+        self.states = {state["name"]: state for state in manifest.get("states", ())}
+        self.received |= {value["name"]: value for value in (*manifest["inputs"], *self.states.values())}
+        self.keeps: dict[str, list[str]] = {}  # tensor → the states that it becomes
+        for name, state in self.states.items():
+            self.keeps.setdefault(state["tensor"], []).append(name)
         self.slots = Slots(manifest, sessions)
         self.steps = self._all_steps()
 
@@ -127,7 +132,8 @@ class _Role:
 @dataclass(eq=False)
 class Frame:
     """A frame on its way: its role, the step that is next, the tensors that are held, until when it must be done, and
-    its place for small tensors once it has one."""
+    its place for small tensors once it has one. anew: states begin anew with it, as they are given (true) or as zeros;
+    None: they are what the frame before made."""
 
     number: int
     deadline: float
@@ -135,6 +141,7 @@ class Frame:
     position: int = 0
     values: dict[str, Any] = field(default_factory=dict)
     slot: Slot | None = None
+    anew: bool | None = None
 
 
 Post = Callable[[Mapping[str, Any], int, Any, Any], None]
@@ -174,6 +181,7 @@ class Player:
             self._roles.append(_Role(own, first, sessions[first : first + count]))
             first += count
         self.frames: list[Frame] = []
+        self._kept: dict[tuple[int, str], Any] = {}  # by frame and name, what the frame before made of states
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
         self._last_s = [math.inf] * len(sessions)  # of each segment, as far as is known
@@ -184,7 +192,10 @@ class Player:
         """One more frame is on its way, since `announced` (of time.perf_counter)."""
         self.begun = announced
         self.timeline = [span for span in self.timeline if span[4] > announced]
-        self.frames.append(Frame(number, deadline, self._roles[self._schedule.role(number)]))
+        anew: bool | None = self._mailbox.pop(("anew", number))
+        if anew is None and number == 0:
+            anew = False
+        self.frames.append(Frame(number, deadline, self._roles[self._schedule.role(number)], anew=anew))
 
     def halt(self, first: int) -> None:
         """Frames before `first` are not played any further, for any thread to call: the main thread calls `drop`."""
@@ -267,16 +278,38 @@ class Player:
         """Whether all that the step needs is there, made here or received."""
         for name in step.needed:
             if name not in frame.values:
-                payload = self._mailbox.pop((frame.number, name))
+                payload = self._payload(name, frame)
                 if payload is None:
                     return False
                 slot = frame.slot or self._slot(frame)
+                if isinstance(payload, ort.OrtValue):  # a state in memory of its own
+                    if name not in slot.views:
+                        frame.values[name] = payload
+                        continue
+                    payload = to_bytes(payload, frame.role.received[name])
                 if name in slot.views:
                     slot.views[name][:] = payload
                     frame.values[name] = slot.values[name]
                 else:
                     frame.values[name] = from_bytes(payload, frame.role.received[name])
         return True
+
+    def _payload(self, name: str, frame: Frame) -> Any:
+        """What came, or is kept, under that name; None as long as it is not there."""
+        state = frame.role.states.get(name)
+        if state is None or frame.anew:
+            return self._mailbox.pop((frame.number, name))
+        if frame.anew is None:
+            return self._kept.pop((frame.number, name), None)
+        return np.zeros(state["bytes"], np.uint8)
+
+    def _keep(self, segment: Mapping[str, Any], frame: Frame, slot: Slot) -> None:
+        """What the segment made of states is for the next frame; the memory of slots is not ours for so long."""
+        for tensor in segment["outputs"]:
+            for name in frame.role.keeps.get(tensor, ()):
+                small = slot.views.get(tensor)
+                kept = frame.values[tensor] if small is None else np.frombuffer(bytes(small), np.uint8)
+                self._kept[frame.number + 1, name] = kept
 
     def _slot(self, frame: Frame) -> Slot:
         frame.slot = slot = frame.role.slots.take()
@@ -297,6 +330,7 @@ class Player:
             self._last_s[number] = seconds = self._took("run", number, frame.number, start)
             self.segments_s[number] += seconds
             frame.values.update(made)
+            self._keep(segment, frame, slot)
             return
         value = role.transfers[step.index] if step.kind == "send" else role.manifest["outputs"][step.index]
         name = step.needed[0]

@@ -1,0 +1,221 @@
+"""The pass `keep-states`: says which graph inputs and outputs are states, kept from frame to frame where they are made.
+
+In: a Model with shapes, and patterns. Out: the same with its states in its metadata (see `ir.states`); of a cache that
+grows by the new rows the last ones are kept, as many as there were.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import onnx
+from onnx import helper, numpy_helper
+
+from dicompiler.plugin_api import (
+    Compilation,
+    DicompilerError,
+    Model,
+    Pass,
+    Tensor,
+    UsageError,
+    nearest,
+    set_states,
+    unique,
+)
+from dicompiler_passes.tidying import int64
+
+log = logging.getLogger("dicompiler")
+
+AUTO, NONE = "auto", "none"
+USUAL = (
+    "past_key_values.*=present.*",
+    "past_key_values.*=present_key_values.*",
+    "past_*=present_*",
+    "past.*=present.*",
+    "cached_*=new_cached_*",
+    "h=hn",
+    "c=cn",
+    "h0=hn",
+    "c0=cn",
+    "h_0=h_n",
+    "c_0=c_n",
+    "state=stateN",
+)
+"""What exporters call states: optimum and onnxruntime (caches of keys and values), icefall (speech), PyTorch's names of
+what an LSTM returns, Silero (speech)."""
+
+
+@dataclass(frozen=True)
+class KeepStates(Pass):
+    """Declares pairs of graph input and output as states, which a device keeps from frame to frame.
+
+    past.0 (1, 8, 64, 32), present.0 (1, 8, 64, 32)   ⇒  a state: in the next frame past.0 is what present.0 was
+    present.0 = Concat(past.0, new) (1, 8, 65, 32)    ⇒  … → Slice → present.0/kept: the last 64 rows are the state
+
+    state: `past*=present*`, for any number of pairs: `*` stands for the same text on both sides; auto: the usual names
+    of exporters, as far as they fit; none: no states. The second kind takes a mask over all rows and positions as
+    inputs of the model: rows that are not there yet are zeros, which only a mask tells from others.
+    """
+
+    name: ClassVar[str] = "keep-states"
+    preserves: ClassVar[bool] = False  # it has other outputs
+
+    state: tuple[str, ...] = (AUTO,)
+
+    def run(self, compilation: Compilation) -> Compilation:
+        """Replaces the model. UsageError for a pattern that fits nothing, DicompilerError for a pair that cannot be."""
+        return replace(compilation, model=keep_states(compilation.model, self.state))
+
+
+def keep_states(model: Model, texts: Sequence[str]) -> Model:
+    """The model with the states that `texts` say."""
+    if NONE in texts and len(texts) > 1:
+        raise UsageError("state: 'none' stands alone: leave out the other patterns, or 'none'")
+    asked = [text for text in texts if text not in (AUTO, NONE)]
+    graph, tensors = model.proto.graph, model.tensors()
+    ins = [value.name for value in graph.input if not tensors[value.name].constant]
+    outs = [value.name for value in graph.output]
+    pairs = [pair for text in asked for pair in _asked(text, ins, outs)]
+    _check_once(pairs)
+    fits = {pair: _fit(model, tensors, *pair) for pair in pairs}
+    for why in fits.values():
+        if isinstance(why, str):
+            raise DicompilerError(f"state: {why}")
+    if AUTO in texts:
+        fits |= _usual(model, tensors, ins, outs, {name for pair in pairs for name in pair})
+    return _kept(model, {pair: how for pair, how in fits.items() if not isinstance(how, str)})
+
+
+def _asked(text: str, ins: Sequence[str], outs: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The pairs of a pattern. UsageError where it has none, or an input has no output."""
+    past, equals, present = text.partition("=")
+    if not (past and equals and present) or past.count("*") > 1 or past.count("*") != present.count("*"):
+        raise UsageError(f"state {text!r} is not of the form past*=present*, with at most one * on each side")
+    found = list(_matches(text, ins))
+    if not found:
+        raise UsageError(f"state {text!r}: the model has no input {past!r}{nearest(past, ins)}")
+    for name, output in found:
+        if output not in outs:
+            raise UsageError(f"state {text!r}: input {name!r} has no output {output!r}{nearest(output, outs)}")
+    yield from found
+
+
+def _matches(text: str, ins: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(input, the output that it would have) of a pattern."""
+    past, _, present = text.partition("=")
+    pattern = re.escape(past).replace(r"\*", "(.*)")
+    for name in ins:
+        if match := re.fullmatch(pattern, name):
+            yield name, present.replace("*", match[1] if match.groups() else "")
+
+
+def _check_once(pairs: Sequence[tuple[str, str]]) -> None:
+    for side, what in ((0, "input"), (1, "output")):
+        names = [pair[side] for pair in pairs]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"state: {what} {name!r} is in two pairs: give it one")
+
+
+def _usual(
+    model: Model, tensors: Mapping[str, Tensor], ins: Sequence[str], outs: Sequence[str], taken: set[str]
+) -> dict[tuple[str, str], int]:
+    """The pairs of the usual names that fit; says which they are, and why others are none."""
+    fits: dict[tuple[str, str], int] = {}
+    refused: list[str] = []
+    for text in USUAL:
+        for pair in _matches(text, ins):
+            if pair[1] not in outs or not taken.isdisjoint(pair):
+                continue
+            taken.update(pair)
+            how = _fit(model, tensors, *pair)
+            if isinstance(how, str):
+                refused.append(how)
+            else:
+                fits[pair] = how
+    if fits:
+        (past, present), *_ = fits
+        log.info("%d states stay where they are made, such as %s → %s (--state none: not)", len(fits), present, past)
+    if refused:
+        log.warning("state: %d pairs by their names are none: %s (--state none: not sought)", len(refused), refused[0])
+    return fits
+
+
+def _fit(model: Model, tensors: Mapping[str, Tensor], past: str, present: str) -> int | str:
+    """How many rows the output is longer (0: as large); why it cannot be a state, in words."""
+    before, after = tensors[past], tensors[present]
+    ends = f"input {past!r} {_text(before)} and output {present!r} {_text(after)}"
+    if before.dtype != after.dtype:
+        return f"{ends} are of different types"
+    if before.shape is None or after.shape is None:
+        return f"{ends} must have static shapes: fix them (--shape {past}=…)"
+    if before.shape == after.shape:
+        return 0
+    if len(before.shape) == len(after.shape):
+        axes = [axis for axis, (a, b) in enumerate(zip(before.shape, after.shape, strict=True)) if a != b]
+        more = after.shape[axes[0]] - before.shape[axes[0]]
+        if len(axes) == 1 and more > 0 and before.shape[axes[0]] > 0 and _appends(model, past, present, axes[0]):
+            total = after.shape[axes[0]]
+            if _masked(model, tensors, total):
+                return more
+            return (
+                f"{ends}: it grows by {more}, and keeping the last {total - more} rows is right only with a mask over "
+                f"all {total} and the positions as inputs: export it with attention_mask and position_ids, or with "
+                "a cache of fixed size"
+            )
+    return f"{ends} differ in shape: a state has one, or grows by a Concat behind what it was"
+
+
+def _text(tensor: Tensor) -> str:
+    return f"{onnx.TensorProto.DataType.Name(tensor.dtype).lower()} {tensor.shape or '(open)'}"
+
+
+def _appends(model: Model, past: str, present: str, axis: int) -> bool:
+    """Whether the output is the input with new rows behind it."""
+    maker = next((node for node in model.proto.graph.node if present in node.output), None)
+    if maker is None or maker.op_type != "Concat" or maker.input[0] != past:
+        return False
+    along = next(attribute.i for attribute in maker.attribute if attribute.name == "axis")
+    return bool(along % len(model.tensors()[past].shape or ()) == axis)
+
+
+def _masked(model: Model, tensors: Mapping[str, Tensor], rows: int) -> bool:
+    """Whether the model is told which of that many rows count, and where the new ones stand."""
+    ins = [tensors[value.name] for value in model.proto.graph.input]
+    masked = any("mask" in tensor.name.lower() and rows in (tensor.shape or ()) for tensor in ins)
+    return masked and any("position" in tensor.name.lower() for tensor in ins)
+
+
+def _kept(model: Model, fits: Mapping[tuple[str, str], int]) -> Model:
+    """The model with these states, its graph's outputs in the same places."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    graph, tensors, pairs = proto.graph, model.tensors(), list[tuple[str, str]]()
+    taken = dict.fromkeys((*tensors, *(name for node in graph.node for name in (node.name, *node.output))), 0)
+    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    for (past, present), more in fits.items():
+        pairs.append((past, _last_rows(graph, tensors[past], present, more, opset, taken) if more else present))
+    set_states(proto, pairs)
+    return replace(model, proto=proto)
+
+
+def _last_rows(graph: onnx.GraphProto, past: Tensor, present: str, more: int, opset: int, taken: dict[str, int]) -> str:
+    """Ends the graph with a Slice of the output, which is its last rows, in its place; the name of that."""
+    assert past.shape is not None
+    output = next(value for value in graph.output if value.name == present)
+    sizes = [dim.dim_value for dim in output.type.tensor_type.shape.dim]
+    axis = next(axis for axis, (a, b) in enumerate(zip(past.shape, sizes, strict=True)) if a != b)
+    name = unique(f"{present}/kept", taken)
+    cut: dict[str, Any] = {"starts": [more], "ends": [sizes[axis]], "axes": [axis]}
+    inputs: list[str] = []
+    for key, numbers in cut.items() if opset >= 10 else ():
+        inputs.append(unique(f"{name}/{key}", taken))
+        graph.initializer.append(numpy_helper.from_array(int64(*numbers), inputs[-1]))
+    graph.node.append(helper.make_node("Slice", [present, *inputs], [name], name, **({} if inputs else cut)))
+    graph.value_info.append(output)
+    output.CopyFrom(helper.make_tensor_value_info(name, past.dtype, past.shape))
+    return name

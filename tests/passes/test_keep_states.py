@@ -1,0 +1,135 @@
+"""Which pairs of input and output become states, and what is said of those that cannot."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.driver.compiler import compile
+from dicompiler.driver.prepare import load_problem, prepare
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Loss
+from dicompiler.ir.platform import nameless
+from dicompiler.ir.states import states_of
+from dicompiler.verify.given import given_inputs
+
+CELL = """<ir_version: 8, opset_import: ["" : 17]>
+cell ({dtype}[1, 4] x, {before}[{past}] h, float[1, 4] other) => ({dtype}[1, 4] y, {dtype}[1, 4] hn, float[1, 2] part)
+<int64[1] zero = {{0}}, int64[1] two = {{2}}, int64[1] one = {{1}}>
+{{
+    a = Slice(h, zero, two, one)
+    b = Concat<axis=1>(a, a)
+    c = Cast<to={number}>(b)
+    hn = Add(x, c)
+    y = Relu(hn)
+    part = Slice(other, zero, two, one)
+}}"""
+
+
+def cell(dtype: str = "float", before: str = "float", past: str = "1, 4", number: int = 1) -> onnx.ModelProto:
+    return onnx.parser.parse_model(CELL.format(dtype=dtype, before=before, past=past, number=number))
+
+
+def pairs(model: Any, *state: str) -> Any:
+    return states_of(prepare(Model.load(model), state=state).model.proto)
+
+
+def decoder(**options: Any) -> onnx.ModelProto:
+    given = {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 2, "vocabulary": 20, "size": 1, "past": 4}
+    return networks.build("llama_small", **given | options)
+
+
+def test_usual_names_are_states_unless_there_are_to_be_none(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert pairs(cell(), "auto") == (("h", "hn"),)
+    assert "1 states stay where they are made, such as hn → h (--state none: not)" in caplog.text
+    assert pairs(cell(), "none") == () and pairs(cell()) is None
+    assert pairs(cell(), "other=y") == (("other", "y"),)
+    static = pairs(decoder(static=True), "past_key_values.*=present.*")
+    assert static == tuple((f"past_key_values.0.{kind}", f"present.0.{kind}") for kind in ("key", "value"))
+
+
+def test_of_a_cache_that_grows_the_last_rows_are_kept_if_a_mask_tells_which_count() -> None:
+    model = prepare(Model.load(decoder()), state="auto").model
+    assert states_of(model.proto) == tuple((f"past_key_values.0.{k}", f"present.0.{k}/kept") for k in ("key", "value"))
+    shapes = {name: tensor.shape for name, tensor in model.tensors().items()}
+    assert shapes["present.0.key/kept"] == shapes["past_key_values.0.key"] == (1, 2, 4, 8)
+    unmasked = decoder()
+    for value in unmasked.graph.input:
+        value.name = value.name.replace("position_ids", "where")
+    for node in unmasked.graph.node:
+        node.input[:] = [name.replace("position_ids", "where") for name in node.input]
+    words = (
+        "state: input 'past_key_values.0.key' float (1, 2, 4, 8) and output 'present.0.key' float (1, 2, 5, 8): it "
+        "grows by 1, and keeping the last 4 rows is right only with a mask over all 5 and the positions as inputs: "
+        "export it with attention_mask and position_ids, or with a cache of fixed size"
+    )
+    with pytest.raises(DicompilerError, match=f"^{re.escape(words)}$"):
+        pairs(unmasked, "past_key_values.*=present.*")
+    assert pairs(unmasked, "auto") == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "model", "words"),
+    [
+        ("h", cell(), "state 'h' is not of the form past*=present*, with at most one * on each side"),
+        ("g*=hn*", cell(), "state 'g*=hn*': the model has no input 'g*' (known: h, other, x)"),
+        ("h=hm", cell(), "state 'h=hm': input 'h' has no output 'hm' (known: hn, part, y)"),
+        ("other=part", cell(), "state: input 'other' float (1, 4) and output 'part' float (1, 2) differ in shape: a "
+         "state has one, or grows by a Concat behind what it was"),
+        ("h=hn", cell("double", number=11), "state: input 'h' float (1, 4) and output 'hn' double (1, 4) are of "
+         "different types"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_a_state_is_named(state: str, model: onnx.ModelProto, words: str) -> None:
+    with pytest.raises(DicompilerError) as error:
+        pairs(model, state)
+    assert str(error.value) == words
+
+
+def test_an_input_or_output_in_two_pairs_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^state: output 'y' is in two pairs: give it one$"):
+        pairs(cell(), "h=y", "other=y")
+    with pytest.raises(UsageError, match=r"^state: 'none' stands alone: leave out the other patterns, or 'none'$"):
+        pairs(cell(), "none", "h=y")
+
+
+def test_states_exclude_what_gives_frames_to_other_devices() -> None:
+    problem = load_problem(cell(), nameless(2))
+    plan = problem.whole("d0")
+    for given, what in (
+        (replace(plan, replicas=({}, {"d0": "d1"})), "replicas"),
+        (replace(plan, losses=(Loss(("d1",), plan),)), "losses"),
+    ):
+        with pytest.raises(
+            DicompilerError, match=f"^plan: {what}: state 'h' stays on its device from frame to frame, and"
+        ):
+            problem.estimate(given)
+    with pytest.raises(DicompilerError, match=r"^survive 1: state 'h' is on one device, and lost with it: leave out"):
+        compile(cell(), nameless(2), survive=1)
+    with pytest.raises(UsageError, match=r"^state: target 'tflm' keeps nothing from frame to frame: leave states out"):
+        compile(cell(), nameless(1), state="h=hn", target="tflm")
+    assert load_problem(cell(), nameless(1), target="tflm").layers.states == ()
+
+
+def test_a_number_beyond_its_table_is_named() -> None:
+    model = prepare(Model.load(decoder(static=True)), state="auto").model
+    given = {"input_ids": np.array([[20]]), "cache_position": np.array([1])}
+    with pytest.raises(DicompilerError) as error:
+        given_inputs(model, given)
+    assert str(error.value) == (
+        "input 'input_ids': 20 at [0, 0] is no row of 'embed_tokens.weight', which has 20: give numbers from 0 to 19"
+    )
+    given = {"input_ids": np.array([[-1]]), "cache_position": np.array([4])}
+    with pytest.raises(
+        DicompilerError, match=r"^input 'cache_position': 4 at \[0\] is no row of 'cache.0.key.past.out'"
+    ):
+        given_inputs(model, given)

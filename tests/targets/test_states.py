@@ -1,0 +1,81 @@
+"""States through real processes: kept from frame to frame, begun anew, never on the wire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.random_runs import check_random_states
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.platform import nameless
+from dicompiler.ir.regions import full, shares, with_interval
+from dicompiler.partition.bounds_inference import cuttable, output_shape
+from dicompiler.target.interface import Target
+from dicompiler.verify.executor import run_model
+from dicompiler_targets.mpi import MpiTarget
+from dicompiler_targets.sockets import SocketsTarget
+
+PAST, STEPS = 8, 20
+DECODER = {"layers": 1, "hidden": 32, "heads": 4, "kv_heads": 2, "vocabulary": 50, "size": 1}
+
+
+@pytest.mark.parametrize(
+    ("target", "seed"), [(SocketsTarget(), 7), (SocketsTarget(), 10), (MpiTarget(), 6)], ids=["tcp7", "tcp10", "mpi6"]
+)
+def test_frames_in_flight_find_the_states_of_the_frame_before(target: Target, seed: int, tmp_path: Path) -> None:
+    check_random_states(target, seed, 8, tmp_path)
+
+
+def halves(layers: Any) -> Plan:
+    """Heads and features over two devices: every layer's first axis that halves alike, which leaves caches whole."""
+    parts = {}
+    for layer in layers.layers:
+        axis = next((a for a in cuttable(layers, layer) if output_shape(layers, layer)[a] % 2 == 0), None)
+        if axis is None:
+            parts[layer.name] = (Part("d0"), Part("d1"))
+            continue
+        whole = full(output_shape(layers, layer))
+        cuts = shares(whole[axis][1], (1, 1))
+        parts[layer.name] = tuple(Part(f"d{i}", with_interval(whole, axis, cut)) for i, cut in enumerate(cuts))
+    return Plan(parts, ("d0",), ("d0",))
+
+
+def steps(tokens: Any) -> list[dict[str, Any]]:
+    """A frame for each token: which positions count, and where the new one stands."""
+    mask = [np.arange(PAST + 1)[None] >= PAST - min(i, PAST) for i in range(len(tokens))]
+    return [
+        {"input_ids": np.array([[t]]), "attention_mask": m.astype(np.int64), "position_ids": np.array([[i]])}
+        for i, (t, m) in enumerate(zip(tokens, mask, strict=True))
+    ]
+
+
+def test_a_decoder_steps_as_the_whole_sequence_does_and_its_caches_stay(tmp_path: Path) -> None:
+    proto = networks.build("llama_small", past=PAST, **DECODER)
+    problem = load_problem(proto, nameless(2))
+    compiled = dicompiler.compile(proto, nameless(2), plan=halves(problem.layers), output=tmp_path / "out")
+    assert compiled.routing is not None and compiled.program is not None
+    assert [[state.region[1] for state in device.states] for device in compiled.program.devices] == [
+        [(0, 1)] * 2,
+        [(1, 2)] * 2,
+    ]
+    assert not any("present" in box.key.tensor or "past" in box.key.tensor for box in compiled.routing.received)
+    tokens = np.random.default_rng(0).integers(0, 50, STEPS)
+    with dicompiler.connect(tmp_path / "out") as session:
+        first = [session.infer(frame)["output"] for frame in steps(tokens)]
+        session.reset()
+        again = [outputs["output"] for outputs in session.stream(steps(tokens[:PAST]))]
+    whole = Model.load(networks.build("llama_small", **DECODER | {"size": PAST}))
+    reference = run_model(whole, {"input_ids": tokens[None, :PAST]})["output"]
+    got = np.concatenate(first[:PAST], axis=1)
+    assert np.abs(got - reference).max() <= 1e-5 * np.abs(reference).max()
+    assert np.array_equal(np.concatenate(again, axis=1), got)
+    sent = {index: count for report in session.reports for index, count in report.sent.items()}
+    assert sent == {t.index: (STEPS + PAST) * t.value.nbytes for t in compiled.program.transfers}
+    assert compiled.verify().passed
