@@ -177,7 +177,7 @@ class Device:
 
     def _start(self, name: str, channel: Channel) -> None:
         self.channels.append(channel)
-        channel.start(self.lines, *self._callbacks(name))
+        channel.start(self.lines, *self._callbacks(name), at_once=False)
 
     def _connect(self, peer: str, address: Any) -> None:
         try:
