@@ -1,8 +1,8 @@
 """The device's files against its manifest: what was damaged is found before a number leaves.
 
 In: a manifest.json. Out: what it says; or ValueError that names the file, the cause and the remedy. Digests are taken
-beside the making of the sessions, which reads the same files, piece by piece; what is left of them when they are asked for
-is taken at once.
+beside the making of the sessions, which reads the same files, piece by piece; what is left of them when they are asked
+for is taken at once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Files:
             if size != record["bytes"]:
                 found = "is missing" if size is None else f"has {size} bytes instead of {record['bytes']}"
                 raise ValueError(f"file {name} {found}: {REMEDY}")
-        pool = ThreadPoolExecutor(2)  # of lower priority they could hold the interpreter's lock for long: no sign of life
+        pool = ThreadPoolExecutor(
+            2
+        )  # of lower priority they could hold the interpreter's lock for long: no sign of life
         for name, record in self._records.items():
             works = _works(self._directory / name, record)
             self._works[name] = [(work, pool.submit(work)) for work in works]
