@@ -129,7 +129,7 @@ if TYPE_CHECKING:
     # Artifacts and their runs
     from dicompiler.target.client import Session
     from dicompiler.target.digests import file_digest, file_record
-    from dicompiler.target.interface import Target
+    from dicompiler.target.interface import Service, Target
     from dicompiler.target.manifest import (
         ARTIFACT,
         TYPES,
@@ -139,7 +139,16 @@ if TYPE_CHECKING:
         transfer_document,
         value_document,
     )
-    from dicompiler.target.records import DeviceReport, Emulation, Installed, RunEvent, RunOptions, RunResult, Timed
+    from dicompiler.target.records import (
+        DeviceReport,
+        DeviceStatus,
+        Emulation,
+        Installed,
+        RunEvent,
+        RunOptions,
+        RunResult,
+        Timed,
+    )
     from dicompiler.target.remote import ssh
     from dicompiler.target.remote.certificates import DEVICES
     from dicompiler.target.remote.hosts import Hosts, Place
@@ -153,27 +162,27 @@ if TYPE_CHECKING:
 __all__ = [
     "API_VERSION", "ARTIFACT", "AUTODICE", "DEVICES", "FREE", "INTERRUPTED", "LARGE", "OBJECTIVES", "STAND_IN_DOMAIN",
     "TYPES", "Analytic", "Box", "Check", "Compilation", "ConstantValues", "CostFunction", "CostModel", "Count",
-    "Device", "DeviceMetrics", "DeviceProgram", "DeviceReport", "DicompilerError", "Effort", "Emulation", "Executor",
-    "Front", "Graph", "HeldAttribute", "Host", "Hosts", "Installed", "Instrument", "Interval", "Json", "Key", "Label",
-    "Layer", "LayerGraph", "Lineage", "Link", "Measurement", "Metrics", "Model", "Network", "Node", "Occupied",
-    "Operation", "OperatorRule", "Optimization", "Part", "Pass", "PassFailure", "PassManager", "Piece", "PieceFunction",
-    "Place", "Plan", "Platform", "PlatformFamily", "PlatformFormat", "PluginError", "Point", "Problem", "Program",
-    "Region", "Remembers", "RemoteEvaluator", "Routing", "RunError", "RunEvent", "RunOptions", "RunResult",
-    "RuntimeCosts", "Samples", "Segment", "Session", "Shape", "Share", "ShareTask", "Spec", "Step", "Strategy",
-    "Target", "Task", "TaskId", "Tell", "Tensor", "Timed", "Tolerance", "Transfer", "UsageError", "Value", "Variable",
-    "Weight", "Wire", "Work", "Written", "align", "aligned_cuts", "array_dtype", "artifact_document", "axis_of",
-    "bounded_memory", "bounding", "captures", "check_constraints", "check_files", "check_objectives", "check_occupied",
-    "check_size", "compare", "constant_sizes", "contains", "count", "counted", "cut_axis", "cuttable", "dense",
-    "dtype_name", "each", "exit_of", "export_node", "file_digest", "file_record", "fits_constraints", "flops",
-    "format_bytes", "free", "free_memory", "full", "fused_regions", "graph_inputs", "grid_tiles", "hollow", "hookimpl",
-    "in_steps", "intersect", "is_empty", "is_hollow", "json_text", "leaves", "load_json", "load_plan", "macs",
-    "memory_lacking", "memory_needed", "memory_used", "named_axes", "names_read", "nearest", "objective_terms",
-    "objective_values", "one_line", "open_artifact", "output_shape", "part_of", "partition", "peak", "pipeline",
-    "program_memory", "random_inputs", "raw_nbytes", "read_samples", "read_sealed", "read_text", "read_within",
-    "reduction", "registry", "remembered", "route_on", "run_model", "sealed_text", "segment_values", "sent_dtype",
-    "sent_nbytes", "shape_of", "share_task", "shares", "shift", "slices", "split", "ssh", "taken", "task_macs", "tile",
-    "transfer_document", "unique", "validate", "value_document", "version", "volume", "weight_regions", "whole",
-    "whole_plan", "with_interval", "without",
+    "Device", "DeviceMetrics", "DeviceProgram", "DeviceReport", "DeviceStatus", "DicompilerError", "Effort",
+    "Emulation", "Executor", "Front", "Graph", "HeldAttribute", "Host", "Hosts", "Installed", "Instrument", "Interval",
+    "Json", "Key", "Label", "Layer", "LayerGraph", "Lineage", "Link", "Measurement", "Metrics", "Model", "Network",
+    "Node", "Occupied", "Operation", "OperatorRule", "Optimization", "Part", "Pass", "PassFailure", "PassManager",
+    "Piece", "PieceFunction", "Place", "Plan", "Platform", "PlatformFamily", "PlatformFormat", "PluginError", "Point",
+    "Problem", "Program", "Region", "Remembers", "RemoteEvaluator", "Routing", "RunError", "RunEvent", "RunOptions",
+    "RunResult", "RuntimeCosts", "Samples", "Segment", "Service", "Session", "Shape", "Share", "ShareTask", "Spec",
+    "Step", "Strategy", "Target", "Task", "TaskId", "Tell", "Tensor", "Timed", "Tolerance", "Transfer", "UsageError",
+    "Value", "Variable", "Weight", "Wire", "Work", "Written", "align", "aligned_cuts", "array_dtype",
+    "artifact_document", "axis_of", "bounded_memory", "bounding", "captures", "check_constraints", "check_files",
+    "check_objectives", "check_occupied", "check_size", "compare", "constant_sizes", "contains", "count", "counted",
+    "cut_axis", "cuttable", "dense", "dtype_name", "each", "exit_of", "export_node", "file_digest", "file_record",
+    "fits_constraints", "flops", "format_bytes", "free", "free_memory", "full", "fused_regions", "graph_inputs",
+    "grid_tiles", "hollow", "hookimpl", "in_steps", "intersect", "is_empty", "is_hollow", "json_text", "leaves",
+    "load_json", "load_plan", "macs", "memory_lacking", "memory_needed", "memory_used", "named_axes", "names_read",
+    "nearest", "objective_terms", "objective_values", "one_line", "open_artifact", "output_shape", "part_of",
+    "partition", "peak", "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_samples", "read_sealed",
+    "read_text", "read_within", "reduction", "registry", "remembered", "route_on", "run_model", "sealed_text",
+    "segment_values", "sent_dtype", "sent_nbytes", "shape_of", "share_task", "shares", "shift", "slices", "split",
+    "ssh", "taken", "task_macs", "tile", "transfer_document", "unique", "validate", "value_document", "version",
+    "volume", "weight_regions", "whole", "whole_plan", "with_interval", "without",
 ]  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import subprocess
 import time
 from collections import Counter, deque
@@ -18,6 +17,7 @@ from typing import Any
 from dicompiler.plugin_api import RunError, RunOptions
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.joining import Door
+from dicompiler_targets.sockets.kept import Calls
 from dicompiler_targets.sockets.processes import Process, Start, dismiss, end, read_report
 from dicompiler_targets.sockets.returns import Returns
 from dicompiler_targets.sockets.root_cause import CAUSE, LOSS, Event, Failure, ending, endings, failure_of, root_cause
@@ -78,12 +78,11 @@ class Crew:
         self._told = self._joined = self._finishing = False
         self._doubts: list[tuple[Failure, float]] = []
         self._changed, self._looked = 0, 0.0
-        # With keys, certificates tell who is who.
-        self._member = Membership(secrets.token_hex(8), "" if options.keys else secrets.token_hex(16))
         self._start = start
         self._roles = artifact.roles
         self._returns: Returns | None = None
-        self._door: Door | None = None
+        self._door: Door | Calls | None = None
+        self._member = Membership()
 
     @property
     def there(self) -> list[str]:
@@ -92,13 +91,14 @@ class Crew:
 
     # -- starting and ending
 
-    def join(self, door: Door, deadline: float, check_time: Callable[..., None]) -> None:
+    def join(self, door: Door | Calls, deadline: float, check_time: Callable[..., None]) -> None:
         """Starts the devices and waits until every one is connected to all its peers and has made its sessions.
         check_time: (deadline, who is waited for, more words) raises RunError."""
         self._door = door
         common = ["--control", door.address, "--run", self._member.run, "--timeout", f"{self.options.timeout_s:g}"]
         common += ["--heartbeat", f"{self.options.heartbeat_s:g}", *["--insecure"] * self.options.insecure]
-        door.open(self.processes, self._member, self.artifact.digest)
+        self._member = door.membership
+        door.open(self.processes, self.artifact.digest)
         if self.schedule.survives:
             self._returns = Returns(
                 lambda name: self._started(name, common), set(filter(self._foreign, self.artifact.devices))

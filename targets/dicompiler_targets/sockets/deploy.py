@@ -38,6 +38,7 @@ from dicompiler.plugin_api import (
 )
 from dicompiler_targets.sockets.artifact import Artifact, Manifest
 from dicompiler_targets.sockets.joining import Door
+from dicompiler_targets.sockets.kept import Kept
 from dicompiler_targets.sockets.processes import Process
 from dicompiler_targets.sockets.runtime.line import KEY_FILES, join_address, split_address
 from dicompiler_targets.sockets.session import check_elsewhere, in_flight
@@ -114,12 +115,13 @@ def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
     """Copies what the hosts lack of the artifact and of the devices' keys: see Target.install."""
     artifact = Artifact.load(directory)
     check_elsewhere(options, artifact)
+    Kept.of(artifact)
     in_flight(options, len(artifact.devices))
-    places = _places(artifact, options)
+    places = places_of(artifact, options)
     for name in places:
         check_files(directory, artifact.files, [f"{name}/{file}" for file in artifact.files_of(name)])
     copies = {name: _copies(artifact, place, options.keys) for name, place in places.items()}
-    Door(_listen(options, list(places.values())), options.keys, options.insecure).close()
+    Door(listen_address(options, list(places.values())), options.keys, options.insecure).close()
     assert options.hosts is not None
     calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
     states = dict(
@@ -167,7 +169,7 @@ def _check_copied(place: Place, copies: Sequence[Copy], state: HostState) -> Non
             )
 
 
-def _places(artifact: Artifact, options: RunOptions) -> dict[str, Place]:
+def places_of(artifact: Artifact, options: RunOptions) -> dict[str, Place]:
     """Where each device runs that is ours to start."""
     if options.hosts is None:
         raise UsageError("deploy: no hosts: say where the devices are reached (--hosts)")
@@ -193,7 +195,7 @@ def _keys_there(place: Place) -> str:
     return posixpath.join(posixpath.dirname(place.directory), KEYS, place.device)
 
 
-def _listen(options: RunOptions, places: Sequence[Place]) -> str:
+def listen_address(options: RunOptions, places: Sequence[Place]) -> str:
     """Where the devices are to reach this process: by default our address on the way to the first of them."""
     if options.listen or not places:
         return options.listen or "127.0.0.1:0"
@@ -210,7 +212,8 @@ def _listen(options: RunOptions, places: Sequence[Place]) -> str:
         ) from None
 
 
-def _python(place: Place) -> str:
+def python_word(place: Place) -> str:
+    """The Python there as a word for the shell."""
     return ssh.path_word(place.python) if "/" in place.python else shlex.quote(place.python)
 
 
@@ -218,7 +221,7 @@ def _probe(calls: ssh.Calls, place: Place, copies: Sequence[Copy]) -> HostState:
     """Looks at a host. RunError if it cannot be reached, or has no Python with what the runtime needs."""
     wanted = [dict(one.digests) for one in copies]
     code = f"MARK, STAMP, WANTED = {ssh.MARK!r}, {ssh.STAMP!r}, {wanted!r}\n{PROBE}".encode()
-    words = [_python(place), *(ssh.path_word(one.target) for one in copies)]
+    words = [python_word(place), *(ssh.path_word(one.target) for one in copies)]
     done = calls.run(place, RUN_PYTHON, words, lambda stream: stream.write(code))
     if not done.marked:
         said = done.errors.strip().splitlines()[-1:] or [f"exit code {done.code}"]
@@ -244,29 +247,43 @@ def _state(place: Place, answer: Mapping[str, Any]) -> HostState:
     return HostState(versions, [(one["stamp"], frozenset(one["held"])) for one in answer["places"]])
 
 
+def start_words(place: Place, arguments: Sequence[str], options: RunOptions) -> list[str]:
+    """The arguments of START: where a device is started, and how."""
+    return [
+        ssh.path_word(place.directory),
+        python_word(place),
+        *map(shlex.quote, runtime_words(place, arguments, options)),
+    ]
+
+
+def runtime_words(place: Place, arguments: Sequence[str], options: RunOptions) -> list[str]:
+    """What Python is told to run a device in its directory."""
+    words = ["-B", "-m", "runtime", *arguments]
+    if options.keys is not None:
+        words += ["--keys", f"../{KEYS}/{place.device}"]
+    if place.listen is not None:
+        words += ["--listen", place.listen]
+    if place.threads is not None:
+        words += ["--threads", str(place.threads)]
+    if place.cores:
+        words += ["--cores", ",".join(map(str, place.cores))]
+    return words
+
+
 class Remote:
     """Starts the devices of an artifact on their hosts, where `install` has put them. `options`: those of the session,
     with the address at which the devices reach it. A `Start`."""
 
     def __init__(self, artifact: Artifact, options: RunOptions) -> None:
-        self._places = _places(artifact, options)
-        self.options = replace(options, listen=_listen(options, list(self._places.values())))
+        self._places = places_of(artifact, options)
+        self.options = replace(options, listen=listen_address(options, list(self._places.values())))
         beside = artifact.directory.absolute()
         self._default = beside.with_name(f"{beside.name}.logs")
         self._kept = False
 
     def __call__(self, manifest: Manifest, arguments: Sequence[str]) -> Process:
         place = self._places[manifest["device"]]
-        options = [*arguments, "--tethered"]
-        if self.options.keys is not None:
-            options += ["--keys", f"../{KEYS}/{place.device}"]
-        if place.listen is not None:
-            options += ["--listen", place.listen]
-        if place.threads is not None:
-            options += ["--threads", str(place.threads)]
-        if place.cores:
-            options += ["--cores", ",".join(map(str, place.cores))]
-        words = [ssh.path_word(place.directory), _python(place), "-B", "-m", "runtime", *map(shlex.quote, options)]
+        words = start_words(place, [*arguments, "--tethered"], self.options)
         popen = subprocess.Popen(
             ssh.command(place, START, words),
             env=ssh.environment(),
