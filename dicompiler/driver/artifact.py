@@ -142,7 +142,8 @@ def install(directory: str | Path, options: RunOptions, timeout: float | None = 
 
 def service(directory: str | Path, options: RunOptions) -> Service:
     """An artifact's devices as a service that stays between runs: see Target.service."""
-    path, target, _ = _open(directory)
+    path = Path(directory)
+    target: Target = registry().make("targets", open_artifact(path)["target"])
     return target.service(path, options)
 
 

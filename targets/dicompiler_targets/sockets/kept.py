@@ -238,9 +238,10 @@ class Calls:
         met: tuple[Called, Channel, tuple[str, int]] | None
         while (met := self._guests.take(seconds)) is not None:
             process, channel, address = met
-            if self._processes.get(process.device) is process:
-                process.channel, process.address = channel, address
-                return process
+            known = self._processes.get(process.device)
+            if known is not None and known is process:
+                known.channel, known.address = channel, address
+                return known
             channel.close()  # it was given up meanwhile
         return None
 
