@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 )
 @keys_option
 @click.option("--copy-only", is_flag=True, help="Copy and check only.")
-@click.option("--keep", is_flag=True, help="Leave the devices running: later runs join them. See 'dicompiler status'.")
+@click.option(
+    "--keep", "stays", is_flag=True, help="Leave the devices running: later runs join them. See 'dicompiler status'."
+)
 @click.option("--stop", is_flag=True, help="End the devices that are kept running, and nothing else.")
 @click.option(
     "--units",
@@ -69,7 +71,7 @@ def command(
     stream: Stream,
     options: RunOptions,
     copy_only: bool,
-    keep: bool,
+    stays: bool,
     stop: bool,
     units: Path | None,
     verify: bool,
@@ -88,7 +90,7 @@ def command(
 
     if copy_only and (verify or any(path is not None for path in (stream.outputs, options.logs, stream.log))):
         raise UsageError("deploy: --copy-only runs nothing: there are no outputs, checks or logs then")
-    if sum((copy_only, keep, stop, units is not None)) > 1:
+    if sum((copy_only, stays, stop, units is not None)) > 1:
         raise UsageError("deploy: --copy-only, --keep, --stop and --units exclude each other: give one of them")
     stream.check()
     tell_expiry(options.keys)
@@ -103,7 +105,7 @@ def command(
         _write_units(directory, options, units, as_json)
         return
     expected = stream.expect(directory, cost, options)
-    _deploy(directory, stream, options, copy_only, keep, verify, expected, as_json)
+    _deploy(directory, stream, options, copy_only, stays, verify, expected, as_json)
 
 
 def _stop(directory: Path, options: RunOptions, as_json: bool) -> None:
@@ -121,8 +123,8 @@ def _write_units(directory: Path, options: RunOptions, place: Path, as_json: boo
     from dicompiler.cli.tables import show_json
     from dicompiler.driver.artifact import install, service
 
-    units = service(directory, options).units()
     installed = install(directory, options)
+    units = service(directory, options).units()
     place.mkdir(exist_ok=True)
     for name, text in units.items():
         (place / name).touch(0o600)
@@ -141,7 +143,7 @@ def _deploy(
     stream: Stream,
     options: RunOptions,
     copy_only: bool,
-    keep: bool,
+    stays: bool,
     verify: bool,
     expected: Expected | None,
     as_json: bool,
@@ -160,7 +162,7 @@ def _deploy(
     if not as_json:
         _show_installed(installed)
     failed = None
-    if keep:
+    if stays:
         report["kept"] = list(service(directory, options).start())
     if not copy_only:
         result = stream.run(directory, given, options)

@@ -12,12 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.handmade import Made, halo
-from support.losing import DEVICES, Survivor, kinds, survivor
+from support.losing import DEVICES, kinds, survivor
 from support.running import emit, pids, wait_until
 from support.strangers import Strangers
 
@@ -29,10 +30,11 @@ from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import Artifact
-from dicompiler_targets.sockets.kept import Kept
+from dicompiler_targets.sockets.kept import Calls, Kept
 from dicompiler_targets.sockets.runtime import KEPT
 from dicompiler_targets.sockets.runtime.greeting import TOKEN
-from dicompiler_targets.sockets.runtime.service import LOG_LIMIT, Log
+from dicompiler_targets.sockets.runtime.service import LOG_LIMIT
+from dicompiler_targets.sockets.session import Session
 
 TEXT = "no stranger knows this"
 
@@ -130,7 +132,9 @@ def test_clients_join_one_after_another_and_strangers_do_not(
                 session.infer(made[2])
         wait_until(lambda: open_files(before) == descriptors)
         with dicompiler.connect(directory, timeout=60) as session:
-            words = r"^device 'a' at 127\.0\.0\.1:\d+: it serves another client, 127\.0\.0\.1, since .*: wait until that"
+            words = (
+                r"^device 'a' at 127\.0\.0\.1:\d+: it serves another client, 127\.0\.0\.1, since .*: wait until that"
+            )
             with pytest.raises(RunError, match=words):
                 dicompiler.connect(directory, timeout=60)
             assert np.array_equal(session.infer(made[2])["out"], right["out"])
@@ -139,28 +143,20 @@ def test_clients_join_one_after_another_and_strangers_do_not(
 def test_who_may_not_join_is_told_why(net: tuple[Path, Made], capfd: pytest.CaptureFixture[str]) -> None:
     directory, made = net
     with kept(directory) as cluster:
+        Kept(directory, cluster.digest, cluster.addresses, "a stranger's").save()
         with pytest.raises(RunError, match="does not know this run's token"):
-            other = Kept(directory, cluster.digest, cluster.addresses, "a stranger's")
-            other.save()
             dicompiler.connect(directory, timeout=60)
         Kept(directory, "sha256:0", cluster.addresses, TEXT).save()
-        with pytest.raises(RunError, match=r"kept running with another artifact than this: stop them first \('dicompiler"):
+        with pytest.raises(
+            RunError, match=r"kept running with another artifact than this: stop them first \('dicompiler"
+        ):
             SocketsTarget().run(directory, [made[2]], RunOptions())
         # Who holds another artifact refuses, whatever the file says.
         cluster.save()
-        manifest = Path(directory, "artifact.json")
-        whole = manifest.read_bytes()
+        options = RunOptions(timeout_s=20)
+        other = replace(Artifact.load(directory), digest="sha256:0")
         with pytest.raises(RunError, match="it is kept running with another artifact: stop it first"):
-            from dicompiler_targets.sockets.kept import Calls
-            from dicompiler_targets.sockets.session import Session
-
-            artifact = Artifact.load(directory)
-            Session(
-                Artifact(artifact.directory, "sha256:1", *list(vars(artifact).values())[2:]),
-                RunOptions(timeout_s=20),
-                Calls(cluster, RunOptions(timeout_s=20)),
-            )
-        assert manifest.read_bytes() == whole
+            Session(other, options, Calls(cluster, options))
         with pytest.raises(UsageError, match="leave out --elsewhere, or stop them first"):
             dicompiler.connect(directory, RunOptions(elsewhere=("a",)))
         done = subprocess.run(
@@ -171,10 +167,14 @@ def test_who_may_not_join_is_told_why(net: tuple[Path, Made], capfd: pytest.Capt
         os.kill(pids(directory)["b"], signal.SIGKILL)
         wait_until(lambda: "b" not in pids(directory))
         (directory / KEPT / "b.json").unlink()  # which a device that is killed cannot
-        with pytest.raises(RunError, match=r"device 'b' at .*: it cannot be called: Connection refused: start it again"):
+        with pytest.raises(
+            RunError, match=r"device 'b' at .*: it cannot be called: Connection refused: start it again"
+        ):
             dicompiler.connect(directory, timeout=60)
         assert main(["status", str(directory)]) == 1
-        assert re.search(r"^b +127\.0\.0\.1:\d+ +(- +){8}Connection refused: start", capfd.readouterr().out, re.MULTILINE)
+        assert re.search(
+            r"^b +127\.0\.0\.1:\d+ +(- +){8}Connection refused: start", capfd.readouterr().out, re.MULTILINE
+        )
     with pytest.raises(UsageError, match="nothing of it is kept running"):
         service(directory, RunOptions()).status()
 
@@ -185,6 +185,7 @@ def test_a_device_that_stays_is_lost_and_comes_back(tmp_path: Path) -> None:
         os.kill(pids(one.directory)["c"], signal.SIGKILL)
         wait_until(lambda: "c" not in pids(one.directory))
         with dicompiler.connect(one.directory, RunOptions(in_flight=4), 60) as session:
+            assert isinstance(session, Session)
 
             def plot() -> Iterator[None]:
                 yield from [None] * 10
@@ -195,17 +196,10 @@ def test_a_device_that_stays_is_lost_and_comes_back(tmp_path: Path) -> None:
                     yield
                 yield from [None] * 10
 
-            _streamed(one, session, plot())
+            one.stream(session, plot())
         assert kinds(session) == [("loss", "c"), ("take-over", "c"), ("return", "c")]
         told = {status.device: status for status in cluster.status(RunOptions())}
         assert told["a"].runs == told["c"].runs == 1 and told["a"].frames > told["c"].frames > 0
-
-
-def _streamed(one: Survivor, session: object, plot: Iterator[None]) -> None:
-    from dicompiler_targets.sockets.session import Session
-
-    assert isinstance(session, Session)
-    one.stream(session, plot)
 
 
 def test_a_log_is_bounded(tmp_path: Path) -> None:
@@ -220,4 +214,3 @@ def test_a_log_is_bounded(tmp_path: Path) -> None:
     assert sorted(found.name for found in path.parent.iterdir()) == ["a.log", "a.log.1"]
     assert path.stat().st_size <= LOG_LIMIT < Path(f"{path}.1").stat().st_size < LOG_LIMIT + 20_000
     assert path.read_bytes().endswith(b"native\n")
-    assert Log(None) is not None

@@ -124,9 +124,18 @@ def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
     Door(listen_address(options, list(places.values())), options.keys, options.insecure).close()
     assert options.hosts is not None
     calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
-    states = dict(
-        zip(places, calls.each(lambda name: _probe(calls, places[name], copies[name]), list(places)), strict=True)
-    )
+    states, failed = dict[str, HostState](), dict[str, RunError]()
+
+    def look(name: str) -> None:
+        try:
+            states[name] = _probe(calls, places[name], copies[name])
+        except RunError as error:
+            failed[name] = error
+            if not artifact.schedule().survives:
+                raise
+
+    calls.each(look, list(places))
+    check_missing(artifact, failed)
 
     def work(name: str) -> Installed:
         place, copied, state = places[name], 0, states[name]
@@ -138,7 +147,15 @@ def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
             _check_copied(place, copies[name], _probe(calls, place, copies[name]))
         return Installed(name, place.ssh, place.directory, copied, state.versions)
 
-    return tuple(calls.each(work, list(places)))
+    return tuple(calls.each(work, [name for name in places if name in states]))
+
+
+def check_missing(artifact: Artifact, failed: Mapping[str, RunError]) -> None:
+    """Warns of devices that failed before a run, or raises the first error where no plan does without them."""
+    if failed and artifact.schedule().covering(failed) is None:
+        raise next(iter(failed.values()))
+    for error in failed.values():
+        log.warning("%s; the others do without it", error)
 
 
 def _copies(artifact: Artifact, place: Place, keys: Path | None) -> list[Copy]:

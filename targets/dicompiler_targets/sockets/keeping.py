@@ -7,10 +7,9 @@ In: an artifact that is installed on its hosts. Out: devices that stay, the file
 from __future__ import annotations
 
 import json
-import logging
 import posixpath
+import re
 import secrets
-import shlex
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from dicompiler.plugin_api import DeviceStatus, Place, RunError, RunOptions, Usa
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.deploy import (
     RUN_PYTHON,
+    check_missing,
     listen_address,
     places_of,
     python_word,
@@ -31,8 +31,6 @@ from dicompiler_targets.sockets.kept import Calls, Kept
 from dicompiler_targets.sockets.runtime import KEPT
 from dicompiler_targets.sockets.runtime.greeting import TOKEN
 from dicompiler_targets.sockets.runtime.line import is_loopback, split_address
-
-log = logging.getLogger("dicompiler")
 
 START = 'cd "$1" && shift && exec "$@"'
 # Fed to the Python there. The file is locked by the process that it names, for as long as that runs.
@@ -91,12 +89,10 @@ class Cluster:
 
         found = dict(kept.addresses)
         hosts.calls.each(work, [name for name in hosts.places if name not in there])
-        if failed and artifact.schedule().covering(failed) is None:
+        if artifact.schedule().covering(failed) is None:
             for name in started:
                 hosts.stop(name)
-            raise next(iter(failed.values()))
-        for error in failed.values():
-            log.warning("%s; the others do without it", error)
+        check_missing(artifact, failed)
         replace(kept, addresses={name: found[name] for name in sorted(found)}).save()
         return tuple(sorted(started))
 
@@ -157,18 +153,27 @@ class Cluster:
 
     def _unit(self, place: Place, token: str) -> str:
         def path(text: str) -> str:
+            text = text.replace("%", "%%")
             return text if text.startswith("/") else f"%h/{text.removeprefix('~/')}"
 
-        words = runtime_words(place, _service_words(place, self.options), self.options)
+        words = map(_unit_word, runtime_words(place, _service_words(place, self.options), self.options))
         python = path(place.python) if "/" in place.python else f"/usr/bin/env {place.python}"
         environment = f"Environment={TOKEN}={token}\n" if token else ""
         return (
             f"[Unit]\nDescription=Device {place.device} of a network that dicompiler split\n"
-            "Wants=network-online.target\nAfter=network-online.target\n\n"
+            "# It is started again until its network is there.\nStartLimitIntervalSec=0\n\n"
             f"[Service]\nType=exec\nWorkingDirectory={path(place.directory)}\n{environment}"
-            f"ExecStart={python} {' '.join(map(shlex.quote, words))}\n"
+            f"ExecStart={python} {' '.join(words)}\n"
             "Restart=on-failure\nRestartSec=1\n\n[Install]\nWantedBy=default.target\n"
         )
+
+
+def _unit_word(text: str) -> str:
+    """A word as systemd reads it."""
+    text = text.replace("%", "%%").replace("$", "$$")
+    if re.fullmatch(r"[\w./:,%$=+@-]+", text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _service_words(place: Place, options: RunOptions) -> list[str]:

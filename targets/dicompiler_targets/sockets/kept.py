@@ -103,7 +103,7 @@ class Kept:
 
     def options(self, options: RunOptions) -> RunOptions:
         """Those of a run that joins them. UsageError for what cannot be said of devices that run already."""
-        for name in ("elsewhere", "pin", "listen"):
+        for name in ("elsewhere", "pin"):
             if getattr(options, name):
                 raise UsageError(
                     f"run: the devices of {self.directory} are kept running: leave out --{name}, or stop them first "
