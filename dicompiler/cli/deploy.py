@@ -41,6 +41,16 @@ if TYPE_CHECKING:
 )
 @keys_option
 @click.option("--copy-only", is_flag=True, help="Copy and check only.")
+@click.option(
+    "--keep", "stays", is_flag=True, help="Leave the devices running: later runs join them. See 'dicompiler status'."
+)
+@click.option("--stop", is_flag=True, help="End the devices that are kept running, and nothing else.")
+@click.option(
+    "--units",
+    metavar="UNITS",
+    type=PATH,
+    help="Copy, and write unit files there with which systemd keeps them running.",
+)
 @stream_options
 @click.option("--verify", is_flag=True, help="Compare the outputs with those of onnxruntime.")
 @timeout_option(help="Seconds to copy, and to run. Default: 600.")
@@ -61,6 +71,9 @@ def command(
     stream: Stream,
     options: RunOptions,
     copy_only: bool,
+    stays: bool,
+    stop: bool,
+    units: Path | None,
     verify: bool,
     cost: str | None,
     as_json: bool,
@@ -70,18 +83,59 @@ def command(
     Copies each device's directory, and its keys, to the host that HOSTS.toml names for it, unless they are there
     already; checks Python, numpy and onnxruntime there; starts all devices, gives them the frames, and stops them.
     Prints what was copied and what 'dicompiler run' prints; with --log where prediction and measurement part.
+    With --keep the devices stay, with their sessions made, until --stop; 'run', 'deploy' and 'dicompiler.connect' join
+    them.
     """
     from dicompiler.target.remote.hosts import Hosts
 
     if copy_only and (verify or any(path is not None for path in (stream.outputs, options.logs, stream.log))):
         raise UsageError("deploy: --copy-only runs nothing: there are no outputs, checks or logs then")
+    if sum((copy_only, stays, stop, units is not None)) > 1:
+        raise UsageError("deploy: --copy-only, --keep, --stop and --units exclude each other: give one of them")
     stream.check()
     tell_expiry(options.keys)
     check_parent(options.logs)
-    insecure = options.insecure or copy_only  # nothing is sent where nothing is run
+    check_parent(units)
+    insecure = options.insecure or copy_only or stop  # nothing is sent where nothing is run
     options = dataclasses.replace(options, hosts=Hosts.load(places), insecure=insecure)
+    if stop:
+        _stop(directory, options, as_json)
+        return
+    if units is not None:
+        _write_units(directory, options, units, as_json)
+        return
     expected = stream.expect(directory, cost, options)
-    _deploy(directory, stream, options, copy_only, verify, expected, as_json)
+    _deploy(directory, stream, options, copy_only, stays, verify, expected, as_json)
+
+
+def _stop(directory: Path, options: RunOptions, as_json: bool) -> None:
+    from dicompiler.cli.tables import show, show_json
+    from dicompiler.driver.artifact import service
+
+    ran = service(directory, options).stop()
+    if as_json:
+        show_json({"stopped": [name for name in ran if ran[name]], "installed": []})
+    else:
+        show(("device", "was"), [(name, "stopped" if ran[name] else "not running") for name in ran])
+
+
+def _write_units(directory: Path, options: RunOptions, place: Path, as_json: bool) -> None:
+    from dicompiler.cli.tables import show_json
+    from dicompiler.driver.artifact import install, service
+
+    installed = install(directory, options)
+    units = service(directory, options).units()
+    place.mkdir(exist_ok=True)
+    for name, text in units.items():
+        (place / name).touch(0o600)
+        (place / name).write_text(text)
+    if as_json:
+        show_json({"installed": [dataclasses.asdict(one) for one in installed], "units": sorted(units)})
+        return
+    _show_installed(installed)
+    click.echo(f"\n{place}: {', '.join(sorted(units))}")
+    click.echo("copy each to its host's ~/.config/systemd/user/, then there: loginctl enable-linger;")
+    click.echo("systemctl --user daemon-reload; systemctl --user enable --now UNIT")
 
 
 def _deploy(
@@ -89,6 +143,7 @@ def _deploy(
     stream: Stream,
     options: RunOptions,
     copy_only: bool,
+    stays: bool,
     verify: bool,
     expected: Expected | None,
     as_json: bool,
@@ -97,7 +152,7 @@ def _deploy(
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_partings, show_run, show_verification
     from dicompiler.cli.tables import show_json
-    from dicompiler.driver.artifact import compare_run, install
+    from dicompiler.driver.artifact import compare_run, install, service
     from dicompiler.verify.comparison import Verification
 
     given = read_inputs(stream.inputs)
@@ -107,6 +162,8 @@ def _deploy(
     if not as_json:
         _show_installed(installed)
     failed = None
+    if stays:
+        report["kept"] = list(service(directory, options).start())
     if not copy_only:
         result = stream.run(directory, given, options)
         verification = compare_run(directory, result, given) if verify else Verification(())

@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "Run a compiled model on this host, a process for each device.",
     "emulate": "Run a compiled model on this host as the boards of a platform would.",
     "deploy": "Run a compiled model on the boards of a cluster, over ssh.",
+    "status": "Ask the devices that are kept running how they do.",
     "keys": "Make the keys that the devices of a compiled model need to talk over a network.",
     "verify": "Run a compiled model and compare it with onnxruntime.",
     "plan": "Decide only: write the plan that a strategy makes.",

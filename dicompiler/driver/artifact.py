@@ -28,7 +28,7 @@ from dicompiler.partition.tiling import whole_plan
 from dicompiler.plugin.registry import registry
 from dicompiler.search.losses import loss_metrics
 from dicompiler.search.problem import Problem
-from dicompiler.target.interface import Target
+from dicompiler.target.interface import Service, Target
 from dicompiler.target.manifest import MADE, PLAN, PLATFORM, REFERENCE
 from dicompiler.target.records import Installed, RunOptions, RunResult
 from dicompiler.target.seal import check_files, open_artifact
@@ -141,6 +141,13 @@ def install(directory: str | Path, options: RunOptions, timeout: float | None = 
     the same options then starts it there. timeout: as for `run`. RunError names the device, its host and the cause."""
     path, target, _ = _open(directory, runs=True)
     return target.install(path, options.within(timeout))
+
+
+def service(directory: str | Path, options: RunOptions) -> Service:
+    """An artifact's devices as a service that stays between runs: see Target.service."""
+    path = Path(directory)
+    target: Target = registry().make("targets", open_artifact(path)["target"])
+    return target.service(path, options)
 
 
 def verify(

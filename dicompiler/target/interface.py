@@ -9,13 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dicompiler.base.errors import UsageError
 from dicompiler.base.specs import Spec, spec_of
 from dicompiler.cost.runtime import FREE, RuntimeCosts
 from dicompiler.ir.metrics import Occupied
-from dicompiler.target.records import Installed, RunOptions, RunResult
+from dicompiler.target.records import DeviceStatus, Installed, RunOptions, RunResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +26,26 @@ if TYPE_CHECKING:
     from dicompiler.verify.comparison import Check
     from dicompiler.verify.levels import Optimization
     from dicompiler.verify.tolerances import Tolerance
+
+
+class Service(Protocol):
+    """The devices of an artifact that stay: runs of it, and `dicompiler.connect`, join them instead of starting them.
+
+    Errors as of `Target.run`.
+    """
+
+    def start(self) -> Sequence[str]:
+        """Starts those that do not run, and keeps all of them running; their names."""
+
+    def stop(self) -> Mapping[str, bool]:
+        """Ends them, whatever they do; by device whether it ran. Nothing of them is left behind but what was copied,
+        and logs."""
+
+    def status(self) -> Sequence[DeviceStatus]:
+        """How each does."""
+
+    def units(self) -> Mapping[str, str]:
+        """Unit files of systemd, by name, with which hosts start them at boot."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +122,12 @@ class Target(ABC):
         options that the target cannot take, and for a target that cannot do this at all, as by default.
         """
         raise UsageError(f"deploy: target {self.name!r} cannot be started on other hosts from here")
+
+    def service(self, directory: Path, options: RunOptions) -> Service:  # noqa: ARG002
+        """The devices of an emitted artifact as a service that stays between runs, on `options.hosts`, where `install`
+        has put it. UsageError for options that the target cannot take, and for a target that cannot do this, as by
+        default."""
+        raise UsageError(f"deploy: what target {self.name!r} writes cannot be kept running")
 
     def memory(self, program: Program) -> Mapping[str, int]:
         """Device → bytes that running the program takes beyond its weights, activations and buffers (see

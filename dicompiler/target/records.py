@@ -154,6 +154,37 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
+class DeviceStatus:
+    """How a device does that is kept running (`Service`), at `address`.
+
+    digest: of its artifact. pid: its process there. since: when it was started, and client_since: when `client` came,
+    which it serves ('': none), in seconds since 1970. For all clients so far: in how many runs it took part, how many
+    frames it finished, how many it began anew (replays), and how many devices were lost. memory, memory_peak: bytes.
+    error: how the last run failed, '' if none did; or why the device does not answer: all else is empty then.
+    """
+
+    device: str
+    address: str
+    digest: str = ""
+    pid: int = 0
+    since: float = 0.0
+    runs: int = 0
+    frames: int = 0
+    replays: int = 0
+    losses: int = 0
+    memory: int = 0
+    memory_peak: int = 0
+    error: str = ""
+    client: str = ""
+    client_since: float = 0.0
+
+    @property
+    def answers(self) -> bool:
+        """Whether it does."""
+        return bool(self.digest)
+
+
+@dataclass(frozen=True)
 class Installed:
     """What `Target.install` did for a device. host: what ssh connected to. directory: the device's on that host.
 

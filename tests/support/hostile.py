@@ -30,14 +30,15 @@ from dicompiler_targets.sockets.runtime.wire import Channel
 
 class Hostile:
     """Device `name`. `keys`: a directory of keys of any device. `outcome` closes it: who connects to a listener that
-    is left open waits in vain."""
+    is left open waits in vain. beat_s: seconds between its signs of life."""
 
     there: ClassVar[list[Hostile]] = []
 
-    def __init__(self, directory: Path, name: str, message: str, keys: Path | None = None) -> None:
+    def __init__(self, directory: Path, name: str, message: str, keys: Path | None = None, beat_s: float = 60) -> None:
         words = shlex.split(message.partition("host: ")[2])
         token = next((word.partition("=")[2] for word in words if word.startswith(TOKEN)), "")
         after = dict(itertools.pairwise(words))
+        self.beat_s = beat_s
         self.name, self.member = name, Membership(after["--run"], token)
         self.digest = load_json(directory / "artifact.json")["digest"]
         self.end = time.monotonic() + 20
@@ -56,7 +57,7 @@ class Hostile:
     def greet(self, **changes: Any) -> None:
         """Greets the coordinator as a right device would, but for these changes."""
         self.control.greet(Kind.HELLO, {**self.hello, **changes}, self.end)
-        self.lines = Lines(60)
+        self.lines = Lines(self.beat_s)
         self.control.start(
             self.lines, lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
         )

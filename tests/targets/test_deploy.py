@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -29,6 +31,8 @@ from dicompiler.driver.artifact import install
 from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make
 from dicompiler.target.remote.hosts import Hosts
+from dicompiler_targets.sockets.runtime.greeting import TOKEN
+from dicompiler_targets.sockets.session import Session
 
 NAMES = ("pi01", "pi02")
 
@@ -394,6 +398,124 @@ def test_what_can_be_known_before_is_said_before(
     line = said(refused(boards, net, "root", "root"), capfd)
     assert line == "ssh is missing on this machine: install the package openssh-client"
     assert not any(there(boards, name, net).exists() for name in NAMES)
+
+
+@pytest.fixture(scope="module")
+def surviving(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("surviving") / "net"
+    platform, survive = "rpi4x2", "1"
+    dicompiler.compile(networks.build("lenet"), platform=platform, strategy="modnn", survive=survive, output=directory)
+    return directory
+
+
+IMAGE = {"input": np.ones((1, 1, 32, 32), np.float32)}
+
+
+def lose(session: Session, harm: Callable[[], object], mend: Callable[[], object] = int) -> list[tuple[str, str]]:
+    """Streams until a device was lost and has come back: what befell the session."""
+    end, done = time.monotonic() + 60, list[object]()
+
+    def given() -> Iterator[dict[str, np.ndarray]]:
+        while len(session.events) < 3 and time.monotonic() < end:
+            yield IMAGE
+
+    wanted = session.infer(IMAGE)["output"]
+    for number, outputs in enumerate(session.stream(given())):
+        assert np.allclose(outputs["output"], wanted, rtol=1e-5, atol=1e-6), number
+        if number == 20:
+            harm()
+        if len(session.events) > 1 and not done:
+            done.append(mend())
+    return [(event.kind, event.device) for event in session.events]
+
+
+def test_a_board_that_is_lost_and_comes_back(boards: Cluster, surviving: Path, net: Path, tmp_path: Path) -> None:
+    net = Path(shutil.copytree(surviving, net, dirs_exist_ok=True))
+    board, hosts = boards.boards["pi02"], Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
+    options = RunOptions(hosts=hosts, insecure=True, in_flight=2)
+    install(net, options)
+    with dicompiler.connect(net, options, 60) as session:
+        assert isinstance(session, Session)
+        assert lose(session, board.stop, board.start) == [(kind, "pi02") for kind in ("loss", "take-over", "return")]
+        assert "ssh has lost it" in session.events[0].why
+    board.stop()
+    try:  # a board that is off when all begins
+        assert [one.device for one in install(net, options)] == ["pi01"]
+        with dicompiler.connect(net, options, 60) as session:
+            assert isinstance(session, Session)
+            session.infer(IMAGE)
+            assert [(event.kind, event.device) for event in session.events] == [("loss", "pi02"), ("take-over", "pi02")]
+    finally:
+        board.start()
+        wait_until(board.answers)
+
+
+def test_devices_stay_on_their_boards_until_they_are_stopped(
+    boards: Cluster, surviving: Path, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    net = Path(shutil.copytree(surviving, net, dirs_exist_ok=True))
+    places, keys = boards.hosts(tmp_path / "hosts.toml"), tmp_path / "keys"
+    make(NAMES, keys)
+    command = ["deploy", str(net), "--hosts", str(places), "--keys", str(keys)]
+    here = there(boards, "pi01", net).parent
+
+    def running() -> dict[str, int]:
+        return {name: pid for name in NAMES for pid in [pids(there(boards, name, net).parent).get(name)] if pid}
+
+    assert main([*command, "--keep", "--verify", "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    validate({"deploy": document}, "results", "deploy --json")
+    assert document["kept"] == list(NAMES) and document["checks"][0]["passed"]
+    before = running()
+    assert len(before) == 2
+    assert main([*command, "--keep"]) == 0 and running() == before
+    with dicompiler.connect(net, RunOptions(hosts=Hosts.load(places), in_flight=2), 60) as session:
+        assert isinstance(session, Session)
+        harm = functools.partial(os.kill, before["pi02"], signal.SIGKILL)
+        assert lose(session, harm) == [(kind, "pi02") for kind in ("loss", "take-over", "return")]
+    assert running()["pi01"] == before["pi01"] and running()["pi02"] != before["pi02"]
+    capfd.readouterr()
+    assert main([*command, "--stop", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["stopped"] == list(NAMES)
+    assert running() == {} and main(["status", str(net)]) == 2
+    assert sorted(path.name for path in (here / ".kept").iterdir()) == ["pi01.log"]
+    assert main([*command, "--stop"]) == 0 and "not running" in capfd.readouterr().out
+
+
+def test_systemd_may_keep_them(boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    hosts = boards.hosts(tmp_path / "hosts.toml")
+    command = ["deploy", str(net), "--hosts", str(hosts), "--insecure", "--units", str(tmp_path / "units")]
+    assert 'it must be called at the same place after each boot: add address = "ADDRESS:PORT"' in said(
+        command, capfd, 2
+    )
+    text = hosts.read_text()
+    for address in ("10.77.0.2", "10.77.0.3"):
+        text = text.replace(f'ssh = "root@{address}"', f'ssh = "root@{address}"\naddress = "{address}:7070"')
+    hosts.write_text(text)
+    assert main(command) == 0
+    units = sorted((tmp_path / "units").iterdir())
+    assert [unit.name for unit in units] == [f"dicompiler-{net.name}-{name}.service" for name in NAMES]
+    processes = []
+    try:
+        for unit, name in zip(units, NAMES, strict=True):
+            assert unit.stat().st_mode & 0o777 == 0o600
+            if shutil.which("systemd-analyze"):
+                call("env", "XDG_RUNTIME_DIR=/run", "systemd-analyze", "--user", "verify", str(unit))
+            told = dict(line.split("=", 1) for line in unit.read_text().splitlines() if "=" in line)
+            # What systemd would do on the board.
+            home = str(boards.boards[name].home)
+            line = ["ip", "netns", "exec", boards.boards[name].space, *shlex.split(told["ExecStart"])]
+            token = told["Environment"].partition("=")[2]
+            place = told["WorkingDirectory"].replace("%h", home)
+            processes.append(subprocess.Popen(line, cwd=place, env=os.environ | {TOKEN: token}))
+        wait_until(lambda: main(["status", str(net)]) == 0)
+        with dicompiler.connect(net, timeout=60) as session:
+            assert session.infer(IMAGE)["output"].shape == (1, 10)
+    finally:
+        for process in processes:
+            process.terminate()
+        codes = [process.wait(10) for process in processes]
+    assert codes == [0, 0]
 
 
 def test_options_that_make_no_sense_on_other_hosts_are_refused(compiled: Path, tmp_path: Path) -> None:

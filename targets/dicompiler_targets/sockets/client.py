@@ -6,13 +6,19 @@ from pathlib import Path
 
 from dicompiler.plugin_api import RunOptions
 from dicompiler_targets.sockets.artifact import Artifact
+from dicompiler_targets.sockets.kept import Kept
 from dicompiler_targets.sockets.session import Session, check_elsewhere
 
 
 def connect(directory: Path, options: RunOptions) -> Session:
-    """Starts the artifact's devices: see dicompiler.connect."""
+    """Starts the artifact's devices, or joins those that are kept running: see dicompiler.connect."""
     artifact = Artifact.load(directory)
     check_elsewhere(options, artifact)
+    if Kept.load(directory) is not None:
+        from dicompiler_targets.sockets.keeping import joined
+
+        if (calls := joined(artifact, options)) is not None:
+            return Session(artifact, calls.options, calls)
     if options.hosts is not None:
         from dicompiler_targets.sockets.deploy import Remote
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dicompiler.plugin_api import RunOptions, RunResult
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.deploy import Remote
+from dicompiler_targets.sockets.keeping import joined
 from dicompiler_targets.sockets.processes import Start
 from dicompiler_targets.sockets.session import Session, check_elsewhere
 
@@ -29,6 +30,8 @@ def run(
     this host."""
     artifact = Artifact.load(directory)
     check_elsewhere(options, artifact)
+    if start is None and (calls := joined(artifact, options)) is not None:
+        return _run(artifact, frames, calls.options, calls)
     if options.hosts is not None:
         remote = Remote(artifact, options)
         with remote.explained():

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import subprocess
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from dicompiler.plugin_api import RunError, RunOptions
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.joining import Door
+from dicompiler_targets.sockets.kept import Calls
 from dicompiler_targets.sockets.processes import Process, Start, dismiss, end, read_report
 from dicompiler_targets.sockets.returns import Returns
 from dicompiler_targets.sockets.root_cause import CAUSE, LOSS, Event, Failure, ending, endings, failure_of, root_cause
@@ -75,15 +75,14 @@ class Crew:
         self.lines = Lines(options.heartbeat_s)
         self._events: deque[Event] = deque()
         self._ready: set[str] = set()
-        self._joined = self._finishing = False
+        self._told = self._joined = self._finishing = False
         self._doubts: list[tuple[Failure, float]] = []
         self._changed, self._looked = 0, 0.0
-        # With keys, certificates tell who is who.
-        self._member = Membership(secrets.token_hex(8), "" if options.keys else secrets.token_hex(16))
         self._start = start
         self._roles = artifact.roles
         self._returns: Returns | None = None
-        self._door: Door | None = None
+        self._door: Door | Calls | None = None
+        self._member = Membership()
 
     @property
     def there(self) -> list[str]:
@@ -92,15 +91,18 @@ class Crew:
 
     # -- starting and ending
 
-    def join(self, door: Door, deadline: float, check_time: Callable[..., None]) -> None:
+    def join(self, door: Door | Calls, deadline: float, check_time: Callable[..., None]) -> None:
         """Starts the devices and waits until every one is connected to all its peers and has made its sessions.
         check_time: (deadline, who is waited for, more words) raises RunError."""
         self._door = door
         common = ["--control", door.address, "--run", self._member.run, "--timeout", f"{self.options.timeout_s:g}"]
         common += ["--heartbeat", f"{self.options.heartbeat_s:g}", *["--insecure"] * self.options.insecure]
-        door.open(self.processes, self._member, self.artifact.digest)
-        lost = self.schedule.covering(self.away) or frozenset()
-        self.schedule.change(lost, 0, 0)
+        self._member = door.membership
+        door.open(self.processes, self.artifact.digest)
+        if self.schedule.survives:
+            self._returns = Returns(
+                lambda name: self._started(name, common), set(filter(self._foreign, self.artifact.devices))
+            )
         for manifest in self.artifact.manifests:
             name = manifest["device"]
             if name in self.options.elsewhere and name not in self.away:
@@ -117,20 +119,31 @@ class Crew:
                 door.forget(process.device)
             elif process is not None:
                 self._listen_to(process)
-            self.look()
+            self._hear(lambda: True)
+            self._miss(waiting, deadline)
             check_time(deadline, waiting, door.refused)
+        lost = self.schedule.covering(self.away) or frozenset()
+        self.schedule.change(lost, 0, 0)
         for name in self.there:
             self._tell_peers(name, {"away": sorted(self.away), "lost": sorted(lost)} if self.away else {})
-        while waiting := [name for name in self.there if name not in self._ready]:
-            for event in self.events(lambda: False):
-                self.notice(event)
-            self.look()
-            check_time(deadline, waiting)
+        self._told = True
+        while (waiting := [name for name in self.there if name not in self._ready]) or self._doubts:
+            self._hear(lambda: False)
+            self._miss(waiting, deadline)
+            check_time(deadline, waiting or self.there)
         self._joined = True
-        if self.schedule.survives:
-            self._returns = Returns(
-                lambda name: self._started(name, common), set(filter(self._foreign, self.processes))
-            )
+
+    def _hear(self, ready: Callable[[], object]) -> None:
+        """Handles what has come while the devices join, or comes within a tick."""
+        for event in self.events(ready):
+            self.notice(event)
+        self.look()
+
+    def _miss(self, waiting: Collection[str], deadline: float) -> None:
+        """Takes those as lost that have not come in time, where that is covered."""
+        if time.monotonic() > deadline and self.schedule.survives and self.schedule.covering({*self.away, *waiting}):
+            for name in waiting:
+                self._failed(Failure(name, "it did not come in time", name, CAUSE, gone=True))
 
     def _foreign(self, name: str) -> bool:
         """Whether it is not ours to start."""
@@ -245,12 +258,12 @@ class Crew:
             self._failed(failure)
         if any(now > until for _, until in self._doubts):
             self._decide()
-        if self._returns is not None and not self._finishing:
+        if self._returns is not None and self._joined and not self._finishing:
             self._look_for_returns(self._returns)
 
     def _failed(self, failure: Failure) -> None:
         """Goes on without the device, if that can be; raises RunError for the failure behind this one if not."""
-        if not self._joined or not self.schedule.survives:
+        if not self.schedule.survives:
             self._raise([failure])
         for name in (failure.says, failure.device):
             if name in self.away:  # an end that was to come, or a return that fails
@@ -311,7 +324,9 @@ class Crew:
 
     def _change(self, back: str | None) -> None:
         """Tells everybody who is away, and by which roles all goes from the next frame on. back: the device whose
-        return changes that, for which nothing is dropped."""
+        return changes that, for which nothing is dropped. Who was not told its peers hears of it with them."""
+        if not self._told:
+            return
         first = self._changed = self.window.end
         lost = self.schedule.covering(self.away)
         assert lost is not None

@@ -38,6 +38,7 @@ from dicompiler.plugin_api import (
 )
 from dicompiler_targets.sockets.artifact import Artifact, Manifest
 from dicompiler_targets.sockets.joining import Door
+from dicompiler_targets.sockets.kept import Kept
 from dicompiler_targets.sockets.processes import Process
 from dicompiler_targets.sockets.runtime.line import KEY_FILES, join_address, split_address
 from dicompiler_targets.sockets.session import check_elsewhere, in_flight
@@ -114,17 +115,27 @@ def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
     """Copies what the hosts lack of the artifact and of the devices' keys: see Target.install."""
     artifact = Artifact.load(directory)
     check_elsewhere(options, artifact)
+    Kept.of(artifact)
     in_flight(options, len(artifact.devices))
-    places = _places(artifact, options)
+    places = places_of(artifact, options)
     for name in places:
         check_files(directory, artifact.files, [f"{name}/{file}" for file in artifact.files_of(name)])
     copies = {name: _copies(artifact, place, options.keys) for name, place in places.items()}
-    Door(_listen(options, list(places.values())), options.keys, options.insecure).close()
+    Door(listen_address(options, list(places.values())), options.keys, options.insecure).close()
     assert options.hosts is not None
     calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
-    states = dict(
-        zip(places, calls.each(lambda name: _probe(calls, places[name], copies[name]), list(places)), strict=True)
-    )
+    states, failed = dict[str, HostState](), dict[str, RunError]()
+
+    def look(name: str) -> None:
+        try:
+            states[name] = _probe(calls, places[name], copies[name])
+        except RunError as error:
+            failed[name] = error
+            if not artifact.schedule().survives:
+                raise
+
+    calls.each(look, list(places))
+    check_missing(artifact, failed)
 
     def work(name: str) -> Installed:
         place, copied, state = places[name], 0, states[name]
@@ -136,7 +147,15 @@ def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
             _check_copied(place, copies[name], _probe(calls, place, copies[name]))
         return Installed(name, place.ssh, place.directory, copied, state.versions)
 
-    return tuple(calls.each(work, list(places)))
+    return tuple(calls.each(work, [name for name in places if name in states]))
+
+
+def check_missing(artifact: Artifact, failed: Mapping[str, RunError]) -> None:
+    """Warns of devices that failed before a run, or raises the first error where no plan does without them."""
+    if failed and artifact.schedule().covering(failed) is None:
+        raise next(iter(failed.values()))
+    for error in failed.values():
+        log.warning("%s; the others do without it", error)
 
 
 def _copies(artifact: Artifact, place: Place, keys: Path | None) -> list[Copy]:
@@ -167,7 +186,7 @@ def _check_copied(place: Place, copies: Sequence[Copy], state: HostState) -> Non
             )
 
 
-def _places(artifact: Artifact, options: RunOptions) -> dict[str, Place]:
+def places_of(artifact: Artifact, options: RunOptions) -> dict[str, Place]:
     """Where each device runs that is ours to start."""
     if options.hosts is None:
         raise UsageError("deploy: no hosts: say where the devices are reached (--hosts)")
@@ -193,7 +212,7 @@ def _keys_there(place: Place) -> str:
     return posixpath.join(posixpath.dirname(place.directory), KEYS, place.device)
 
 
-def _listen(options: RunOptions, places: Sequence[Place]) -> str:
+def listen_address(options: RunOptions, places: Sequence[Place]) -> str:
     """Where the devices are to reach this process: by default our address on the way to the first of them."""
     if options.listen or not places:
         return options.listen or "127.0.0.1:0"
@@ -210,7 +229,8 @@ def _listen(options: RunOptions, places: Sequence[Place]) -> str:
         ) from None
 
 
-def _python(place: Place) -> str:
+def python_word(place: Place) -> str:
+    """The Python there as a word for the shell."""
     return ssh.path_word(place.python) if "/" in place.python else shlex.quote(place.python)
 
 
@@ -218,7 +238,7 @@ def _probe(calls: ssh.Calls, place: Place, copies: Sequence[Copy]) -> HostState:
     """Looks at a host. RunError if it cannot be reached, or has no Python with what the runtime needs."""
     wanted = [dict(one.digests) for one in copies]
     code = f"MARK, STAMP, WANTED = {ssh.MARK!r}, {ssh.STAMP!r}, {wanted!r}\n{PROBE}".encode()
-    words = [_python(place), *(ssh.path_word(one.target) for one in copies)]
+    words = [python_word(place), *(ssh.path_word(one.target) for one in copies)]
     done = calls.run(place, RUN_PYTHON, words, lambda stream: stream.write(code))
     if not done.marked:
         said = done.errors.strip().splitlines()[-1:] or [f"exit code {done.code}"]
@@ -244,29 +264,43 @@ def _state(place: Place, answer: Mapping[str, Any]) -> HostState:
     return HostState(versions, [(one["stamp"], frozenset(one["held"])) for one in answer["places"]])
 
 
+def start_words(place: Place, arguments: Sequence[str], options: RunOptions) -> list[str]:
+    """The arguments of START: where a device is started, and how."""
+    return [
+        ssh.path_word(place.directory),
+        python_word(place),
+        *map(shlex.quote, runtime_words(place, arguments, options)),
+    ]
+
+
+def runtime_words(place: Place, arguments: Sequence[str], options: RunOptions) -> list[str]:
+    """What Python is told to run a device in its directory."""
+    words = ["-B", "-m", "runtime", *arguments]
+    if options.keys is not None:
+        words += ["--keys", f"../{KEYS}/{place.device}"]
+    if place.listen is not None:
+        words += ["--listen", place.listen]
+    if place.threads is not None:
+        words += ["--threads", str(place.threads)]
+    if place.cores:
+        words += ["--cores", ",".join(map(str, place.cores))]
+    return words
+
+
 class Remote:
     """Starts the devices of an artifact on their hosts, where `install` has put them. `options`: those of the session,
     with the address at which the devices reach it. A `Start`."""
 
     def __init__(self, artifact: Artifact, options: RunOptions) -> None:
-        self._places = _places(artifact, options)
-        self.options = replace(options, listen=_listen(options, list(self._places.values())))
+        self._places = places_of(artifact, options)
+        self.options = replace(options, listen=listen_address(options, list(self._places.values())))
         beside = artifact.directory.absolute()
         self._default = beside.with_name(f"{beside.name}.logs")
         self._kept = False
 
     def __call__(self, manifest: Manifest, arguments: Sequence[str]) -> Process:
         place = self._places[manifest["device"]]
-        options = [*arguments, "--tethered"]
-        if self.options.keys is not None:
-            options += ["--keys", f"../{KEYS}/{place.device}"]
-        if place.listen is not None:
-            options += ["--listen", place.listen]
-        if place.threads is not None:
-            options += ["--threads", str(place.threads)]
-        if place.cores:
-            options += ["--cores", ",".join(map(str, place.cores))]
-        words = [ssh.path_word(place.directory), _python(place), "-B", "-m", "runtime", *map(shlex.quote, options)]
+        words = start_words(place, [*arguments, "--tethered"], self.options)
         popen = subprocess.Popen(
             ssh.command(place, START, words),
             env=ssh.environment(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import secrets
 import socket
 import threading
 from collections.abc import Mapping
@@ -37,11 +38,13 @@ Joined = tuple[Process, Channel, tuple[str, int]]
 class Door:
     """Listens at `listen` (HOST:PORT, port 0: any) for a run's devices.
 
-    keys: the directory that `dicompiler keys` made, or None. UsageError for an address that must not be used in the
-    clear, or cannot be told to devices; RunError for one that is taken.
+    `membership`: what its devices know. keys: the directory that `dicompiler keys` made, or None. UsageError for an
+    address that must not be used in the clear, or cannot be told to devices; RunError for one that is taken.
     """
 
     def __init__(self, listen: str, keys: Path | None, insecure: bool) -> None:
+        # With keys, certificates tell who is who.
+        self.membership = Membership(secrets.token_hex(8), "" if keys else secrets.token_hex(16))
         self._entrance: Entrance | None = None
         self._joined: set[str] = set()
         self._lock = threading.Lock()
@@ -67,9 +70,9 @@ class Door:
             self._entrance.close()
         self._listener.close()
 
-    def open(self, processes: Mapping[str, Process], membership: Membership, digest: str) -> None:
+    def open(self, processes: Mapping[str, Process], digest: str) -> None:
         """Lets in the devices of `processes` that hold the artifact with that digest, and nobody else."""
-        self._processes, self._membership, self._digest = processes, membership, digest
+        self._processes, self._digest = processes, digest
         self._entrance = Entrance(self._listener, self._keys, self._meet)
 
     @property
@@ -104,7 +107,7 @@ class Door:
         if process is None:
             raise ProtocolError(f"device {name[:100]!r} is not awaited")
         check_identity(channel.identity, DEVICE.format(name), f"device {name!r}")
-        self._membership.check(hello, name, CONTROL)
+        self.membership.check(hello, name, CONTROL)
         try:
             if hello.get("digest") != self._digest:
                 raise ProtocolError("its directory belongs to another artifact: copy it again from this one")

@@ -21,6 +21,7 @@ from dicompiler_targets.sockets.artifact import Artifact, Role, from_payload, pi
 from dicompiler_targets.sockets.crew import Crew
 from dicompiler_targets.sockets.feed import Feed
 from dicompiler_targets.sockets.joining import LOOPBACK, Door
+from dicompiler_targets.sockets.kept import Calls
 from dicompiler_targets.sockets.processes import Process, Start, here, unreported
 from dicompiler_targets.sockets.root_cause import Event
 from dicompiler_targets.sockets.runtime.frames import IN_FLIGHT_LIMIT, Kind
@@ -79,7 +80,7 @@ class Session:
         self._begun_s, self._lost_s, self._replays, self._finished = time.perf_counter(), 0.0, 0, 0
         self._change_until = math.inf
         count = len({*artifact.devices} - {*options.elsewhere, *options.without})
-        door = Door(options.listen or LOOPBACK, options.keys, options.insecure)
+        door = start if isinstance(start, Calls) else Door(options.listen or LOOPBACK, options.keys, options.insecure)
         start = start or here(artifact.directory, options, max(1, count))
         self._crew = Crew(artifact, options, self.in_flight, start, self._tell)
         self._window, self._lines = self._crew.window, self._crew.lines

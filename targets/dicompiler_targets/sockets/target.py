@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.plugin_api import Installed, Optimization, RunOptions, RunResult, RuntimeCosts, Target
+from dicompiler.plugin_api import Installed, Optimization, RunOptions, RunResult, RuntimeCosts, Service, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,6 +89,12 @@ class SocketsTarget(Target):
         from dicompiler_targets.sockets.deploy import install
 
         return install(directory, options)
+
+    def service(self, directory: Path, options: RunOptions) -> Service:
+        """Its devices stay between clients, with their sessions made."""
+        from dicompiler_targets.sockets.keeping import Cluster
+
+        return Cluster(directory, options)
 
     def memory(self, program: Program) -> Mapping[str, int]:
         """A Python process with onnxruntime, its sessions, and what making them takes: see sockets.memory."""

@@ -5,5 +5,7 @@ after a run that ended well; else the last line says why not. This package is co
 is. It needs Python, numpy and onnxruntime, nothing else.
 """
 
+KEPT = ".kept"
+"""The directory, beside those of devices, that says which of them stay."""
 FORMAT = "dicompiler.sockets/3"
 """The manifest's format, which this runtime reads."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import FORMAT
+from . import FORMAT, KEPT
 from .files import read_manifest
 from .greeting import TOKEN, Membership
 from .line import Keys, split_address
@@ -24,16 +25,18 @@ def main() -> int:
     """Runs the device that the manifest describes until the coordinator ends the run. 0: all went well."""
     options = _options()
     token = os.environ.get(TOKEN, "")
+    if options.detach:
+        return _detach()
+    if options.serve:
+        return _serve(options, token)
     if options.tethered:
         with open(0, "rb", buffering=0, closefd=False) as starter:
             token = starter.readline().decode(errors="replace").strip()
         threading.Thread(target=_end_with_starter, daemon=True).start()
     try:
-        manifest = read_manifest(options.manifest)
+        manifest = _manifest(options.manifest)
     except (ValueError, OSError) as error:
         return _end(str(error))
-    if manifest.get("format") != FORMAT:
-        return _end(f"{options.manifest}: format {manifest.get('format')!r}, this runtime reads {FORMAT!r}")
     try:
         if options.cores:
             os.sched_setaffinity(0, map(int, options.cores.split(",")))
@@ -51,6 +54,66 @@ def main() -> int:
         device.fail(error)
         return _end(f"{device.name}: {error}")
     return 0
+
+
+def _detach() -> int:
+    """Starts this command once more as a process of its own, that stays, with the token that standard input tells; and
+    ends when that can be called, with a line of JSON that says where, or with its error."""
+    token = sys.stdin.readline().strip()
+    reader, writer = os.pipe()
+    words = [word for word in sys.orig_argv[1:] if word != "--detach"]
+    nothing = subprocess.DEVNULL
+    subprocess.Popen(
+        [sys.executable, *words, "--announce", str(writer)],
+        stdin=nothing,
+        stdout=nothing,
+        stderr=nothing,
+        pass_fds=(writer,),
+        start_new_session=True,
+        env=os.environ | ({TOKEN: token} if token else {}),
+    )
+    os.close(writer)
+    with open(reader, encoding="utf-8") as pipe:
+        said = pipe.read()
+    if not said.startswith("{"):
+        return _end(said or "it ended before it could be called: its log says why")
+    print(f"dicompiler: {said}", flush=True)
+    return 0
+
+
+def _serve(options: Any, token: str) -> int:
+    """Runs the device as one that stays."""
+    if options.announce is not None:
+        os.set_inheritable(options.announce, False)
+    try:
+        from .service import Held, Log, Service, listening, serve  # takes its time, as `device`
+
+        log = Log(options.log)
+        os.environ.pop(TOKEN, None)
+        manifest = _manifest(options.manifest)
+        directory = options.manifest.resolve().parent
+        if options.cores:
+            os.sched_setaffinity(0, map(int, options.cores.split(",")))
+        addresses = [None if text is None else split_address(text) for text in (options.listen, options.control)]
+        listener = listening(*addresses)
+        keys = None if options.keys is None else Keys(options.keys)
+        service = Service(directory, manifest, listener, keys, token, options.insecure, log)
+        held = Held(directory.parent / KEPT, manifest["device"])
+        return serve(
+            service, held, options.threads or min(manifest["threads"], os.cpu_count() or 1), log, options.announce
+        )
+    except (ValueError, OSError, ImportError) as error:
+        if options.announce is not None:
+            os.write(options.announce, str(error).encode())
+        return _end(str(error))
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """ValueError or OSError for one that this runtime cannot read."""
+    manifest = read_manifest(path)
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {manifest.get('format')!r}, this runtime reads {FORMAT!r}")
+    return manifest
 
 
 def _end_with_starter() -> None:
@@ -88,7 +151,7 @@ def _options() -> Any:
     parser = argparse.ArgumentParser(prog="runtime", description="Run one device's share of a compiled network.")
     add = parser.add_argument
     add("--manifest", type=Path, default=Path("manifest.json"), help="the device's manifest.json")
-    add("--control", required=True, metavar="HOST:PORT", help="where the coordinator listens")
+    add("--control", metavar="HOST:PORT", help="where the coordinator listens; with --serve: by whom to be reached")
     add("--run", default="", metavar="NUMBER", help="the run to join, as the coordinator numbers it")
     add("--listen", metavar="HOST:PORT", help="where peers reach this device (port 0: any)")
     add("--keys", type=Path, help="the device's directory of those that 'dicompiler keys' made")
@@ -99,8 +162,17 @@ def _options() -> Any:
     add("--timeout", type=float, default=3600.0, help="seconds until the run must have begun")
     add("--heartbeat", type=float, default=2.0, help="seconds between signs of life; who misses three is lost")
     add("--tethered", action="store_true", help="read the run's token from standard input, and end when that does")
+    add("--serve", action="store_true", help="stay, and wait for one client after another at --listen")
+    add(
+        "--detach", action="store_true", help="with --serve: go on in a process of its own, with the token on our input"
+    )
+    add("--announce", type=int, help=argparse.SUPPRESS)
+    add("--log", type=Path, help="with --serve: where to write what happens, and what this process writes")
     parser.epilog = f"Without keys, the environment variable {TOKEN} must hold the run's token, or standard input does."
-    return parser.parse_args()
+    options = parser.parse_args()
+    if not options.serve and options.control is None:
+        parser.error("say where the coordinator listens (--control), or let it stay (--serve)")
+    return options
 
 
 def _end(message: str) -> int:

@@ -23,27 +23,28 @@ from .frames import (
     Header,
     Kind,
     ProtocolError,
-    Refused,
     Window,
     check_empty,
     check_message,
     decode,
 )
-from .greeting import CONTROL, Entrance, Membership
+from .greeting import CONTROL, Entrance, Guests, Membership
 from .heap import memory_peak
-from .line import COORDINATOR, DEVICE, Keys, check_identity, check_open, left, secured
-from .lines import Lines
-from .play import PATIENCE_S, SPANS, DeviceError, Mailbox, Player
-from .roles import Schedule, roles
+from .line import Keys, check_open
+from .member import Member
+from .play import PATIENCE_S, SPANS, DeviceError, Player
+from .roles import roles
 from .values import make_sessions, one_line
 from .wire import Channel
 
 
-class Device:
+class Device(Member):
     """The process's state. `deadline` (of time.monotonic): until when the run must have begun. `listen`: the address
     at which peers reach it (host, port; port 0: any), by default that through which it reaches the coordinator.
     `membership`: what it was told of the run that it belongs to.
-    `least`: seconds that a call of each segment takes at least, where this host plays a slower board."""
+    `least`: seconds that a call of each segment takes at least, where this host plays a slower board.
+    `stays`: the process goes on when the coordinator is gone. `finished`, `replays`, `losses`: frames that it has done,
+    that it dropped as they are given again, and devices that were lost."""
 
     def __init__(
         self,
@@ -56,23 +57,14 @@ class Device:
         heartbeat_s: float = 2.0,
         membership: Membership | None = None,
         least: Sequence[float] = (),
+        stays: bool = False,
     ) -> None:
-        self.directory, self.manifest, self.deadline = directory, manifest, deadline
-        self.files = Files(directory, manifest)
-        self.name: str = manifest["device"]
-        self.keys, self.listen, self.insecure = keys, listen, insecure
-        self.control: Channel | None = None
-        self.lines = Lines(heartbeat_s, alone=not least)
-        self.peers: dict[str, Channel] = {}
-        self.channels: list[Channel] = []  # to peers, those to lost ones too
-        self.schedule = Schedule.of(manifest)
-        self.away: set[str] = set()
-        self.gone: set[str] = set()  # peers that were lost, whether others know it or not
-        self.player: Player | None = None
-        self.membership = membership or Membership()
-        self.least = least
+        super().__init__(manifest, deadline, keys, insecure, heartbeat_s, membership or Membership())
+        self.directory, self.files = directory, Files(directory, manifest)
+        self.listen, self.least, self.stays = listen, least, stays
+        self.lines.alone &= not least
+        self.finished = self.replays = self.losses = 0
         self.farewell = ""
-        self.mailbox = Mailbox()
         self.window = Window(1)
         self.announced = 0
         self.departed: set[str] = set()
@@ -90,62 +82,62 @@ class Device:
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(socket.create_server((host, port), family=family, backlog=64))
             check_open(listener.getsockname()[0], self.keys, self.insecure)
-            before = {peer["device"] for peer in self.manifest["peers"] if peer["index"] < self.manifest["index"]}
             # Open at once: strangers that wait in the listener's queue would keep peers from entering it.
-            entrance = stack.enter_context(
-                contextlib.closing(Entrance(listener, self.keys, lambda *guest: self._welcome(before, *guest)))
-            )
-            hello = {**self._hello(CONTROL), "address": list(listener.getsockname()[:2])}
-            self._to_control().greet(Kind.HELLO, hello, self.deadline)
-            self._to_control().start(self.lines, self._admit_control, self._deliver_control, self._lost_control)
+            entrance = stack.enter_context(contextlib.closing(Entrance(listener, self.keys, self._arrive)))
+            self._begin(listener.getsockname())
             sessions = self._make_sessions(threads)
-            peers = self.mailbox.take(self.lines, "peers", self.deadline + PATIENCE_S, "the list of devices")
-            self.lines.rest(math.inf)
-            self._believe(peers)
-            self.window = Window(max(1, min(IN_FLIGHT_LIMIT, int(peers["in_flight"]))))
-            self.gate = Gate(self.inputs, self.window, self.other_inputs, self.schedule)
-            self.schedule.change(peers.get("lost", ()), 0, 0)
-            self._join(entrance, before, peers)
-            self.player = Player(
-                self.manifest, sessions, self.mailbox, self.lines, self._post, self.least, self.schedule
-            )
-            if not self.schedule.survives:
-                stack.close()  # nobody comes back
-            self._to_control().send(Kind.READY)
-            self.files.check()  # what is still missing of it need not hold up the others; nothing is computed before
-            self._play(self.player)
-            self._finish(self.player)
+            self._take_part(entrance, sessions, stack.close)
+        self._finish(self._to_play())
+
+    def serve(self, control: Channel, address: Any, guests: Guests, sessions: list[Any]) -> None:
+        """As `run`, where the coordinator has called this process, which has made its sessions and lets peers in at
+        `address`."""
+        self.control = control
+        self._begin(address)
+        self._take_part(guests, sessions, lambda: None)
+        self._finish(self._to_play())
+
+    def leave(self) -> None:
+        """Lets go of all connections."""
+        for channel in (*self.peers.values(), *([self.control] if self.control else [])):
+            channel.close()
+        self.lines.end()
+
+    def _arrive(self, channel: Channel, _: str, deadline: float) -> tuple[str, Channel] | None:
+        """See greeting.Meet."""
+        return self.welcome(channel.greeting(deadline), channel, deadline)
+
+    def _begin(self, address: Any) -> None:
+        hello = {**self._hello(CONTROL), "address": list(address[:2])}
+        self._to_control().greet(Kind.HELLO, hello, self.deadline)
+        self._to_control().start(self.lines, self._admit_control, self._deliver_control, self._lost_control)
+
+    def _take_part(self, entrance: Guests, sessions: list[Any], close: Callable[[], object]) -> None:
+        """Meets the peers and plays all frames. close: lets nobody in any more."""
+        peers = self.mailbox.take(self.lines, "peers", self.deadline + PATIENCE_S, "the list of devices")
+        self.lines.rest(math.inf)
+        self._believe(peers)
+        self.window = Window(max(1, min(IN_FLIGHT_LIMIT, int(peers["in_flight"]))))
+        self.gate = Gate(self.inputs, self.window, self.other_inputs, self.schedule)
+        self._join(entrance, peers)
+        self.player = Player(
+            self.manifest, sessions, self.mailbox, self.lines, self._post, self.least, self.schedule, self.stays
+        )
+        if not self.schedule.survives:
+            close()  # nobody comes back
+        self._to_control().send(Kind.READY)
+        self.files.check()  # what is still missing of it need not hold up the others; nothing is computed before
+        self._play(self.player)
+
+    def _to_play(self) -> Player:
+        assert self.player is not None
+        return self.player
 
     def fail(self, error: Exception) -> None:
         """Tells the coordinator in words why this device ends, as far as that can still be reached."""
         if self.control is not None:
             self.control.send_json(Kind.ERROR, {"message": one_line(error), "peer": getattr(error, "peer", None)})
             self.control.flush(time.monotonic() + 1)
-
-    def _enter(self, control: socket.socket) -> None:
-        try:
-            check_open(control.getpeername()[0], self.keys, self.insecure)
-            channel = Channel(secured(control, self.keys, False, self.deadline))
-            check_identity(channel.identity, COORDINATOR, "the coordinator")
-        except (ProtocolError, Refused, OSError) as error:
-            raise DeviceError(f"the coordinator cannot be joined: {error}") from None
-        self.control = channel
-
-    def _to_control(self) -> Channel:
-        assert self.control is not None
-        return self.control
-
-    def _hello(self, receiver: str) -> dict[str, Any]:
-        digest = self.manifest["digest"]
-        return {"device": self.name, "digest": digest, **self.membership.hello(self.name, receiver)}
-
-    def _believe(self, peers: Mapping[str, Any]) -> None:
-        """Takes the run's number from the coordinator's first message. DeviceError if it is not of this run."""
-        try:
-            self.membership.check(peers, CONTROL, self.name)
-        except ProtocolError as error:
-            raise DeviceError(f"the coordinator cannot be trusted: {error}") from None
-        self.membership = Membership(str(peers.get("run")), self.membership.token)
 
     def _make_sessions(self, threads: int) -> list[Any]:
         self.files.begin()
@@ -154,72 +146,6 @@ class Device:
         except ValueError:
             self.files.check()  # a damaged file is the cause where one cannot be loaded
             raise
-
-    def _join(self, entrance: Entrance, before: set[str], told: Mapping[str, Any]) -> None:
-        """Connects to the peers behind it in the order of devices and awaits those before it; who comes back connects
-        to all that are there."""
-        away = set(told.get("away", ()))
-        awaited_ones = set() if told.get("again") else before - away
-        for peer in self.manifest["peers"]:
-            if peer["device"] not in awaited_ones | away:
-                self._connect(peer["device"], told["addresses"][peer["device"]])
-        while awaited := sorted(awaited_ones - set(self.peers)):
-            met = entrance.take(left(self.deadline))
-            if met is None:
-                refused = f" (refused meanwhile: {entrance.refused})" if entrance.refused else ""
-                raise DeviceError(f"did not connect in time{refused}", awaited[0])
-            name, channel = met
-            if self.peers.setdefault(name, channel) is not channel:
-                channel.close()
-        self.away, self.gone = away, set(away)
-        for name, channel in self.peers.items():
-            self._start(name, channel)
-
-    def _start(self, name: str, channel: Channel) -> None:
-        self.channels.append(channel)
-        channel.start(self.lines, *self._callbacks(name))
-
-    def _connect(self, peer: str, address: Any) -> None:
-        try:
-            host, port = address
-            connection = socket.create_connection((host, port), left(self.deadline))
-            check_open(connection.getpeername()[0], self.keys, self.insecure)
-            channel = Channel(secured(connection, self.keys, False, self.deadline))
-            channel.greet(Kind.HELLO, self._hello(peer), self.deadline)
-            self._meet(channel, {peer}, self.deadline)
-        except (OSError, ProtocolError, Refused, ValueError) as error:
-            raise DeviceError(f"cannot connect to {peer!r}: {error}", peer) from None
-        self.peers[peer] = channel
-
-    def _welcome(self, awaited: set[str], channel: Channel, _: str, deadline: float) -> tuple[str, Channel] | None:
-        """A peer that came, by name: see greeting.Meet. A stranger is sent away and must not disturb. While frames are
-        played nobody but who is away is let in; it need not be taken then."""
-        name = self._meet(channel, awaited if self.player is None else set(self.away), deadline)
-        channel.greet(Kind.HELLO, self._hello(name), deadline)
-        if self.player is None:
-            return name, channel
-        with self.lines.turn:
-            if name in self.peers:
-                self.peers[name].close()
-            self.peers[name] = channel
-            self.gone.discard(name)
-            self._start(name, channel)
-        return None
-
-    def _meet(self, channel: Channel, expected: set[str], deadline: float) -> str:
-        """Reads who is at the other end: a member of this run, one of `expected`. ProtocolError if it is not;
-        DeviceError if it is, but with another artifact, which both are told."""
-        hello = channel.greeting(deadline)
-        name = str(hello.get("device"))
-        if name not in expected:
-            raise ProtocolError(f"device {name[:100]!r} came, one of {sorted(expected)} was expected")
-        check_identity(channel.identity, DEVICE.format(name), f"device {name!r}")
-        self.membership.check(hello, name, self.name)
-        if hello.get("digest") != self.manifest["digest"]:
-            words = f"devices {name!r} and {self.name!r} hold different artifacts: copy the same one to both"
-            channel.refuse(words, deadline)
-            raise DeviceError(words)
-        return name
 
     def _admit_control(self, header: Header) -> None:
         if header.kind is Kind.INPUT:
@@ -242,7 +168,8 @@ class Device:
         elif header.kind is Kind.CHANGE:
             self._change(decode(payload))
         elif header.kind is Kind.PEERS:
-            self.mailbox.put("peers", decode(payload))
+            self._hear(told := decode(payload))
+            self.mailbox.put("peers", told)
         elif header.kind is Kind.ERROR:
             self.farewell = f"the coordinator refused: {decode(payload).get('message')}"
             self.mailbox.fail(DeviceError(self.farewell))
@@ -259,6 +186,7 @@ class Device:
     def _change(self, told: Mapping[str, Any]) -> None:
         """From frame `first` on roles for other losses are in force; with `drop` what was begun before is forgotten."""
         first = int(told["first"])
+        self.losses += len(set(told["away"]) - self.away)
         self.away = set(told["away"])
         for peer in sorted(self.away - self.gone):
             self._part(peer)
@@ -266,18 +194,12 @@ class Device:
         if not told["drop"]:
             self._to_control().send(Kind.CHANGED, frame=first)
             return
+        self.replays += max(0, self.announced - self.window.oldest)
         self.window.drop(first)
         self.announced = first
         if self.player is not None:
             self.player.halt(first)
         self.mailbox.drop(first)
-
-    def _part(self, peer: str) -> None:
-        """Neither hears of a peer any more nor waits for it."""
-        self.gone.add(peer)
-        if peer in self.peers:
-            self.peers[peer].close()
-        self.mailbox.wake()
 
     def _lost_control(self, error: Exception) -> None:
         if isinstance(error, ProtocolError):
@@ -287,6 +209,12 @@ class Device:
             return
         # Nobody is left to report to, and the main thread may be deep in a segment.
         words = self.farewell or f"the coordinator is gone: {error}"
+        if self.stays:
+            self.mailbox.fail(DeviceError(words))
+            self._stop_calling()
+            if self.player is not None:
+                self.player.halt(sys.maxsize)
+            return
         print(f"{self.name}: {words}", file=sys.stderr, flush=True)
         os._exit(1)
 
@@ -325,8 +253,7 @@ class Device:
                 if not self.schedule.survives:
                     self._fail_early(DeviceError(words, peer))
                 else:
-                    self._part(peer)
-                    self._to_control().send_json(Kind.LOST, {"message": words, "peer": peer})
+                    self._miss(peer, words)
 
         return admit, deliver, lost
 
@@ -361,6 +288,7 @@ class Device:
     def _done(self, frame: int) -> None:
         with self.lines.turn:  # frames may be dropped at any time
             self.window.finish(frame)  # before DONE: more frames' tensors can come at once
+        self.finished += 1
         self._to_control().post(Kind.DONE, frame=frame)
 
     def _timeline(self, player: Player) -> list[list[Any]]:

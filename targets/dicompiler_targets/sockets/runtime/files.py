@@ -1,17 +1,15 @@
 """The device's files against its manifest: what was damaged is found before a number leaves.
 
 In: a manifest.json. Out: what it says; or ValueError that names the file, the cause and the remedy. Digests are taken
-beside the making of the sessions, which reads the same files, piece by piece, by threads for which a processor must be
-idle; what is left of them when they are asked for is taken at once.
+beside the making of the sessions, which reads the same files, piece by piece; what is left of them when they are asked
+for is taken at once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import mmap
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,7 +57,9 @@ class Files:
             if size != record["bytes"]:
                 found = "is missing" if size is None else f"has {size} bytes instead of {record['bytes']}"
                 raise ValueError(f"file {name} {found}: {REMEDY}")
-        pool = ThreadPoolExecutor(2, initializer=_give_way)
+        pool = ThreadPoolExecutor(
+            2
+        )  # of lower priority they could hold the interpreter's lock for long: no sign of life
         for name, record in self._records.items():
             works = _works(self._directory / name, record)
             self._works[name] = [(work, pool.submit(work)) for work in works]
@@ -72,12 +72,6 @@ class Files:
             record = self._records[name]
             if record["digest"] != (found[0] if record["digest"].startswith("sha256:") else _lanes(found, record)):
                 raise ValueError(f"file {name} is damaged, its content is not what was compiled: {REMEDY}")
-
-
-def _give_way() -> None:
-    """Lets this thread have only the time of a processor that nobody else wants."""
-    with contextlib.suppress(OSError):  # where that is forbidden it takes its turns
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _works(path: Path, record: Mapping[str, Any]) -> list[_Work]:

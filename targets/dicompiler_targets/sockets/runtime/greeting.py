@@ -62,27 +62,25 @@ class Membership:
         return hmac.new(self.token.encode(), words, hashlib.sha256).hexdigest()
 
 
-Meet = Callable[[Channel, str, float], Any]
-"""Reads who is at the other end of a channel: (channel, host, deadline) → what `Entrance.take` returns. It raises
-ProtocolError to refuse it in words, Refused or OSError to let it go, and any other error for `take` to raise."""
+def derived(token: str, *words: str) -> str:
+    """A token that who knows `token` can make, and nobody else: for one greeting, or one run. '' without one."""
+    text = json.dumps(words).encode()
+    return hmac.new(token.encode(), text, hashlib.sha256).hexdigest() if token else ""
 
 
-class Entrance:
-    """Accepts connections at `listener`, which it closes in the end, and lets `meet` greet each in its own thread.
+class Guests:
+    """Those who were let in, one after another. `refused`: why the last other was not."""
 
-    A stranger delays nobody: each has GREETING_S, and at most GUESTS are inside. `refused`: why the last was refused.
-    """
-
-    def __init__(self, listener: socket.socket, keys: Keys | None, meet: Meet) -> None:
+    def __init__(self) -> None:
         self.refused = ""
-        self._listener, self._keys, self._meet = listener, keys, meet
         self._met: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._guests: dict[socket.socket, str] = {}
-        self._lock, self._closed = threading.Lock(), False
-        threading.Thread(target=self._accept_all, daemon=True).start()
+
+    def put(self, met: Any) -> None:
+        """Somebody was let in; or an error, for `take` to raise."""
+        self._met.put(met)
 
     def take(self, seconds: float) -> Any:
-        """What `meet` returned for the next one who belongs here; None if nobody came. Raises what it raised."""
+        """The next one; None if nobody came. Raises an error that was put."""
         try:
             met = self._met.get(timeout=seconds)
         except queue.Empty:
@@ -90,6 +88,26 @@ class Entrance:
         if isinstance(met, Exception):
             raise met
         return met
+
+
+Meet = Callable[[Channel, str, float], Any]
+"""Reads who is at the other end of a channel: (channel, host, deadline) → what `Entrance.take` returns. It raises
+ProtocolError to refuse it in words, Refused or OSError to let it go, and any other error for `take` to raise."""
+
+
+class Entrance(Guests):
+    """Accepts connections at `listener`, which it closes in the end, and lets `meet` greet each in its own thread.
+
+    A stranger delays nobody: each has GREETING_S, and at most GUESTS are inside. `take` gives what `meet` returned for
+    who belongs here, or raises what it raised.
+    """
+
+    def __init__(self, listener: socket.socket, keys: Keys | None, meet: Meet) -> None:
+        super().__init__()
+        self._listener, self._keys, self._meet = listener, keys, meet
+        self._guests: dict[socket.socket, str] = {}
+        self._lock, self._closed = threading.Lock(), False
+        threading.Thread(target=self._accept_all, daemon=True).start()
 
     def close(self) -> None:
         """Nobody is let in any more, and who has not been greeted is sent away."""
@@ -124,7 +142,7 @@ class Entrance:
         with self._lock:  # before it can be taken: `close` sends away who is still inside
             self._guests.pop(connection, None)
         if met is not None:
-            self._met.put(met)
+            self.put(met)
 
     def _met_or_not(self, connection: socket.socket, host: str) -> Any:
         """What `meet` returns, or raises for `take`; None for who is sent away."""

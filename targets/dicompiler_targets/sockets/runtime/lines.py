@@ -44,13 +44,13 @@ class Watched(Protocol):
 
 
 class Lines:
-    """`turn`: held while anything of a channel is changed. `interval_s`: seconds between signs of life. `alone`: no
-    other device shares its processors, so that it may look for what comes before it sleeps.
+    """`turn`: held while anything of a channel is changed. `interval_s`: seconds between signs of life. `alone`:
+    whether it may look for what comes before it sleeps: no other device shares its processors.
 
     At first the helper drives; from `drive` on the thread that calls it; after `rest` the helper where that is long.
     """
 
-    def __init__(self, interval_s: float, alone: bool = True) -> None:
+    def __init__(self, interval_s: float) -> None:
         self.turn = threading.RLock()
         self._interval_s = interval_s
         self._poll = select.poll()
@@ -62,7 +62,7 @@ class Lines:
         self._lent, self._ended = True, False
         self._asleep = False
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._spins, self._waited_s = alone and cores > 1, 0.0
+        self.alone, self._waited_s = cores > 1, 0.0
         self._call = threading.Event()  # set while the wheel is lent
         self._call.set()
         self._bell, self._ring = os.pipe()
@@ -181,7 +181,7 @@ class Lines:
         """Waits for something to do, no longer than that."""
         found: list[tuple[int, int]] = []
         begun = time.perf_counter()
-        if self._spins and self._waited_s < SPIN_S:
+        if self.alone and self._waited_s < SPIN_S:
             until = begun + (SPIN_S if seconds is None else min(SPIN_S, seconds))
             while not (found := self._poll.poll(0)) and time.perf_counter() < until:
                 os.sched_yield()

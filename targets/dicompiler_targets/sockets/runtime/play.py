@@ -77,10 +77,14 @@ class Mailbox:
         self._failure = self._failure or error
         self.changes += 1
 
-    def pop(self, key: Any) -> Any:
-        """An item, which is removed; None if it is not there. Raises the failure where there is one."""
+    def check(self) -> None:
+        """Raises the failure where there is one."""
         if self._failure is not None:
             raise self._failure
+
+    def pop(self, key: Any) -> Any:
+        """An item, which is removed; None if it is not there. Raises as `check`."""
+        self.check()
         return self._items.pop(key, None)
 
     def take(self, lines: Lines, key: Any, deadline: float, what: str, peer: str | None = None) -> Any:
@@ -152,7 +156,8 @@ class Player:
     """The frames on their way on this device, each in its role. `sessions`: of the segments of all roles in order.
 
     `wait_s`: seconds in which no frame could go on. `segments_s`: seconds of each segment, in the order of `sessions`.
-    `least`: seconds that a call of each takes at least; () where nothing is to be held back.
+    `least`: seconds that a call of each takes at least; () where nothing is to be held back. `halts`: whether `halt`
+    may be called where no losses are survived.
     `timeline`: what was done from the announcement of the last frame (at `begun`, of time.perf_counter) on: ("run",
     number of the segment) or ("wait", index of the transfer that it was for, -1 for an input), frame, start, end.
     """
@@ -166,9 +171,10 @@ class Player:
         post: Post,
         least: Sequence[float] = (),
         schedule: Schedule | None = None,
+        halts: bool = False,
     ) -> None:
         self._schedule = schedule or Schedule.of(manifest)
-        self._halt = ort.RunOptions() if self._schedule.survives else None
+        self._halt = ort.RunOptions() if halts or self._schedule.survives else None
         self._first = 0
         self._sessions, self._mailbox, self._lines, self._post = sessions, mailbox, lines, post
         self._least = least

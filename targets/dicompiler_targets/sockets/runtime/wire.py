@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -103,14 +104,16 @@ class Channel:
         self._line.linger()
         self.close()
 
-    def start(self, lines: Lines, admit: Admit, deliver: Deliver, lost: Lost) -> None:
+    def start(self, lines: Lines, admit: Admit, deliver: Deliver, lost: Lost, at_once: bool = True) -> None:
         """From now on `lines` moves what is sent and received. `admit` raises ProtocolError for a frame that must not
         come, before memory is taken for it; `deliver` gets each other frame with its payload, an array of bytes; `lost`
-        is told once why no more will come or go. They are called in whatever thread drives.
+        is told once why no more will come or go. They are called in whatever thread drives. at_once: the other end
+        starts now too; else its silence counts from when it was first heard: it may be making its sessions.
         """
         with lines.turn:
             self._admit, self._deliver, self._lost = admit, deliver, lost
-            self._lines = lines
+            self._lines, self._reader.heard = lines, False
+            self._silent_s = 0.0 if at_once else -math.inf
             self._line.start()
             self._watch()
             self.receive()  # what came behind the greeting

@@ -1,0 +1,266 @@
+"""A device that stays: it makes its sessions once, then takes part in one run after another, for whoever of the cluster
+calls.
+
+In: calls of clients that show that they belong here, one at a time. Out: runs, each as if there was no other; answers
+to who asks how it does; a log. Beside the device's directory lies a file for as long as it runs: who it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import queue
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from .device import Device
+from .files import Files
+from .frames import Kind, ProtocolError
+from .greeting import CONTROL, Entrance, Guests, Membership, derived
+from .heap import memory_peak
+from .line import COORDINATOR, Keys, check_identity, check_open, join_address
+from .values import make_sessions, one_line
+from .wire import Channel
+
+BUSY_S = 2.0
+"""Seconds in which a client that has gone can be forgotten before the next one is sent away."""
+LOG_LIMIT = 1 << 20
+"""Bytes of a log: then it becomes the one before, of which there is one."""
+
+
+class Log:
+    """What this process writes, also its libraries, goes to the end of the file at `path`, if there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._lock = path, threading.Lock()
+        if path is not None:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+            os.close(file)
+
+    def say(self, words: str) -> None:
+        """A line with the time."""
+        with self._lock:
+            print(time.strftime("%Y-%m-%d %H:%M:%S"), words, file=sys.stderr, flush=True)
+            if self._path is not None and os.fstat(2).st_size > LOG_LIMIT:
+                # What else writes there holds the same file open.
+                shutil.copyfile(self._path, f"{self._path}.1")
+                os.truncate(self._path, 0)
+
+
+class Service:
+    """Device of `manifest` in `directory`, called at `listener`, which is bound. token: what shows who belongs here
+    where there are no keys. ValueError where connections would go in the clear to other hosts, or nothing tells who
+    belongs here."""
+
+    def __init__(
+        self,
+        directory: Path,
+        manifest: Mapping[str, Any],
+        listener: socket.socket,
+        keys: Keys | None,
+        token: str,
+        insecure: bool,
+        log: Log,
+    ) -> None:
+        self.address = listener.getsockname()[:2]
+        check_open(self.address[0], keys, insecure)
+        if keys is None and not token:
+            raise ValueError("without keys there must be a token, which shows who belongs to the cluster")
+        self._directory, self._manifest, self._listener = directory, manifest, listener
+        self._keys, self._token, self._insecure, self._log = keys, "" if keys else token, insecure, log
+        self._name: str = manifest["device"]
+        self._since, self._error = time.time(), ""
+        self._told = dict.fromkeys(("runs", "frames", "replays", "losses"), 0)
+        self._turn = threading.Condition()
+        self._client, self._client_since = "", 0.0
+        self._device: Device | None = None
+        self._guests = Guests()
+        self._calls: queue.SimpleQueue[tuple[Channel, Membership, float, float]] = queue.SimpleQueue()
+
+    def prepare(self, threads: int) -> None:
+        """Makes the sessions and checks the files; from then on it can be called. ValueError, OSError."""
+        files = Files(self._directory, self._manifest)
+        files.begin()
+        try:
+            self._sessions = make_sessions(self._directory, self._manifest, threads)
+        finally:
+            files.check()  # a damaged file is the cause where a session cannot be made
+        self._listener.listen(64)
+        self._entrance = Entrance(self._listener, self._keys, self._meet)
+
+    def run(self) -> None:
+        """One run after another, for ever."""
+        self._log.say(f"{self._name} waits for clients at {join_address(*self.address)}")
+        while True:
+            self._serve(*self._calls.get())
+
+    def _serve(self, channel: Channel, member: Membership, timeout_s: float, heartbeat_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        device = Device(
+            self._directory, self._manifest, until, self._keys, None, self._insecure, heartbeat_s, member, stays=True
+        )
+        with self._turn:
+            self._device, self._guests = device, Guests()
+        why = "it has ended"
+        try:
+            device.serve(channel, self.address, self._guests, self._sessions)
+        except Exception as error:
+            device.fail(error)
+            why = self._error = one_line(error)
+        with self._turn:
+            self._device = None
+            self._count(self._told, device)
+        device.leave()
+        self._log.say(f"the run of {self._client}, {device.finished} frames: {why}")
+        with self._turn:
+            self._client = ""
+            self._turn.notify_all()
+
+    @staticmethod
+    def _count(told: dict[str, int], device: Device) -> None:
+        told["runs"] += 1
+        told["frames"] += device.finished
+        told["replays"] += device.replays
+        told["losses"] += device.losses
+
+    def status(self) -> dict[str, Any]:
+        """How it does: what StatusReport in the documentation says."""
+        with self._turn:
+            told, device = dict(self._told), self._device
+            client = {"client": self._client, "client_since": self._client_since} if self._client else {}
+        if device is not None:
+            self._count(told, device)
+        with open("/proc/self/statm", encoding="ascii") as file:
+            memory = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        known = {"device": self._name, "digest": self._manifest["digest"], "pid": os.getpid(), "since": self._since}
+        return {**known, **told, "memory": memory, "memory_peak": memory_peak(), "error": self._error, **client}
+
+    # -- who calls, each in a thread of its own: see greeting.Meet
+
+    def _meet(self, channel: Channel, host: str, deadline: float) -> None:
+        hello = channel.greeting(deadline)
+        if hello.get("device") == CONTROL:
+            self._meet_client(hello, channel, host, deadline)
+            return
+        with self._turn:
+            device, guests = self._device, self._guests
+        if device is None:
+            raise ProtocolError("no run is on")
+        try:
+            guest = device.welcome(hello, channel, deadline)
+        except ProtocolError as error:
+            guests.refused = f"{host}: {error}"
+            raise
+        except Exception as error:
+            guests.put(error)
+            return
+        if guest is not None:
+            guests.put(guest)
+
+    def _meet_client(self, hello: Mapping[str, Any], channel: Channel, host: str, deadline: float) -> None:
+        check_identity(channel.identity, COORDINATOR, "the client")
+        # Of both ends something new, so that nobody can say again what was once said.
+        own, theirs = secrets.token_hex(16), str(hello.get("nonce"))[:64]
+        member = Membership("", derived(self._token, theirs, own))
+        answer = {"device": self._name, "nonce": own, **member.hello(self._name, CONTROL)}
+        channel.greet(Kind.HELLO, answer, deadline)
+        wish = channel.greeting(deadline)
+        member.check(wish, CONTROL, self._name)
+        if wish.get("wants") == "status":
+            channel.greet(Kind.HELLO, self.status(), deadline)
+            channel.close()
+            return
+        if wish.get("digest") != self._manifest["digest"]:
+            raise ProtocolError("it is kept running with another artifact: stop it first ('dicompiler deploy --stop')")
+        try:
+            run, times = str(wish["run"]), (float(wish["timeout"]), float(wish["heartbeat"]))
+            if not all(0 < one < math.inf for one in times):
+                raise ValueError(times)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"its wish is not as agreed: {error!r}") from None
+        with self._turn:
+            if not self._turn.wait_for(lambda: not self._client, BUSY_S):
+                since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._client_since))
+                raise ProtocolError(f"it serves another client, {self._client}, since {since}: wait until that ends")
+            self._client, self._client_since = host, time.time()
+        self._calls.put((channel, Membership(run, derived(self._token, run)), *times))
+
+
+class Held:
+    """The file that says that the device of that name runs, in `place`. ValueError where another process has it."""
+
+    def __init__(self, place: Path, name: str) -> None:
+        place.mkdir(mode=0o700, exist_ok=True)
+        self._path = place / f"{name}.json"
+        self._file: IO[str] = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  (held as long as the process)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError("it is kept running already: stop it first ('dicompiler deploy --stop')") from None
+        self.write({"pid": os.getpid()})
+
+    def write(self, words: Mapping[str, Any]) -> None:
+        """What it says."""
+        self._file.truncate(0)
+        self._file.write(json.dumps(words))
+        self._file.flush()
+
+    def release(self) -> None:
+        """Takes it away."""
+        self._path.unlink(missing_ok=True)
+
+
+def listening(listen: tuple[str, int] | None, control: tuple[str, int] | None) -> socket.socket:
+    """A socket bound to `listen`; without, to any port of the address by which `control` is reached. Nobody can connect
+    yet. ValueError where there is neither."""
+    if listen is None and control is None:
+        raise ValueError("say where it is reached (--listen)")
+    family = socket.AF_INET6 if ":" in (listen or control or ("", 0))[0] else socket.AF_INET
+    if listen is None:
+        with socket.socket(family, socket.SOCK_DGRAM) as way:
+            assert control is not None
+            way.connect((control[0], 9))  # sends nothing: it finds the way
+            listen = way.getsockname()[0], 0
+    found = socket.socket(family)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind(listen)
+    except OSError as error:
+        raise ValueError(f"cannot listen at {join_address(*listen)}: {error.strerror or error}") from None
+    return found
+
+
+def serve(service: Service, held: Held, threads: int, log: Log, announce: int | None) -> int:
+    """Runs it until it is told to end. announce: a descriptor that is told when it can be called."""
+
+    def end(*_: Any) -> None:
+        log.say("it was told to end")
+        held.release()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    try:
+        service.prepare(threads)
+        words = {"pid": os.getpid(), "address": list(service.address)}
+        held.write(words)
+        if announce is not None:
+            with os.fdopen(announce, "w", encoding="utf-8") as pipe:
+                pipe.write(json.dumps(words))
+        service.run()
+    finally:
+        held.release()
+    return 0

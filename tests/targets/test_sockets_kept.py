@@ -1,0 +1,216 @@
+"""Devices that stay between clients, with real processes: who may join, what is left when clients or devices go."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.handmade import Made, halo
+from support.losing import DEVICES, kinds, survivor
+from support.running import emit, pids, wait_until
+from support.strangers import Strangers
+
+import dicompiler
+from dicompiler.base.errors import RunError, UsageError
+from dicompiler.cli import main
+from dicompiler.driver.artifact import service
+from dicompiler.target.records import RunOptions
+from dicompiler.target.remote.certificates import make
+from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.artifact import Artifact
+from dicompiler_targets.sockets.kept import Calls, Kept
+from dicompiler_targets.sockets.runtime import KEPT
+from dicompiler_targets.sockets.runtime.greeting import TOKEN
+from dicompiler_targets.sockets.runtime.service import LOG_LIMIT
+from dicompiler_targets.sockets.session import Session
+
+TEXT = "no stranger knows this"
+
+
+def start(directory: Path, device: str, keys: Path | None, listen: str = "127.0.0.1:0") -> tuple[str, int]:
+    """Starts a device that stays, as deploy does on its host: where it is called."""
+    words = ["--serve", "--detach", "--listen", listen, "--log", f"../{KEPT}/{device}.log"]
+    words += [] if keys is None else ["--keys", str(keys / "devices" / device)]
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "runtime", *words],
+        cwd=directory / device,
+        input=f"{TEXT}\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    host, port = json.loads(done.stdout.removeprefix("dicompiler: "))["address"]
+    return host, port
+
+
+@contextlib.contextmanager
+def kept(directory: Path, keys: Path | None = None) -> Iterator[Kept]:
+    """The artifact's devices, running; they end as they are told to, and leave nothing but a log."""
+    artifact = Artifact.load(directory)
+    try:
+        addresses = {name: start(directory, name, keys) for name in artifact.devices}
+        token, secure = ("", str(keys)) if keys else (TEXT, None)
+        found = Kept(directory, artifact.digest, addresses, token, secure)
+        found.save()
+        assert Kept.file(directory).stat().st_mode & 0o777 == 0o600
+        yield found
+    finally:
+        for pid in pids(directory).values():
+            os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: not pids(directory))
+        Kept.file(directory).unlink(missing_ok=True)
+        assert {path.suffix for path in (directory / KEPT).iterdir()} <= {".log", ".1"}
+
+
+def idle(directory: Path) -> bool:
+    """Whether no device serves anybody."""
+    return all(one.answers and not one.client for one in service(directory, RunOptions()).status())
+
+
+def open_files(processes: dict[str, int]) -> list[int]:
+    """How many each has."""
+    return [len(os.listdir(f"/proc/{pid}/fd")) for pid in processes.values()]
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> tuple[Path, Made]:
+    made = halo()
+    return emit(made, tmp_path / "net"), made
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["clear", "tls"])
+def test_clients_join_one_after_another_and_strangers_do_not(
+    secure: bool, net: tuple[Path, Made], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    directory, made = net
+    keys = tmp_path / "keys" if secure else None
+    if keys is not None:
+        make("abc", keys)
+    right = SocketsTarget().run(directory, [made[2]], RunOptions(timeout_s=60)).outputs[0]
+    with kept(directory, keys) as cluster:
+        before = pids(directory)
+        crowds = [Strangers(60, directory, name, cluster.digest) for name in "ab"]
+        for _ in range(2):
+            with dicompiler.connect(directory, timeout=60) as session:
+                assert all(np.array_equal(found["out"], right["out"]) for found in session.stream([made[2]] * 20))
+            assert [report.device for report in session.reports] == ["a", "b", "c"]
+        for crowd in crowds:
+            crowd.stop()
+        # A client that is killed in the middle of a frame is forgotten at once.
+        session = dicompiler.connect(directory, timeout=60)
+        next(iter(session.stream([made[2]] * 3)))
+        session.__exit__(RuntimeError, None, None)
+        result = SocketsTarget().run(directory, [made[2]] * 2, RunOptions(timeout_s=60))
+        assert np.array_equal(result.outputs[1]["out"], right["out"])
+        assert pids(directory) == before
+        wait_until(lambda: idle(directory))
+        capfd.readouterr()
+        assert main(["status", str(directory), "--json"]) == 0
+        for one in json.loads(capfd.readouterr().out)["devices"]:
+            assert (one["digest"], one["runs"], one["client"], one["pid"]) == (
+                cluster.digest, 4, "", before[one["device"]]
+            )  # fmt: skip
+            assert one["frames"] >= 42 and one["memory_peak"] >= one["memory"] > 1 << 24
+            assert abs(time.time() - one["since"]) < 600
+        wait_until(lambda: idle(directory))
+        descriptors = open_files(before)
+        for _ in range(3):
+            with dicompiler.connect(directory, timeout=60) as session:
+                session.infer(made[2])
+        wait_until(lambda: open_files(before) == descriptors)
+        with dicompiler.connect(directory, timeout=60) as session:
+            words = (
+                r"^device 'a' at 127\.0\.0\.1:\d+: it serves another client, 127\.0\.0\.1, since .*: wait until that"
+            )
+            with pytest.raises(RunError, match=words):
+                dicompiler.connect(directory, timeout=60)
+            assert np.array_equal(session.infer(made[2])["out"], right["out"])
+
+
+def test_who_may_not_join_is_told_why(net: tuple[Path, Made], capfd: pytest.CaptureFixture[str]) -> None:
+    directory, made = net
+    with kept(directory) as cluster:
+        Kept(directory, cluster.digest, cluster.addresses, "a stranger's").save()
+        with pytest.raises(RunError, match="does not know this run's token"):
+            dicompiler.connect(directory, timeout=60)
+        Kept(directory, "sha256:0", cluster.addresses, TEXT).save()
+        with pytest.raises(
+            RunError, match=r"kept running with another artifact than this: stop them first \('dicompiler"
+        ):
+            SocketsTarget().run(directory, [made[2]], RunOptions())
+        # Who holds another artifact refuses, whatever the file says.
+        cluster.save()
+        options = RunOptions(timeout_s=20)
+        other = replace(Artifact.load(directory), digest="sha256:0")
+        with pytest.raises(RunError, match="it is kept running with another artifact: stop it first"):
+            Session(other, options, Calls(cluster, options))
+        with pytest.raises(UsageError, match="leave out --elsewhere, or stop them first"):
+            dicompiler.connect(directory, RunOptions(elsewhere=("a",)))
+        done = subprocess.run(
+            [sys.executable, "-m", "runtime", "--serve", "--listen", "127.0.0.1:0"],
+            cwd=directory / "a", env=os.environ | {TOKEN: TEXT}, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "it is kept running already" in done.stderr
+        os.kill(pids(directory)["b"], signal.SIGKILL)
+        wait_until(lambda: "b" not in pids(directory))
+        (directory / KEPT / "b.json").unlink()  # which a device that is killed cannot
+        with pytest.raises(
+            RunError, match=r"device 'b' at .*: it cannot be called: Connection refused: start it again"
+        ):
+            dicompiler.connect(directory, timeout=60)
+        assert main(["status", str(directory)]) == 1
+        assert re.search(
+            r"^b +127\.0\.0\.1:\d+ +(- +){8}Connection refused: start", capfd.readouterr().out, re.MULTILINE
+        )
+    with pytest.raises(UsageError, match="nothing of it is kept running"):
+        service(directory, RunOptions()).status()
+
+
+def test_a_device_that_stays_is_lost_and_comes_back(tmp_path: Path) -> None:
+    one = survivor(1, [(name,) for name in DEVICES], tmp_path / "net")
+    with kept(one.directory) as cluster:
+        os.kill(pids(one.directory)["c"], signal.SIGKILL)
+        wait_until(lambda: "c" not in pids(one.directory))
+        with dicompiler.connect(one.directory, RunOptions(in_flight=4), 60) as session:
+            assert isinstance(session, Session)
+
+            def plot() -> Iterator[None]:
+                yield from [None] * 10
+                where = f"127.0.0.1:{cluster.addresses['c'][1]}"
+                threading.Thread(target=start, args=(one.directory, "c", None, where)).start()
+                end = time.monotonic() + 30
+                while len(session.events) < 3 and time.monotonic() < end:
+                    yield
+                yield from [None] * 10
+
+            one.stream(session, plot())
+        assert kinds(session) == [("loss", "c"), ("take-over", "c"), ("return", "c")]
+        told = {status.device: status for status in cluster.status(RunOptions())}
+        assert told["a"].runs == told["c"].runs == 1 and told["a"].frames > told["c"].frames > 0
+
+
+def test_a_log_is_bounded(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; sys.path[:0] = sys.argv[2:];"
+        "from dicompiler_targets.sockets.runtime.service import Log; import os;"
+        "log = Log(Path(sys.argv[1]));"
+        "[(log.say('x' * 10_000), os.write(1, b'native\\n')) for _ in range(300)]"
+    )
+    path = tmp_path / "logs" / "a.log"
+    subprocess.run([sys.executable, "-c", code, str(path), *sys.path], check=True, timeout=60)
+    assert sorted(found.name for found in path.parent.iterdir()) == ["a.log", "a.log.1"]
+    assert path.stat().st_size <= LOG_LIMIT < Path(f"{path}.1").stat().st_size < LOG_LIMIT + 20_000
+    assert path.read_bytes().endswith(b"native\n")
