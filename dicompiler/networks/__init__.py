@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 
 from dicompiler.base.errors import UsageError, nearest
-from dicompiler.networks import classic, detection, edge, residual, transformers
+from dicompiler.networks import classic, decoder, detection, edge, residual, transformers
 from dicompiler.networks.builder import Builder
 from dicompiler.networks.light import LIGHT_NAMES, light
 
@@ -44,6 +44,7 @@ _NETWORKS = {
     "densenet121": _Network(residual.densenet, fixed={"depth": 121}),
     "ds_cnn": _Network(edge.ds_cnn, (49, 10), 1),
     "lenet": _Network(classic.lenet, 32, 1),
+    "llama_small": _Network(decoder.llama_small, 128, 0, axes=1, tokens=("input_ids",)),
     "mobilenet_v2": _Network(residual.mobilenet_v2),
     "person_detection": _Network(edge.person_detection, 96),
     "quirks": _Network(residual.quirks, 32),
@@ -115,6 +116,6 @@ def _append(name: str, given: Mapping[str, Any]) -> tuple[Builder, str]:
     size = known.pop("size")
     sides = (size,) * network.axes if isinstance(size, int) else tuple(size)
     image = (known.pop("batch"), *((network.channels,) if network.channels else ()), *sides)
-    inputs = dict.fromkeys(network.tokens, onnx.TensorProto.INT64) or {"input": onnx.TensorProto.FLOAT}
+    inputs: dict[str, int] = dict.fromkeys(network.tokens, onnx.TensorProto.INT64) or {"input": onnx.TensorProto.FLOAT}
     net = Builder(name, image, known.pop("opset"), inputs)
     return net, network.append(net, **network.fixed, **known)

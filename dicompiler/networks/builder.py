@@ -36,12 +36,12 @@ def pair(value: Pair) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else value
 
 
-def _renamed(node: onnx.NodeProto, old: str, new: str) -> onnx.NodeProto:
-    """A copy of `node` in which the tensor `old` is called `new`."""
+def _renamed(node: onnx.NodeProto, new: Mapping[str, str]) -> onnx.NodeProto:
+    """A copy of `node` in which tensors have the names that `new` gives them."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
-    copy.input[:] = [new if name == old else name for name in node.input]
-    copy.output[:] = [new if name == old else name for name in node.output]
+    copy.input[:] = [new.get(name, name) for name in node.input]
+    copy.output[:] = [new.get(name, name) for name in node.output]
     return copy
 
 
@@ -50,13 +50,15 @@ class Builder:
     """Grows one network. Methods take and return tensor names; a node's output is named `<node>.out`.
 
     `shape[tensor]` is (N, C, H, W), or (N, features) after `flatten`. The graph's inputs, with their element types, are
-    `inputs`, each of shape `image`.
+    `inputs`, each of shape `image` but for those of `input`. `outputs`: tensors that leave beside the last one, by the
+    names that they get.
     """
 
     name: str
     image: tuple[int, ...]
     opset: int = 17
-    inputs: Mapping[str, int] = field(default_factory=lambda: {"input": TensorProto.FLOAT})
+    inputs: dict[str, int] = field(default_factory=lambda: {"input": TensorProto.FLOAT})
+    outputs: dict[str, str] = field(default_factory=dict)
     shape: dict[str, tuple[int, ...]] = field(default_factory=dict)
     weights: dict[str, WeightSpec] = field(default_factory=dict)
     constants: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
@@ -72,6 +74,11 @@ class Builder:
 
     def channels(self, tensor: str) -> int:
         return self.shape[tensor][1]
+
+    def input(self, name: str, shape: tuple[int, ...], kind: int = TensorProto.FLOAT) -> str:
+        """One more input of the graph."""
+        self.inputs[name], self.shape[name] = kind, shape
+        return name
 
     def node(self, op: str, name: str, inputs: Sequence[str], shape: tuple[int, ...], **attributes: Any) -> str:
         """Appends one node with one output of `shape`; the output's name comes back."""
@@ -226,7 +233,9 @@ class Builder:
 
     def model(self, output: str, seed: int) -> onnx.ModelProto:
         """The network up to tensor `output`, which becomes the graph's output `output`, with weights of `seed`."""
-        nodes = [_renamed(node, output, "output") for node in self.nodes]
+        outputs = {"output": output} | self.outputs
+        names = {tensor: name for name, tensor in outputs.items()}
+        nodes = [_renamed(node, names) for node in self.nodes]
         tensors = [
             numpy_helper.from_array(weight(seed, name, spec.shape, spec.role, spec.fan_in, spec.gain), name)
             for name, spec in self.weights.items()
@@ -235,8 +244,8 @@ class Builder:
         graph = helper.make_graph(
             nodes,
             self.name,
-            [helper.make_tensor_value_info(name, kind, self.image) for name, kind in self.inputs.items()],
-            [helper.make_tensor_value_info("output", TensorProto.FLOAT, self.shape[output])],
+            [helper.make_tensor_value_info(name, kind, self.shape[name]) for name, kind in self.inputs.items()],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, self.shape[t]) for name, t in outputs.items()],
             tensors,
         )
         opsets = [helper.make_opsetid("", self.opset)]

@@ -27,7 +27,7 @@ def _norm(net: Builder, x: str, name: str, epsilon: float = 1e-6) -> str:
     return net.node("LayerNormalization", name, [x, *weights], net.shape[x], axis=-1, epsilon=epsilon)
 
 
-def _linear(net: Builder, x: str, name: str, features: int, gain: float = 0.7, bias: bool = True) -> str:
+def linear(net: Builder, x: str, name: str, features: int, gain: float = 0.7, bias: bool = True) -> str:
     """MatMul by a weight (features before, features after), and Add."""
     length = net.shape[x][-1]
     weight = net.weight(f"{name}.weight", (length, features), "filter", length, gain)
@@ -46,7 +46,7 @@ def _gelu(net: Builder, x: str, name: str) -> str:
     return _scalar(net, "Mul", y, name, 0.5)
 
 
-def _heads(net: Builder, x: str, name: str, heads: int, perm: tuple[int, ...] = (0, 2, 1, 3)) -> str:
+def heads_of(net: Builder, x: str, name: str, heads: int, perm: tuple[int, ...] = (0, 2, 1, 3)) -> str:
     """(N, positions, features) → (N, heads, positions, features of a head), or as `perm` says."""
     batch, positions, features = net.shape[x]
     return net.transpose(
@@ -57,20 +57,20 @@ def _heads(net: Builder, x: str, name: str, heads: int, perm: tuple[int, ...] = 
 def _attend(net: Builder, q: str, k: str, v: str, name: str, heads: int, mask: str = "") -> str:
     """softmax(Q·Kᵀ / √d + mask)·V for each head, joined again to (N, positions, features)."""
     batch, positions, features = net.shape[q]
-    scores = net.matmul(_heads(net, q, f"{name}.q", heads), _heads(net, k, f"{name}.k", heads, (0, 2, 3, 1)), name)
+    scores = net.matmul(heads_of(net, q, f"{name}.q", heads), heads_of(net, k, f"{name}.k", heads, (0, 2, 3, 1)), name)
     scores = _scalar(net, "Div", scores, f"{name}.scaled", math.sqrt(features // heads))
     if mask:
         scores = net.add(scores, mask, f"{name}.masked")
     weights = net.unary("Softmax", scores, f"{name}.softmax", axis=-1)
-    y = net.matmul(weights, _heads(net, v, f"{name}.v", heads), f"{name}.values")
+    y = net.matmul(weights, heads_of(net, v, f"{name}.v", heads), f"{name}.values")
     y = net.transpose(y, f"{name}.transpose", (0, 2, 1, 3))
     return net.reshape(y, f"{name}.joined", (batch, positions, features))
 
 
 def _mlp(net: Builder, x: str, first: str, second: str, hidden: int) -> str:
     """Linear, GELU, linear."""
-    y = _gelu(net, _linear(net, x, first, hidden), f"{first}.gelu")
-    return _linear(net, y, second, net.shape[x][-1], BRANCH)
+    y = _gelu(net, linear(net, x, first, hidden), f"{first}.gelu")
+    return linear(net, y, second, net.shape[x][-1], BRANCH)
 
 
 def _row(net: Builder, x: str, name: str) -> str:
@@ -98,8 +98,8 @@ def bert_base(net: Builder, layers: int = 12, vocabulary: int = 30_522, classes:
     mask = _mask(net)
     for number in range(layers):
         name = f"layer.{number}"
-        q, k, v = (_linear(net, x, f"{name}.{kind}", hidden) for kind in ("query", "key", "value"))
-        y = _linear(net, _attend(net, q, k, v, f"{name}.attention", heads, mask), f"{name}.attention.output", hidden)
+        q, k, v = (linear(net, x, f"{name}.{kind}", hidden) for kind in ("query", "key", "value"))
+        y = linear(net, _attend(net, q, k, v, f"{name}.attention", heads, mask), f"{name}.attention.output", hidden)
         x = _norm(net, net.add(y, x, f"{name}.attention.add"), f"{name}.attention.norm", 1e-12)
         y = _mlp(net, x, f"{name}.intermediate", f"{name}.output", 4 * hidden)
         x = _norm(net, net.add(y, x, f"{name}.output.add"), f"{name}.output.norm", 1e-12)
@@ -135,9 +135,9 @@ def vit_tiny(net: Builder, classes: int = 1000, width: float = 1.0) -> str:
     x = net.add(x, net.weight("pos_embed", (1, height * columns + 1, hidden), "bias"), "positions")
     for number in range(12):
         name = f"blocks.{number}"
-        y = _linear(net, _norm(net, x, f"{name}.norm1"), f"{name}.attn.qkv", 3 * hidden)
+        y = linear(net, _norm(net, x, f"{name}.norm1"), f"{name}.attn.qkv", 3 * hidden)
         q, k, v = net.split(y, f"{name}.attn.split", (hidden,) * 3, axis=2)
-        y = _linear(net, _attend(net, q, k, v, f"{name}.attn", heads), f"{name}.attn.proj", hidden, BRANCH)
+        y = linear(net, _attend(net, q, k, v, f"{name}.attn", heads), f"{name}.attn.proj", hidden, BRANCH)
         x = net.add(x, y, f"{name}.add1")
         y = _mlp(net, _norm(net, x, f"{name}.norm2"), f"{name}.mlp.fc1", f"{name}.mlp.fc2", 4 * hidden)
         x = net.add(x, y, f"{name}.add2")
@@ -155,8 +155,8 @@ def whisper_tiny_encoder(net: Builder, layers: int = 4, width: float = 1.0) -> s
     for number in range(layers):
         name = f"layers.{number}"
         y = _norm(net, x, f"{name}.norm1", 1e-5)
-        q, k, v = (_linear(net, y, f"{name}.{kind}_proj", hidden, bias=kind != "k") for kind in "qkv")
-        y = _linear(net, _attend(net, q, k, v, f"{name}.attn", heads), f"{name}.out_proj", hidden, BRANCH)
+        q, k, v = (linear(net, y, f"{name}.{kind}_proj", hidden, bias=kind != "k") for kind in "qkv")
+        y = linear(net, _attend(net, q, k, v, f"{name}.attn", heads), f"{name}.out_proj", hidden, BRANCH)
         x = net.add(x, y, f"{name}.add1")
         y = _mlp(net, _norm(net, x, f"{name}.norm2", 1e-5), f"{name}.fc1", f"{name}.fc2", 4 * hidden)
         x = net.add(x, y, f"{name}.add2")
@@ -204,13 +204,13 @@ def _segformer_block(net: Builder, x: str, image: tuple[int, ...], name: str, he
     if reduction > 1:
         few = net.conv(_image(net, y, f"{name}.sr.image", image), f"{name}.sr", hidden, reduction, reduction, pads=0)
         few = _norm(net, _sequence(net, few, f"{name}.sr.flat"), f"{name}.sr.norm", 1e-5)
-    q, k, v = (_linear(net, t, f"{name}.{kind}", hidden) for kind, t in zip("qkv", (y, few, few), strict=True))
-    y = _linear(net, _attend(net, q, k, v, f"{name}.attn", heads), f"{name}.proj", hidden, BRANCH)
+    q, k, v = (linear(net, t, f"{name}.{kind}", hidden) for kind, t in zip("qkv", (y, few, few), strict=True))
+    y = linear(net, _attend(net, q, k, v, f"{name}.attn", heads), f"{name}.proj", hidden, BRANCH)
     x = net.add(y, x, f"{name}.add1")
-    y = _linear(net, _norm(net, x, f"{name}.norm2", 1e-5), f"{name}.fc1", 4 * hidden)
+    y = linear(net, _norm(net, x, f"{name}.norm2", 1e-5), f"{name}.fc1", 4 * hidden)
     y = net.conv(_image(net, y, f"{name}.dw.image", image), f"{name}.dwconv", 4 * hidden, 3, group=4 * hidden)
     y = _gelu(net, _sequence(net, y, f"{name}.dw.flat"), f"{name}.gelu")
-    return net.add(_linear(net, y, f"{name}.fc2", hidden, BRANCH), x, f"{name}.add2")
+    return net.add(linear(net, y, f"{name}.fc2", hidden, BRANCH), x, f"{name}.add2")
 
 
 def _segformer_head(net: Builder, maps: list[str], classes: int, hidden: int) -> str:
@@ -218,7 +218,7 @@ def _segformer_head(net: Builder, maps: list[str], classes: int, hidden: int) ->
     height = net.shape[maps[0]][2]
     pieces = []
     for number, x in enumerate(maps):
-        y = _linear(net, _sequence(net, x, f"head.{number}.flat"), f"head.{number}.proj", hidden)
+        y = linear(net, _sequence(net, x, f"head.{number}.flat"), f"head.{number}.proj", hidden)
         y = _image(net, y, f"head.{number}.image", net.shape[x])
         factor = height // net.shape[x][2]
         pieces.append(y if factor == 1 else net.resize(y, f"head.{number}.resize", factor, mode="linear"))

@@ -27,6 +27,7 @@ PUBLISHED = {
     "bert_base": 109_482_240 - 768 * 769,  # without the pooler
     "densenet121": 7_978_856,
     "lenet": 61_706,
+    "llama_small": 2 * 32_000 * 1024 + 24 * (1024 * (2 * 1024 + 2 * 256 + 3 * 2816) + 2 * 1024) + 1024,
     "mobilenet_v2": 3_504_872,
     "resnet101": 44_549_160,
     "resnet18": 11_689_512,
@@ -128,6 +129,10 @@ def test_yolov2_has_as_many_numbers_as_its_authors_weight_file() -> None:
         ("segformer_b0", {"size": 64, "width": 0.25}),
         ("bert_base", {"size": 16, "width": 0.25, "layers": 2, "vocabulary": 100}),
         ("bert_base", {"size": 16, "width": 0.25, "layers": 1, "batch": 2, "classes": 3}),
+        (
+            "llama_small",
+            {"size": 6, "layers": 1, "hidden": 24, "heads": 6, "kv_heads": 3, "vocabulary": 90, "batch": 2},
+        ),
         ("vit_tiny", {"size": 32, "width": 0.25, "batch": 2}),
         ("whisper_tiny_encoder", {"size": 40, "width": 0.25}),
     ],
@@ -169,6 +174,33 @@ def test_every_light_network_of_the_onnx_package_is_known() -> None:
     files = (Path(onnx.__file__).parent / "backend/test/data/light").glob("light_*.onnx")
     names = sorted(path.stem.removeprefix("light_").removeprefix("bvlc_") for path in files)
     assert tuple(names) == networks.LIGHT_NAMES
+
+
+LLAMA = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "vocabulary": 50}
+
+
+@pytest.mark.parametrize("opset", [17, 18])
+def test_a_decoder_with_caches_says_step_by_step_what_it_says_of_all_tokens(opset: int) -> None:
+    tokens = np.array([[7, 3, 44, 9]])
+    shape = {"size": 1, "past": 4, "opset": opset, **LLAMA}
+    models = [
+        networks.build("llama_small", 2, **more) for more in ({**LLAMA, "size": 4}, shape, shape | {"static": True})
+    ]
+    every, grown, kept = (ort.InferenceSession(model.SerializeToString()) for model in models)
+    expected = every.run(None, {"input_ids": tokens})[0]
+    pasts = [value.name for value in grown.get_inputs() if value.name.startswith("past")]
+    fixed, growing = ({name: np.zeros((1, 2, 4, 8), np.float32) for name in pasts} for _ in range(2))
+    for place in range(4):
+        now = {"input_ids": tokens[:, place : place + 1]}
+        output, *present = kept.run(None, {**now, **fixed, "cache_position": np.array([place])})
+        fixed = dict(zip(pasts, present, strict=True))
+        filled = np.arange(5)[None] >= 4 - place
+        output2, *present = grown.run(
+            None, {**now, **growing, "position_ids": np.array([[place]]), "attention_mask": filled.astype(np.int64)}
+        )
+        growing = {name: value[:, :, 1:] for name, value in zip(pasts, present, strict=True)}
+        for found in (output, output2):
+            assert np.allclose(found[:, 0], expected[:, place], atol=1e-5)
 
 
 def test_both_kinds_of_passthrough_compute_the_same() -> None:
@@ -219,6 +251,12 @@ def test_the_bytes_do_not_depend_on_the_process() -> None:
         ("tiny", {"seed": -1}, "network 'tiny': seed is -1"),
         ("yolov8n", {"size": 100}, "network 'yolov8n': size is (100, 100): take multiples of 32"),
         ("vit_tiny", {"opset": 13}, "network 'vit_tiny': opset 13 has no LayerNormalization: take 17 or later"),
+        (
+            "llama_small",
+            {"kv_heads": 5},
+            "network 'llama_small': 1024 features, 16 heads, 5 of keys and values: heads must",
+        ),
+        ("llama_small", {"static": True}, "network 'llama_small': past is 0: static caches hold at least the new rows"),
         ("bert_base", {"size": 513}, "network 'bert_base': size is 513: it knows 512 positions"),
     ],
 )
