@@ -101,6 +101,12 @@ def _extent(of: int, axis: int | None = None) -> Callable[[onnx.NodeProto, Given
     return count
 
 
+def _places(_node: onnx.NodeProto, given: Given) -> int | None:
+    """The least extent of the axes that the last axis of a ScatterND's indices counts."""
+    data, indices = (None if tensor is None else tensor.shape for tensor in given[:2])
+    return min(data[: indices[-1]], default=None) if data and indices else None
+
+
 def _depth(_node: onnx.NodeProto, given: Given) -> int | None:
     depth = given[1]
     return None if depth is None or depth.value is None else int(depth.value.flat[0])
@@ -120,6 +126,7 @@ def _inverted(_node: onnx.NodeProto, given: Given) -> int | None:
 
 _TAKES: Mapping[tuple[str, int], Callable[[onnx.NodeProto, Given], int | None]] = {
     **{(name, 1): _extent(0) for name in ("Gather", "GatherElements", "ScatterElements")},
+    ("ScatterND", 1): _places,
     ("OneHot", 0): _depth,
     ("EmbedLayerNormalization", 0): _extent(2, 0),
     ("EmbedLayerNormalization", 1): _extent(4, 0),

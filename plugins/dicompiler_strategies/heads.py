@@ -12,12 +12,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, macs
+from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, reduction
 from dicompiler_strategies.candidates import LAMBDAS, CandidateSearch
 from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
 from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import Tables, original, restricted, tables
-from dicompiler_strategies.tables.runs import run_before, run_of
+from dicompiler_strategies.tables.runs import sums
 
 KINDS = ("whole", "height", "lop", "lip")
 
@@ -63,14 +63,16 @@ class Heads(Strategy):
         return search.best.plan
 
 
+def few_choices(problem: Problem, count: int, shares: str) -> Tables:
+    """The tables of the few choices that each layer has: all on so many devices, in such shares."""
+    options = ChoiceSet(KINDS, (count,), 0, (shares,), ("balanced",), ("rows", "all"), each=False)
+    return tables(problem, options)
+
+
 def has_attention(problem: Problem) -> bool:
-    """Whether channels of a product of two tensors are in a run."""
+    """Whether a layer multiplies two tensors and sums over what both have."""
     layers = problem.layers
-    return any(
-        run_of(layers, layer) is not None and macs(layers, layer) and len(layer.inputs) > 1
-        for layer in layers.layers
-        if not layer.reason and run_before(layers, layer) is None
-    )
+    return any(reduction(layers, layer) and not sums(layers, layer) for layer in layers.layers if len(layer.inputs) > 1)
 
 
 def _plans(cost_tables: Tables) -> Iterator[Plan]:

@@ -68,8 +68,8 @@ class ChoiceSet:
     so that the cuts of maps of different sizes lie within a row of each other; "coarser" cuts where the next smaller
     map after the layer is cut (and takes its extra rows: twice as many before a pool of two). finishes: of FINISHES,
     the ways in which partial sums (LIP) are merged: on one device, in channel shares, in row shares, or, of sequences
-    and vectors, on all devices. each: whole layers on each device or on the fastest alone. Raises UsageError for what
-    is none of these.
+    and vectors, on all devices (then what multiplies nothing can be whole on all of them, too). each: whole layers on
+    each device or on the fastest alone. Raises UsageError for what is none of these.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -298,7 +298,7 @@ def _tiles(split: _Split, cut: _Cut, along: tuple[int, int], columns: int) -> li
 
 def _copies(split: _Split) -> Iterator[Choice]:
     """All of a layer that multiplies nothing on each device: quicker than sending it where it is small."""
-    if split.alike and not macs(split.problem.layers, split.layer):
+    if "all" in split.options.finishes and split.alike and not macs(split.problem.layers, split.layer):
         parts = tuple(Part(device.name) for device in split.devices)
         yield Choice("whole", f"whole on {len(parts)}", parts, _apart([split.whole()] * len(parts)))
 

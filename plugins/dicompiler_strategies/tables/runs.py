@@ -11,7 +11,7 @@ many features, and heads of keys that several heads of queries share come out by
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,8 +35,8 @@ from dicompiler.plugin_api import (
 )
 
 NEAR = 1.05
-"""Of the ways to cut a run into equal units the coarsest is taken whose most loaded device has at most so many times
-the work of the best's."""
+"""Of the ways to cut a run into equal units whose most loaded device has at most so many times the work of the best's
+that with the least work in all is taken, of equals the coarsest: nothing is computed twice."""
 
 
 @dataclass(frozen=True)
@@ -63,21 +63,23 @@ class RunCut:
 
 @remembered
 def run_of(layers: LayerGraph, layer: Layer) -> tuple[Run, int] | None:
-    """The run that cuts `layer`, the first behind it, and its place in it; None where it is in none."""
+    """The run that cuts `layer`, the first behind it, and its place in it; None where it is in none, or in one that
+    just passes its channels on: then they are cut as those of any layer."""
     return _inside(layers).get(layer.name)
 
 
 @remembered
 def run_before(layers: LayerGraph, last: Layer) -> Run | None:
     """The run that `last` ends; None where it sums over nothing, or over what two tensors have (QKᵀ)."""
-    if not (length := _sums(layers, last)):
+    if not (length := sums(layers, last)):
         return None
-    found = _demanded(layers, last, (0, 1)) if length > 1 else {}
+    # What only one end needs is a tensor that is joined to others: its channels are some of the length alone.
+    found, end = (_demanded(layers, last, at) if length > 1 else {} for at in ((0, 1), (length - 1, length)))
+    chosen = tuple(layers.by_name[name] for name in found if name in end)
     extents = {length}
-    for name, region in found.items():
-        shape = output_shape(layers, layers.by_name[name])
-        extents.update(n for n, cut in zip(shape, region, strict=True) if cut != (0, n) and length % n == 0)
-    chosen = tuple(layers.by_name[name] for name in found)
+    for layer in chosen:
+        cuts = zip(output_shape(layers, layer), found[layer.name], strict=True)
+        extents.update(n for n, cut in cuts if cut != (0, n) and length % n == 0)
     places = {layer.output: i for i, layer in enumerate(chosen)}
     rows = (
         (signature(layers, layer), tuple(places.get(name, -1) for name in layer.inputs)) for layer in (last, *chosen)
@@ -86,8 +88,7 @@ def run_before(layers: LayerGraph, last: Layer) -> Run | None:
 
 
 def cut_run(layers: LayerGraph, run: Run, weights: Sequence[float]) -> RunCut:
-    """The run in shares proportional to `weights`, in whole units: those that leave the most loaded device least, work
-    that several do counted for each."""
+    """The run in shares proportional to `weights`, in whole units (see NEAR)."""
     largest = max(weights)
     return _cut(layers, run, tuple(weight / largest for weight in weights))
 
@@ -97,28 +98,31 @@ def _cut(layers: LayerGraph, run: Run, weights: tuple[float, ...]) -> RunCut:
     cuts = [_in_units(layers, run, weights, units) for units in run.units or (run.length,)]
     if len(cuts) == 1:
         return cuts[0]
-    loads = [_load(layers, run, weights, cut) for cut in cuts]
-    return next(cut for cut, load in zip(cuts, loads, strict=True) if load <= NEAR * min(loads))
+    loads = [_loads(layers, run, weights, cut) for cut in cuts]
+    most = NEAR * min(max(load) for load in loads)
+    near = [i for i, load in enumerate(loads) if max(load) <= most]
+    return cuts[min(near, key=lambda i: sum(load * weight for load, weight in zip(loads[i], weights, strict=True)))]
 
 
 def _in_units(layers: LayerGraph, run: Run, weights: Sequence[float], units: int) -> RunCut:
     size = run.length // units
     ranges = tuple((start * size, stop * size) for start, stop in shares(units, weights))
-    demands = [_demanded(layers, run.last, cut) if cut[0] < cut[1] else {} for cut in ranges]
+    inside = frozenset(layer.name for layer in run.layers)
+    demands = [_demanded(layers, run.last, cut, inside) if cut[0] < cut[1] else {} for cut in ranges]
     return RunCut(ranges, tuple(tuple(demand.get(layer.name) for layer in run.layers) for demand in demands))
 
 
-def _load(layers: LayerGraph, run: Run, weights: Sequence[float], cut: RunCut) -> float:
-    """The multiplications of the most loaded device, each device's by its weight."""
+def _loads(layers: LayerGraph, run: Run, weights: Sequence[float], cut: RunCut) -> list[float]:
+    """The multiplications of each device, by its weight."""
     loads = []
     for weight, interval, regions in zip(weights, cut.ranges, cut.regions, strict=True):
         own = macs(layers, run.last, None, interval) if interval[0] < interval[1] else 0
         pairs = zip(run.layers, regions, strict=True)
         loads.append((own + sum(macs(layers, layer, region) for layer, region in pairs if region)) / weight)
-    return max(loads)
+    return loads
 
 
-def _sums(layers: LayerGraph, layer: Layer) -> int:
+def sums(layers: LayerGraph, layer: Layer) -> int:
     """The length of what a layer sums over that one tensor has, with weights or none; 0: nothing."""
     length = None if layer.reason else reduction(layers, layer)
     return length if length and len(_needs(layers, layer, (0, length))) == 1 else 0
@@ -128,8 +132,11 @@ def _needs(layers: LayerGraph, last: Layer, interval: Interval) -> Mapping[Key, 
     return share_task(layers, last, Share(None, interval)).needs
 
 
-def _demanded(layers: LayerGraph, last: Layer, interval: Interval) -> dict[str, Region]:
-    """Layer → the region that a range of what `last` sums over needs of it, where that is not all of it; backwards."""
+def _demanded(
+    layers: LayerGraph, last: Layer, interval: Interval, inside: Collection[str] | None = None
+) -> dict[str, Region]:
+    """Layer → the region that a range of what `last` sums over needs of it; backwards, of the layers `inside`, or where
+    that is None of those of which that is not all."""
     demands: dict[str, Region] = {}
     waiting: list[int] = []
 
@@ -146,13 +153,13 @@ def _demanded(layers: LayerGraph, last: Layer, interval: Interval) -> dict[str, 
     while waiting:
         layer = layers.layers[-heapq.heappop(waiting)]
         need = demands.get(layer.output)
-        if layer.reason or need is None or need == full(output_shape(layers, layer)):
+        if layer.reason or need is None or (inside is not None and layer.name not in inside):
             continue
         task = share_task(layers, layer, Share(need))
         region = task.outputs[Key(layer.output)]
-        if region is not None and region != full(output_shape(layers, layer)):
+        if region is not None and (inside is not None or region != full(output_shape(layers, layer))):
             found[layer.name] = region
-            if not _sums(layers, layer):  # there the run begins
+            if not sums(layers, layer):  # there the run begins
                 demand(task.needs)
     return found
 
@@ -161,7 +168,8 @@ def _demanded(layers: LayerGraph, last: Layer, interval: Interval) -> dict[str, 
 def _inside(layers: LayerGraph) -> dict[str, tuple[Run, int]]:
     inside: dict[str, tuple[Run, int]] = {}
     for last in layers.layers:
-        if run := run_before(layers, last):
+        run = run_before(layers, last)
+        if run is not None and run.units != (run.length,):
             for i, layer in enumerate(run.layers):
                 inside.setdefault(layer.name, (run, i))
     return inside
