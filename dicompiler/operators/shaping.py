@@ -155,6 +155,24 @@ def gather_elements(operation: Operation, region: Region, reduce: Interval | Non
     return Piece(region, (with_interval(region, axis, (0, operation.shape(0)[axis])), region))
 
 
+def scatter_nd(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """ScatterND: the first axes, whose places the indices name, in full; the others pass."""
+    indices = operation.shape(1)
+    out = (*full(operation.out_shape[: indices[-1]]), *region[indices[-1] :])
+    return Piece(out, (out, full(indices), (*full(indices[:-1]), *region[indices[-1] :])))
+
+
+def scatter_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """ScatterElements: its axis in full; the others pass where each of their places has indices."""
+    axis = operation.attribute("axis", 0) % len(region)
+    if any(
+        own != of for i, (own, of) in enumerate(zip(operation.shape(1), operation.shape(0), strict=True)) if i != axis
+    ):
+        return whole(operation, region, reduce)
+    out, read = (with_interval(region, axis, (0, operation.shape(index)[axis])) for index in (0, 1))
+    return Piece(out, (out, read, read))
+
+
 def depth_to_space(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """DepthToSpace: rows and columns in whole blocks; channels pass where those of a block lie together (mode CRD)."""
     size, (batch, channels, *tile) = operation.attribute("blocksize"), region
@@ -181,7 +199,9 @@ RULES = (
     OperatorRule("Tile", tile, cost=free),
     OperatorRule("Gather", gather, cost=free, stand_in="indexed", constants="shift -"),  # the rows of an embedding
     OperatorRule("GatherElements", gather_elements, cost=free, stand_in="indexed"),
-    *counted(free, "CenterCropPad Compress GatherND ReverseSequence Scatter ScatterElements ScatterND", ""),
+    OperatorRule("ScatterND", scatter_nd, cost=free),
+    OperatorRule("ScatterElements", scatter_elements, cost=free),
+    *counted(free, "CenterCropPad Compress GatherND ReverseSequence Scatter", ""),
     *counted(free, "ExpandDims GatherND Pad"),
     OperatorRule("DepthToSpace", depth_to_space, cost=free),
     OperatorRule("SpaceToDepth", space_to_depth, cost=free),

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
+from onnx import TensorProto
+
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.remembering import remembered
 from dicompiler.ir.layers import Layer, LayerGraph
@@ -19,6 +21,7 @@ from dicompiler.partition.bounds_inference import align, cuttable, output_shape,
 
 Label = Literal["height", "width", "channel"]
 Axes = Mapping[str, Mapping[str, int]]
+_WHOLE = (TensorProto.INT64, TensorProto.INT32)
 
 
 def whole_plan(layers: LayerGraph, device: str) -> Plan:
@@ -28,11 +31,14 @@ def whole_plan(layers: LayerGraph, device: str) -> Plan:
 
 @remembered
 def named_axes(layers: LayerGraph) -> Axes:
-    """Tensor → label → axis. A graph input of rank ≥ 3 is read as N, C, H, W; of rank 2 as N, C."""
+    """Tensor → label → axis. A graph input of rank ≥ 3 is read as N, C, H, W; of rank 2 as N, C, or, of whole numbers
+    (tokens), as N, H. What weights cut is the channel axis from there on."""
     labelled: dict[str, Mapping[str, int]] = {}
     for name in layers.inputs:
-        rank = len(layers.tensors[name].shape or ())
-        labelled[name] = {label: axis for axis, label in enumerate(("channel", "height", "width"), 1) if axis < rank}
+        tensor = layers.tensors[name]
+        rank = len(tensor.shape or ())
+        names = ("height",) if rank == 2 and tensor.dtype in _WHOLE else ("channel", "height", "width")
+        labelled[name] = {label: axis for axis, label in enumerate(names, 1) if axis < rank}
     for layer in layers.layers:
         if not layer.reason:
             labelled[layer.output] = _follow(layers, layer, labelled)
@@ -41,23 +47,27 @@ def named_axes(layers: LayerGraph) -> Axes:
 
 def _follow(layers: LayerGraph, layer: Layer, labelled: Axes) -> dict[str, int]:
     """The labels of a layer's output axes: those of the input axes that a cut reaches; for an operator with weights
-    the axis that cuts them is the channel axis."""
+    the axis that cuts them is the channel axis, and another that was called so is called height."""
     shape = output_shape(layers, layer)
     labels: dict[str, int] = {}
     for axis in cuttable(layers, layer):
-        probe = with_interval(full(shape), axis, (0, 1))
-        task = share_task(layers, layer, Share(probe))
-        # A quantised layer's weights are read by what dequantises them, before the anchor.
-        readers = layer.nodes[: layer.anchor + 1]
+        first, last = (
+            share_task(layers, layer, Share(with_interval(full(shape), axis, at)))
+            for at in ((0, 1), (shape[axis] - 1, shape[axis]))
+        )
+        # Axes of which both ends read the same are not cut: a Slice never reads all of its axes.
         cut = {
             label
-            for key, need in task.needs.items()
+            for key in {**first.needs, **last.needs}
             for label, a in labelled.get(key.tensor, {}).items()
-            if need[a] != (0, (layers.tensors[key.tensor].shape or ())[a])
+            if len({(task.needs[key][a] if key in task.needs else None) for task in (first, last)}) > 1
+            and any(task.needs[key][a] != (0, _extent(layers, key, a)) for task in (first, last) if key in task.needs)
         }
+        # A quantised layer's weights are read by what dequantises them, before the anchor.
+        readers = layer.nodes[: layer.anchor + 1]
         weights = [
             (layers.tensors[name], need)
-            for work in task.works
+            for work in first.works
             if work.piece is not None and work.node in readers
             for name, need in zip(work.node.inputs, work.piece.needs, strict=True)
             if name and layers.tensors[name].constant and need is not None
@@ -65,6 +75,8 @@ def _follow(layers: LayerGraph, layer: Layer, labelled: Axes) -> dict[str, int]:
         cuts_weights = any(need != full(tensor.shape or ()) for tensor, need in weights)
         if cuts_weights and (reduction(layers, layer) is not None or not cut):
             cut = {"channel"}
+            if "channel" in labels:
+                labels.setdefault("height", labels.pop("channel"))
         for label in sorted(cut):
             labels.setdefault(label, axis)
     # A map so small that every tile's halo covers it shows no cut: a layer that keeps the rank keeps the axis.
@@ -73,6 +85,10 @@ def _follow(layers: LayerGraph, layer: Layer, labelled: Axes) -> dict[str, int]:
         if label != "channel" and label not in labels and axis not in labels.values():
             labels[label] = axis
     return labels
+
+
+def _extent(layers: LayerGraph, key: Key, axis: int) -> int:
+    return (layers.tensors[key.tensor].shape or ())[axis]
 
 
 def axis_of(layers: LayerGraph, layer: Layer, label: Label) -> int:

@@ -18,14 +18,13 @@ from dicompiler.plugin_api import (
     Program,
     check_constraints,
     compare,
-    graph_inputs,
-    random_inputs,
     registry,
     run_model,
     split,
 )
 from dicompiler.testing.faults import expect
 from dicompiler.verify.comparison import exact, transfers
+from dicompiler.verify.given import given_inputs
 
 
 def check_legal(problem: Problem, plan: Plan) -> None:
@@ -45,7 +44,7 @@ def check_plan(problem: Problem, plan: Plan, seeds: Sequence[int] = (0, 1)) -> t
     """What is checked of a legal plan, see `verified`. AssertionError where something does not hold; all checks
     otherwise, the exact one first."""
     assert problem.model is not None
-    inputs = random_inputs(graph_inputs(problem.model))
+    inputs = given_inputs(problem.model)
     base = Compilation(problem.model, problem.layers, problem.platform)
     checks = verified(base, plan, inputs, run_model(problem.model, inputs), seeds)
     for check in checks:

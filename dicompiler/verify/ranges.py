@@ -126,12 +126,10 @@ def _extent(of: int, axis: int | None = None) -> Callable[[onnx.NodeProto, Given
     return count
 
 
-def _rows(_node: onnx.NodeProto, given: Given) -> int | None:
-    """Of the table that whole rows of are written to."""
-    table, indices = given[0], given[1]
-    if table is None or indices is None or not table.shape or not indices.shape or indices.shape[-1] != 1:
-        return None
-    return table.shape[0]
+def _places(_node: onnx.NodeProto, given: Given) -> int | None:
+    """The least extent of the axes that the last axis of a ScatterND's indices counts."""
+    data, indices = (None if tensor is None else tensor.shape for tensor in given[:2])
+    return min(data[: indices[-1]], default=None) if data and indices else None
 
 
 def _depth(_node: onnx.NodeProto, given: Given) -> int | None:
@@ -153,7 +151,7 @@ def _inverted(_node: onnx.NodeProto, given: Given) -> int | None:
 
 _TAKES: Mapping[tuple[str, int], Callable[[onnx.NodeProto, Given], int | None]] = {
     **{(name, 1): _extent(0) for name in INDEXING - {"ScatterND"}},
-    ("ScatterND", 1): _rows,
+    ("ScatterND", 1): _places,
     ("OneHot", 0): _depth,
     ("EmbedLayerNormalization", 0): _extent(2, 0),
     ("EmbedLayerNormalization", 1): _extent(4, 0),

@@ -28,6 +28,7 @@ class Normalise(Pass):
     Constant, ConstantOfShape, Transpose(w) …    ⇒  (initializer)
     initializer that is a graph input too        ⇒  (initializer), its value is compiled in; IR 3 becomes 4
     Split → a, b                                 ⇒  Slice → a, Slice → b
+    MatMul(w) → Split → q, k                     ⇒  MatMul(w[:, :n]) → q, MatMul(w[:, n:]) → k
     Dropout → y, mask (unread)                   ⇒  Dropout → y
     DequantizeLinear → a, b                      ⇒  DequantizeLinear → a, DequantizeLinear → b
     scores → ZipMap → output                     ⇒  scores → Identity → output

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import Graph, Interval, Tensor, Variable
 from dicompiler_passes.folding import STANDARD
+from dicompiler_passes.severing import sever
 
 log = logging.getLogger("dicompiler")
 
@@ -97,7 +98,7 @@ def _is_optional(op: str, index: int, opset: int) -> bool:
 
 
 def split_to_slices(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
-    """Each used output of a Split gets a Slice of its own; whether there was one.
+    """Each used output of a Split gets a Slice, or a product (see severing), of its own; whether there was one.
 
     Split(x, axis=1, sizes 2, 3) → a, b     ⇒  Slice(x, 0:2) → a,  Slice(x, 2:5) → b
 
@@ -105,19 +106,20 @@ def split_to_slices(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
     shares of an axis that is not static in `tensors` (run infer-shapes).
     """
     splits = [node for node in graph.nodes if node.op == "Split" and node.domain in STANDARD]
+    known = {id(node): cuts for node in splits if (cuts := _cuts(node, graph.opset, tensors)) is not None}
+    sever(graph, tensors, known)
     read = graph.read() if splits else set()
     slices: dict[int, list[gs.Node]] = {}
-    for node in splits:
-        cuts = _cuts(node, graph.opset, tensors)
-        if cuts is not None:
-            slices[id(node)] = [
-                _slice(graph, node, index, cuts[0], interval)
-                for index, (output, interval) in enumerate(zip(node.outputs, cuts[1], strict=True))
-                if output.name in read
-            ]
+    for node in [node for node in graph.nodes if id(node) in known]:
+        axis, intervals = known[id(node)]
+        slices[id(node)] = [
+            _slice(graph, node, index, axis, interval)
+            for index, (output, interval) in enumerate(zip(node.outputs, intervals, strict=True))
+            if output.name in read
+        ]
     graph.nodes = [new for node in graph.nodes for new in (*slices.get(id(node), ()), node)]
     graph.remove([node for node in splits if id(node) in slices])
-    return bool(slices)
+    return bool(known)
 
 
 def _cuts(node: gs.Node, opset: int, tensors: Mapping[str, Tensor]) -> tuple[int, Sequence[Interval]] | None:

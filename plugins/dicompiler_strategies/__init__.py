@@ -22,6 +22,7 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:
     from dicompiler_strategies.fit import Fit
     from dicompiler_strategies.genetic.strategy import Genetic
     from dicompiler_strategies.gradient.strategy import Gradient
+    from dicompiler_strategies.heads import Heads
     from dicompiler_strategies.manual import Manual
     from dicompiler_strategies.modnn import Modnn
     from dicompiler_strategies.pipeline import Pipeline
@@ -29,7 +30,7 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:
     from dicompiler_strategies.single import Single
     from dicompiler_strategies.stahl import Stahl
 
-    return [Auto, CpSat, Dp, Fit, Genetic, Gradient, Manual, Modnn, Pipeline, Replicate, Single, Stahl]
+    return [Auto, CpSat, Dp, Fit, Genetic, Gradient, Heads, Manual, Modnn, Pipeline, Replicate, Single, Stahl]
 
 
 @hookimpl

@@ -50,6 +50,7 @@ NETWORKS = {
 }
 
 
+APART = ("one", "channels", "rows")  # ways to merge partial sums that leave no piece on several devices
 RUNTIME = RuntimeCosts(latency=1e-4, send=3e-4, receive=2e-4, byte=1e-9, gap=5e-5, call=1e-4, headers=0.05)
 
 
@@ -58,7 +59,7 @@ def test_messages_and_calls_cost_what_the_estimate_says() -> None:
     platform = cluster(NETWORKS["switch"], 1e9, 2e9, 1e9)
     runtime = {device.name: RUNTIME for device in platform.devices}
     problem = Problem(chain(), platform, PAPERS, runtime=runtime)
-    found = tables(problem, ChoiceSet(extra=0))
+    found = tables(problem, ChoiceSet(extra=0, finishes=APART))
     many = selections(found, 60)
     plans = [found.plan(selection) for selection in many.tolist()]
     pairs = [
@@ -70,7 +71,7 @@ def test_messages_and_calls_cost_what_the_estimate_says() -> None:
     for estimated, value in pairs:
         assert value == pytest.approx(estimated, rel=1e-9)
     copying = {name: replace(RUNTIME, copy=1e-6) for name in runtime}
-    dearer = tables(replace(problem, runtime=copying), ChoiceSet(extra=0)).values(many)
+    dearer = tables(replace(problem, runtime=copying), ChoiceSet(extra=0, finishes=APART)).values(many)
     assert (dearer >= found.values(many)).all() and (dearer > found.values(many)).any()
 
 
@@ -79,9 +80,9 @@ def test_on_one_medium_few_messages_are_supposed() -> None:
     platform = cluster(NETWORKS["shared"], 1e9, 1e9, 1e9, 1e9)
     free = Problem(chain(), platform, PAPERS)
     costly = replace(free, runtime={device.name: replace(RUNTIME, gap=0.0) for device in platform.devices})
-    found = tables(costly, ChoiceSet(extra=1))
+    found = tables(costly, ChoiceSet(extra=1, finishes=APART))
     many = selections(found, 60)
-    before = tables(free, ChoiceSet(extra=1)).values(many)
+    before = tables(free, ChoiceSet(extra=1, finishes=APART)).values(many)
     for selection, value, least in zip(many.tolist(), found.values(many), before, strict=True):
         assert least <= value <= costly.estimate(found.plan(selection)).latency_s * (1 + 1e-9)
 
@@ -128,7 +129,7 @@ def moved(found: Tables, selection: list[int]) -> int:
 @pytest.mark.parametrize("name", ["switch", "links"])
 def test_on_lines_that_differ_values_are_the_estimate_where_shares_do_not_overlap(name: str) -> None:
     problem = Problem(chain(), cluster(NETWORKS[name], 1e9, 1e9, 1e9), PAPERS)
-    found = tables(problem, ChoiceSet(extra=0))
+    found = tables(problem, ChoiceSet(extra=0, finishes=APART))
     for selection in selections(found, 40).tolist():
         plan = found.plan(selection)
         if not route(problem.layers, plan, problem.platform.host_of).dropped:

@@ -22,6 +22,7 @@ from dicompiler.plugin_api import (
     aligned_cuts,
     cut_axis,
     full,
+    macs,
     named_axes,
     nearest,
     output_shape,
@@ -31,11 +32,12 @@ from dicompiler.plugin_api import (
     with_interval,
 )
 from dicompiler_strategies.named_axis import named_axis
+from dicompiler_strategies.tables.runs import cut_run, run_before, run_of
 
 KINDS = ("whole", "height", "grid", "lop", "lip")
 SHARES = ("equal", "rate", "memory")
 BASES = ("balanced", "nearest", "coarser")
-FINISHES = ("one", "channels", "rows")
+FINISHES = ("one", "channels", "rows", "all")
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,9 @@ class ChoiceSet:
     cut: "balanced" gives whole shares, the first ones one more; "nearest" cuts at the nearest row to the exact place,
     so that the cuts of maps of different sizes lie within a row of each other; "coarser" cuts where the next smaller
     map after the layer is cut (and takes its extra rows: twice as many before a pool of two). finishes: of FINISHES,
-    the ways in which partial sums (LIP) are merged: on one device, in channel shares, in row shares. each: whole
-    layers on each device or on the fastest alone. Raises UsageError for what is none of these.
+    the ways in which partial sums (LIP) are merged: on one device, in channel shares, in row shares, or, of sequences
+    and vectors, on all devices (then what multiplies nothing can be whole on all of them, too). each: whole layers on
+    each device or on the fastest alone. Raises UsageError for what is none of these.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -177,28 +180,25 @@ class _Split:
         return cut_axis(self.problem.layers, self.layer, axis, weights)
 
     def slices(self, label: str) -> list[tuple[Device, Region]]:
-        """A slice of the output for each device that gets one; empty where the axis cannot be cut."""
+        """A slice of the output for each device that gets one; empty where the axis cannot be cut. Channels are cut as
+        the run is that the layer is in."""
+        layers, layer = self.problem.layers, self.layer
+        found = run_of(layers, layer) if label == "channel" else None
+        if found is not None:
+            regions = (own[found[1]] for own in cut_run(layers, found[0], self.weights).regions)
+            return [(device, region) for device, region in zip(self.devices, regions, strict=True) if region]
         axis = self.axis(label)
         if axis is None:
             return []
-        layers, layer = self.problem.layers, self.layer
-        cuts = channels(layers, layer, self.weights) if label == "channel" else self.cut(axis, self.weights)
-        pairs = zip(self.devices, cuts, strict=True)
+        pairs = zip(self.devices, self.cut(axis, self.weights), strict=True)
         return [(device, with_interval(self.whole(), axis, cut)) for device, cut in pairs if cut[0] < cut[1]]
 
-
-def channels(layers: LayerGraph, layer: Layer, weights: Sequence[float]) -> tuple[Interval, ...]:
-    """Where the channel axis of a layer's output is cut. Behind a Flatten it is cut where the channels before it are,
-    each of them being a run of features."""
-    labels, shape = named_axes(layers), output_shape(layers, layer)
-    axis = labels[layer.output]["channel"]
-    before = layers.producer.get(layer.inputs[0]) if layer.inputs else None
-    before_axis = None if before is None or before.reason else labels.get(before.output, {}).get("channel")
-    if before is not None and before_axis is not None and len(output_shape(layers, before)) > len(shape):
-        run, rest = divmod(shape[axis], output_shape(layers, before)[before_axis])
-        if run > 1 and not rest:
-            return tuple((start * run, stop * run) for start, stop in channels(layers, before, weights))
-    return cut_axis(layers, layer, axis, weights)
+    @property
+    def alike(self) -> bool:
+        """Whether the output is a sequence or a vector, and no map: then all of it on each device can be worth its
+        computing."""
+        labels = named_axes(self.problem.layers).get(self.layer.output, {})
+        return labels.get("width", labels.get("height")) == labels.get("height")
 
 
 def _grown(
@@ -273,7 +273,7 @@ def _grid(split: _Split) -> Iterator[Choice]:
     """(m/2) × 2 tiles, and the squarest other grid of m tiles."""
     height, width = split.axis("height"), split.axis("width")
     count = len(split.devices)
-    if height is None or width is None:
+    if height is None or width is None or height == width:  # a sequence that is an image's
         return
     squarest = max((c for c in range(2, int(count**0.5) + 1) if count % c == 0), default=0)
     for columns in dict.fromkeys(c for c in (2, squarest) if c and count % c == 0 and count >= 4):
@@ -296,37 +296,55 @@ def _tiles(split: _Split, cut: _Cut, along: tuple[int, int], columns: int) -> li
     return tiles
 
 
+def _copies(split: _Split) -> Iterator[Choice]:
+    """All of a layer that multiplies nothing on each device: quicker than sending it where it is small."""
+    if "all" in split.options.finishes and split.alike and not macs(split.problem.layers, split.layer):
+        parts = tuple(Part(device.name) for device in split.devices)
+        yield Choice("whole", f"whole on {len(parts)}", parts, _apart([split.whole()] * len(parts)))
+
+
 def _lop(split: _Split) -> Iterator[Choice]:
-    parts = tuple(Part(device.name, region) for device, region in split.slices("channel"))
-    if parts:
-        yield Choice("lop", f"lop {len(split.devices)}{split.note}", parts)
+    slices = split.slices("channel")
+    if slices:
+        parts = tuple(Part(device.name, region) for device, region in slices)
+        yield Choice("lop", f"lop {len(split.devices)}{split.note}", parts, _apart([region for _, region in slices]))
+
+
+def _apart(regions: Sequence[Region]) -> tuple[Region, ...]:
+    """The regions without what earlier ones have, along the first axis that is cut; () where they are disjoint."""
+    bounds = tuple(zip(*regions, strict=True))
+    axis = next((axis for axis, cuts in enumerate(bounds) if len(set(cuts)) > 1), 0)
+    end, own = 0, list[Region]()
+    for region in regions:
+        start, stop = region[axis]
+        own.append(with_interval(region, axis, (min(max(start, end), stop), stop)))
+        end = max(end, stop)
+    return () if own == list(regions) else tuple(own)
 
 
 def _lip(split: _Split) -> Iterator[Choice]:
-    length = reduction(split.problem.layers, split.layer)
-    if length is None:
+    layers, layer = split.problem.layers, split.layer
+    length, run = reduction(layers, layer), run_before(layers, layer)
+    if length is None or (run is None and macs(layers, layer)):  # a product of two tensors sums what neither layer cuts
         return
-    cuts = zip(split.devices, _ranges(split, length), strict=True)
+    ranges = shares(length, split.weights) if run is None else cut_run(layers, run, split.weights).ranges
+    cuts = zip(split.devices, ranges, strict=True)
     partials = tuple(Part(device.name, None, cut) for device, cut in cuts if cut[0] < cut[1])
     for finish in split.options.finishes:
-        if finish == "one":
-            mergers: tuple[Part, ...] = (Part(split.devices[0].name),)
-        else:
-            slices = split.slices("channel" if finish == "channels" else "height")
-            mergers = tuple(Part(device.name, region) for device, region in slices)
+        mergers = _mergers(split, finish)
         if mergers:
-            yield Choice("lip", f"lip {len(split.devices)} > {finish}{split.note}", partials + mergers)
+            apart = _apart([part.region or split.whole() for part in mergers])
+            label = f"lip {len(split.devices)} > {finish}{split.note}"
+            yield Choice("lip", label, partials + mergers, (None,) * len(partials) + apart if apart else ())
 
 
-def _ranges(split: _Split, length: int) -> tuple[Interval, ...]:
-    """The reduction axis in shares that fall on those of the layer before where that is cut by channels (behind a
-    Flatten whole channels), so that LOP and then LIP need no exchange in between (FUSE)."""
-    layers, layer = split.problem.layers, split.layer
-    before = layers.producer.get(layer.nodes[layer.anchor].inputs[0])
-    axis = None if before is None else named_axis(layers, before, "channel")
-    if before is not None and axis is not None and output_shape(layers, before)[axis] == length:
-        return channels(layers, before, split.weights)
-    return shares(length, split.weights)
+def _mergers(split: _Split, finish: str) -> tuple[Part, ...]:
+    if finish == "one":
+        return (Part(split.devices[0].name),)
+    if finish == "all":
+        return tuple(Part(device.name) for device in split.devices if split.alike)
+    slices = split.slices("channel" if finish == "channels" else "height")
+    return tuple(Part(device.name, region) for device, region in slices)
 
 
-_SPLITS = {"height": _height, "grid": _grid, "lop": _lop, "lip": _lip}
+_SPLITS = {"whole": _copies, "height": _height, "grid": _grid, "lop": _lop, "lip": _lip}

@@ -25,7 +25,6 @@ from dicompiler_strategies.tables.footprints import (
     holders,
     overlap,
     shareable,
-    signature,
     sizes,
     source_and_sink,
 )
@@ -175,11 +174,8 @@ class _Filler:
         )
 
     def _layer(self, i: int) -> tuple[tuple[Choice, ...], Footprint]:
-        layers = self.problem.layers
-        layer = layers.layers[i]
-        # LIP's ranges follow the shares of the layer before (see choices).
-        before = layers.producer.get(layer.nodes[layer.anchor].inputs[0]) if layer.nodes[layer.anchor].inputs else None
-        key = shareable(self.problem, layer), None if before is None else signature(layers, before)
+        layer = self.problem.layers.layers[i]
+        key = shareable(self.problem, layer)
         if key not in self.known:
             layer_choices = choices(self.problem, layer, self.options)
             self.known[key] = layer_choices, footprint(self.problem, layer, layer_choices)

@@ -25,12 +25,14 @@ from dicompiler.plugin_api import (
     Share,
     ShareTask,
     full,
+    named_axes,
     sent_nbytes,
     share_task,
     volume,
     weight_regions,
 )
 from dicompiler_strategies.tables.choices import Choice
+from dicompiler_strategies.tables.runs import run_before, run_of, signature
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -67,36 +69,19 @@ class Footprint:
     merged: Ints
 
 
-def signature(layers: LayerGraph, layer: Layer) -> Hashable:
-    """What the footprint of a layer depends on, names left out: equal for layers of equal structure and shapes."""
-    numbers: dict[str, int] = {}
-    rows: list[Hashable] = [layer.anchor, bool(layer.reason)]
-    for node in layer.nodes:
-        names = tuple(numbers.setdefault(name, len(numbers)) if name else -1 for name in (*node.inputs, *node.outputs))
-        attributes = tuple((key, _frozen(node.attributes[key])) for key in sorted(node.attributes))
-        rows.append((node.op, node.domain, node.opset, attributes, names, len(node.inputs)))
-    rows.extend(numbers.setdefault(name, len(numbers)) for name in (*layer.inputs, *layer.outputs))
-    for name in numbers:
-        tensor = layers.tensors[name]
-        rows.append((tensor.dtype, tensor.shape, tensor.constant, _frozen(tensor.value)))
-    return tuple(rows)
-
-
-def _frozen(value: Any) -> Hashable:
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    return repr(value)
-
-
 def footprint(problem: Problem, layer: Layer, choices: Sequence[Choice]) -> Footprint:
     """The arrays of `choices` of `layer`."""
     return _FootprintBuilder(problem, layer, choices).build()
 
 
 def shareable(problem: Problem, layer: Layer) -> Hashable:
-    """Layers of equal keys have equal footprints: the signature where the cost is known to follow from the structure;
-    the layer's name where a cost model may know layers by name."""
-    structure = signature(problem.layers, layer)
+    """Layers of equal keys have equal choices and footprints: the signature, what runs they are in and end, and their
+    axes' names, where the cost is known to follow from the structure; the layer's name too where a cost model may know
+    layers by name."""
+    layers = problem.layers
+    inside, ended = run_of(layers, layer), run_before(layers, layer)
+    labels = tuple(sorted(named_axes(layers).get(layer.output, {}).items()))
+    structure = signature(layers, layer), inside and (inside[0].key, inside[1]), ended and ended.key, labels
     return structure if type(problem.cost) is Analytic else (layer.name, structure)
 
 

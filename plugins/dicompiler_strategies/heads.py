@@ -1,0 +1,91 @@
+"""Transformers as people split them: attention by heads, the rest of a block by columns and then rows of its weights.
+
+After Megatron-LM (Shoeybi et al., arXiv 1909.08053), Galaxy (Ye et al., arXiv 2405.17245: what lies between in rows)
+and TPI-LLM (Li et al., arXiv 2410.00531).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, reduction
+from dicompiler_strategies.candidates import LAMBDAS, CandidateSearch
+from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
+from dicompiler_strategies.tables.choices import ChoiceSet
+from dicompiler_strategies.tables.cost_tables import Tables, original, restricted, tables
+from dicompiler_strategies.tables.runs import sums
+
+KINDS = ("whole", "height", "lop", "lip")
+
+
+@dataclass(frozen=True)
+class Heads(Strategy):
+    """Runs of layers by channels (heads), rows of a sequence, or all of a layer on each device: the best of each.
+
+    Q, K, V by columns → attention by heads → the output by rows of its weights → partial sums, added up in rows
+
+    Every layer has few choices, all of them on as many devices, in equal shares or by rate: the best of all together is
+    found exactly, for several prices of sending, and the simulator takes its pick. Where memory is to be small layers
+    have only those choices with which the fullest device holds the fewest weights.
+    """
+
+    name: ClassVar[str] = "heads"
+    counts: tuple[int, ...] = field(default=(), metadata={"help": "numbers of devices; by default all, and half"})
+
+    def __post_init__(self) -> None:
+        if any(count < 2 for count in self.counts):
+            raise ValueError(f"counts are numbers of devices of at least 2, not {min(self.counts)}")
+
+    def plan(self, problem: Problem) -> Plan:
+        """The best plan found. Raises DicompilerError for a network without attention, and where none fits."""
+        if not has_attention(problem):
+            raise DicompilerError("heads: the network has no attention that can be cut: take another strategy")
+        search = CandidateSearch(problem, self.name)
+        devices = len(problem.platform.computing)
+        for count in self.counts or sorted({devices, -(-devices // 2)} - {1}, reverse=True):
+            for shares in ("equal", "rate"):
+                options = ChoiceSet(
+                    ("whole", "height", "lop", "lip"),
+                    (count,),
+                    0,
+                    (shares,),
+                    ("balanced",),
+                    ("rows", "all"),
+                    each=False,
+                )
+                search.evaluate((plan, "heads") for plan in _plans(tables(problem, options)))
+        if search.best is None:
+            raise DicompilerError("heads: no plan fits into memory: give hosts more, or add some")
+        return search.best.plan
+
+
+def few_choices(problem: Problem, count: int, shares: str) -> Tables:
+    """The tables of the few choices that each layer has: all on so many devices, in such shares."""
+    options = ChoiceSet(KINDS, (count,), 0, (shares,), ("balanced",), ("rows", "all"), each=False)
+    return tables(problem, options)
+
+
+def has_attention(problem: Problem) -> bool:
+    """Whether a layer multiplies two tensors and sums over what both have."""
+    layers = problem.layers
+    return any(reduction(layers, layer) and not sums(layers, layer) for layer in layers.layers if len(layer.inputs) > 1)
+
+
+def _plans(cost_tables: Tables) -> Iterator[Plan]:
+    """The best for each price of sending, first of the choices with the least weights on the fullest device; of all
+    choices where memory is not what is asked for."""
+    least = [np.flatnonzero(held.max(axis=1) == held.max(axis=1).min()) for held in cost_tables.weights]
+    every = [np.arange(count) for count in cost_tables.counts]
+    for kept in (least,) if cost_tables.problem.objective == "memory" else (least, every):
+        order = graph([len(numbers) for numbers in kept], list(cost_tables.edge))
+        if order.widest > LIMIT:
+            continue
+        node = [seconds[numbers] for seconds, numbers in zip(cost_tables.node, kept, strict=True)]
+        edge = restricted(cost_tables.edge, kept)
+        for scale in LAMBDAS:
+            _, chosen = minimise(order, node, {key: scale * table for key, table in edge.items()})
+            yield cost_tables.plan(original(kept, chosen))
