@@ -1,6 +1,7 @@
 """From a model to a problem: the passes that come before any decision, the platform.
 
-Model ──normalise, quantise?, infer-shapes, form-layers──► Compilation with layers;   … + Platform + CostModel → Problem
+Model ──normalise, quantise?, infer-shapes, form-layers, trim──► Compilation with layers
+Compilation + Platform + CostModel → Problem
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ log = logging.getLogger("dicompiler")
 
 DEFAULT_COST = "analytic"
 DEFAULT_TARGET = "sockets"
-PREPARE = ("normalise", "infer-shapes", "form-layers")
+PREPARE = ("normalise", "infer-shapes", "form-layers", "trim")
 QUANTISE = "quantise"
 _REMEDIES = {
     "": "it depends on values; compile the network without that part, or take the prediction for the rest",
@@ -50,10 +51,11 @@ def prepare(
     instruments: Sequence[Instrument] = (),
     calibrate: str | Path | None = None,
 ) -> Compilation:
-    """Model → normalised, quantised where there are samples to calibrate it with, with shapes and layers."""
-    normalise, infer, form = PREPARE
+    """Model → normalised, quantised where there are samples to calibrate it with, with shapes and layers, of which
+    all is read."""
+    normalise, infer, *layers = PREPARE
     shapes = Spec.of(infer, {"shape": tuple(shape)})
-    specs = [Spec.of(normalise, {}), shapes, Spec.of(form, {})]
+    specs = [Spec.of(normalise, {}), shapes, *(Spec.of(name, {}) for name in layers)]
     if calibrate is not None:  # what is quantised has static shapes before, and new tensors afterwards
         specs[1:2] = [shapes, Spec.of(QUANTISE, {"calibrate": str(calibrate)}), Spec.of(infer, {})]
     make = registry().make

@@ -37,7 +37,10 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class LayerGraph(Remembers):
-    """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, rules, `Wire.types`."""
+    """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, rules, `Wire.types`.
+
+    sparing: names of nodes that, where all of their output is computed, read no more than their rule says.
+    """
 
     layers: tuple[Layer, ...]
     tensors: Mapping[str, Tensor]
@@ -45,6 +48,7 @@ class LayerGraph(Remembers):
     outputs: tuple[str, ...]
     rules: Mapping[tuple[str, str], OperatorRule] = field(default_factory=dict, repr=False)
     wire: tuple[tuple[str, str], ...] = ()
+    sparing: frozenset[str] = frozenset()
 
     @cached_property
     def by_name(self) -> Mapping[str, Layer]:
@@ -92,5 +96,5 @@ class LayerGraph(Remembers):
         """How a region of what the node makes is computed, as its rule says; all of it: by the node as it stands."""
         operation = self.operation(node)
         piece = self.rule(node).piece(operation, region, reduce)
-        everything = reduce is None and piece.out == full(operation.out_shape)
+        everything = reduce is None and piece.out == full(operation.out_shape) and node.name not in self.sparing
         return whole(operation, region, reduce) if everything else piece

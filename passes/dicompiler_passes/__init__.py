@@ -19,6 +19,7 @@ def dicompiler_passes() -> Iterable[type[Pass]]:
     from dicompiler_passes.partition import Partition
     from dicompiler_passes.quantise import Quantise
     from dicompiler_passes.tiles import FuseTiles, Place, TileGrid, TileHeight
+    from dicompiler_passes.trim import Trim
 
     splitting: list[type[Pass]] = [Place, TileHeight, TileGrid, FuseTiles, Lop, Lip, Fuse, Partition]
-    return [Normalise, Quantise, InferShapes, FormLayers, *splitting]
+    return [Normalise, Quantise, InferShapes, FormLayers, Trim, *splitting]
