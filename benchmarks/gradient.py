@@ -37,7 +37,7 @@ def setting(count: int) -> Platform:
 
 def row(layers: LayerGraph, count: int, seeds: int) -> bool:
     """Prints the row of one number of devices; whether the default is near enough."""
-    problem = Problem(layers, setting(count), Analytic(pools=False, elementwise=False))
+    problem = Problem(layers, setting(count), Analytic(pools=False, elementwise=False, weights=False))
     start = perf_counter()
     found = tables(problem, Gradient().choices(problem))
     made = perf_counter()

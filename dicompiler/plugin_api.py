@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.states import set_states, states_of
     from dicompiler.ir.tasks import Key, ShareTask, Task, TaskId, Work
     from dicompiler.ir.wire import Wire, sent_dtype, sent_nbytes
-    from dicompiler.partition.annotations import part_of
+    from dicompiler.partition.annotations import part_of, unannotated
     from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction, share_task
     from dicompiler.partition.lowering import partition, split
     from dicompiler.partition.routing import route_on
@@ -182,7 +182,7 @@ __all__ = [
     "partition", "peak", "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_samples", "read_sealed",
     "read_text", "read_within", "reduction", "registry", "remembered", "route_on", "run_model", "sealed_text",
     "segment_values", "sent_dtype", "sent_nbytes", "set_states", "shape_of", "share_task", "shares", "shift", "slices",
-    "split", "ssh", "states_of", "taken", "task_macs", "tile", "transfer_document", "unique", "validate",
+    "split", "ssh", "states_of", "taken", "task_macs", "tile", "transfer_document", "unannotated", "unique", "validate",
     "value_document", "version", "volume", "weight_regions", "whole", "whole_plan", "with_interval", "without",
 ]  # fmt: skip
 

@@ -26,21 +26,25 @@ DEFAULT = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
 @click.command("compare")
 @problem_options
 @click.option("--strategies", metavar="A,B{…},C", help=f"Which, separated by commas. Default: {DEFAULT}.")
+@click.option("--why", "reasons", is_flag=True, help="Say of what stays whole why, and when a split would pay.")
 @objective_option
 @survive_option
 @wire_option
 @cost_options
 @handed(request=Request)
-def command(request: Request, strategies: str | None, as_json: bool) -> None:
+def command(request: Request, strategies: str | None, reasons: bool, as_json: bool) -> None:
     """Compare strategies: what their plans come to, how long they searched, what holds the best back.
 
     Times are simulated, for the same cost model; below the table stands a bound that no plan can beat. With --survive
     each has plans for losses, and the longest frame of them stands beside.
     """
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.results import show_comparison
+    from dicompiler.cli.results import comparison_document, show_comparison
+    from dicompiler.cli.tables import show_json
+    from dicompiler.cli.why import show_why, why_document
     from dicompiler.driver.compare import compare
     from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, load_problem
+    from dicompiler.driver.why import why
 
     candidates = chosen(strategies or DEFAULT)
     cost, objective = request.cost or DEFAULT_COST, request.objective or "latency"
@@ -50,7 +54,13 @@ def command(request: Request, strategies: str | None, as_json: bool) -> None:
     )
     with progress("single") as tell:
         comparison = compare(problem, candidates, tell, request.survive or 0)
-    show_comparison(comparison, as_json)
+        said = why(comparison) if reasons else None
+    if as_json:
+        show_json(comparison_document(comparison) | ({} if said is None else {"why": why_document(said)}))
+        return
+    show_comparison(comparison)
+    if said is not None:
+        show_why(said)
 
 
 def chosen(text: str) -> dict[str, Strategy]:

@@ -223,11 +223,8 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def show_comparison(comparison: Comparison, as_json: bool) -> None:
+def show_comparison(comparison: Comparison) -> None:
     """Prints a row for each strategy, the bound, and for the best one what each device does and what holds it back."""
-    if as_json:
-        show_json(comparison_document(comparison))
-        return
     headers: tuple[str, ...] = (
         "strategy",
         "latency ms",

@@ -6,7 +6,8 @@ What an operator costs is said by its rule (see `OperatorRule.cost`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dicompiler.base.remembering import remembered
@@ -47,14 +48,16 @@ def flops(
 @dataclass(frozen=True)
 class Count:
     """What a part of a layer comes to. In FLOP: `multiply` of multiplications, `pool` of pools and reductions, `other`
-    of all else, `add` of adding up partial sums. moved: bytes that it reads (weights too) and writes, where what its
-    nodes hand to each other stays in caches."""
+    of all else, `add` of adding up partial sums. weights: bytes of weights that it reads, each piece once; what only
+    picks some of them (an embedding) reads no more than it makes. moved: bytes that it reads (weights too) and writes,
+    where what its nodes hand to each other stays in caches."""
 
     multiply: int
     pool: int
     other: int
     add: int
     moved: int
+    weights: int = 0
 
     @property
     def flops(self) -> int:
@@ -75,9 +78,21 @@ def count(
     multiply, pool, other = (sum(kind) for kind in zip(Effort(), *efforts, strict=True))
     ((key, region_made), *_) = task.outputs.items()
     size = 0 if region_made is None else volume(region_made)
-    moved = sum(weight_regions(layers, task).values()) + live_nbytes(layers, task)
-    moved += merge * _nbytes(layers, key.tensor, region_made)
-    return Count(2 * multiply, pool, other, add=(merge - 1) * size if merge else 0, moved=moved)
+    weights = _weights_read(layers, task.works)
+    moved = weights + live_nbytes(layers, task) + merge * _nbytes(layers, key.tensor, region_made)
+    return Count(2 * multiply, pool, other, (merge - 1) * size if merge else 0, moved, weights)
+
+
+def _weights_read(layers: LayerGraph, works: Sequence[Work]) -> int:
+    """`Count.weights`: see there."""
+    read: dict[tuple[str, Region], int] = {}
+    for work in works:
+        made, _ = _regions(layers, work)
+        picks = made is not None and _effort(layers, work) == Effort()
+        most = _nbytes(layers, layers.cut_output(work.node), made) if picks else math.inf
+        for piece, nbytes in _weight_regions(layers, (work,)).items():
+            read[piece] = max(read.get(piece, 0), int(min(nbytes, most)))
+    return sum(read.values())
 
 
 def _nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> int:

@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.counting import count, flops
-from dicompiler.cost.model import CostModel
+from dicompiler.cost.counting import count
+from dicompiler.cost.model import Analytic, CostModel
 from dicompiler.cost.profile import Profile, Profiles, axis_cut, signature
 from dicompiler.cost.runtime import FREE, RuntimeCosts
 from dicompiler.ir.devices import Device
@@ -67,12 +67,12 @@ class Measured(CostModel):
         self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
         """As `CostModel.fill`: devices with one profile share a column."""
-        columns: dict[tuple[str, float], list[float]] = {}
+        columns: dict[tuple[str, float, float], list[float]] = {}
         times = np.full((len(shares), len(devices)), np.inf)
         for i, device in enumerate(devices):
             if device.computes:
                 profile = self._profiles.of(layers, device)
-                key = profile.place, device.rate  # the rate decides where nothing was measured
+                key = profile.place, device.rate, device.memory_bandwidth  # they decide where nothing was measured
                 if key not in columns:
                     columns[key] = [_seconds(profile, layers, layer, share, device) for share in shares]
                 times[:, i] = columns[key]
@@ -82,7 +82,7 @@ class Measured(CostModel):
 def _seconds(profile: Profile, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
     name = signature(layers, layer)
     if name not in profile.layers:
-        return flops(layers, layer, *share) / device.rate
+        return Analytic().seconds(layers, layer, share, device)
     region, reduce, merge = share
     whole = profile.whole(name)
     if layer.reason or region is None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cost.counting import flops
+from dicompiler.cost.counting import count, flops
 from dicompiler.cost.runtime import RuntimeCosts, slowness
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
@@ -68,25 +68,28 @@ class CostModel(ABC):
 class Analytic(CostModel):
     """Operations / rate: two FLOP for each multiplication with its addition, one for each element of anything else.
 
-    A pool costs one FLOP for each element of each window; what only moves data (Reshape, Concat, …) costs nothing.
+    A pool costs one FLOP for each element of each window; what only moves data (Reshape, Concat, …) costs nothing. A
+    part takes at least its bytes of weights / memory bandwidth, where the platform gives one: a product with a vector
+    (a token of a language model, a classifier) waits for its matrix.
     """
 
     name: ClassVar[str] = "analytic"
     pools: bool = field(default=True, metadata={"help": "count pools; many papers take them as free"})
     elementwise: bool = field(default=True, metadata={"help": "count activations, additions and the like"})
+    weights: bool = field(default=True, metadata={"help": "count the weights that are read; papers take them as free"})
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
-        """FLOPs of the part / the device's rate."""
-        if not device.computes:
-            return math.inf
-        return flops(layers, layer, *share, pools=self.pools, elementwise=self.elementwise) / device.rate
+        """FLOPs of the part / the device's rate, or bytes of weights / memory bandwidth if that is more."""
+        return float(self.fill(layers, layer, [share], [device])[0, 0])
 
     def fill(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
-        """As `CostModel.fill`: the operations of each share are counted once."""
+        """As `CostModel.fill`: the operations and weights of each share are counted once."""
         operations = [flops(layers, layer, *share, pools=self.pools, elementwise=self.elementwise) for share in shares]
-        return by_rate(operations, devices)
+        widths = np.array([[device.memory_bandwidth or math.inf for device in devices]], np.float64)
+        read = [self.weights and count(layers, layer, *share).weights for share in shares]
+        return np.maximum(by_rate(operations, devices), np.array(read, np.float64).reshape(-1, 1) / widths)
 
 
 def fault_of_seconds(given: Any, layer: Layer, device: Device) -> str:

@@ -264,7 +264,7 @@ def _rates(case: Case, runs: Sequence[Run]) -> tuple[Platform, list[Figure]]:
         if not ratios[name]:
             why = "it computes nothing in this plan"
         elif abs(ratios[name] - 1) > 0.01:
-            why = "copies alone are predicted to take longer than all that it computed"
+            why = "copies and weights alone are predicted to take longer than all that it computed"
             platform = replace(platform, devices=tuple(old if d.name == name else d for d in platform.devices))
         figures.append(Figure(f"{name} rate", "FLOP/s", old.rate, None if why else platform.device(name).rate, why))
     return platform, figures

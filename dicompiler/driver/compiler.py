@@ -28,6 +28,7 @@ from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform, to_toml
 from dicompiler.ir.wire import Wire
 from dicompiler.partition.lowering import split
+from dicompiler.partition.routing import route_on
 from dicompiler.plugin.pass_manager import PassManager
 from dicompiler.plugin.passes import Instrument
 from dicompiler.plugin.registry import registry
@@ -106,10 +107,12 @@ def compile(
     if wanted:
         others = decider or known.make("strategies", DEFAULT_STRATEGY)
         chosen_plan = surviving(problem, others, chosen_plan, wanted, fixed=decider is None)
+    if decider is not None:
+        chosen_plan = read_alone(problem, chosen_plan)
     if samples is not None:
         chosen_plan = calibrated(replace(compilation, plan=chosen_plan), Path(samples))
     log.info("splitting over %d devices", len(chosen_plan.devices))
-    watched = PassManager([known.make("passes", "partition")], instruments)
+    watched = PassManager([known.make("passes", "partition{quiet=true}" if decider else "partition")], instruments)
     with no_collection():
         compilation = split(replace(compilation, plan=chosen_plan), watched.run)
     tell_kept(compilation)
@@ -147,6 +150,19 @@ def decide(problem: Problem, strategy: Strategy | None, plan: Plan | None) -> Pl
         )
     check_constraints(problem, plan)
     return plan
+
+
+def read_alone(problem: Problem, plan: Plan) -> Plan:
+    """The plan, and its plans for losses, without the parts that nobody reads; those of partial sums stay."""
+    dropped = set(route_on(problem.platform, problem.layers, replace(plan, losses=())).dropped)
+    layers = {
+        name: parts
+        if any(part.reduce for part in parts)
+        else tuple(part for i, part in enumerate(parts) if (name, i) not in dropped) or parts
+        for name, parts in plan.layers.items()
+    }
+    losses = tuple(replace(loss, plan=read_alone(problem, loss.plan)) for loss in plan.losses)
+    return replace(plan, layers=layers, losses=losses)
 
 
 def occupy(compilation: Compilation, problem: Problem) -> Compilation:

@@ -1,6 +1,7 @@
 """From a model to a problem: the passes that come before any decision, the platform.
 
-Model ──normalise, quantise?, infer-shapes, form-layers──► Compilation with layers;   … + Platform + CostModel → Problem
+Model ──normalise, quantise?, infer-shapes, form-layers, trim──► Compilation with layers
+Compilation + Platform + CostModel → Problem
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ log = logging.getLogger("dicompiler")
 
 DEFAULT_COST = "analytic"
 DEFAULT_TARGET = "sockets"
-PREPARE = ("normalise", "infer-shapes", "form-layers")
+PREPARE = ("normalise", "infer-shapes", "form-layers", "trim")
 QUANTISE, KEEP_STATES = "quantise", "keep-states"
 _REMEDIES = {
     "": "it depends on values; compile the network without that part, or take the prediction for the rest",
@@ -51,15 +52,17 @@ def prepare(
     calibrate: str | Path | None = None,
     state: str | Sequence[str] = (),
 ) -> Compilation:
-    """Model → normalised, quantised where there are samples to calibrate it with, with shapes and layers. state: its
-    states (see the pass `keep-states`); by default those that it says itself."""
-    normalise, infer, form = PREPARE
+    """Model → normalised, quantised where there are samples to calibrate it with, with shapes and layers, of which
+    all is read. state: its states (see the pass `keep-states`); by default those that it says itself."""
+    normalise, infer, *layers = PREPARE
     shapes = Spec.of(infer, {"shape": tuple(shape)})
-    specs = [Spec.of(normalise, {}), shapes, Spec.of(form, {})]
+    specs = [Spec.of(normalise, {}), shapes, *(Spec.of(name, {}) for name in layers)]
     if calibrate is not None:  # what is quantised has static shapes before, and new tensors afterwards
         specs[1:2] = [shapes, Spec.of(QUANTISE, {"calibrate": str(calibrate)}), Spec.of(infer, {})]
     if state:
-        specs[-1:-1] = [Spec.of(KEEP_STATES, {"state": (state,) if isinstance(state, str) else tuple(state)})]
+        specs[-len(layers) : -len(layers)] = [
+            Spec.of(KEEP_STATES, {"state": (state,) if isinstance(state, str) else tuple(state)})
+        ]
     make = registry().make
     passes = [make("passes", spec) for spec in specs]
     return PassManager(passes, instruments).run(Compilation(model=model))

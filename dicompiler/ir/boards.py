@@ -14,11 +14,13 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 _PI_NETWORK = " Network: CoopAI's gateway, 100 Mbit/s for all together; it counts no latency."
 _PI3 = (
     "Raspberry Pi 3 B: four Cortex-A53 at 1.2 GHz, 1 GB (CoopAI, section V). 3.75 GFLOP/s: Linpack on 16 such boards"
-    " reaches up to 60 GFLOP/s (Basford et al., Performance analysis of single board computer clusters, 2019). Power:"
-    " 1.4 W idle, 3.7 W with four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
+    " reaches up to 60 GFLOP/s (Basford et al., Performance analysis of single board computer clusters, 2019). Memory:"
+    " no source, 2 GB/s is an assumption, a good half of what 32 bits of LPDDR2 at 900 MT/s carry. Power: 1.4 W idle,"
+    " 3.7 W with four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
 )
 _PI4 = (
-    "Raspberry Pi 4: four Cortex-A72 at 1.5 GHz, 4 GB, 13.6 GFLOP/s (CoopAI, section V). Power: 2.7 W idle, 6.4 W with"
+    "Raspberry Pi 4: four Cortex-A72 at 1.5 GHz, 4 GB, 13.6 GFLOP/s (CoopAI, section V). Memory:"
+    " 4.84 GB/s, STREAM's Triad (sci-pi.org.uk, Stream). Power: 2.7 W idle, 6.4 W with"
     " four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
 )
 # Table II of AutoDiCE for one board: ResNet-101 (7.85 GMAC, 15.7 GFLOP) runs at 5.786 images/s on six cores and at
@@ -29,7 +31,7 @@ _NX = (
     " ResNet-101 sustains in its Table II, 91 GFLOP/s (six cores) and 342 GFLOP/s (GPU, whose theoretical maximum is"
     " 844.8). Active power: from the same table, 10.7 W and 22.4 W for the board. Idle power: no source, 2 W for"
     " each is an assumption. Memory: 8 GB, the smaller of the two modules on sale (NVIDIA's data sheet; the paper's"
-    " boards had 16 GB)."
+    " boards had 16 GB); 51.2 GB/s for both, the peak of its 128 bits of LPDDR4x at 1600 MHz (the same sheet)."
 )
 
 
@@ -100,11 +102,11 @@ MICROCONTROLLERS = (
     ),
 )  # fmt: skip
 _GATEWAY = Network("gateway", 100e6)
-_A53 = (Device("", "", 3.75e9, cores=4, power_active=3.7, power_idle=1.4),)
-_A72 = (Device("", "", 13.6e9, cores=4, power_active=6.4, power_idle=2.7),)
+_A53 = (Device("", "", 3.75e9, cores=4, power_active=3.7, power_idle=1.4, memory_bandwidth=2e9),)
+_A72 = (Device("", "", 13.6e9, cores=4, power_active=6.4, power_idle=2.7, memory_bandwidth=4.84e9),)
 _XAVIER = (
-    Device("_cpu", "", 91e9, cores=6, power_active=8.7, power_idle=2.0),
-    Device("_gpu", "", 342e9, cores=1, power_active=20.4, power_idle=2.0, gpu=True),
+    Device("_cpu", "", 91e9, cores=6, power_active=8.7, power_idle=2.0, memory_bandwidth=51.2e9),
+    Device("_gpu", "", 342e9, cores=1, power_active=20.4, power_idle=2.0, gpu=True, memory_bandwidth=51.2e9),
 )
 
 BOARDS = (

@@ -40,7 +40,8 @@ class LayerGraph(Remembers):
     """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, rules, `Wire.types`.
 
     states: (graph input, graph output) of each state. As weights do, its input lies where it is read: it is neither
-    among `inputs` nor among those of layers.
+    among `inputs` nor among those of layers. sparing: names of nodes that, where all of their output is computed, read
+    no more than their rule says.
     """
 
     layers: tuple[Layer, ...]
@@ -50,6 +51,7 @@ class LayerGraph(Remembers):
     rules: Mapping[tuple[str, str], OperatorRule] = field(default_factory=dict, repr=False)
     wire: tuple[tuple[str, str], ...] = ()
     states: tuple[tuple[str, str], ...] = ()
+    sparing: frozenset[str] = frozenset()
 
     @cached_property
     def delivered(self) -> tuple[str, ...]:
@@ -108,5 +110,5 @@ class LayerGraph(Remembers):
         """How a region of what the node makes is computed, as its rule says; all of it: by the node as it stands."""
         operation = self.operation(node)
         piece = self.rule(node).piece(operation, region, reduce)
-        everything = reduce is None and piece.out == full(operation.out_shape)
+        everything = reduce is None and piece.out == full(operation.out_shape) and node.name not in self.sparing
         return whole(operation, region, reduce) if everything else piece

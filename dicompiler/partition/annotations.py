@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 import onnx
 
+from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.tasks import TaskId
 
 DEVICE, LANE, REGION, ORIGIN = "dicompiler.device", "dicompiler.lane", "dicompiler.region", "dicompiler.origin"
 PART = "dicompiler.part"  # layer/index of the part that a node belongs to
 SOURCE, SINKS = "dicompiler.source", "dicompiler.sinks"
+_KEYS = {DEVICE, LANE, REGION, ORIGIN, PART, SOURCE, SINKS}
 
 
 class Annotation(NamedTuple):
@@ -49,6 +51,17 @@ def part_of(node: onnx.NodeProto) -> TaskId | None:
     text = next((entry.value for entry in node.metadata_props if entry.key == PART), "")
     layer, slash, index = text.rpartition("/")
     return (layer, int(index)) if slash else None
+
+
+def unannotated(model: Model) -> Model:
+    """The model with no annotations, its weights shared."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    for held in (proto, *proto.graph.node):
+        kept = [entry for entry in held.metadata_props if entry.key not in _KEYS]
+        del held.metadata_props[:]
+        held.metadata_props.extend(kept)
+    return Model(proto, model.weights)
 
 
 def annotate_ends(model: onnx.ModelProto, source: tuple[str, ...], copies: Mapping[str, str]) -> None:

@@ -57,7 +57,8 @@ def checked(compilation: Compilation) -> Compilation:
 
 
 def split(compilation: Compilation, rewrite: Rewrite = checked) -> Compilation:
-    """Adds routing, placed model and program to a compilation with a plan, and the model before as `reference`.
+    """Adds routing, placed model and program to a compilation with a plan, and as `reference` the model before
+    (before `trim`, where that changed it).
 
     rewrite: makes the placed model, role by role; the pass `partition` where passes are watched."""
     plan, platform = compilation.plan, compilation.platform
@@ -71,7 +72,8 @@ def split(compilation: Compilation, rewrite: Rewrite = checked) -> Compilation:
 
     roles = _by_role(plan, one)
     routing, program = _joined(plan, [(routing, program) for _, routing, program in roles])
-    return replace(roles[0][0], plan=plan, routing=routing, program=program, reference=compilation.model)
+    reference = compilation.reference or compilation.model
+    return replace(roles[0][0], plan=plan, routing=routing, program=program, reference=reference)
 
 
 split_unchecked = partial(split, rewrite=partial(partition, quiet=True, sound=False))

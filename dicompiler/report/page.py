@@ -12,7 +12,7 @@ from dicompiler.report.facts import Facts
 from dicompiler.report.graph import chip, device_name, graph
 from dicompiler.report.markup import Markup, clean, element, joined, table
 from dicompiler.report.memory import memory
-from dicompiler.report.tables import comparison, front, links, losses
+from dicompiler.report.tables import comparison, front, links, losses, reasons
 from dicompiler.report.timeline import devices, measured, predicted, timeline
 
 NAMELESS = ("", "main", "main_graph", "graph", "torch_jit", "torch_jit_export", "tf2onnx")
@@ -34,6 +34,8 @@ def report(facts: Facts) -> str:
         sections.append(_section("losses", "When devices are lost", losses(facts)))
     if facts.comparison is not None:
         sections.append(_section("strategies", "Strategies", _bound_of(facts.comparison), comparison(facts.comparison)))
+        if "why" in facts.comparison:
+            sections.append(_section("why", "Why layers stay whole", reasons(facts.comparison["why"])))
     if facts.front is not None:
         sections.append(_section("front", "Pareto front", _front_note(facts.front), front(facts.front, facts)))
     return _page(_title(facts), sections)

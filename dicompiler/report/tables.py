@@ -10,9 +10,10 @@ from typing import Any
 
 from dicompiler.base.objectives import speed_key
 from dicompiler.base.units import format_bytes, format_joules, format_seconds
+from dicompiler.driver.why import pays_from
 from dicompiler.report.facts import Facts
 from dicompiler.report.graph import device_name
-from dicompiler.report.markup import Markup, clean, element, picture, table
+from dicompiler.report.markup import Markup, clean, element, joined, picture, table
 from dicompiler.search.fronts import objective_values
 
 SIZE, LEFT, BOTTOM = 250.0, 62.0, 38.0
@@ -61,6 +62,23 @@ def losses(facts: Facts) -> Markup:
     ]
     heads = ("lost", "latency", "between frames", "memory, fullest host", "extra weights")
     return table(heads, rows, "each plan by itself", class_="losses")
+
+
+def reasons(document: Mapping[str, Any]) -> Markup:
+    """Why layers stay whole, and what splits of a network that stays on one device would take."""
+    splits = [(clean(one["strategy"]), pays_from(one["bandwidth"], one["wire"])) for one in document["splits"]]
+    rows = [
+        (
+            clean(one["layer"]),
+            clean(one["operator"]),
+            clean(one["reason"]),
+            pays_from(one["bandwidth"], one["wire"]) if one["saved"] else "",
+        )
+        for one in document["layers"]
+    ]
+    shown = [table(("plan of", "would pay"), splits, "splits of a network that stays on one device")] if splits else []
+    heads = ("layer", "operator", "why it stays whole", "a split by itself pays")
+    return joined([*shown, table(heads, rows, "layers that one device computes")])
 
 
 def comparison(document: Mapping[str, Any]) -> Markup:

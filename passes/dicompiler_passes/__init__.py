@@ -20,6 +20,7 @@ def dicompiler_passes() -> Iterable[type[Pass]]:
     from dicompiler_passes.partition import Partition
     from dicompiler_passes.quantise import Quantise
     from dicompiler_passes.tiles import FuseTiles, Place, TileGrid, TileHeight
+    from dicompiler_passes.trim import Trim
 
     splitting: list[type[Pass]] = [Place, TileHeight, TileGrid, FuseTiles, Lop, Lip, Fuse, Partition]
-    return [Normalise, Quantise, InferShapes, KeepStates, FormLayers, *splitting]
+    return [Normalise, Quantise, InferShapes, KeepStates, FormLayers, Trim, *splitting]

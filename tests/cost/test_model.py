@@ -143,6 +143,26 @@ def test_time_is_operations_by_rate_and_endless_without_compute() -> None:
     assert Analytic().seconds(layers, conv, Share(), none) == math.inf
 
 
+def test_a_part_takes_at_least_its_weights_from_memory_and_an_embedding_only_what_it_picks() -> None:
+    layers = formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (int64[1, 2] ids) => (float[1, 2, 8] y)
+        { e = Gather (table, ids)  y = MatMul (e, w) }""",
+        table=(1000, 16),
+        w=(16, 8),
+    )
+    embedding, product = layers.layers
+    wide, narrow, unknown = (Device("a", "a", 1e9, memory_bandwidth=width) for width in (1e12, 1e6, 0.0))
+    by_rate = 2 * macs(layers, product) / 1e9
+    assert [Analytic().seconds(layers, product, Share(), one) for one in (wide, unknown)] == [by_rate] * 2
+    assert Analytic().seconds(layers, product, Share(), narrow) == 4 * 16 * 8 / 1e6
+    half = Share(((0, 1), (0, 2), (0, 4)))  # columns halve the weights, rows do not
+    assert Analytic().seconds(layers, product, half, narrow) == 4 * 16 * 4 / 1e6
+    row = Share(((0, 1), (0, 1), (0, 8)))
+    assert Analytic().seconds(layers, product, row, narrow) == 4 * 16 * 8 / 1e6
+    assert Analytic(weights=False).seconds(layers, product, Share(), narrow) == by_rate
+    assert count(layers, embedding).weights == 4 * 2 * 16
+
+
 def test_all_models_come_in_by_the_hook() -> None:
     assert list(registry().cost_models) == ["analytic", "linear", "profile", "roofline"]
     assert registry().make("cost_models", 'roofline{bandwidth="4 GB/s"}') == Roofline(bandwidth="4 GB/s")

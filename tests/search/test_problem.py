@@ -17,7 +17,7 @@ from dicompiler.ir.platform import Platform, nameless
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
 
-FREE = Analytic(pools=False, elementwise=False)
+FREE = Analytic(pools=False, elementwise=False, weights=False)
 
 
 def cluster(count: int, kind: str = "switch", links: tuple[Link, ...] = (), latency: float = 0.0) -> Platform:

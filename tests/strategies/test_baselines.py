@@ -21,7 +21,7 @@ from dicompiler_strategies.modnn import Modnn
 from dicompiler_strategies.pipeline import Pipeline, balance
 from dicompiler_strategies.single import Single
 
-FREE = Analytic(pools=False, elementwise=False)
+FREE = Analytic(pools=False, elementwise=False, weights=False)
 
 
 def platform(*rates: float) -> Platform:

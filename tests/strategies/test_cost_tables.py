@@ -23,7 +23,7 @@ from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import Tables, tables, total
 
 RPI4 = 13.6e9
-PAPERS = Analytic(pools=False, elementwise=False)
+PAPERS = Analytic(pools=False, elementwise=False, weights=False)
 
 
 def cluster(network: Network, *rates: float, gateway: bool = True) -> Platform:

@@ -39,7 +39,7 @@ from dicompiler_strategies.single import Single
 from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import tables
 
-PAPERS = Analytic(pools=False, elementwise=False)
+PAPERS = Analytic(pools=False, elementwise=False, weights=False)
 RPI4 = 13.6e9
 
 

@@ -31,7 +31,7 @@ from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import tables
 from dicompiler_strategies.tables.footprints import Floats
 
-FREE = Analytic(pools=False, elementwise=False)
+FREE = Analytic(pools=False, elementwise=False, weights=False)
 QUICK = Gradient(restarts=8, iterations=10)
 
 

@@ -13,7 +13,7 @@ from dicompiler.testing import check_plan, cluster
 
 __all__ = ["FREE", "cluster", "verify"]
 
-FREE = Analytic(pools=False, elementwise=False)
+FREE = Analytic(pools=False, elementwise=False, weights=False)
 
 
 def verify(source: onnx.ModelProto, platform: Platform, strategy: Strategy, objective: str = "latency") -> Plan:

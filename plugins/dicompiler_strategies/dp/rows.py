@@ -164,7 +164,7 @@ def row_seconds(layers: LayerGraph, layer: Layer, row_map: RowMap, cost: CostMod
     """(rows + 1,): seconds that `device` takes for 0, 1, … rows of the layer.
 
     Asked of the cost model at up to six heights, linear between them: exact where its seconds are linear in the rows,
-    as those of the analytic one are.
+    as those of the analytic one are where no weights are waited for.
     """
     height = row_map.height
     heights = sorted({1, -(-height // 16), -(-height // 8), -(-height // 4), -(-height // 2), height})

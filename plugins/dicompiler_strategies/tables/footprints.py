@@ -166,8 +166,8 @@ class _FootprintBuilder:
     def _seconds(self, probe: _Probe, part: Part, merge: int) -> float:
         device = self.problem.platform.device(part.device)
         region = None if self.layer.reason else probe.region
-        # Of equal devices one stands for all where the model looks at the rate alone.
-        known = device.rate if type(self.problem.cost) is Analytic else device.name
+        # Of equal devices one stands for all where the model looks at these two alone.
+        known = (device.rate, device.memory_bandwidth) if type(self.problem.cost) is Analytic else device.name
         key = region, part.reduce, merge, known
         if key not in self.costs:
             share = Share(region, part.reduce, merge)

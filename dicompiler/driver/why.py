@@ -1,0 +1,204 @@
+"""Why not: for each layer that a plan leaves on one device, and for a network that stays on one, what speaks against
+splitting it, and from which bandwidth on, or in which wire type, it would pay.
+
+Problem + Plan → reasons, layer by layer;   Comparison → Why: those of its best plan, and what its splits would take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.units import format_bytes, format_seconds
+from dicompiler.cost.counting import count, weight_regions
+from dicompiler.cost.runtime import FREE
+from dicompiler.driver.compare import Comparison, Row
+from dicompiler.ir.layers import Layer
+from dicompiler.ir.plan import Part, Plan, Share
+from dicompiler.ir.regions import shape_of
+from dicompiler.ir.wire import ALL, Wire, on_wire, sent_nbytes
+from dicompiler.partition.bounds_inference import share_task
+from dicompiler.partition.tiling import Label, tile
+from dicompiler.search.problem import Problem
+
+TYPES = {"float16": 2.0, "int8": 4.0}
+"""Wire type → by how much it divides the bytes of float32."""
+WORTH = 1.05
+"""How many times as good as one device a split must be predicted to be before it pays."""
+MOST = 1000.0
+"""So many times the platform's bandwidth are tried."""
+
+
+@dataclass(frozen=True)
+class LayerReason:
+    """Why a layer stays whole, in words. saved: seconds that its best split by itself would compute less; nbytes: what
+    would travel for that; bandwidth: bit/s from which on that pays (None: none would); wire: types in which it would at
+    the platform's bandwidth."""
+
+    layer: str
+    operator: str
+    reason: str
+    saved: float = 0.0
+    nbytes: int = 0
+    bandwidth: float | None = None
+    wire: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SplitReason:
+    """What a strategy's plan on several devices takes to be 5 % better than one device: as in `LayerReason`."""
+
+    strategy: str
+    bandwidth: float | None
+    wire: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Why:
+    """Of a comparison's best plan: why each layer that one device computes is not split. splits: if that plan stays on
+    one device, what each strategy's plan that does not would take."""
+
+    layers: tuple[LayerReason, ...]
+    splits: tuple[SplitReason, ...]
+
+
+def pays_from(bandwidth: float | None, wire: Sequence[str]) -> str:
+    """From which bandwidth on, or in which wire type, a split pays: in words."""
+    if bandwidth is None:
+        return "at no bandwidth"
+    return f"from {bandwidth / 1e6:.3g} Mbit/s on" + (f", or with --wire {wire[0]}" if wire else "")
+
+
+def why(comparison: Comparison) -> Why:
+    """DicompilerError where no strategy has a plan."""
+    best = comparison.best
+    if best is None or best.plan is None:
+        raise DicompilerError("compare: no strategy has a plan: there is nothing to say why about")
+    problem = comparison.problem
+    alone = len(_computing(best.plan)) == 1
+    rows = [row for row in comparison.rows if alone and row.plan is not None and len(_computing(row.plan)) > 1]
+    return Why(tuple(layer_reasons(problem, best.plan)), tuple(_split(problem, row) for row in rows))
+
+
+def _computing(plan: Plan) -> set[str]:
+    return {part.device for parts in plan.layers.values() for part in parts}
+
+
+def layer_reasons(problem: Problem, plan: Plan) -> Iterator[LayerReason]:
+    """Of each layer that one device computes, in layer order."""
+    for layer in problem.layers.layers:
+        devices = {part.device for part in plan.layers[layer.name]}
+        if len(devices) == 1:
+            yield _reason(problem, layer, devices.pop())
+
+
+def _reason(problem: Problem, layer: Layer, home: str) -> LayerReason:
+    operator = layer.nodes[layer.anchor].op
+    if layer.reason:
+        return LayerReason(layer.name, operator, layer.reason)
+    if len(problem.platform.computing) < 2:
+        return LayerReason(layer.name, operator, "no other device computes")
+    splits = list(_splits(problem, layer))
+    if not splits:
+        return LayerReason(layer.name, operator, f"{operator} gives all of its output or nothing: no axis can be cut")
+    fitting = [parts for parts in splits if _fits(problem, layer, parts)]
+    if not fitting:
+        return LayerReason(layer.name, operator, "memory: no device's share of its weights fits everywhere")
+    tried = [_tried(problem, layer, home, operator, parts) for parts in fitting]
+    # The one that pays first; of those that never do the one that saves most.
+    return min(tried, key=lambda one: (math.inf if one.bandwidth is None else one.bandwidth, -one.saved))
+
+
+def _splits(problem: Problem, layer: Layer) -> Iterator[tuple[Part, ...]]:
+    """The layer's rows, and its channels, in shares over all devices that compute."""
+    devices = problem.platform.computing
+    labels: tuple[Label, ...] = ("height", "channel")
+    for label in labels:
+        try:
+            parts = tile(problem.layers, layer, label, [one.rate for one in devices], [one.name for one in devices])
+        except DicompilerError:
+            continue
+        if len(parts) > 1:
+            yield parts
+
+
+def _fits(problem: Problem, layer: Layer, parts: tuple[Part, ...]) -> bool:
+    """Whether each device's host has room for the weights of its part."""
+    platform = problem.platform
+    tasks = [share_task(problem.layers, layer, Share(part.region)) for part in parts]
+    held = [sum(weight_regions(problem.layers, task).values()) for task in tasks]
+    limits = [platform.host(platform.device(part.device).host).memory for part in parts]
+    return all(nbytes <= limit for nbytes, limit in zip(held, limits, strict=True))
+
+
+def _tried(problem: Problem, layer: Layer, home: str, operator: str, parts: tuple[Part, ...]) -> LayerReason:
+    """What this split of the layer comes to by itself: it is read from home and wanted there."""
+    layers, platform = problem.layers, problem.platform
+    alone = problem.cost.seconds(layers, layer, Share(), platform.device(home))
+    shares = [problem.cost.seconds(layers, layer, Share(p.region), platform.device(p.device)) for p in parts]
+    saved = alone - max(shares)
+    sizes = [
+        sent_nbytes(layers, key.tensor, shape_of(region))
+        for part in parts
+        if part.device != home
+        for task in [share_task(layers, layer, Share(part.region))]
+        for key, region in (*task.needs.items(), *task.outputs.items())
+        if region is not None
+    ]
+    nbytes, runtime = sum(sizes), problem.runtime.get(home, FREE)
+    fixed = sum(runtime.sending(size) for size in sizes) + runtime.call
+    fixed += 2 * (platform.network.latency + runtime.latency)
+    gain = saved - fixed
+    if saved <= 0:
+        moves = not count(layers, layer).flops
+        words = "no work: it only moves data" if moves else "a share of it takes as long: each reads the same"
+        return LayerReason(layer.name, operator, words, 0.0, nbytes)
+    if gain <= 0:
+        words = f"too little work: {format_seconds(saved)} saved, messages alone take {format_seconds(fixed)}"
+        return LayerReason(layer.name, operator, words, saved, nbytes)
+    bandwidth = 8 * nbytes * (1 + runtime.headers) / gain
+    missing = bandwidth / platform.network.bandwidth
+    wire = tuple(kind for kind, factor in TYPES.items() if 1 < missing <= factor and not layers.wire)
+    words = f"too little work for its bytes: {format_seconds(saved)} saved, {format_bytes(nbytes)} travel"
+    if missing <= 1:
+        words = "split by itself it would pay; the plan as a whole is better without"
+    return LayerReason(layer.name, operator, words, saved, nbytes, bandwidth, wire)
+
+
+def _split(problem: Problem, row: Row) -> SplitReason:
+    assert row.plan is not None
+    wire = () if problem.layers.wire else tuple(kind for kind in TYPES if _pays_as(problem, row.plan, kind))
+    return SplitReason(row.strategy, _bandwidth(problem, row.plan), wire)
+
+
+def _pays_as(problem: Problem, plan: Plan, kind: str) -> bool:
+    """Whether the plan pays where all that travels is of this type."""
+    types = ((ALL, kind),)
+    return _pays(replace(problem, layers=on_wire(problem.layers, types), target=None), replace(plan, wire=Wire(types)))
+
+
+def _pays(problem: Problem, plan: Plan) -> bool:
+    single = problem.alone[1].value(problem.objective)
+    return problem.evaluate(plan).value(problem.objective) * WORTH <= single
+
+
+def _bandwidth(problem: Problem, plan: Plan) -> float | None:
+    """Bit/s of the platform's network from which on the plan pays, within 3 %; None: not at MOST times as many."""
+    network, hosts = problem.platform.network, problem.platform.hosts
+
+    def pays(factor: float) -> bool:
+        links = tuple(replace(link, bandwidth=link.bandwidth * factor) for link in network.links)
+        wider = replace(network, bandwidth=network.bandwidth * factor, links=links)
+        own = tuple(replace(one, bandwidth=one.bandwidth and one.bandwidth * factor) for one in hosts)
+        platform = replace(problem.platform, network=wider, hosts=own)
+        return _pays(replace(problem, platform=platform, target=None), plan)
+
+    if not pays(MOST):
+        return None
+    low, high = 1.0, MOST
+    while high > 1.03 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high * network.bandwidth

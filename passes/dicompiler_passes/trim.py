@@ -1,0 +1,82 @@
+"""The pass `trim`: what nobody reads is computed by nobody, before anybody decides how to split what is left.
+
+Model + LayerGraph ──bounds inference from the outputs──► what is read ──partition on one device──► both anew
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from dicompiler.plugin_api import (
+    Compilation,
+    DicompilerError,
+    LayerGraph,
+    Part,
+    Pass,
+    Plan,
+    Region,
+    Share,
+    align,
+    bounding,
+    cuttable,
+    full,
+    is_empty,
+    output_shape,
+    partition,
+    registry,
+    share_task,
+    unannotated,
+)
+from dicompiler_passes.form_layers import form_layers
+
+ALONE = "d0"
+
+
+@dataclass(frozen=True)
+class Trim(Pass):
+    """Cuts every layer down to the box of its output that is read.
+
+    MatMul (128 rows) → Gather (row 0)   ⇒  Slice (row 0) → MatMul (1 row) → Gather
+    """
+
+    name: ClassVar[str] = "trim"
+    requires: ClassVar[tuple[str, ...]] = ("layers",)
+    provides: ClassVar[tuple[str, ...]] = ("layers",)
+
+    def run(self, compilation: Compilation) -> Compilation:
+        """Replaces model and layers, and keeps the model before it as `reference`; nodes keep their names. The same
+        compilation where all is read. DicompilerError behind a pass that annotates: its regions are of other shapes."""
+        layers = compilation.layers
+        assert layers is not None
+        every = frozenset(node.name for layer in layers.layers for node in layer.nodes)
+        read = regions_read(replace(layers, sparing=every))
+        if not any(read.values()):
+            return compilation
+        if compilation.plan is not None:
+            raise DicompilerError("trim: there is a plan already, of layers as they are: let trim run before it")
+        cut = {layers.by_name[name].output for name, region in read.items() if region is not None}
+        # What reads all that it is given stays as it stands: a Slice would become two nodes.
+        sparing = frozenset(n.name for layer in layers.layers for n in layer.nodes if not cut.isdisjoint(n.inputs))
+        given = replace(compilation, layers=replace(layers, sparing=sparing), platform=None)
+        plan = Plan({name: (Part(ALONE, region),) for name, region in read.items()}, (ALONE,), (ALONE,))
+        model = unannotated(partition(replace(given, plan=plan), quiet=True, sound=False).model)
+        reference = compilation.reference or compilation.model
+        return replace(compilation, model=model, layers=form_layers(model, registry().rules), reference=reference)
+
+
+def regions_read(layers: LayerGraph) -> dict[str, Region | None]:
+    """Layer name → the box of its output that is read, in layer order; None: all of it."""
+    boxes = {name: full(layers.tensors[name].shape or ()) for name in layers.outputs}
+    read: dict[str, Region | None] = {}
+    for layer in reversed(layers.layers):
+        region = None
+        if not layer.reason and layer.output in boxes and not is_empty(boxes[layer.output]):
+            whole, free = full(output_shape(layers, layer)), cuttable(layers, layer)
+            cut = tuple(box if axis in free else whole[axis] for axis, box in enumerate(boxes[layer.output]))
+            region = align(layers, layer, cut)
+            region = None if region == whole else region
+        read[layer.name] = region
+        for key, need in share_task(layers, layer, Share(region)).needs.items():
+            boxes[key.tensor] = bounding((boxes.get(key.tensor), need)) or need
+    return {layer.name: read[layer.name] for layer in layers.layers}

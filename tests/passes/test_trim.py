@@ -1,0 +1,76 @@
+"""The pass `trim`: what nobody reads is computed by nobody, on one device as on several."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import onnx.parser
+import pytest
+from support import modern
+
+import dicompiler
+from dicompiler.base.errors import DicompilerError
+from dicompiler.cost.counting import flops
+from dicompiler.driver.prepare import prepare
+from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.onnx.model import Model
+from dicompiler.partition.tiling import whole_plan
+from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.verify.comparison import graph_inputs, random_inputs
+from dicompiler.verify.executor import run_model
+
+FIRST_ROW = """<ir_version: 8, opset_import: ["" : 17]>
+g (float[1, 8, 4] x) => (float[1, 4] y)
+<int64 row = {0}, float[4, 2] w = {1, 2, -1, 0, 3, 1, -2, 1}, float[2] b = {1, 2}> {
+    q = MatMul (x, w)
+    h = Add (q, b)
+    s = Relu (h)
+    t = Concat <axis = 2> (s, s)
+    m = Add (t, x)
+    y = Gather <axis = 1> (m, row)
+}"""
+
+
+def first_row() -> Model:
+    """A product of 8 rows, one of which is read."""
+    return Model.load(onnx.parser.parse_model(FIRST_ROW))
+
+
+def test_a_layer_computes_only_the_rows_that_are_read_and_the_numbers_stay() -> None:
+    prepared = prepare(first_row())
+    assert prepared.layers is not None and prepared.reference is not None
+    assert [prepared.layers.tensors[name].shape for name in "sm"] == [(1, 1, 2), (1, 1, 4)]
+    assert not any(node.metadata_props for node in prepared.model.proto.graph.node)
+    given = random_inputs(graph_inputs(prepared.reference))
+    expected, got = (run_model(model, given) for model in (prepared.reference, prepared.model))
+    assert np.allclose(expected["y"], got["y"], atol=1e-6) and expected["y"].shape == got["y"].shape
+    assert prepare(prepared.model).reference is None  # nothing is left to trim
+
+
+def test_where_all_is_read_the_model_stays_as_it_is() -> None:
+    model = Model.load(modern.MODERN["yolo"]())  # whose Slices take all that there is, each a part
+    passes = pipeline("normalise,infer-shapes,form-layers")
+    before = PassManager(passes).run(Compilation(model=model))
+    assert PassManager(pipeline("trim")).run(before) is before
+
+
+def test_trim_refuses_a_plan_of_layers_as_they_were() -> None:
+    formed = PassManager(pipeline("normalise,infer-shapes,form-layers")).run(Compilation(model=first_row()))
+    assert formed.layers is not None
+    with pytest.raises(DicompilerError, match="there is a plan already"):
+        PassManager(pipeline("trim")).run(replace(formed, plan=whole_plan(formed.layers, "d0")))
+
+
+def test_one_device_computes_no_more_than_any_split_and_verify_sees_the_untrimmed_network(
+    tmp_path: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    result = dicompiler.compile(modern.MODERN["vit"](), "rpi4x2", "modnn", output=f"{tmp_path}/out")
+    assert "read by nobody" not in caplog.text
+    assert result.reference is not None and result.single is not None and result.layers is not None
+    work = sum(flops(result.layers, layer) for layer in result.layers.layers)
+    assert sum(entry.flops for entry in result.single.devices) == work
+    assert len(result.reference.proto.graph.node) < len(prepare(result.reference).model.proto.graph.node)
+    assert result.verify().passed
