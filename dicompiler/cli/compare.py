@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -9,6 +10,7 @@ import click
 from dicompiler.cli.options import (
     Request,
     cost_options,
+    executor_option,
     handed,
     objective_option,
     problem_options,
@@ -29,9 +31,10 @@ DEFAULT = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
 @objective_option
 @survive_option
 @wire_option
+@executor_option
 @cost_options
 @handed(request=Request)
-def command(request: Request, strategies: str | None, as_json: bool) -> None:
+def command(request: Request, strategies: str | None, executor: str | None, as_json: bool) -> None:
     """Compare strategies: what their plans come to, how long they searched, what holds the best back.
 
     Times are simulated, for the same cost model; below the table stands a bound that no plan can beat. With --survive
@@ -40,14 +43,15 @@ def command(request: Request, strategies: str | None, as_json: bool) -> None:
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_comparison
     from dicompiler.driver.compare import compare
+    from dicompiler.driver.executors import open_executor
     from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, load_problem
 
     candidates = chosen(strategies or DEFAULT)
     cost, objective = request.cost or DEFAULT_COST, request.objective or "latency"
     target = request.target or DEFAULT_TARGET
     problem = load_problem(request.model, request.platform, request.shape, objective, cost, request.wire, target)
-    with progress("single") as tell:
-        comparison = compare(problem, candidates, tell, request.survive or 0)
+    with open_executor(executor) as spread, progress("single") as tell:
+        comparison = compare(replace(problem, executor=spread), candidates, tell, request.survive or 0)
     show_comparison(comparison, as_json)
 
 
