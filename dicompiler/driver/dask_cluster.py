@@ -24,7 +24,7 @@ from dicompiler.base.version import version
 
 T = TypeVar("T")
 
-PATIENCE_S = 10.0
+PATIENCE_S = 20.0
 """For a scheduler to answer, and for a first worker to be there."""
 ALONE_S = 60.0
 """How long there may be no worker at all before the search gives up."""
