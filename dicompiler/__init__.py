@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dicompiler.base.errors import DicompilerError, UsageError
     from dicompiler.driver.artifact import Compiled, run
     from dicompiler.driver.compiler import compile
+    from dicompiler.driver.executors import open_executor
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.plan import Part, Plan
@@ -35,6 +36,7 @@ _WHERE = {
     "UsageError": "base.errors",
     "compile": "driver.compiler",
     "connect": "target.client",
+    "open_executor": "driver.executors",
     "run": "driver.artifact",
 }
 
@@ -50,6 +52,7 @@ __all__ = [
     "__version__",
     "compile",
     "connect",
+    "open_executor",
     "run",
 ]
 

@@ -4,4 +4,5 @@ import sys
 
 from dicompiler.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # a pool of processes or ranks imports this again
+    sys.exit(main())

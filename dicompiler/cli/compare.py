@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -9,6 +10,7 @@ import click
 from dicompiler.cli.options import (
     Request,
     cost_options,
+    executor_option,
     handed,
     objective_option,
     problem_options,
@@ -30,9 +32,10 @@ DEFAULT = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
 @objective_option
 @survive_option
 @wire_option
+@executor_option
 @cost_options
 @handed(request=Request)
-def command(request: Request, strategies: str | None, reasons: bool, as_json: bool) -> None:
+def command(request: Request, strategies: str | None, reasons: bool, executor: str | None, as_json: bool) -> None:
     """Compare strategies: what their plans come to, how long they searched, what holds the best back.
 
     Times are simulated, for the same cost model; below the table stands a bound that no plan can beat. With --survive
@@ -43,6 +46,7 @@ def command(request: Request, strategies: str | None, reasons: bool, as_json: bo
     from dicompiler.cli.tables import show_json
     from dicompiler.cli.why import show_why, why_document
     from dicompiler.driver.compare import compare
+    from dicompiler.driver.executors import open_executor
     from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, load_problem
     from dicompiler.driver.why import why
 
@@ -52,8 +56,8 @@ def command(request: Request, strategies: str | None, reasons: bool, as_json: bo
     problem = load_problem(
         request.model, request.platform, request.shape, objective, cost, request.wire, target, request.state
     )
-    with progress("single") as tell:
-        comparison = compare(problem, candidates, tell, request.survive or 0)
+    with open_executor(executor) as spread, progress("single") as tell:
+        comparison = compare(replace(problem, executor=spread), candidates, tell, request.survive or 0)
         said = why(comparison) if reasons else None
     if as_json:
         show_json(comparison_document(comparison) | ({} if said is None else {"why": why_document(said)}))

@@ -13,6 +13,7 @@ from dicompiler.cli.options import (
     Request,
     check_parent,
     cost_option,
+    executor_option,
     handed,
     json_option,
     objective_option,
@@ -41,6 +42,7 @@ from dicompiler.cli.options import (
 @cost_option
 @target_option(help="What to emit: see 'dicompiler list targets'. Default: sockets.")
 @shape_options
+@executor_option
 @click.option("--calibrate", metavar="SAMPLES.npz", type=PATH, help="Samples of the inputs: quantises to int8 first.")
 @wire_options
 @json_option
@@ -51,6 +53,7 @@ def command(
     request: Request,
     building: Building,
     fit: bool,
+    executor: str | None,
     calibrate: Path | None,
     as_json: bool,
     output: Path,
@@ -62,6 +65,7 @@ def command(
     from dicompiler.base.atomic import listed
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_compiled
+    from dicompiler.driver.executors import open_executor
     from dicompiler.target.manifest import MANIFEST
 
     strategy, plan = request.strategy, request.plan
@@ -72,8 +76,8 @@ def command(
     check_parent(output)
     parts = plugins_of(strategy="fit" if fit else strategy, cost=request.cost, target=request.target)
     rule = building.rule([output / MANIFEST], request, parts.values())
-    with progress(f"compiling {request.model.name}"):
-        result = request.compile(**parts, output=output, calibrate=calibrate)
+    with open_executor(executor) as spread, progress(f"compiling {request.model.name}"):
+        result = request.compile(**parts, output=output, calibrate=calibrate, executor=spread)
     rule.write()
     if building.print_outputs and not as_json:
         print_paths(output / name for name in listed(output))

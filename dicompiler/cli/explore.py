@@ -12,6 +12,7 @@ from dicompiler.cli.options import (
     Request,
     check_parent,
     cost_options,
+    executor_option,
     handed,
     output_option,
     problem_options,
@@ -37,6 +38,7 @@ SHOWN = 20
 @click.option("--population", metavar="N", type=int, help="Plans of a generation. Default: 100.")
 @click.option("--seed", metavar="N", type=int, help="Of the random numbers: the same seed, the same front. Default: 0.")
 @wire_option
+@executor_option
 @cost_options
 @output_option(metavar="DIR", required=True, help="The directory to write.")
 @handed(request=Request)
@@ -46,6 +48,7 @@ def command(
     generations: int | None,
     population: int | None,
     seed: int | None,
+    executor: str | None,
     as_json: bool,
     output: Path,
 ) -> None:
@@ -55,6 +58,7 @@ def command(
     ends the search with the front so far.
     """
     from dicompiler.cli.progress import progress
+    from dicompiler.driver.executors import open_executor
     from dicompiler.driver.explore import explore, spec
     from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET
 
@@ -67,21 +71,11 @@ def command(
     given: dict[str, str | tuple[str, ...]] = {name: str(n) for name, n in numbers.items() if n is not None}
     if objectives is not None:
         given["objectives"] = tuple(objectives.split(","))
-    with progress("reading the model") as tell:
+    with open_executor(executor) as spread, progress("reading the model") as tell:
         search, cost = spec(request.strategy, given), DEFAULT_COST if request.cost is None else request.cost
         target = request.target or DEFAULT_TARGET
-        front = explore(
-            request.model,
-            platform,
-            search,
-            cost,
-            output,
-            request.shape,
-            tell,
-            request.wire,
-            target,
-            state=request.state,
-        )
+        wanted = (cost, output, request.shape, tell, request.wire, target)
+        front = explore(request.model, platform, search, *wanted, state=request.state, executor=spread)
     _show(front, platform, output, as_json)
 
 

@@ -82,6 +82,15 @@ def _objective(_: click.Context, __: click.Parameter, value: str | None) -> str 
     return value
 
 
+def _executor(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """UsageError for what is no executor, before any work."""
+    if value is not None:
+        from dicompiler.driver.executors import parse
+
+        parse(value)
+    return value
+
+
 def _shapes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     """UsageError for a dimension that no tensor can have; what else can be wrong is found where shapes are inferred."""
     for text in given:
@@ -144,6 +153,13 @@ wire_option = click.option(
 wire_options = stack(
     wire_option,
     click.option("--samples", metavar="X.npz", type=PATH, help="Samples of the inputs: the ranges of --wire int8."),
+)
+executor_option = click.option(
+    "--executor",
+    metavar="WHO",
+    callback=_executor,
+    help="Who evaluates the plans of a search: processes=N, dask=HOST:PORT (a scheduler of Dask), or mpi (the ranks of "
+    "mpi4py.futures). The result is the same. Default: this process.",
 )
 plan_option = functools.partial(click.option, "--plan", metavar="PLAN.json", type=PATH)
 problem_options = stack(model_argument, platform_option)

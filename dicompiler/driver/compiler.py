@@ -74,7 +74,7 @@ def compile(
 
     strategy, target, cost: specs such as "modnn" or instances. shape: "input=1x3x224x224" for dynamic dimensions.
     calibrate: an .npz file of samples with which the model is quantised first (see the pass `quantise`). executor: whom
-    strategies that evaluate many plans give that work, a ProcessPoolExecutor for instance. wire: the type in which
+    strategies that evaluate many plans give that work, see `open_executor`. wire: the type in which
     tensors travel, "float16" or {"*": "float16", "conv1": "float32"} (see `ir.wire`); by default the plan's, and as
     they are. samples: an .npz file of inputs, as for calibrate, that gives int8 on the wire its ranges. With `output`
     the memory that the target adds counts when plans are chosen. survive: which losses of devices the plan is to have

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,18 +42,20 @@ def explore(
     wire: str | Mapping[str, str] | None = None,
     target: str | Target = DEFAULT_TARGET,
     state: str | Sequence[str] = "auto",
+    executor: Executor | None = None,
 ) -> Front:
     """The front that `strategy` finds for `model` on `platform`; written to the directory `output` where it is given.
 
     strategy, cost: specs or a strategy itself; one that makes a single plan gives a front of one point. shape:
-    "input=1x3x224x224" for dynamic dimensions. tell: called with what is being done. wire, target, state: as for
-    `compile`.
+    "input=1x3x224x224" for dynamic dimensions. tell: called with what is being done. wire, target, state, executor: as
+    for `compile`.
     Raises DicompilerError for what cannot be explored, UsageError for unknown names; nothing is written then.
     """
     explorer: Strategy = registry().adopt("strategies", strategy)
     if output is not None:
         check_place(Path(output), FILE, "front")  # before the work, and in the end once more
     problem = load_problem(model, platform, shape, cost=cost, wire=wire, target=target, state=state)
+    problem = replace(problem, executor=executor)
     assert problem.model is not None
     front = _named(explorer.front(problem, tell), problem.model.digest())
     if output is not None:

@@ -166,8 +166,12 @@ class Problem:
     def evaluate_all(self, plans: Sequence[Plan]) -> list[Metrics | DicompilerError]:
         """`evaluate` of many plans, in their order and spread over `executor` where there is one (processes, or another
         host's: plans and shapes travel there, weights do not). A plan that cannot be evaluated gives its error."""
-        attempt = RemoteEvaluator(self).attempt
+        attempt = self._evaluator.attempt
         return list(map(attempt, plans) if self.executor is None else self.executor.map(attempt, plans))
+
+    @cached_property
+    def _evaluator(self) -> RemoteEvaluator:
+        return RemoteEvaluator(self)  # one, so that what travels is written once
 
     def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> Simulation:
         """Plays the plan's program for a stream of frames, see `simulator.simulate`. Raises as `estimate`."""
@@ -252,7 +256,7 @@ class RemoteEvaluator:
         return pickle.dumps((problem, model.proto.SerializeToString(), weights))
 
 
-@lru_cache(maxsize=1)  # so that what one plan makes known of the layers serves the next one
+@lru_cache(maxsize=4)  # so that what one plan makes known of the layers serves the next one; searches have few problems
 def _restored(parcel: bytes) -> RemoteEvaluator:
     """The evaluator in another process, with zeros for weights (which take no memory until somebody reads them)."""
     problem, proto, weights = pickle.loads(parcel)

@@ -33,6 +33,11 @@ from dicompiler.networks import build
 pathlib.Path("net.data").unlink(missing_ok=True)
 onnx.save(build("lenet", seed=0), "net.onnx", save_as_external_data=True, location="net.data")
 """
+USE = """
+add_custom_command(OUTPUT {name} COMMAND ${{CMAKE_COMMAND}} -E copy out/dir/artifact.json {name}
+  DEPENDS out/dir/artifact.json)
+add_custom_target(use_{name} ALL DEPENDS {name})
+"""
 HEAD = "cmake_minimum_required(VERSION 3.21)\nproject(p NONE)\nfind_package(dicompiler CONFIG REQUIRED)\n"
 
 
@@ -106,21 +111,26 @@ def test_without_the_program_it_says_what_to_do(tmp_path: Path) -> None:
 def test_it_compiles_again_just_when_something_has_changed(generator: str, tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text((EXAMPLE / "cluster.toml").read_text())
     more = 'PLATFORM cluster.toml STRATEGY "${strategy}" DEPENDS extra.txt OUTPUT out/dir'
-    source = project(tmp_path, f'dicompiler_compile(NAME net MODEL "my $net #1.onnx" {more})', "my $net #1.onnx")
+    used = "".join(USE.format(name=name) for name in ("used", "more"))
+    call = f'dicompiler_compile(NAME net MODEL "my $net #1.onnx" {more})\n{used}'
+    source = project(tmp_path, call, "my $net #1.onnx")
     (tmp_path / "extra.txt").touch()
     configure(source, "-G", generator, "-Dstrategy=modnn")
-    assert COMPILING in build(source)
+    assert build(source, "-j4").count(COMPILING) == 1
     idle(source)
-    main = source / "b" / "out" / "dir" / "artifact.json"
+    main, uses = source / "b" / "out" / "dir" / "artifact.json", [source / "b" / "used", source / "b" / "more"]
+    used = [path.stat().st_mtime_ns for path in uses]
     for name in ("my $net #1.onnx", "net.data", "cluster.toml", "extra.txt"):
         before = main.stat().st_mtime_ns
         later(source / name)
         assert COMPILING in build(source), name
         idle(source)
         assert main.stat().st_mtime_ns == before, name
+    assert [path.stat().st_mtime_ns for path in uses] == used  # nothing follows from an artifact that is the same
     configure(source, "-Dstrategy=single")
-    assert COMPILING in build(source)
+    assert build(source, "-j4").count(COMPILING) == 1
     assert main.stat().st_mtime_ns > before
+    assert [path.read_bytes() for path in uses] == [main.read_bytes()] * 2
     idle(source)
     configure(source)
     idle(source)

@@ -4,12 +4,10 @@ off; and the comparison of strategies."""
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -156,13 +154,6 @@ def test_neighbours_differ_and_are_legal() -> None:
 def test_auto_compiles_and_verifies() -> None:
     result = compile(networks.build("lenet", 0), platform="rpi4x2", strategy=Auto(tries=2, strategies=QUICK))
     assert result.metrics is not None and result.metrics.method == "simulation"
-
-
-def test_the_same_plan_whoever_weighs_the_candidates() -> None:
-    posed = problem("lenet", "rpi4x3")
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        spread = Auto(tries=4, strategies=QUICK).plan(replace(posed, executor=pool))
-    assert spread == Auto(tries=4, strategies=QUICK).plan(posed)
 
 
 def test_of_a_weighted_sum_it_finds_what_is_between_its_terms() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import threading
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,15 +99,6 @@ def test_a_limit_that_no_plan_keeps_is_told_with_one_that_would_do(tmp_path: Pat
     compile(heavy(), roomy(83_450_000 // MIB + 1), SPECS["auto"], output=tmp_path / "yes")
     with pytest.raises(DicompilerError, match=r"layer 'fc0' fits nowhere: its smallest split needs 70\.3 MB on a host"):
         compile(heavy(), roomy(60), SPECS["auto"], output=tmp_path / "no")
-
-
-def test_an_executor_of_processes_changes_nothing_but_the_time(tmp_path: Path) -> None:
-    model, spec = networks.build("lenet", 1), "auto{tries=6 strategies=single,modnn}"
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        spread = compile(model, "rpi4x3", spec, output=tmp_path / "spread", executor=pool)
-    alone = compile(model, "rpi4x3", spec, output=tmp_path / "alone")
-    assert spread.plan == alone.plan and spread.metrics == alone.metrics
-    assert (tmp_path / "spread" / "plan.json").read_bytes() == (tmp_path / "alone" / "plan.json").read_bytes()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -189,14 +189,6 @@ def test_an_executor_changes_nothing_but_the_time() -> None:
     problem = Problem(chain(), equal(4))
     with ThreadPoolExecutor(2) as threads:
         assert explore(replace(problem, executor=threads), SMALL) == explore(problem, SMALL)
-
-
-def test_a_pool_of_processes_can_measure() -> None:
-    made = prepare(Model.load(build("tiny")))
-    assert made.layers is not None
-    problem = Problem(made.layers, equal(2), model=made.model)
-    with ProcessPoolExecutor(1) as pool:
-        assert explore(replace(problem, executor=pool), SMALL) == explore(problem, SMALL)
 
 
 def test_the_hook_decides_on_the_second_level() -> None:

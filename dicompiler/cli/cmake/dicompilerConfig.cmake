@@ -68,7 +68,9 @@ function(dicompiler_compile)
   set(own "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${arg_NAME}.dir")
   # CMake's translation of depfiles for Ninja loses the escapes of $ and # (up to CMake 4 at least): Ninja gets ours.
   set(target "${own}/artifact.stamp")
+  set(byproducts "")
   if(CMAKE_GENERATOR MATCHES "Ninja")
+    set(byproducts BYPRODUCTS "${arg_OUTPUT}/artifact.json")
     cmake_policy(SET CMP0116 OLD)
     set(CMAKE_WARN_DEPRECATED OFF)
     cmake_path(RELATIVE_PATH target BASE_DIRECTORY "${CMAKE_BINARY_DIR}") # Ninja's name for it
@@ -86,7 +88,7 @@ function(dicompiler_compile)
   # dicompiler leaves what has not changed alone: that it ran is told by a file of its own.
   add_custom_command(
     OUTPUT "${own}/artifact.stamp"
-    BYPRODUCTS "${arg_OUTPUT}/artifact.json"
+    ${byproducts}
     COMMAND ${CMAKE_COMMAND} -E make_directory "${parent}"
     COMMAND ${dicompiler_COMMAND} ${line} --print-outputs > "${own}/artifact.outputs"
     COMMAND ${CMAKE_COMMAND} -E touch "${own}/artifact.stamp"
@@ -95,6 +97,10 @@ function(dicompiler_compile)
     COMMENT "Compiling ${arg_NAME}: ${arg_MODEL}"
     VERBATIM)
   add_custom_target(${arg_NAME} ALL DEPENDS "${own}/artifact.stamp")
+  # Makefiles know what other targets make by its file alone: whoever uses this one waits for our target.
+  if(NOT byproducts)
+    add_custom_command(OUTPUT "${arg_OUTPUT}/artifact.json" COMMAND ${CMAKE_COMMAND} -E true DEPENDS ${arg_NAME})
+  endif()
   set_target_properties(${arg_NAME} PROPERTIES DICOMPILER_OUTPUT "${arg_OUTPUT}")
 endfunction()
 
