@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -25,12 +27,13 @@ from test_documents import check
 
 import dicompiler
 from dicompiler import plugin_api
-from dicompiler.cli import group
+from dicompiler.cli.group import root
 from dicompiler.ir.platform import from_toml
 from dicompiler.target.remote.hosts import from_toml as hosts_from_toml
 
 ROOT = console.DOCUMENT.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])]
+BELOW = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *BELOW]
 TUTORIAL = console.TUTORIAL.read_text(encoding="utf-8")
 WAY = (console.DOCUMENT.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8")
 API = (console.DOCUMENT.parent / "docs" / "api.md").read_text(encoding="utf-8")
@@ -70,7 +73,8 @@ def test_the_program_that_follows_a_model_prints_what_the_page_shows(tmp_path: P
 
 def command_lines(text: str) -> list[list[str]]:
     """The words of each `dicompiler …` that a page shows: in blocks that a shell reads, and in the text."""
-    shown = [*re.findall(r"^(?: {4}|\$ )?(?:sudo )?dicompiler (\w.*)$", text, re.MULTILINE)]
+    read = text + "".join("    " + line for block in blocks(text, "sh") for line in block.splitlines(keepends=True))
+    shown = re.findall(r"^(?: {4}|\$ )(?:sudo )?dicompiler (\w.*)$", read, re.MULTILINE)
     shown += re.findall(r"`(?:sudo )?dicompiler (\w[^`]*)`", text)
     return [shlex.split(re.sub(r"\s\[.*|\s(?:>|2>|\s{2}).*|…", " ", line), comments=True) for line in shown]
 
@@ -78,7 +82,7 @@ def command_lines(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_options_of_a_page_exist(page: Path) -> None:
     for name, *words in command_lines(page.read_text(encoding="utf-8")):
-        command = group.get_command(click.Context(group), name)
+        command = root.get_command(click.Context(root), name)
         assert command is not None, name
         options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         given = {word.split("=")[0] for word in words if word.startswith("-") and not word[1:2].isdigit()}
@@ -89,7 +93,7 @@ def test_python_of_a_page_is_python_and_toml_loads() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for code in blocks(text, "python"):
-            compile(code, str(page), "exec")
+            compile(textwrap.dedent(code), str(page), "exec")
     hosts = blocks((ROOT / "docs" / "how-to" / "raspberry-pi.md").read_text(), "toml")[0]
     assert hosts_from_toml(hosts).place("pi04", "pi04", "net").python == "dicompiler/bin/python"
 
@@ -106,13 +110,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_site_has_all_pages_and_all_that_is_public(site: Path) -> None:
-    assert {path.stem for path in PAGES} - {"README", "CONTRIBUTING"} <= {path.stem for path in site.rglob("*.html")}
+    written = {path.stem for path in site.rglob("*.html")}
+    assert {path.stem for path in BELOW} - {"README", "package"} <= written
     reference = (site / "api.html").read_text(encoding="utf-8")
     for module in (dicompiler, plugin_api):
         for name in module.__all__:
             value = getattr(module, name)
             if inspect.isclass(value) or inspect.isroutine(value):
                 assert f'id="{value.__module__}.{value.__qualname__}"' in reference, name
+    places = {entry["location"] for entry in json.loads((site / "search" / "search_index.json").read_text())["docs"]}
+    assert {"index.html", "how-to/raspberry-pi.html", "plugins/strategy.html"} <= places
     for module, summary in re.findall(r"^\| `(.+?)` \| (.+) \|$", API, re.MULTILINE):
         assert summary == (inspect.getdoc(importlib.import_module(module)) or "").split("\n\n")[0].replace("\n", " ")
 
@@ -123,7 +130,7 @@ def test_the_site_can_be_read_on_a_phone_and_on_paper_and_asks_nobody_else(site:
             chromium.open(site / f"{name}.html", width=360, height=740)
             width = chromium.value("document.documentElement.scrollWidth")
             assert width <= 360, f"{name}: {width} px"
-            assert all(url.startswith(("file:", "data:", "blob:")) for url in chromium.requests())
+            assert not [url for url in chromium.requests() if not url.startswith(("file:", "data:", "blob:"))]
         chromium.open(site / "index.html")
         assert chromium.pdf().startswith(b"%PDF")
         assert chromium.value("[...document.images].every((one) => one.naturalWidth > 0)")

@@ -114,7 +114,6 @@ def _emulated(model: ModelProto, platform: str, output: Path) -> tuple[Played | 
     """What a frame takes on emulated boards, or why this host cannot play them."""
     from dicompiler.driver.emulate import emulate
 
-
     try:
         split = emulate(output, frames=FRAMES)
         with tempfile.TemporaryDirectory(prefix="dicompiler-") as alone:

@@ -2,8 +2,8 @@
 
     ffmpeg -f v4l2 -i /dev/video0 -vf scale=224:224 -pix_fmt rgb24 -f rawvideo - | python camera.py build
 
-`build` is what `dicompiler compile` wrote, for a network with one input of 1x3xHxW. Pictures that come while the devices
-are busy are dropped, but for the newest: what is classified is never old. `--every` classifies all.
+`build` is what `dicompiler compile` wrote, for a network with one input of 1x3xHxW. Pictures that come while the
+devices are busy are dropped, but for the newest: what is classified is never old. `--every` classifies all.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The commands that README.md, docs/guide.md and docs/tutorial.md show, with what they print. `python tests/support/console.py`
-runs them and writes that anew.
+"""The commands that README.md, docs/guide.md and docs/tutorial.md show, with what they print.
+`python tests/support/console.py` runs them and writes that anew.
 
 In: the document, a directory to work in. Out: each command with its real output; the document with them.
 """

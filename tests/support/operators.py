@@ -1,5 +1,5 @@
-"""The tables of docs/operators.md and their summary in README.md, made from the rules. `python tests/support/operators.py`
-writes them anew.
+"""The tables of docs/operators.md and their summary in README.md, made from the rules. `python
+tests/support/operators.py` writes them anew.
 
 In: the built-in rules and a document. Out: the document with its tables as they should be.
 """

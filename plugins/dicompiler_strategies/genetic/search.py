@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import DicompilerError
-
 from dicompiler_strategies.genetic.encoding import Encoding, Genes
 
 Array = NDArray[np.float64]
