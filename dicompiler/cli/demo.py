@@ -99,6 +99,7 @@ def _show(result: Demo) -> None:
 def _show_times(result: Demo) -> None:
     """Seconds of a frame with this plan and on one board, what they mean, and why they are no better."""
     from dicompiler.cli.tables import show
+    from dicompiler.driver.emulate import LATE_LIMIT
 
     many, played = f"{len(result.shares)} board{'' if len(result.shares) == 1 else 's'}", result.emulated
     pairs = [("predicted for the boards", result.predicted_s, result.predicted_alone_s)]
@@ -115,6 +116,8 @@ def _show_times(result: Demo) -> None:
             f" Messages are handled at this host's speed, which is higher; the fastest of {played.frames} frames."
         )
     click.echo(_wrapped(told))
+    if played is not None and played.late > LATE_LIMIT:
+        click.echo(f"Doubtful: this host was busy: computing took {played.late:.0%} longer than on boards.")
 
 
 def _why(result: Demo) -> str:
