@@ -5,20 +5,35 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import json
+import os
 import re
+import shlex
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
+import click
 import onnx
 import pytest
 from support import console
 from support.boards import Cluster, cluster
+from support.browser import browser
 from support.console import blocks
 from test_documents import check
 
+import dicompiler
+from dicompiler import plugin_api
+from dicompiler.cli.group import root
 from dicompiler.ir.platform import from_toml
 from dicompiler.target.remote.hosts import from_toml as hosts_from_toml
 
+ROOT = console.DOCUMENT.parent
+BELOW = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *BELOW]
 TUTORIAL = console.TUTORIAL.read_text(encoding="utf-8")
 WAY = (console.DOCUMENT.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8")
 API = (console.DOCUMENT.parent / "docs" / "api.md").read_text(encoding="utf-8")
@@ -56,13 +71,70 @@ def test_the_program_that_follows_a_model_prints_what_the_page_shows(tmp_path: P
     assert console.run_python("".join(blocks(WAY, "python")), tmp_path) == "".join(blocks(WAY, "text"))
 
 
-def test_the_reference_has_a_page_for_each_module_and_says_what_it_says_of_itself(tmp_path: Path) -> None:
-    (command,) = console.shown(API)
-    console.run(command.line, tmp_path)
-    pages = {str(path.relative_to(tmp_path / "api").with_suffix("")) for path in (tmp_path / "api").rglob("*.html")}
-    rows = dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", API, re.MULTILINE))
-    assert command.line.split()[5:] == list(rows)
-    assert {module.replace(".", "/") for module in rows} <= pages
-    for module, summary in rows.items():
-        text = inspect.getdoc(importlib.import_module(module)) or ""
-        assert summary == text.split("\n\n")[0].replace("\n", " ")
+def command_lines(text: str) -> list[list[str]]:
+    """The words of each `dicompiler …` that a page shows: in blocks that a shell reads, and in the text."""
+    read = text + "".join("    " + line for block in blocks(text, "sh") for line in block.splitlines(keepends=True))
+    shown = re.findall(r"^(?: {4}|\$ )(?:sudo )?dicompiler (\w.*)$", read, re.MULTILINE)
+    shown += re.findall(r"`(?:sudo )?dicompiler (\w[^`]*)`", text)
+    return [shlex.split(re.sub(r"\s\[.*|\s(?:>|2>|\s{2}).*|…", " ", line), comments=True) for line in shown]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_options_of_a_page_exist(page: Path) -> None:
+    for name, *words in command_lines(page.read_text(encoding="utf-8")):
+        command = root.get_command(click.Context(root), name)
+        assert command is not None, name
+        options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        given = {word.split("=")[0] for word in words if word.startswith("-") and not word[1:2].isdigit()}
+        assert given <= options, f"dicompiler {name}: {given - options}"
+
+
+def test_python_of_a_page_is_python_and_toml_loads() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for code in blocks(text, "python"):
+            compile(textwrap.dedent(code), str(page), "exec")
+    hosts = blocks((ROOT / "docs" / "how-to" / "raspberry-pi.md").read_text(), "toml")[0]
+    assert hosts_from_toml(hosts).place("pi04", "pi04", "net").python == "dicompiler/bin/python"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as strictly as can be: a link, picture or heading that is not there is an error."""
+    place = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", ROOT / ".mkdocs.yml", "-d", place]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return place
+
+
+def test_the_site_has_all_pages_and_all_that_is_public(site: Path) -> None:
+    written = {path.stem for path in site.rglob("*.html")}
+    assert {path.stem for path in BELOW} - {"README", "package"} <= written
+    reference = (site / "api.html").read_text(encoding="utf-8")
+    for module in (dicompiler, plugin_api):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isclass(value) or inspect.isroutine(value):
+                assert f'id="{value.__module__}.{value.__qualname__}"' in reference, name
+    places = {entry["location"] for entry in json.loads((site / "search" / "search_index.json").read_text())["docs"]}
+    assert {"index.html", "how-to/raspberry-pi.html", "plugins/strategy.html"} <= places
+    for module, summary in re.findall(r"^\| `(.+?)` \| (.+) \|$", API, re.MULTILINE):
+        assert summary == (inspect.getdoc(importlib.import_module(module)) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def test_the_site_can_be_read_on_a_phone_and_on_paper_and_asks_nobody_else(site: Path) -> None:
+    with browser() as chromium:
+        for name in ("index", "operators", "formats", "troubleshooting", "peers", "api"):
+            chromium.open(site / f"{name}.html", width=360, height=740)
+            width = chromium.value("document.documentElement.scrollWidth")
+            assert width <= 360, f"{name}: {width} px"
+            assert not [url for url in chromium.requests() if not url.startswith(("file:", "data:", "blob:"))]
+        chromium.open(site / "index.html")
+        assert chromium.pdf().startswith(b"%PDF")
+        assert chromium.value("[...document.images].every((one) => one.naturalWidth > 0)")
+
+
+def test_the_picture_of_the_readme_is_a_drawing() -> None:
+    assert ElementTree.parse(ROOT / "docs" / "architecture.svg").getroot().tag.endswith("svg")

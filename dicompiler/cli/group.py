@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "calibrate": "Correct a platform's figures, or a profile's, by what runs measured.",
     "opt": "Run passes over a model.",
     "list": "List what plugins provide, with options and origins, or the networks that come with dicompiler.",
-    "demo": "Split ResNet-50 over four devices, run and verify it.",
+    "demo": "Split ResNet-50 over four boards, verify it, and say why it is faster or not.",
 }
 
 

@@ -1,38 +1,38 @@
-"""The demo: a real network is split over several devices, run as that many processes, verified, and timed.
+"""The demo: a real network is split over several devices, verified, and timed on emulated boards.
 
 The names of a network, a platform and a strategy go in; artifacts in a directory and a Demo (who did what) come out.
 """
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dicompiler import networks
-from dicompiler.driver.artifact import run
+from dicompiler.base.errors import DicompilerError, RunError
+from dicompiler.driver.compare import binding
 from dicompiler.driver.compiler import compile
-from dicompiler.target.manifest import REFERENCE
-from dicompiler.verify.comparison import Verification, random_inputs
+from dicompiler.verify.comparison import Verification
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from onnx import ModelProto
 
     from dicompiler.ir.compilation import Compilation
-    from dicompiler.target.records import RunResult
+    from dicompiler.ir.metrics import DeviceMetrics
 
-FRAMES = 20
-"""Frames in each measurement; the fastest of them is reported, as whatever else a host does can only slow one down."""
+FRAMES = 8
+"""Frames in each emulation; the fastest is reported, as whatever else this host does can only slow one down."""
 
 
 @dataclass(frozen=True)
 class Share:
     """One device's share. layers: how many it has a part of; flops: operations, weights: bytes that it holds.
 
-    For a frame, measured (the mean over all frames): sent in bytes, compute_s and wait_s in seconds.
+    For a frame, predicted for the boards: sent in bytes; in seconds compute_s, message_s (what its runtime takes for
+    messages) and wait_s.
     """
 
     device: str
@@ -41,16 +41,28 @@ class Share:
     weights: int
     sent: int
     compute_s: float
+    message_s: float
     wait_s: float
+
+
+@dataclass(frozen=True)
+class Played:
+    """Seconds of the fastest of `frames` frames on emulated boards, by this plan and on one board alone. late: by what
+    share computing took longer, over all frames, than it does on the boards, because this host was busy."""
+
+    frame_s: float
+    alone_s: float
+    frames: int
+    late: float
 
 
 @dataclass(frozen=True)
 class Demo:
     """What the demo found. layers, flops, weights (bytes): the whole network's, as one device computes it.
 
-    predicted_s, predicted_alone_s: latency on the platform's boards with this plan and on the fastest of them alone,
-    by the cost model. frame_s: seconds for the fastest of `frames` frames in one process per device on this host;
-    alone_s: the same in a single process of onnxruntime, on one or on all `cores` of this host, whichever is faster.
+    predicted_s, predicted_alone_s: latency on the platform's boards with this plan and on the best of them alone, by
+    the cost model. binding: what takes most of a predicted frame. emulated: the same as measured on emulated boards;
+    None where this host cannot play them: `why_not` says why.
     """
 
     network: str
@@ -62,15 +74,14 @@ class Demo:
     shares: tuple[Share, ...]
     predicted_s: float
     predicted_alone_s: float
-    frame_s: float
-    alone_s: float
-    frames: int
-    cores: int
+    binding: str
+    emulated: Played | None
+    why_not: str
     verification: Verification
 
 
 def demo(network: str, platform: str, strategy: str, output: Path, tell: Callable[[str], None]) -> Demo:
-    """Compiles into `output`, verifies, measures; `tell` is told what comes next. UsageError for unknown names.
+    """Compiles into `output`, verifies, emulates; `tell` is told what comes next. UsageError for unknown names.
 
     A failed check is reported in the result and raises nothing.
     """
@@ -80,12 +91,10 @@ def demo(network: str, platform: str, strategy: str, output: Path, tell: Callabl
     compilation = compile(model, platform=platform, strategy=strategy, output=output)
     tell("verifying: exact check models, then the real programs against onnxruntime")
     verification = compilation.verify()
-    tell(f"measuring: {FRAMES} frames, a process for each device")
-    result = run(output, frames=FRAMES)
-    tell(f"measuring: {FRAMES} frames, one process of onnxruntime")
-    layers, program = compilation.layers, compilation.program
-    metrics, single = compilation.metrics, compilation.single
-    assert layers is not None and program is not None and metrics is not None and single is not None
+    tell(f"measuring: {FRAMES} frames on emulated boards, and {FRAMES} on one of them alone")
+    emulated, why_not = _emulated(model, platform, output)
+    layers, metrics, single = compilation.layers, compilation.metrics, compilation.single
+    assert layers is not None and compilation.platform is not None and metrics is not None and single is not None
     return Demo(
         network=network,
         platform=platform,
@@ -93,53 +102,47 @@ def demo(network: str, platform: str, strategy: str, output: Path, tell: Callabl
         layers=len(layers.layers),
         flops=sum(device.flops for device in single.devices),
         weights=sum(device.weights for device in single.devices),
-        shares=_shares(compilation, result),
+        shares=_shares(compilation, metrics.devices),
         predicted_s=metrics.latency_s,
         predicted_alone_s=single.latency_s,
-        frame_s=min(result.frames_s),
-        alone_s=_alone(output / REFERENCE, random_inputs(program.inputs)),
-        frames=FRAMES,
-        cores=_cores(),
+        binding=binding(compilation.platform, metrics),
+        emulated=emulated,
+        why_not=why_not,
         verification=verification,
     )
 
 
-def _shares(compilation: Compilation, result: RunResult) -> tuple[Share, ...]:
-    """The devices that took part, in the order of their reports."""
-    assert compilation.metrics is not None and compilation.routing is not None
-    planned = {device.device: device for device in compilation.metrics.devices}
+def _emulated(model: ModelProto, platform: str, output: Path) -> tuple[Played | None, str]:
+    """What a frame takes on emulated boards, or why this host cannot play them."""
+    from dicompiler.driver.emulate import emulate
+
+    try:
+        split = emulate(output, frames=FRAMES)
+        with tempfile.TemporaryDirectory(prefix="dicompiler-") as alone:
+            compile(model, platform=platform, strategy="single", output=alone)
+            one = emulate(alone, frames=FRAMES)
+    except RunError:
+        raise
+    except DicompilerError as error:
+        return None, str(error).removeprefix("emulate: ")
+    late = max(split.late, one.late)
+    return Played(min(split.result.frames_s), min(one.result.frames_s), FRAMES, late), ""
+
+
+def _shares(compilation: Compilation, devices: tuple[DeviceMetrics, ...]) -> tuple[Share, ...]:
+    """The devices that take part, in platform order."""
+    assert compilation.routing is not None
     parts = {(task.device, task.layer) for task in compilation.routing.tasks}
-    frames = len(result.outputs)
     return tuple(
         Share(
-            report.device,
-            sum(device == report.device for device, _ in parts),
-            planned[report.device].flops,
-            planned[report.device].weights,
-            sum(report.sent.values()) // frames,
-            report.compute_s / frames,
-            report.wait_s / frames,
+            entry.device,
+            sum(entry.device == device for device, _ in parts),
+            entry.flops,
+            entry.weights,
+            entry.sent,
+            entry.compute_s,
+            entry.runtime_s,
+            entry.wait_s,
         )
-        for report in result.reports
+        for entry in devices
     )
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1
-
-
-def _alone(path: Path, inputs: Mapping[str, NDArray[Any]]) -> float:
-    """Seconds of the fastest frame in one session of onnxruntime in this process, left to its default settings but
-    for the threads: on a busy host one thread may be faster than many."""
-    import onnxruntime as ort
-
-    times = []
-    for threads in sorted({1, _cores()}):
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        session = ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])
-        for _ in range(FRAMES):
-            start = time.perf_counter()
-            session.run(None, dict(inputs))
-            times.append(time.perf_counter() - start)
-    return min(times)

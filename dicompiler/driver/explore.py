@@ -134,7 +134,9 @@ def picture(front: Front, platform: Platform) -> str:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise DicompilerError("explore: matplotlib is not installed, which draws front.svg: install it") from None
+        raise DicompilerError(
+            "explore: matplotlib is not installed, which draws front.svg: pip install 'dicompiler[explore]'"
+        ) from None
     first, *others = front.objectives
     with matplotlib.rc_context({"svg.hashsalt": "dicompiler"}):
         figure = Figure(figsize=(5 * max(1, len(others)), 4.5), layout="constrained")

@@ -1,5 +1,5 @@
-"""The commands that README.md and docs/tutorial.md show, with what they print. `python tests/support/console.py`
-runs them and writes that anew.
+"""The commands that README.md, docs/guide.md and docs/tutorial.md show, with what they print.
+`python tests/support/console.py` runs them and writes that anew.
 
 In: the document, a directory to work in. Out: each command with its real output; the document with them.
 """
@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCUMENT = Path(__file__).parents[2] / "README.md"
+GUIDE = DOCUMENT.parent / "docs" / "guide.md"
+"""It goes on in the directory in which the README's commands ran."""
 TUTORIAL = DOCUMENT.parent / "docs" / "tutorial.md"
 EXPORTED = Path(__file__).parents[1] / "fixtures" / "torch" / "tutorial.onnx"
 """What the tutorial's `export.py` writes; fixtures/torch/make.py ran it."""
@@ -89,12 +91,13 @@ def tutorial_files(text: str, directory: Path) -> None:
 
 def main() -> None:
     """Writes the documents anew."""
-    for document in (DOCUMENT, TUTORIAL):
-        text = document.read_text(encoding="utf-8")
+    for documents in ((DOCUMENT, GUIDE), (TUTORIAL,)):
         with tempfile.TemporaryDirectory() as temporary:
-            if document == TUTORIAL:
-                tutorial_files(text, Path(temporary))
-            document.write_text(written(text, Path(temporary)), encoding="utf-8")
+            for document in documents:
+                text = document.read_text(encoding="utf-8")
+                if document == TUTORIAL:
+                    tutorial_files(text, Path(temporary))
+                document.write_text(written(text, Path(temporary)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from support.tampering import rewrite
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError
+from dicompiler.target.remote.certificates import make
 
 BLOCKED = "onnx onnxruntime onnx_graphsurgeon jsonschema ml_dtypes pluggy click rich ortools google cryptography"
 
@@ -31,12 +34,44 @@ print([o["out"].shape for o in outputs])
 """
 
 
+BOARDS = """
+import sys
+sys.path[:0] = sys.argv[4:]
+for name in sys.argv[1].split():
+    sys.modules[name] = None
+from pathlib import Path
+import dicompiler
+from dicompiler.plugin_api import Hosts, RunError, RunOptions
+place = Path(sys.argv[3])
+try:
+    dicompiler.connect(sys.argv[2], RunOptions(hosts=Hosts.load(place / "hosts.toml"), keys=place / "keys"))
+except RunError as error:
+    print(error)
+"""
+
+
 def test_a_client_needs_numpy_only(tmp_path: Path) -> None:
     paths = [os.path.abspath(entry) for entry in sys.path if entry]
     command = [sys.executable, "-c", CLIENT, str(emit(partial(), tmp_path)), *paths]
     # The devices, which do need onnxruntime, are processes of their own.
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("[(1, 24), (1, 24), (1, 24)]\n", "")
+
+
+def test_a_client_of_boards_needs_what_the_page_says(tmp_path: Path) -> None:
+    """It gets as far as ssh, which nobody answers."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "client.md").read_text()
+    (said,) = re.findall(r"^pip install numpy (.*)$", page, re.MULTILINE)
+    artifact = emit(partial(), tmp_path)
+    devices = json.loads((artifact / "artifact.json").read_text())["devices"]
+    make(devices, tmp_path / "keys")
+    entries = (f'[[host]]\nname = "{name}"\nssh = "127.0.0.1"\nport = 1\n' for name in devices)
+    (tmp_path / "hosts.toml").write_text("".join(entries))
+    paths = [os.path.abspath(entry) for entry in sys.path if entry]
+    blocked = " ".join({*BLOCKED.split()} - {*said.split()})
+    command = [sys.executable, "-c", BOARDS, blocked, str(artifact), str(tmp_path), *paths]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert re.fullmatch(r"device '\w+' on 127\.0\.0\.1: ssh .*\n", done.stdout), done.stdout + done.stderr
 
 
 def test_what_is_no_artifact_cannot_be_connected_to(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dicompiler.plugin_api import DicompilerError
 from dicompiler_strategies.genetic.encoding import Encoding, Genes
 
 Array = NDArray[np.float64]
@@ -57,7 +58,10 @@ def evolve(
 
     Ctrl-C ends the search with what the last whole generation had; in the first generation it is passed on.
     """
-    from pymoo.algorithms.moo.nsga2 import NSGA2
+    try:
+        from pymoo.algorithms.moo.nsga2 import NSGA2
+    except ImportError:
+        raise DicompilerError("genetic: pymoo is not installed: pip install 'dicompiler[explore]'") from None
     from pymoo.core.evaluator import Evaluator
     from pymoo.core.problem import Problem
     from pymoo.problems.static import StaticProblem
