@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dicompiler.cli.options import check_parent, json_option, output_option
+from dicompiler.base.atomic import check_parent
+from dicompiler.cli.options import json_option, output_option
 
 if TYPE_CHECKING:
     from dicompiler.driver.demo import Demo

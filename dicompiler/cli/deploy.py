@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dicompiler.base.atomic import check_parent
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cli.options import (
     PATH,
     Stream,
-    check_parent,
     cost_option,
     directory_argument,
     handed,

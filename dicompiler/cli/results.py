@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dicompiler.cost.losses import Stretch
     from dicompiler.cost.simulator import Simulation
     from dicompiler.driver.compare import Comparison, Row
+    from dicompiler.driver.compiled import Compiled
     from dicompiler.driver.fidelity import Expected
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.metrics import Metrics
@@ -28,12 +29,10 @@ if TYPE_CHECKING:
     from dicompiler.verify.comparison import Check, Verification
 
 
-def show_compiled(result: Compilation, as_json: bool) -> None:
+def show_compiled(result: Compiled, as_json: bool) -> None:
     """Prints what each device does in a frame, what that is predicted to cost, and where it was written."""
-    assert result.program is not None
     devices = _devices(result.program)
     if as_json:
-        assert result.artifacts is not None
         outputs = [str(result.artifacts / name) for name in listed(result.artifacts)]
         written = {"artifacts": str(result.artifacts), "outputs": outputs}
         memory = {"memory": _occupied(result)} if result.occupied else {}

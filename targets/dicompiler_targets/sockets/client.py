@@ -10,12 +10,13 @@ from dicompiler_targets.sockets.session import Session, check_elsewhere
 
 
 def connect(directory: Path, options: RunOptions) -> Session:
-    """Starts the artifact's devices: see dicompiler.connect."""
+    """Starts the artifact's devices, on other hosts after what they lack was copied there: see dicompiler.connect."""
     artifact = Artifact.load(directory)
     check_elsewhere(options, artifact)
     if options.hosts is not None:
-        from dicompiler_targets.sockets.deploy import Remote
+        from dicompiler_targets.sockets.deploy import Remote, install
 
+        install(directory, options)
         remote = Remote(artifact, options)
         return Session(artifact, remote.options, remote)
     return Session(artifact, options)
