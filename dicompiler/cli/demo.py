@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from dicompiler.driver.demo import Demo
     from dicompiler.verify.comparison import Verification
 
-WIDTH = 80
 STRATEGY = "cpsat{tries=0}"  # quick, and its work has no limit in seconds: the same on a busy machine
 
 
@@ -98,7 +96,7 @@ def _show(result: Demo) -> None:
 
 
 def _show_times(result: Demo) -> None:
-    from dicompiler.cli.tables import show
+    from dicompiler.cli.tables import show, wrapped
 
     many = f"{len(result.shares)} device{'' if len(result.shares) == 1 else 's'}"
     rows = [
@@ -110,7 +108,7 @@ def _show_times(result: Demo) -> None:
     ]
     show(("a frame", many, "one alone"), rows, right=(1, 2))
     click.echo(
-        _wrapped(
+        wrapped(
             "Predictions rest on the boards' published figures. Measured: the devices' processes share the"
             f" {result.cores} cores of this host, so this is no measurement of speed-up; {result.frames} frames,"
             " above their mean, here the fastest."
@@ -119,11 +117,9 @@ def _show_times(result: Demo) -> None:
 
 
 def _show_checks(verification: Verification) -> None:
+    from dicompiler.cli.tables import wrapped
+
     width = max(len(check.name) for check in verification.checks)
     for check in verification.checks:
         head = f"{check.name.ljust(width)}  {'ok' if check.passed else 'FAILED'}  "
-        click.echo(_wrapped(check.detail, head))
-
-
-def _wrapped(text: str, head: str = "") -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
+        click.echo(wrapped(check.detail, head))

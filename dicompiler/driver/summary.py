@@ -24,13 +24,15 @@ MOSTLY = 0.5
 @dataclass(frozen=True)
 class Summary:
     """strategy: who decided ("": the plan was given); chosen: whose plan it took, where it asks others. devices: how
-    many compute. Predicted, in seconds: latency_s of a frame, period_s between those of a stream, alone_s and
-    alone_period_s of one device alone. bottleneck: in words; advice: what to try next."""
+    many compute. Predicted, in seconds: latency_s of a frame, ends_s of its inputs' and outputs' way beside it,
+    period_s between the frames of a stream, alone_s and alone_period_s of one device alone. bottleneck: in words;
+    advice: what to try next."""
 
     strategy: str
     chosen: str
     devices: int
     latency_s: float
+    ends_s: float
     period_s: float
     alone_s: float
     alone_period_s: float
@@ -84,6 +86,7 @@ def summarise(compilation: Compilation, decision: Decision, metrics: Metrics, si
         decision.chosen,
         devices,
         metrics.latency_s,
+        metrics.ends_s,
         metrics.period_s,
         single.latency_s,
         single.period_s,
