@@ -13,26 +13,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dicompiler.base.errors import DicompilerError, UsageError
-    from dicompiler.driver.artifact import Compiled, run
+    from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError
+    from dicompiler.driver.artifact import run
+    from dicompiler.driver.compiled import Compiled
     from dicompiler.driver.compiler import compile
     from dicompiler.driver.executors import open_executor
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.plan import Part, Plan
     from dicompiler.ir.platform import Platform
-    from dicompiler.target.client import connect
+    from dicompiler.target.client import Session, connect
+    from dicompiler.target.records import RunOptions
 
     __version__: str
 
 _WHERE = {
     "Compilation": "ir.compilation",
-    "Compiled": "driver.artifact",
+    "Compiled": "driver.compiled",
     "DicompilerError": "base.errors",
     "Model": "ir.onnx.model",
     "Part": "ir.plan",
     "Plan": "ir.plan",
     "Platform": "ir.platform",
+    "PluginError": "base.errors",
+    "RunError": "base.errors",
+    "RunOptions": "target.records",
+    "Session": "target.client",
     "UsageError": "base.errors",
     "compile": "driver.compiler",
     "connect": "target.client",
@@ -48,6 +54,10 @@ __all__ = [
     "Part",
     "Plan",
     "Platform",
+    "PluginError",
+    "RunError",
+    "RunOptions",
+    "Session",
     "UsageError",
     "__version__",
     "compile",

@@ -35,20 +35,23 @@ def whole(path: Path, cannot: str = "it cannot be written") -> Iterator[Path]:
     Nothing is left behind by a block that fails, and what one that was killed has left goes with the next that writes
     there. DicompilerError, in the words of `cannot`, where it cannot be written.
     """
-    try:
-        with _scratch(path) as scratch:
-            (scratch / "new").mkdir()
-            stage = scratch / "new" / path.name
-            yield stage
-            if not _same_bytes(stage, path):
-                os.replace(stage, path)
-    except OSError as error:
-        raise DicompilerError(f"{path}: {cannot}: {error.strerror or error}") from error
+    with _refusing(path, cannot), _scratch(path) as scratch:
+        (scratch / "new").mkdir()
+        stage = scratch / "new" / path.name
+        yield stage
+        if not _same_bytes(stage, path):
+            os.replace(stage, path)
 
 
 def check_place(output: Path, mark: str, what: str) -> None:
     """An earlier output of the same kind, known by LISTED, which begins with `mark`, is replaced; anything else that is
     there is refused (a directory without a file is nothing). `what`: how errors call such an output ("artifact")."""
+    with _refusing(output):
+        _check_kind(output, mark, what)
+        check_parent(output)
+
+
+def _check_kind(output: Path, mark: str, what: str) -> None:
     if (output / LISTED).is_file():
         known = listed(output)[0] == mark
     else:
@@ -62,6 +65,28 @@ def check_place(output: Path, mark: str, what: str) -> None:
         raise DicompilerError(f"{output}: its parent is no directory: create it first")
 
 
+def check_parent(path: Path | None) -> None:
+    """DicompilerError where nothing can be written at `path`: said before the work, not after."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise DicompilerError(f"{path}: there is no directory {str(path.parent)!r}")
+    try:
+        path.is_symlink()  # a name can be too long
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=".dicompiler-").cleanup()
+    except OSError as error:
+        raise DicompilerError(f"{path}: it cannot be written: {error.strerror}: choose another place") from None
+
+
+@contextmanager
+def _refusing(path: Path, cannot: str = "it cannot be written") -> Iterator[None]:
+    """DicompilerError, in the words of `cannot`, for what the system refuses in the block."""
+    try:
+        yield
+    except OSError as error:
+        raise DicompilerError(f"{path}: {cannot}: {error.strerror or error}") from error
+
+
 @contextmanager
 def moved_in_whole(output: Path, mark: str, what: str) -> Iterator[Path]:
     """A fresh directory beside `output` that takes its place in the end; see `check_place`.
@@ -73,24 +98,21 @@ def moved_in_whole(output: Path, mark: str, what: str) -> Iterator[Path]:
     """
     place = output.resolve() if output.is_symlink() else output
     check_place(output, mark, what)
-    try:
-        with _scratch(place.absolute()) as scratch:
-            stage = scratch / "new"
-            stage.mkdir()
-            yield stage
-            files, _ = _entries(stage)
-            names = [mark, *sorted(files - {mark})]
-            (stage / LISTED).write_bytes(b"".join(os.fsencode(f"{name}\n") for name in names))
-            shutil.copymode(stage / mark, stage / LISTED)  # who may not read what is there need not know its names
-            if place.exists() and not _carry_over(place, stage, names):
-                return
-            if not place.exists():
-                stage.rename(place)
-            elif not _exchanged(stage, place):
-                place.rename(scratch / "old")
-                stage.rename(place)
-    except OSError as error:
-        raise DicompilerError(f"{output}: it cannot be written: {error.strerror or error}") from error
+    with _refusing(output), _scratch(place.absolute()) as scratch:
+        stage = scratch / "new"
+        stage.mkdir()
+        yield stage
+        files, _ = _entries(stage)
+        names = [mark, *sorted(files - {mark})]
+        (stage / LISTED).write_bytes(b"".join(os.fsencode(f"{name}\n") for name in names))
+        shutil.copymode(stage / mark, stage / LISTED)  # who may not read what is there need not know its names
+        if place.exists() and not _carry_over(place, stage, names):
+            return
+        if not place.exists():
+            stage.rename(place)
+        elif not _exchanged(stage, place):
+            place.rename(scratch / "old")
+            stage.rename(place)
 
 
 @contextmanager

@@ -29,6 +29,12 @@ class RunError(DicompilerError):
     """A compiled program did not finish: names the device and the cause."""
 
 
+def expect(given: object, kinds: tuple[type, ...], place: str, wanted: str) -> None:
+    """UsageError where a caller gave something else: `expect(5, (str, Path), "compile: output", "a path")`."""
+    if not isinstance(given, kinds):
+        raise UsageError(f"{place} must be {wanted}, not {one_line(repr(given), 60)} ({type(given).__name__})")
+
+
 def printable(text: str) -> str:
     """The text with what cannot be printed as an escape: names come from files, and a terminal obeys."""
     if text.isprintable():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.base.mistaken import mistaken
 
 _TYPES = {
     "object": "an object",
@@ -39,7 +40,8 @@ def read_text(path: str | Path, missing: str = "no such file") -> str:
         raise DicompilerError(f"{path}: {missing}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text: byte {error.start} is not valid"
-        raise DicompilerError(f"{path}: cannot be read: {reason}") from None
+        more = mistaken(path) if isinstance(error, IsADirectoryError) else ""
+        raise DicompilerError(f"{path}: cannot be read: {reason}{more}") from None
 
 
 def load_json(path: str | Path) -> Any:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
+from dicompiler.base.atomic import check_parent
 from dicompiler.base.errors import UsageError
 from dicompiler.cli.building import Building, building_options, plugins_of, print_paths
 from dicompiler.cli.options import (
     PATH,
     Request,
-    check_parent,
     cost_option,
     executor_option,
     handed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dicompiler.cli.options import check_parent, json_option, output_option
+from dicompiler.base.atomic import check_parent
+from dicompiler.cli.options import json_option, output_option
 
 if TYPE_CHECKING:
     from dicompiler.driver.demo import Demo
     from dicompiler.verify.comparison import Verification
 
-WIDTH = 80
 STRATEGY = "cpsat{tries=0}"  # quick, and its work has no limit in seconds: the same on a busy machine
 
 
@@ -98,7 +97,7 @@ def _show(result: Demo) -> None:
 
 def _show_times(result: Demo) -> None:
     """Seconds of a frame with this plan and on one board, what they mean, and why they are no better."""
-    from dicompiler.cli.tables import show
+    from dicompiler.cli.tables import show, wrapped
     from dicompiler.driver.emulate import LATE_LIMIT
 
     many, played = f"{len(result.shares)} board{'' if len(result.shares) == 1 else 's'}", result.emulated
@@ -107,7 +106,7 @@ def _show_times(result: Demo) -> None:
         pairs.append(("emulated on this host", played.frame_s, played.alone_s))
     rows = [(name, f"{1000 * a:.4g} ms", f"{1000 * b:.4g} ms", f"{b / a:.2f}×") for name, a, b in pairs]
     show(("a frame", many, "one alone", "faster"), rows, right=(1, 2, 3))
-    click.echo(_wrapped(_why(result)))
+    click.echo(wrapped(_why(result)))
     if played is None:
         told = f"Not measured on emulated boards: {result.why_not}."
     else:
@@ -115,7 +114,7 @@ def _show_times(result: Demo) -> None:
             "Emulated: a process for each board, lines of the boards' rates, computing held back to their speed."
             f" Messages are handled at this host's speed, which is higher; the fastest of {played.frames} frames."
         )
-    click.echo(_wrapped(told))
+    click.echo(wrapped(told))
     if played is not None and played.late > LATE_LIMIT:
         click.echo(f"Doubtful: this host was busy: computing took {played.late:.0%} longer than on boards.")
 
@@ -134,11 +133,9 @@ def _why(result: Demo) -> str:
 
 
 def _show_checks(verification: Verification) -> None:
+    from dicompiler.cli.tables import wrapped
+
     width = max(len(check.name) for check in verification.checks)
     for check in verification.checks:
         head = f"{check.name.ljust(width)}  {'ok' if check.passed else 'FAILED'}  "
-        click.echo(_wrapped(check.detail, head))
-
-
-def _wrapped(text: str, head: str = "") -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
+        click.echo(wrapped(check.detail, head))

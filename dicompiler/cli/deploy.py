@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dicompiler.base.atomic import check_parent
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cli.options import (
     PATH,
     Stream,
-    check_parent,
     cost_option,
     directory_argument,
     handed,
@@ -150,8 +150,10 @@ def _deploy(
 ) -> None:
     from dicompiler.cli.files import read_inputs, write_npz
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.results import show_partings, show_run, show_verification
+    from dicompiler.cli.results import show_verification
+    from dicompiler.cli.runs import show_partings, show_predicted, show_run
     from dicompiler.cli.tables import show_json
+    from dicompiler.driver import summary
     from dicompiler.driver.artifact import compare_run, install, service
     from dicompiler.verify.comparison import Verification
 
@@ -172,8 +174,10 @@ def _deploy(
         report["checks"] = [dataclasses.asdict(check) for check in verification.checks]
         if not as_json:
             click.echo()
-            show_run(result)
-            show_partings(expected, report["run"])
+            log = report["run"]
+            show_run(result, log["in_flight"])
+            show_predicted(summary.load(directory), result, log["where"], log["in_flight"])
+            show_partings(expected, log)
         if stream.outputs is not None and failed is None:
             write_npz(stream.outputs, result.outputs[0])
         if verify and not as_json:

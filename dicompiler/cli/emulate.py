@@ -84,7 +84,7 @@ def command(
 
 def _show(found: Emulated, log: Mapping[str, Any], as_json: bool) -> None:
     from dicompiler.base.units import format_seconds
-    from dicompiler.cli.results import show_partings, show_run
+    from dicompiler.cli.runs import show_partings, show_run
     from dicompiler.cli.tables import show_json
     from dicompiler.driver.emulate import LATE_LIMIT, LEFT_OUT
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dicompiler.base.atomic import check_parent
 from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import (
     Request,
-    check_parent,
     cost_options,
     executor_option,
     handed,

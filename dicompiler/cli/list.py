@@ -11,6 +11,8 @@ from dicompiler.base.errors import UsageError, nearest
 from dicompiler.cli.options import json_option
 
 if TYPE_CHECKING:
+    from dicompiler.ir.devices import Device
+    from dicompiler.ir.platform import Platform, PlatformFamily
     from dicompiler.plugin.registry import Provided, Registry
 
 NAMES = ("passes", "strategies", "targets", "operators", "cost-models", "platforms", "plugins")
@@ -19,29 +21,118 @@ NETWORKS = "networks"
 
 @click.command("list")
 @click.argument("kind", metavar="KIND")
+@click.argument("name", required=False)
 @json_option
-def command(kind: str, as_json: bool) -> None:
+def command(kind: str, name: str | None, as_json: bool) -> None:
     """List what plugins provide, with options and origins, or the networks that come with dicompiler.
 
-    KIND is one of passes, strategies, targets, operators, cost-models, platforms, plugins, networks.
+    KIND is one of passes, strategies, targets, operators, cost-models, platforms, plugins, networks. With a NAME of
+    that kind: each of its options, what it means and what it is by default; of a platform its hosts and its network.
     """
     from dicompiler.cli.tables import show, show_json
     from dicompiler.plugin.registry import registry
 
+    if name is not None and kind in ("plugins", NETWORKS):
+        raise UsageError(f"list: a name is for other kinds than {kind}: leave {name!r} out")
     if kind == NETWORKS:
         _show_networks(as_json)
         return
     if kind not in NAMES:
         raise UsageError(f"list: unknown kind {kind!r}{nearest(kind, (*NAMES, NETWORKS))}")
     known = registry()
+    if name is not None and kind == "platforms" and not as_json:
+        _show_platform(known, name)
+        return
     records = _plugins(known) if kind == "plugins" else [_record(p) for p in known.of(kind.replace("-", "_")).values()]
+    if name is not None:
+        one = known.find(kind.replace("-", "_"), _family(known, name) if kind == "platforms" else name)
+        records = [_record(one)]
     if as_json:
         show_json(records)
         return
+    if name is not None:
+        _show_one(records[0])
+        return
     text = "provides" if kind == "plugins" else "summary"
     # Of a long text the first sentence; --json has all of it.
-    rows = [(_head(r), r[text].partition(". ")[0], f"{r['distribution']} {r['version']}") for r in records]
-    show(("name", text, "from"), rows)
+    rows = [(r["name"], r[text].partition(". ")[0], f"{r['distribution']} {r['version']}") for r in records]
+    if kind == "platforms":
+        rows = [(name, _sizes(known, name), origin) for name, _, origin in rows]
+        text = "a host; the network"
+    show(("name", text, "from"), rows, wrap=1)
+    if any(record.get("options") for record in records):
+        click.echo(f"\noptions of one, and what they mean: dicompiler list {kind} NAME")
+
+
+def _show_one(record: dict[str, Any]) -> None:
+    """What it is, and a row for each option."""
+    from dicompiler.cli.tables import show, wrapped
+
+    click.echo(wrapped(f"{record['name']}: {record['summary']} ({record['distribution']} {record['version']})"))
+    if record["options"]:
+        click.echo()
+        rows = [(o["name"], _shown(o), o["help"] or "") for o in record["options"]]
+        show(("option", "default", "what it is"), rows, wrap=2)
+
+
+def _families(known: Registry) -> list[PlatformFamily]:
+    from dicompiler.ir.platform import PlatformFormat
+
+    values = [provided.value for provided in known.platforms.values()]
+    return [value for value in values if not isinstance(value, PlatformFormat)]
+
+
+def _family(known: Registry, name: str) -> str:
+    """The name of the family that a platform is of; that of anything else as it is."""
+    return next((family.name for family in _families(known) if family.find(name) is not None), name)
+
+
+def _member(known: Registry, name: str) -> Platform | None:
+    """The platform of a name; of a family ("rpi4xN") one with two hosts. None for a file format."""
+    families = _families(known)
+    asked = f"{name[:-1]}2" if any(family.name == name for family in families) else name
+    return next((found for family in families if (found := family.find(asked)) is not None), None)
+
+
+def _device(device: Device) -> str:
+    from dicompiler.base.units import RATE, write
+
+    watts = f", {device.power_active:g} W" if device.power_active else ""
+    return f"{write(device.rate, RATE)}{watts}" if device.computes else "computes nothing"
+
+
+def _network(platform: Platform) -> str:
+    from dicompiler.base.units import BANDWIDTH, format_seconds, write
+
+    network = platform.network
+    latency = f", {format_seconds(network.latency)}" if network.latency else ""
+    return f"{network.kind} of {write(network.bandwidth, BANDWIDTH)}{latency}"
+
+
+def _sizes(known: Registry, name: str) -> str:
+    """What a host of a family computes and holds, and what joins them."""
+    from dicompiler.base.units import format_bytes
+
+    platform = _member(known, name)
+    if platform is None:
+        return "as a file of that format says"
+    host = platform.hosts[0]
+    own = " + ".join(_device(device) for device in platform.devices if device.host == host.name)
+    return f"{own}, {format_bytes(host.ram)}; {_network(platform)}"
+
+
+def _show_platform(known: Registry, name: str) -> None:
+    """Hosts, devices and network of a built-in platform, as its file would have them."""
+    from dicompiler.cli.tables import show, wrapped
+
+    platform = _member(known, name)
+    if platform is None:
+        raise UsageError(f"list: there is no platform {name!r}{nearest(name, known.platforms)}")
+    click.echo(wrapped(f"{platform.name}: {platform.description}"))
+    click.echo()
+    rows = [(one.name, one.host, str(one.cores), _device(one)) for one in platform.devices]
+    show(("device", "host", "cores", "rate, power"), rows, right=(2,))
+    click.echo(f"\nnetwork: {_network(platform)}")
 
 
 def _show_networks(as_json: bool) -> None:
@@ -120,13 +211,6 @@ def _plugins(known: Registry) -> list[dict[str, Any]]:
 def _count(known: Registry, name: str, plugin: str, distribution: str) -> int:
     provided = known.of(name.replace("-", "_")).values()
     return sum((one.plugin, one.distribution) == (plugin, distribution) for one in provided)
-
-
-def _head(record: dict[str, Any]) -> str:
-    """The name with its options as they are written in a spec; one that must be given shows its type."""
-    options = record.get("options", [])
-    written = " ".join(f"{o['name']}={_shown(o)}" for o in options)
-    return f"{record['name']}{{{written}}}" if options else str(record["name"])
 
 
 def _shown(option: dict[str, Any]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,13 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dicompiler.base.atomic import check_parent
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.objectives import objective_terms
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.driver.artifact import Compiled
+    from dicompiler.driver.compiled import Compiled
     from dicompiler.driver.fidelity import Expected
     from dicompiler.target.records import RunOptions, RunResult
 
@@ -306,19 +306,6 @@ def tell_expiry(keys: Path | None) -> None:
 
     if keys is not None and (line := notice(keys)):
         logging.getLogger("dicompiler").warning(line)
-
-
-def check_parent(path: Path | None) -> None:
-    """DicompilerError where nothing can be written at `path`: said before the work, not after."""
-    if path is None:
-        return
-    if not path.parent.is_dir():
-        raise DicompilerError(f"{path}: there is no directory {str(path.parent)!r}")
-    try:
-        path.is_symlink()  # a name can be too long
-        tempfile.TemporaryDirectory(dir=path.parent, prefix=".dicompiler-").cleanup()
-    except OSError as error:
-        raise DicompilerError(f"{path}: it cannot be written: {error.strerror}: choose another place") from None
 
 
 def check_file(path: Path | None) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dicompiler.base.atomic import check_parent
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.options import PATH, check_parent, json_option, model_argument, output_option, shape_options
+from dicompiler.cli.options import PATH, json_option, model_argument, output_option, shape_options
 
 if TYPE_CHECKING:
     from dicompiler.cost.profile import Profile

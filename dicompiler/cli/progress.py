@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,8 @@ def progress(first: str) -> Iterator[Tell]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    from dicompiler.driver.asked import heard
+
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     # What is printed on stdout stays there: rich would move it to stderr.
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
@@ -29,25 +30,5 @@ def progress(first: str) -> Iterator[Tell]:
             room = bar.console.width - 12  # beside the other columns
             bar.update(task, description=text if len(text) <= room else text[: room - 1] + "…", refresh=True)
 
-        with _listening(tell):
+        with heard(tell):
             yield tell
-
-
-@contextmanager
-def _listening(tell: Tell) -> Iterator[None]:
-    """Passes on what the library logs as information."""
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.levelno == logging.INFO:
-                tell(" ".join(record.getMessage().split()))
-
-    log, listener = logging.getLogger("dicompiler"), Listener()
-    level = log.level
-    log.addHandler(listener)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-        log.removeHandler(listener)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,27 +13,24 @@ from dicompiler.base.atomic import listed
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import objective_terms
 from dicompiler.cli.losses import losses_document, show_losses, show_stretches, stretches_document, worst_columns
-from dicompiler.cli.tables import show, show_json
+from dicompiler.cli.tables import show, show_json, tell
 
 if TYPE_CHECKING:
     from dicompiler.cost.losses import Stretch
     from dicompiler.cost.simulator import Simulation
     from dicompiler.driver.compare import Comparison, Row
-    from dicompiler.driver.fidelity import Expected
+    from dicompiler.driver.compiled import Compiled
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.metrics import Metrics
     from dicompiler.ir.plan import Plan
     from dicompiler.ir.program import Program
-    from dicompiler.target.records import RunResult
     from dicompiler.verify.comparison import Check, Verification
 
 
-def show_compiled(result: Compilation, as_json: bool) -> None:
+def show_compiled(result: Compiled, as_json: bool) -> None:
     """Prints what each device does in a frame, what that is predicted to cost, and where it was written."""
-    assert result.program is not None
     devices = _devices(result.program)
     if as_json:
-        assert result.artifacts is not None
         outputs = [str(result.artifacts / name) for name in listed(result.artifacts)]
         written = {"artifacts": str(result.artifacts), "outputs": outputs}
         memory = {"memory": _occupied(result)} if result.occupied else {}
@@ -47,6 +44,8 @@ def show_compiled(result: Compilation, as_json: bool) -> None:
     if result.occupied:
         click.echo()
         _show_occupied(result)
+    click.echo()
+    tell(result.summary.lines)
     click.echo(f"\nwritten: {result.artifacts}")
 
 
@@ -97,7 +96,7 @@ def _show_occupied(result: Compilation) -> None:
     click.echo(f"multiplications: {occupied['multiplications']:.3f} times those of the uncut network")
 
 
-def show_planned(result: Compilation, written: Path, as_json: bool) -> None:
+def show_planned(result: Compiled, written: Path, as_json: bool) -> None:
     """Prints what a plan is predicted to cost, and where it was written."""
     if as_json:
         losses = losses_document(result.losses)
@@ -105,6 +104,8 @@ def show_planned(result: Compilation, written: Path, as_json: bool) -> None:
         return
     _show_predicted(result)
     show_losses(result)
+    click.echo()
+    tell(result.summary.lines)
     click.echo(f"\nwritten: {written}")
 
 
@@ -160,7 +161,7 @@ def _numbers(metrics: Metrics) -> dict[str, str]:
         "latency": f"{1000 * metrics.latency_s:.4g} ms",
         "inputs and outputs, beside it": f"{1000 * metrics.ends_s:.4g} ms",
         "time between frames": f"{1000 * metrics.period_s:.4g} ms",
-        "energy": f"{metrics.energy_j:.4g} J",
+        **({"energy": f"{metrics.energy_j:.4g} J"} if metrics.energy_j else {}),
         "memory of the fullest host": f"{metrics.memory / 2**20:.4g} MiB",
         "sent between devices": f"{metrics.total_bytes} bytes",
     }
@@ -181,7 +182,8 @@ def show_simulation(
         show_json({**_predicted(result), **losses_document(result.losses), "stream": stream, **pieces, "links": links})
         return
     show_shares(metrics)
-    click.echo(f"\none frame: {1000 * metrics.latency_s:.4g} ms, {metrics.energy_j:.4g} J")
+    energy = f", {metrics.energy_j:.4g} J" if metrics.energy_j else ""
+    click.echo(f"\none frame: {1000 * metrics.latency_s:.4g} ms{energy}")
     if stretches:
         show_stretches(stretches)
         click.echo()
@@ -225,17 +227,10 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
 
 def show_comparison(comparison: Comparison) -> None:
     """Prints a row for each strategy, the bound, and for the best one what each device does and what holds it back."""
-    headers: tuple[str, ...] = (
-        "strategy",
-        "latency ms",
-        "frames/s",
-        "energy J",
-        "memory MiB",
-        "MB sent",
-        "faster than one",
-        "search s",
-    )
-    lines = [_compared(row, comparison) for row in comparison.rows]
+    powered = any(row.metrics is not None and row.metrics.energy_j for row in comparison.rows)
+    energy = ("energy J",) if powered else ()
+    headers = ("strategy", "latency ms", "frames/s", *energy, "memory MiB", "MB sent", "faster", "search s")
+    lines = [_compared(row, comparison, powered) for row in comparison.rows]
     if len(objective_terms(comparison.problem.objective)) > 1:
         headers = (*headers, "weighted sum")
         values = ["-" if row.metrics is None else f"{comparison.value(row):.4g}" for row in comparison.rows]
@@ -251,15 +246,15 @@ def show_comparison(comparison: Comparison) -> None:
     _show_best(comparison)
 
 
-def _compared(row: Row, comparison: Comparison) -> tuple[str, ...]:
+def _compared(row: Row, comparison: Comparison, powered: bool) -> tuple[str, ...]:
     metrics = row.metrics
     if metrics is None:
-        return (row.strategy, *["-"] * 6, f"{row.seconds:.1f}")
+        return (row.strategy, *["-"] * (5 + powered), f"{row.seconds:.1f}")
     return (
         row.strategy,
         f"{1000 * metrics.latency_s:.1f}",
         f"{1 / metrics.period_s:.3g}",
-        f"{metrics.energy_j:.3g}",
+        *([f"{metrics.energy_j:.3g}"] if powered else []),
         f"{metrics.memory / 2**20:.1f}",
         f"{metrics.total_bytes / 1e6:.2f}",
         f"{metrics.faster_than(comparison.single, comparison.problem.objective):.2f}×",
@@ -292,12 +287,12 @@ def show_shares(metrics: Metrics) -> None:
     """Prints for each device what it computes, sends, receives and waits for in a frame."""
     headers = (
         "device",
-        "computing ms",
+        "compute ms",
         "messages ms",
-        "on the line ms",
+        "line ms",
         "waiting ms",
-        "mostly for",
-        "memory MiB",
+        "for",
+        "MiB",
         "bytes sent",
     )
     rows = []
@@ -329,57 +324,6 @@ def _links(result: Compilation) -> dict[tuple[str, str], int]:
     return {key: -(-total // count) for key, total in totals.items()}
 
 
-def show_run(result: RunResult) -> None:
-    """Prints what each device's process reported, over all frames."""
-    headers = ("device", "computing s", "waiting s", "sending s", "bytes sent", "memory MiB")
-    rows = [
-        (
-            report.device,
-            f"{report.compute_s:.4f}",
-            f"{report.wait_s:.4f}",
-            f"{report.send_s:.4f}",
-            str(sum(report.sent.values())),
-            f"{report.memory_peak / 2**20:.1f}",
-        )
-        for report in result.reports
-    ]
-    show(headers, rows, right=range(1, len(headers)))
-    if result.frames_s:
-        times = ", ".join(f"{seconds:.4f}" for seconds in result.frames_s[:8])
-        click.echo(f"\nseconds for each frame: {times}{', …' if len(result.frames_s) > 8 else ''}")
-    if len(result.frames_s) > 1:
-        click.echo(f"frames per second: {len(result.frames_s) / result.total_s:.2f}")
-    losses = [event for event in result.events if event.kind == "loss"]
-    if losses:
-        again = sum(event.replays for event in result.events)
-        longest = max(event.interruption_s for event in result.events)
-        times = f"{len(losses)} time{'' if len(losses) == 1 else 's'}"
-        click.echo(f"devices were lost {times}: {again} frames computed again, none came for {longest:.2f} s at most")
-
-
-def show_partings(expected: Expected | None, log: Mapping[str, Any]) -> None:
-    """Prints where a run parts from its prediction by more than 10 %, and which lines carried other bytes; nothing
-    without a prediction, or where frames went other ways than predicted."""
-    from dicompiler.base.units import format_seconds
-    from dicompiler.driver.fidelity import measured, partings, wrong_bytes
-
-    if expected is None or "events" in log:
-        return
-    found = measured(log, expected.program)
-    click.echo()
-    if log["where"] != "emulated":  # which says it in words of its own
-        where, told = " on this host alone" if log["where"] == "here" else "", format_seconds(expected.told.frame_s)
-        click.echo(f"a frame{where}: {format_seconds(found.frame_s)}, predicted for the platform: {told}")
-    rows = [
-        (one.device, one.cause, one.where, f"{1000 * one.predicted_s:.2f}", f"{1000 * one.measured_s:.2f}")
-        for one in partings(expected.told, found)
-    ]
-    if rows:
-        show(("parting by 10 %", "in", "above all", "predicted ms", "measured ms"), rows, right=(3, 4))
-    for sender, receiver, due, got in wrong_bytes(log, expected.program):
-        click.echo(f"{sender} → {receiver}: {got} bytes sent, {due} predicted")
-
-
 def _outcome(check: Check) -> str:
     return ("ok" if check.applies else "left out") if check.passed else "FAILED"
 
@@ -390,7 +334,7 @@ def show_verification(verification: Verification, directory: Path, as_json: bool
     if as_json:
         show_json([dataclasses.asdict(check) for check in checks])
     else:
-        show(("check", "", ""), [(check.name, _outcome(check), check.detail) for check in checks])
+        show(("check", "", ""), [(check.name, _outcome(check), check.detail) for check in checks], wrap=2)
     for check in checks:
         if not check.passed:
             raise DicompilerError(f"{directory}: {check.name}: {check.detail}")

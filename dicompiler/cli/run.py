@@ -48,8 +48,10 @@ def command(directory: Path, stream: Stream, options: RunOptions, cost: str | No
     address of this host that they reach. With --log it says too where prediction and measurement part.
     """
     from dicompiler.cli.files import read_inputs, write_npz
-    from dicompiler.cli.results import show_partings, show_run, show_wire
+    from dicompiler.cli.results import show_wire
+    from dicompiler.cli.runs import show_partings, show_predicted, show_run
     from dicompiler.cli.tables import show_json
+    from dicompiler.driver import summary
     from dicompiler.ir.plan import load_plan
     from dicompiler.target.manifest import PLAN
 
@@ -63,6 +65,7 @@ def command(directory: Path, stream: Stream, options: RunOptions, cost: str | No
     if as_json:
         show_json(log)
     else:
-        show_run(result)
+        show_run(result, log["in_flight"])
+        show_predicted(summary.load(directory), result, log["where"], log["in_flight"])
         show_partings(expected, log)
         show_wire(load_plan(directory / PLAN))

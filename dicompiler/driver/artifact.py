@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import UsageError
 from dicompiler.base.schema import load_json, validate
+from dicompiler.driver.asked import asked
 from dicompiler.driver.prepare import DEFAULT_COST, pose, prepare
 from dicompiler.driver.sending import sending
 from dicompiler.ir import plan as plans
@@ -39,24 +40,6 @@ if TYPE_CHECKING:
     from dicompiler.verify.comparison import Check, Verification
 
 log = logging.getLogger("dicompiler")
-
-
-@dataclass(frozen=True)
-class Compiled(Compilation):
-    """What `compile` gives: a compilation with plan, program and metrics, and its artifact where one was written.
-    problem: what was solved."""
-
-    problem: Problem | None = field(default=None, repr=False, compare=False)
-
-    @classmethod
-    def of(cls, compilation: Compilation, problem: Problem) -> Compiled:
-        return cls(**{entry.name: getattr(compilation, entry.name) for entry in fields(Compilation)}, problem=problem)
-
-    def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None, timeout: float | None = None) -> Verification:
-        """Verifies the artifact that was written, see `driver.artifact.verify`. UsageError where none was."""
-        if self.artifacts is None:
-            raise UsageError("verify: nothing was written: compile with output=…")
-        return verify(self.artifacts, inputs, timeout)
 
 
 WEIGHTS = f"{REFERENCE}.data"
@@ -94,7 +77,7 @@ def reopen(
     """
     path, target, model = _open(directory)
     made = _made(path)
-    decision = Decision(made["strategy"], made["objective"], made["cost"]) if made else None
+    decision = Decision(made["strategy"], made["objective"], made["cost"], made.get("chosen", "")) if made else None
     try:
         costs = registry().make("cost_models", cost or (decision.cost if decision else DEFAULT_COST))
     except UsageError as error:
@@ -112,9 +95,10 @@ def reopen(
     single = problem.alone[1]
     metrics, losses = problem.metrics(compilation), loss_metrics(problem, plan)
     compilation = replace(compilation, metrics=metrics, single=single, losses=losses, decision=decision)
-    return replace(compilation, artifacts=path), target, problem
+    return replace(compilation, written=path), target, problem
 
 
+@asked
 def run(
     directory: str | Path,
     inputs: Mapping[str, NDArray[Any]] | None = None,
@@ -128,6 +112,8 @@ def run(
     that failed."""
     from dicompiler.verify.given import advising, run_frames
 
+    if frames < 1:
+        raise UsageError(f"run: frames must be 1 or more, not {frames}")
     path, target, model = _open(directory, runs=True)
     if options is not None and options.without and not target.survives:
         raise UsageError(f"run: target {target.name!r} cannot begin without a device: leave out --without")
@@ -150,6 +136,7 @@ def service(directory: str | Path, options: RunOptions) -> Service:
     return target.service(path, options)
 
 
+@asked
 def verify(
     directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None, timeout: float | None = None
 ) -> Verification:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.summary import bottleneck
 from dicompiler.ir.metrics import LossMetrics, Metrics
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
 from dicompiler.search.losses import Survive, loss_metrics
 from dicompiler.search.lower_bounds import bound
@@ -64,7 +64,7 @@ class Comparison:
     def binding(self) -> str:
         """What holds the best plan back, in words: a device, a line, or waiting."""
         best = self.best
-        return "" if best is None or best.metrics is None else binding(self.problem.platform, best.metrics)
+        return "" if best is None or best.metrics is None else bottleneck(self.problem.platform, best.metrics)[1]
 
 
 def compare(
@@ -97,18 +97,3 @@ def _row(problem: Problem, name: str, strategy: Strategy, survive: Survive) -> R
         return Row(name, seconds, plan, problem.evaluate(plan), losses=loss_metrics(problem, plan))
     except DicompilerError as error:
         return Row(name, time.perf_counter() - start, error=str(error))
-
-
-def binding(platform: Platform, metrics: Metrics) -> str:
-    """What takes most of a frame: the computing of the busiest device, the busiest line, or waiting for one another."""
-    busiest = metrics.busiest
-    if platform.network.kind != "switch":
-        share = sum(entry.line_s for entry in metrics.devices) / 2 / metrics.latency_s
-        text = f"the {platform.network.kind} network"
-    else:
-        lines = max(metrics.devices, key=lambda entry: entry.line_s)
-        share, text = lines.line_s / metrics.latency_s, f"the line of {lines.device}"
-    computing = busiest.compute_s / metrics.latency_s
-    if computing >= share:
-        return f"{busiest.device} computes {100 * computing:.0f} % of the time"
-    return f"{text} is busy {100 * share:.0f} % of the time"

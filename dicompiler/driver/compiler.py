@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.atomic import check_place, moved_in_whole
 from dicompiler.base.collecting import no_collection
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cost.memory import MemoryUse
 from dicompiler.cost.model import CostModel
-from dicompiler.driver.artifact import Compiled
+from dicompiler.driver.asked import Shapes, asked, shape_texts
+from dicompiler.driver.compiled import Compiled
 from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, platform_of, pose, prepare, sought
 from dicompiler.driver.sending import agreed, calibrated, sending, tell_kept, tell_states
+from dicompiler.driver.summary import summarise
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
 from dicompiler.ir.onnx.model import Model
@@ -52,6 +54,7 @@ NOTABLY = 1.001
 """How many times what one device takes a plan takes that is warned of: less would read the same."""
 
 
+@asked
 def compile(
     model: str | Path | bytes | onnx.ModelProto | Model,
     platform: str | Path | Platform | None = None,
@@ -61,7 +64,7 @@ def compile(
     objective: str = "latency",
     cost: str | CostModel = DEFAULT_COST,
     output: str | Path | None = None,
-    shape: Sequence[str] = (),
+    shape: Shapes = (),
     instruments: Sequence[Instrument] = (),
     calibrate: str | Path | None = None,
     executor: Executor | None = None,
@@ -69,10 +72,12 @@ def compile(
     samples: str | Path | None = None,
     survive: int | str | Survive = 0,
     state: str | Sequence[str] = "auto",
+    progress: Callable[[str], object] | None = None,  # noqa: ARG001 (`asked` calls it)
 ) -> Compiled:
     """Splits `model` over `platform` as `plan` says or as `strategy` decides, and writes `output` where it is given.
 
-    strategy, target, cost: specs such as "modnn" or instances. shape: "input=1x3x224x224" for dynamic dimensions.
+    strategy, target, cost: specs such as "modnn" or instances. shape: {"input": (1, 3, 224, 224)}, or as text
+    "input=1x3x224x224", for dynamic dimensions.
     calibrate: an .npz file of samples with which the model is quantised first (see the pass `quantise`). executor: whom
     strategies that evaluate many plans give that work, see `open_executor`. wire: the type in which
     tensors travel, "float16" or {"*": "float16", "conv1": "float32"} (see `ir.wire`); by default the plan's, and as
@@ -80,9 +85,10 @@ def compile(
     the memory that the target adds counts when plans are chosen. survive: which losses of devices the plan is to have
     plans for: of so many at most, "hosts" for each host's together, or "pi02,pi03"; beside a given plan, by the default
     strategy. state: "past*=present*", or several: graph inputs and outputs that devices keep from frame to frame;
-    "auto": those of the usual names, "none": none (see the pass `keep-states`).
+    "auto": those of the usual names, "none": none (see the pass `keep-states`). progress: is told, a line
+    each, what is being done; what it raises ends the compilation.
     Returns the compilation with plan, program, metrics, and artifacts where written. Raises DicompilerError for what
-    cannot be compiled, UsageError for unknown names; nothing is written then.
+    cannot be compiled, UsageError for unknown names and values of other types; nothing is written then.
     """
     if strategy is not None and plan is not None:
         raise UsageError("compile: strategy and plan exclude each other: a plan needs no strategy")
@@ -97,7 +103,8 @@ def compile(
     given, sent = agreed(plan, wire, samples)
     if given is not None and given.losses and wanted:
         raise UsageError("compile: the plan has plans for losses: leave out survive, or its 'losses'")
-    compilation = sending(prepare(Model.load(model), shape, instruments, calibrate, sought(state, emitter)), sent)
+    given_shapes, wanted_states = shape_texts(shape), sought(state, emitter)
+    compilation = sending(prepare(Model.load(model), given_shapes, instruments, calibrate, wanted_states), sent)
     compilation = replace(compilation, platform=platform_of(platform, decider))
     costs: CostModel = known.adopt("cost_models", cost)
     runs = emitter if output is not None else None
@@ -122,7 +129,8 @@ def compile(
         check_dealing(chosen_plan, emitter)
         compilation, memory = occupy(compilation, problem), problem.memory(compilation)
         check_program(compilation, memory, emitter)
-    decision = Decision("" if decider is None else decider.name, objective, costs.name)
+    name, origin = ("", "") if decider is None else (decider.name, chosen_plan.chosen)
+    decision = Decision(name, objective, costs.name, origin)
     compilation = replace(predicted(compilation, problem, memory), decision=decision)
     compilation = replace(compilation, losses=loss_metrics(problem, chosen_plan))
     return Compiled.of(compilation if output is None else emit(compilation, emitter, Path(output)), problem)
@@ -211,8 +219,16 @@ def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
         (stage / PLATFORM).write_text(to_toml(compilation.platform), encoding="utf-8")
         (stage / REFERENCE).parent.mkdir()
         compilation.reference.save(stage / REFERENCE, external=True)
-        if compilation.decision is not None:
-            document = {"format": MADE_FORMAT, **asdict(compilation.decision), "target": str(target.spec)}
-            (stage / MADE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        (stage / MADE).write_text(json.dumps(made(compilation, target), indent=1) + "\n", encoding="utf-8")
         seal(stage)
-    return replace(compilation, artifacts=output)
+    return replace(compilation, written=output)
+
+
+def made(compilation: Compilation, target: Target) -> dict[str, Any]:
+    """How the plan came about, and what it is predicted to come to; see the schema made."""
+    decision, metrics, single = compilation.decision, compilation.metrics, compilation.single
+    assert decision is not None and metrics is not None and single is not None
+    document = {"format": MADE_FORMAT, **asdict(decision), "target": str(target.spec)}
+    if not decision.chosen:
+        del document["chosen"]
+    return {**document, "summary": summarise(compilation, decision, metrics, single).document()}

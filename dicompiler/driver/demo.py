@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
-from dicompiler.driver.compare import binding
 from dicompiler.driver.compiler import compile
+from dicompiler.driver.summary import bottleneck
 from dicompiler.verify.comparison import Verification
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def demo(network: str, platform: str, strategy: str, output: Path, tell: Callabl
         shares=_shares(compilation, metrics.devices),
         predicted_s=metrics.latency_s,
         predicted_alone_s=single.latency_s,
-        binding=binding(compilation.platform, metrics),
+        binding=bottleneck(compilation.platform, metrics)[1],
         emulated=emulated,
         why_not=why_not,
         verification=verification,

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Decision:
     """How a plan was decided on: the names of the strategy ("" where the plan was given) and of the cost model, and the
-    objective."""
+    objective. chosen: whose plan it is, where the strategy asks others."""
 
     strategy: str
     objective: str
     cost: str
+    chosen: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Compilation:
     whole network on one device; losses: those of its plan by itself and of each of
     its plans for losses (() where it has none); decision: how the plan came about;
     occupied, occupied_single: RAM and flash of each device by the target's measure, and those of one device that has
-    all (() where the target has none); artifacts: the directory that the target wrote; loaded: the graph before the
+    all (() where the target has none); written: the directory that the target wrote; loaded: the graph before the
     first pass, by whose names users call nodes (see ir.lineage; the pass manager keeps it).
     """
 
@@ -56,5 +57,5 @@ class Compilation:
     decision: Decision | None = None
     occupied: tuple[Occupied, ...] = ()
     occupied_single: tuple[Occupied, ...] = ()
-    artifacts: Path | None = None
+    written: Path | None = None
     loaded: onnx.GraphProto | None = field(default=None, repr=False, compare=False)

@@ -63,6 +63,7 @@ class Plan:
     stream uses renaming i mod n. Source and sink stay where they are. Empty: every frame goes by the plan as it is.
     `wire`: in which types tensors travel.
     `losses`: plans for when devices are lost, none of which has losses of its own; network and wire are this plan's.
+    `chosen`: the strategy whose plan it is, where one that asks others made it; in no file.
     """
 
     layers: Mapping[str, tuple[Part, ...]]
@@ -73,6 +74,7 @@ class Plan:
     replicas: tuple[Mapping[str, str], ...] = ()
     wire: Wire = field(default_factory=Wire)
     losses: tuple[Loss, ...] = ()
+    chosen: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.losses:

@@ -7,6 +7,7 @@ from importlib import resources
 from typing import Any
 
 from dicompiler.base.units import format_bytes, format_flops, format_joules, format_seconds
+from dicompiler.driver.summary import bottleneck
 from dicompiler.ir.metrics import Metrics
 from dicompiler.report.facts import Facts
 from dicompiler.report.graph import chip, device_name, graph
@@ -99,6 +100,7 @@ def _lines(facts: Facts) -> list[tuple[str, str]]:
         ("platform", part),
         ("plan", _decided(facts) + (f" ({plan.note})" if plan.note else "")),
         ("predicted", f"by simulation, cost model {facts.problem.cost.name}{_bound(facts)}"),
+        ("held back", bottleneck(platform, facts.metrics)[1]),
         *([("wire", f"tensors travel between devices as {clean(str(plan.wire))}")] if plan.wire.types else []),
         ("artifact", f"{clean(facts.name)}, target {facts.target.name}"),
     ]
@@ -114,6 +116,7 @@ def _decided(facts: Facts) -> str:
     if decision is None:
         return "who decided is not recorded in this artifact"
     who = f"of strategy {decision.strategy}" if decision.strategy else "given as a file"
+    who += f", which chose {decision.chosen}" if decision.chosen else ""
     return f"{who}, for {decision.objective}"
 
 

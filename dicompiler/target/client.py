@@ -4,6 +4,8 @@
         outputs = session.infer({"input": image})
         for outputs in session.stream(images):
             ...
+        async for outputs in session.astream(camera):
+            ...
 
 Arrays by name go in and come out. This needs numpy and nothing of ONNX; what computes are the devices' processes.
 """
@@ -11,18 +13,21 @@ Arrays by name go in and come out. This needs numpy and nothing of ONNX; what co
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.base.errors import DicompilerError, expect, nearest
 from dicompiler.target.records import DeviceReport, RunOptions
 from dicompiler.target.seal import check_files, open_artifact
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from dicompiler.target.remote.hosts import Hosts
 
 GROUP = "dicompiler.clients"
 """The entry points of targets whose artifacts can be connected to: the target's name = "module:function", which is
@@ -47,11 +52,22 @@ class Session(Protocol):
         """The outputs of each frame, in the order of `frames`, which are read in a thread of their own.
 
         Several frames are on their way at once, so that the devices work at the same time; never more than
-        `RunOptions.in_flight`, those whose outputs were not taken yet included.
+        `RunOptions.in_flight`, those whose outputs were not taken yet included. What reading the frames raises, or a
+        frame that does not fit, is raised after the outputs of the frames before it; the session goes on.
         """
 
     def reset(self) -> None:
         """States begin anew, as zeros, with the frame that is given next; one that gives states begins with those."""
+
+    async def astream(
+        self, frames: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
+    ) -> AsyncIterator[dict[str, NDArray[Any]]]:
+        """`stream` for `async for`: it waits in another thread, and the frames may come from an async iterator, which
+        is awaited in the caller's loop. Who leaves it early waits until the frame that is on its way is there."""
+        from dicompiler.target.awaited import stream
+
+        async for outputs in stream(self.stream, frames):
+            yield outputs
 
     def close(self) -> None:
         """Finishes what is on its way and ends the devices."""
@@ -63,16 +79,34 @@ class Session(Protocol):
     ) -> None: ...
 
 
-def connect(directory: str | Path, options: RunOptions | None = None, timeout: float | None = None) -> Session:
+def connect(
+    directory: str | Path,
+    options: RunOptions | None = None,
+    timeout: float | None = None,
+    *,
+    hosts: str | Path | Hosts | None = None,
+    keys: str | Path | None = None,
+) -> Session:
     """Starts the devices of the artifact in `directory` and waits until they are ready.
 
     options: by default twice as many frames in flight as there are devices. timeout: seconds that starting may take,
-    and that each frame may, by default those of `options`. DicompilerError for what is no artifact, RunError where a
-    device does not start.
+    and that each frame may, by default those of `options`. hosts: a hosts.toml: devices run there, and what the hosts
+    lack of the artifact and of the keys is copied first; keys: the directory that `dicompiler keys` made (both by
+    default those of `options`). DicompilerError for what is no artifact, RunError where a device does not start,
+    UsageError for values of other types.
     """
-    path = Path(directory)
+    from dicompiler.target.remote.hosts import Hosts
+
+    expect(directory, (str, Path), "connect: directory", "a path")
+    expect(options, (RunOptions, NoneType), "connect: options", "RunOptions")
+    expect(timeout, (int, float, NoneType), "connect: timeout", "seconds")
+    expect(hosts, (str, Path, Hosts, NoneType), "connect: hosts", "the path of a hosts.toml")
+    expect(keys, (str, Path, NoneType), "connect: keys", "a path")
+    path, how = Path(directory), (options or RunOptions(in_flight=0)).within(timeout)
     start = _client(path)
-    return start(path, (options or RunOptions(in_flight=0)).within(timeout))
+    if hosts is not None:
+        how = replace(how, hosts=hosts if isinstance(hosts, Hosts) else Hosts.load(hosts))
+    return start(path, how if keys is None else replace(how, keys=Path(keys)))
 
 
 def _client(path: Path) -> Callable[[Path, RunOptions], Session]:

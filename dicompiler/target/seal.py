@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.mistaken import mistaken
 from dicompiler.base.schema import load_json, validate
 from dicompiler.target.digests import KINDS, content_digest, file_record
 from dicompiler.target.manifest import MANIFEST, Json, json_text
@@ -70,7 +71,9 @@ def open_artifact(directory: Path) -> Json:
     are there, and what they hold, is for `check_files`. DicompilerError where that is not so."""
     path = directory / MANIFEST
     if not os.path.lexists(path):
-        raise DicompilerError(f"{directory}: no artifact of dicompiler: compile a model into it first")
+        raise DicompilerError(
+            f"{directory}: no artifact of dicompiler{mistaken(directory) or ': compile a model into it first'}"
+        )
     document = read_sealed(plain_file(directory, MANIFEST), "artifact")
     try:
         for name, record in document["files"].items():

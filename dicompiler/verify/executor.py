@@ -16,7 +16,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.base.errors import DicompilerError, nearest, one_line
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight, array_dtype, dtype_name, is_hollow
 from dicompiler.ir.program import DeviceProgram, Program, Segment, State, Transfer, Value
@@ -141,7 +141,10 @@ def _check_input(value: Value, inputs: Mapping[str, Any]) -> Any:
     given = inputs[value.name]
     if value.dtype == onnx.TensorProto.UNDEFINED:  # a sequence or an optional value
         return given
-    array = np.asarray(given, order="C")
+    try:
+        array = np.asarray(given, order="C")
+    except ValueError as error:
+        raise DicompilerError(f"input {value.name!r} is no array: {one_line(str(error))}") from None
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
     if array.dtype != dtype and not (value.dtype == onnx.TensorProto.STRING and array.dtype.kind in "OSU"):
         raise DicompilerError(f"input {value.name!r} must be of type {dtype}, not {array.dtype}")

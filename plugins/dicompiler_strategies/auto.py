@@ -86,9 +86,10 @@ class Auto(Strategy):
         carried out: what is gained so may as well be lost. Where runtimes cost nothing predictions are taken as they
         are."""
         plan, metrics = problem.alone
-        if not problem.runtime or metrics.value(problem.objective) > WORTH * best.value(problem):
-            return best.plan
-        return plan if evaluate(problem, [(plan, "one device")]) else best.plan
+        single = problem.runtime and metrics.value(problem.objective) <= WORTH * best.value(problem)
+        if single and evaluate(problem, [(plan, "one device")]):
+            return replace(plan, chosen="single")
+        return replace(best.plan, chosen=best.origin)
 
 
 class _Run:

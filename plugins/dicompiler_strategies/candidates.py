@@ -141,7 +141,7 @@ class CandidateSearch:
             if self.is_late():
                 return
             if not self._is_hopeless(tables, selection):
-                self.evaluate([(tables.plan(selection), "the tables' optimum")])
+                self.evaluate([(tables.plan(selection), "cpsat")])
 
     def polish(self, tables: Tables, tries: int, seed: int) -> None:
         """Tries plans around the best one, if it is one of the tables', and goes on from any that is better: so many in
@@ -154,7 +154,8 @@ class CandidateSearch:
             moves = itertools.islice(neighbours(tables, selection, seed + step), min(AT_ONCE, tries - step))
             plans = [tables.plan(move) for move in moves if not self._is_hopeless(tables, move)]
             effort -= sum(map(_size, plans))
-            if self.evaluate((plan, "local search") for plan in plans):
+            origin = self.best.origin  # whose plan it was at first
+            if self.evaluate((plan, origin) for plan in plans):
                 selection, last = tables.selection(self.best.plan), step
 
     def trim(self) -> None:

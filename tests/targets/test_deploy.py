@@ -157,9 +157,7 @@ def test_a_program_uses_boards_too(boards: Cluster, net: Path, tmp_path: Path) -
     hosts = boards.hosts(tmp_path / "hosts.toml", extra)
     text = hosts.read_text().replace('ssh = "root@10.77.0.3"', 'ssh = "10.77.0.3"\naddress = "10.77.0.3"\ncores = [0]')
     hosts.write_text(text.replace("[defaults]", "[defaults]\nthreads = 1"))
-    options = RunOptions(hosts=Hosts.load(hosts), insecure=True, in_flight=2)
-    install(net, options)
-    with dicompiler.connect(net, options) as session:
+    with dicompiler.connect(net, RunOptions(insecure=True, in_flight=2), hosts=hosts) as session:
         words = Path(f"/proc/{pids(there(boards, 'pi02', net).parent)['pi02']}/cmdline").read_text()
         assert "\0--listen\x0010.77.0.3:0\0--threads\x001\0--cores\x000\0" in words
         image = {"input": np.ones((1, 1, 32, 32), np.float32)}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,15 +133,48 @@ def test_a_source_may_use_its_arrays_again(tmp_path: Path) -> None:
     assert i == 11
 
 
-def test_what_the_source_raises_comes_out(tmp_path: Path) -> None:
-    def source() -> Iterator[dict[str, Any]]:
-        yield partial()[2]
+def test_what_the_source_raises_comes_after_the_outputs_before_it_and_the_session_goes_on(tmp_path: Path) -> None:
+    made, got = halo(), list[Any]()
+    given = frames(made, 3)
+
+    def camera() -> Iterator[dict[str, Any]]:
+        yield from given
         raise OSError("the camera is gone")
 
-    session = dicompiler.connect(emit(partial(), tmp_path))
-    with pytest.raises(OSError, match="the camera is gone"), session:
-        list(session.stream(source()))
-    assert pids(tmp_path) == {}
+    with dicompiler.connect(emit(made, tmp_path)) as session:
+        for source, error in ((camera(), OSError), ([*given, {"x": 1}], DicompilerError), (5, UsageError)):
+            got.clear()
+            with pytest.raises(error):
+                got.extend(session.stream(source))  # type: ignore[arg-type]
+            assert len(got) == (0 if source == 5 else 3)
+        check(made, given[0], session.infer(given[0]))
+
+
+def test_streams_are_awaited_too(tmp_path: Path) -> None:
+    made = halo()
+    given = frames(made, 6)
+
+    async def camera(count: int) -> AsyncIterator[dict[str, Any]]:
+        for one in given[:count]:
+            await asyncio.sleep(0)
+            yield one
+        await asyncio.sleep(3600 if count < 6 else 0)
+
+    async def use(session: Session) -> None:
+        for source in (given, camera(6)):
+            got = [outputs async for outputs in session.astream(source)]
+            for one, outputs in zip(given, got, strict=True):
+                check(made, one, outputs)
+        with pytest.raises(TimeoutError):  # the camera is silent: leaving takes no frame of it
+            await asyncio.wait_for(_all(session.astream(camera(2))), 1)
+        check(made, given[0], session.infer(given[0]))
+
+    async def _all(outputs: AsyncIterator[Any]) -> None:
+        async for _ in outputs:
+            pass
+
+    with dicompiler.connect(emit(made, tmp_path)) as session:
+        asyncio.run(use(session))  # type: ignore[arg-type]
 
 
 def test_inputs_that_do_not_fit_leave_the_session_as_it_is(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import onnx
 from google.protobuf.message import DecodeError, Message
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.mistaken import mistaken
 from dicompiler.ir.onnx.weights import LARGE, Weight, header, is_hollow, mark_hollow
 
 Buffer = bytes | memoryview
@@ -41,7 +42,8 @@ def map_file(path: Path, what: str) -> memoryview:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
-        raise DicompilerError(f"{path}: cannot read {what}: {error.strerror or error}") from error
+        more = mistaken(path, "reference/model.onnx") if isinstance(error, IsADirectoryError) else ""
+        raise DicompilerError(f"{path}: cannot read {what}: {error.strerror or error}{more}") from error
 
 
 def _varint(data: memoryview, at: int, end: int) -> tuple[int, int]:

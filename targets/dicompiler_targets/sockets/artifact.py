@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DicompilerError, check_files, nearest, open_artifact, read_sealed
+from dicompiler.plugin_api import DicompilerError, check_files, expect, nearest, one_line, open_artifact, read_sealed
 from dicompiler_targets.copies import WEIGHTS, check_sources, hashes, runtime_sources
 from dicompiler_targets.sockets.runtime.roles import Schedule, roles
 
@@ -103,6 +103,7 @@ class Artifact:
     def arrays(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """The inputs as contiguous arrays; where a state is among them, all states, as zeros if they are not.
         DicompilerError for a missing, unknown or unfitting one."""
+        expect(inputs, (Mapping,), "the inputs", "arrays by name, as {'x': array}")
         states = [value for value in self.states if any(state["name"] in inputs for state in self.states)]
         missing = [value for value in states if value["name"] not in inputs]
         zeros = {v["name"]: np.zeros(v["shape"], numpy_type(v["dtype"])) for v in missing}
@@ -145,7 +146,10 @@ def _checked(value: Mapping[str, Any], inputs: Mapping[str, Any]) -> NDArray[Any
     name, dtype = value["name"], numpy_type(value["dtype"])
     if name not in inputs:
         raise DicompilerError(f"input {name!r} is missing: give all of the network's inputs")
-    array: NDArray[Any] = np.asarray(inputs[name], order="C")
+    try:
+        array: NDArray[Any] = np.asarray(inputs[name], order="C")
+    except ValueError as error:
+        raise DicompilerError(f"input {name!r} is no array: {one_line(str(error))}") from None
     if array.dtype != dtype:
         raise DicompilerError(f"input {name!r} must be of type {dtype}, not {array.dtype}")
     if value["shape"] is not None and array.shape != tuple(value["shape"]):

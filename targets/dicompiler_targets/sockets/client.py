@@ -11,7 +11,8 @@ from dicompiler_targets.sockets.session import Session, check_elsewhere
 
 
 def connect(directory: Path, options: RunOptions) -> Session:
-    """Starts the artifact's devices, or joins those that are kept running: see dicompiler.connect."""
+    """Starts the artifact's devices, on other hosts after what they lack was copied there, or joins those that are kept
+    running: see dicompiler.connect."""
     artifact = Artifact.load(directory)
     check_elsewhere(options, artifact)
     if Kept.load(directory) is not None:
@@ -20,8 +21,9 @@ def connect(directory: Path, options: RunOptions) -> Session:
         if (calls := joined(artifact, options)) is not None:
             return Session(artifact, calls.options, calls)
     if options.hosts is not None:
-        from dicompiler_targets.sockets.deploy import Remote
+        from dicompiler_targets.sockets.deploy import Remote, install
 
+        install(directory, options)
         remote = Remote(artifact, options)
         return Session(artifact, remote.options, remote)
     return Session(artifact, options)

@@ -53,7 +53,7 @@ OTHER_PYTHON = "install it, or name another one (python in the hosts file)"
 
 # Fed to the Python there, which may be of any version.
 PROBE = """
-import hashlib, json, os, sys
+import hashlib, json, os, sys, sysconfig
 def read(*path):
     try:
         with open(os.path.join(*path)) as file:
@@ -81,7 +81,10 @@ places = []
 for place, wanted in zip(sys.argv[1:], WANTED):
     names = [name for name in sorted(wanted) if held(place, name, wanted[name])]
     places.append({"stamp": read(place, STAMP), "held": names})
-print(MARK + json.dumps({"versions": versions, "errors": errors, "places": places}))
+# Debian's own Python, for one, takes nothing from pip (PEP 668).
+managed = sys.prefix == getattr(sys, "base_prefix", sys.prefix) and os.path.exists(
+    os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED"))
+print(MARK + json.dumps({"versions": versions, "errors": errors, "places": places, "managed": managed}))
 """
 RUN_PYTHON = 'cd / && "$1" - "$2" "$3"'
 # The parentheses: a shell stays behind, whose exit code tells of the signal that ends the device.
@@ -254,12 +257,17 @@ def _state(place: Place, answer: Mapping[str, Any]) -> HostState:
     versions = {name: one_line(version, 60) for name, version in answer["versions"].items()}
     for name, needed in NEEDED.items():
         version, oldest = versions.get(name), ".".join(map(str, needed))
-        pip = f"{place.python} -m pip install"
+        pip, other = f"{place.python} -m pip install", ""
+        if answer["managed"]:
+            pip = f"{place.python} -m venv ~/venv && ~/venv/bin/pip install"
+            other = ', and say python = "venv/bin/python" in the hosts file'
         if version is None:
             cause = one_line(answer["errors"][name])
-            raise RunError(f"{place.title}: its Python has no {name} ({cause}): run '{pip} numpy onnxruntime' there")
+            raise RunError(
+                f"{place.title}: its Python has no {name} ({cause}): run '{pip} numpy onnxruntime' there{other}"
+            )
         if tuple(map(int, re.findall(r"\d+", version)[:2])) < needed:
-            remedy = OTHER_PYTHON if name == "Python" else f"run '{pip} --upgrade {name}' there"
+            remedy = OTHER_PYTHON if name == "Python" else f"run '{pip} --upgrade {name}' there{other}"
             raise RunError(f"{place.title}: {name} {version} is too old, {oldest} or newer is needed: {remedy}")
     return HostState(versions, [(one["stamp"], frozenset(one["held"])) for one in answer["places"]])
 

@@ -14,7 +14,7 @@ from typing import Any
 class Feed:
     """Frames that were read, in `given`, of which `take` gives the next. `exhausted`: no more will be. `announce` is
     called by the thread whenever that changes. `copy` makes of a frame what does not change when its source uses its
-    arrays again.
+    arrays again. `error`: what reading a frame raised, after which there are no more.
 
     At most `limit` frames are read that were not released. A list is there already: it takes no thread.
     """
@@ -25,6 +25,7 @@ class Feed:
         self._listed = isinstance(frames, list | tuple)
         self.given: deque[Any] = deque(frames if self._listed else ())
         self.exhausted = self._listed
+        self.error: BaseException | None = None
         self._room = threading.Semaphore(limit)
         self._stopped = False
         self._announce, self._copy = announce, copy
@@ -36,11 +37,15 @@ class Feed:
         return bool(self.given) or self.exhausted
 
     def take(self) -> Any:
-        """The next frame. Raises what reading it raised."""
+        """The next frame; None where it cannot be read."""
         item = self.given.popleft()
-        if isinstance(item, _Failed):
-            raise item.error
-        return self._copy(item) if self._listed else item
+        if not self._listed:
+            return item
+        try:
+            return self._copy(item)
+        except BaseException as error:
+            self._fail(error)
+            return None
 
     def release(self) -> None:
         """One more frame may be read."""
@@ -63,12 +68,11 @@ class Feed:
         except StopIteration:
             self.exhausted = True
         except BaseException as error:  # the user's own, which is raised where the outputs are taken
-            self.given.append(_Failed(error))
+            self._fail(error)
         self._announce()
 
-
-class _Failed:
-    """Reading the frames raised `error`."""
-
-    def __init__(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         self.error = error
+        if self._listed:
+            self.given.clear()
+        self.exhausted = True

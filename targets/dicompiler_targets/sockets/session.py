@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dicompiler.plugin_api import DeviceReport, RunError, RunEvent, RunOptions, UsageError, nearest
+from dicompiler.plugin_api import DeviceReport, RunError, RunEvent, RunOptions, UsageError, expect, nearest
+from dicompiler.plugin_api import Session as AnySession
 from dicompiler_targets.sockets.artifact import Artifact, Role, from_payload, piece, to_payload
 from dicompiler_targets.sockets.crew import Crew
 from dicompiler_targets.sockets.feed import Feed
@@ -54,7 +55,7 @@ class Flight:
     done: set[str] = field(default_factory=set)
 
 
-class Session:
+class Session(AnySession):
     """The processes of an artifact and the frames on their way. Use it from one thread at a time.
 
     start: how devices are started, by default on this host, but those that `options.elsewhere` names, which someone
@@ -124,18 +125,23 @@ class Session:
     def flights(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Flight, dict[str, dict[str, Any]]]]:
         """Each frame with its outputs by sink device and name, in the order of `frames`, which a thread reads.
 
-        It reads at most as many frames ahead of what was taken here as may be on their way at once.
+        It reads at most as many frames ahead of what was taken here as may be on their way at once. What reading them
+        raises is raised after the outputs of those before; the session goes on.
         """
+        expect(frames, (Iterable,), "stream: frames", "an iterable of inputs by name")
         feed, waiting = Feed(frames, self.in_flight, self._lines.wake, self.artifact.copies), deque[Flight]()
         away_s = math.inf
         try:
             while True:
                 with self._guarded():
                     flight = self._next_flight(feed, waiting)
-                    if flight is None:
-                        return
-                    delivered = self._collect(flight)
-                    self._lines.rest(away_s if self._busy() else 0.0)
+                    if flight is not None:
+                        delivered = self._collect(flight)
+                        self._lines.rest(away_s if self._busy() else 0.0)
+                if flight is None:
+                    if feed.error is not None:
+                        raise feed.error
+                    return
                 gone = time.perf_counter()
                 yield flight, delivered
                 away_s = time.perf_counter() - gone
@@ -260,7 +266,8 @@ class Session:
         """The next frame of the feed whose outputs are there; None after the last. Gives frames in the meantime."""
         while True:
             while feed.given and not self._full():
-                waiting.append(self._submit(feed.take()))
+                if (inputs := feed.take()) is not None:
+                    waiting.append(self._submit(inputs))
             if waiting and waiting[0].missing == 0:
                 return waiting.popleft()
             if feed.exhausted and not waiting and not feed.given:

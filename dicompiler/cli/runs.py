@@ -1,0 +1,97 @@
+"""What run, deploy and emulate print: what devices measured, the prediction beside it, and where both part."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dicompiler.base.units import format_seconds
+from dicompiler.cli.tables import show, tell, wrapped
+
+if TYPE_CHECKING:
+    from dicompiler.driver.fidelity import Expected
+    from dicompiler.driver.summary import Summary
+    from dicompiler.target.records import RunResult
+
+
+def show_run(result: RunResult, in_flight: int = 1) -> None:
+    """Prints what each device's process reported, over all frames. in_flight: how many may be on their way at once."""
+    headers = ("device", "computing s", "waiting s", "sending s", "bytes sent", "memory MiB")
+    rows = [
+        (
+            report.device,
+            f"{report.compute_s:.4f}",
+            f"{report.wait_s:.4f}",
+            f"{report.send_s:.4f}",
+            str(sum(report.sent.values())),
+            f"{report.memory_peak / 2**20:.1f}",
+        )
+        for report in result.reports
+    ]
+    show(headers, rows, right=range(1, len(headers)))
+    if result.frames_s:
+        times = ", ".join(f"{seconds:.4f}" for seconds in result.frames_s[:8])
+        click.echo(wrapped(f"{times}{', …' if len(result.frames_s) > 8 else ''}", "\nseconds for each frame: "))
+    if len(result.frames_s) > 1:
+        click.echo(f"frames per second: {len(result.frames_s) / result.total_s:.2f}")
+        if in_flight > 1:
+            _show_queueing(result, in_flight)
+    losses = [event for event in result.events if event.kind == "loss"]
+    if losses:
+        again = sum(event.replays for event in result.events)
+        longest = max(event.interruption_s for event in result.events)
+        times = f"{len(losses)} time{'' if len(losses) == 1 else 's'}"
+        click.echo(f"devices were lost {times}: {again} frames computed again, none came for {longest:.2f} s at most")
+
+
+def _show_queueing(result: RunResult, in_flight: int) -> None:
+    """Prints what of a frame's time in a stream is the pace, and that the rest is mostly queueing."""
+    pace, took = result.total_s / len(result.frames_s), statistics.median(result.frames_s)
+    many = min(in_flight, len(result.frames_s))
+    text = (
+        f"queueing: {many} frames were on their way at once: one came every {format_seconds(pace)}, and took "
+        f"{format_seconds(took)} (median) from its inputs to its outputs, in which it queued behind others: "
+        "--in-flight 1 tells what a frame takes by itself"
+    )
+    tell([text])
+
+
+def show_predicted(summary: Summary | None, result: RunResult, where: str, in_flight: int) -> None:
+    """Prints who decided, the prediction beside what was measured, what holds it back, and what to try next. where:
+    "boards", or "here": all devices' processes share this host."""
+    if summary is None:
+        return
+    count = len(result.frames_s)
+    if in_flight > 1 and count > 1:
+        told, found, what = summary.period_s, result.total_s / count, "between frames of a stream"
+    else:
+        told, found, what = summary.latency_s + summary.ends_s, statistics.median(result.frames_s), "a frame"
+    place = "on the boards" if where == "boards" else "on this host, whose processors all devices share"
+    times = f"{what}: {format_seconds(told)} predicted for the boards, {format_seconds(found)} measured {place}"
+    click.echo()
+    tell([f"plan: {summary.decided}", times, f"held back: {summary.bottleneck}, as predicted", summary.lines[-1]])
+
+
+def show_partings(expected: Expected | None, log: Mapping[str, Any]) -> None:
+    """Prints where a run parts from its prediction by more than 10 %, and which lines carried other bytes; nothing
+    without a prediction, or where frames went other ways than predicted."""
+    from dicompiler.driver.fidelity import measured, partings, wrong_bytes
+
+    if expected is None or "events" in log:
+        return
+    found = measured(log, expected.program)
+    click.echo()
+    if log["where"] != "emulated":  # which says it in words of its own
+        where, told = " on this host alone" if log["where"] == "here" else "", format_seconds(expected.told.frame_s)
+        click.echo(f"a frame{where}: {format_seconds(found.frame_s)}, predicted for the platform: {told}")
+    rows = [
+        (one.device, one.cause, one.where, f"{1000 * one.predicted_s:.2f}", f"{1000 * one.measured_s:.2f}")
+        for one in partings(expected.told, found)
+    ]
+    if rows:
+        show(("parting by 10 %", "in", "above all", "predicted ms", "measured ms"), rows, right=(3, 4))
+    for sender, receiver, due, got in wrong_bytes(log, expected.program):
+        click.echo(f"{sender} → {receiver}: {got} bytes sent, {due} predicted")

@@ -1,0 +1,141 @@
+"""What came of a compilation, in a few sentences: who decided, the prediction, what holds it back, what to try next.
+
+Compilation with metrics → Summary ──document──► made.json of the artifact ──load──► the same, for who runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dicompiler.base.schema import load_json, validate
+from dicompiler.ir.compilation import Compilation, Decision
+from dicompiler.ir.metrics import Metrics
+from dicompiler.ir.platform import Platform
+from dicompiler.target.manifest import MADE
+
+Bound = Literal["network", "computing", "waiting"]
+MOSTLY = 0.5
+"""What is busy for less than this share of a frame leaves it to waiting for one another."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """strategy: who decided ("": the plan was given); chosen: whose plan it took, where it asks others. devices: how
+    many compute. Predicted, in seconds: latency_s of a frame, ends_s of its inputs' and outputs' way beside it,
+    period_s between the frames of a stream, alone_s and alone_period_s of one device alone. bottleneck: in words;
+    advice: what to try next."""
+
+    strategy: str
+    chosen: str
+    devices: int
+    latency_s: float
+    ends_s: float
+    period_s: float
+    alone_s: float
+    alone_period_s: float
+    bottleneck: str
+    advice: str
+
+    @property
+    def decided(self) -> str:
+        """Whose plan it is."""
+        if not self.strategy:
+            return "by a given plan"
+        return f"by {self.strategy}" + (f", which chose {self.chosen}" if self.chosen else "")
+
+    @property
+    def predicted(self) -> str:
+        """What is predicted, beside one device alone."""
+        text = f"a frame {milliseconds(self.latency_s)}, one every {milliseconds(self.period_s)} in a stream"
+        if self.devices < 2:
+            return text
+        return f"{text}; one device alone {milliseconds(self.alone_s)}, one every {milliseconds(self.alone_period_s)}"
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """A sentence each."""
+        return (
+            f"plan: {self.decided}",
+            f"predicted: {self.predicted}",
+            f"held back: {self.bottleneck}",
+            f"to try: {self.advice}",
+        )
+
+    def document(self) -> dict[str, Any]:
+        """As made.json has it; `load` has the rest from its other keys."""
+        return {key: value for key, value in asdict(self).items() if key not in ("strategy", "chosen")}
+
+
+def milliseconds(seconds: float) -> str:
+    """0.1963 → "196.3 ms"."""
+    return f"{1000 * seconds:.4g} ms"
+
+
+def summarise(compilation: Compilation, decision: Decision, metrics: Metrics, single: Metrics) -> Summary:
+    """The summary of a compilation with platform and plan."""
+    assert compilation.platform is not None and compilation.plan is not None
+    bound, text = bottleneck(compilation.platform, metrics)
+    devices = sum(one.flops > 0 for one in metrics.devices)
+    slower = metrics.value(decision.objective) > single.value(decision.objective)
+    narrowed = bool(compilation.plan.wire.types)
+    return Summary(
+        decision.strategy,
+        decision.chosen,
+        devices,
+        metrics.latency_s,
+        metrics.ends_s,
+        metrics.period_s,
+        single.latency_s,
+        single.period_s,
+        text,
+        _advice(bound, decision, metrics, devices, slower, narrowed),
+    )
+
+
+def load(directory: Path) -> Summary | None:
+    """That of the compilation that wrote an artifact; None where it does not tell (an earlier version's)."""
+    path = directory / MADE
+    document: Mapping[str, Any] = load_json(path) if path.is_file() else {}
+    if not document:
+        return None
+    validate(document, "made", str(path))
+    if "summary" not in document:
+        return None
+    return Summary(document["strategy"], document.get("chosen", ""), **document["summary"])
+
+
+def bottleneck(platform: Platform, metrics: Metrics) -> tuple[Bound, str]:
+    """What takes most of a frame: the computing of the busiest device, the busiest line, or waiting for one another."""
+    busiest = metrics.busiest
+    if platform.network.kind != "switch":
+        share = sum(entry.line_s for entry in metrics.devices) / 2 / metrics.latency_s
+        text = f"the {platform.network.kind} network"
+    else:
+        lines = max(metrics.devices, key=lambda entry: entry.line_s)
+        share, text = lines.line_s / metrics.latency_s, f"the line of {lines.device}"
+    computing = busiest.compute_s / metrics.latency_s
+    text = f"{text} is busy {100 * share:.0f} % of the time"
+    if computing >= share:
+        text = f"{busiest.device} computes {100 * computing:.0f} % of the time"
+    if max(computing, share) < MOSTLY:
+        return "waiting", f"{text}, else devices wait for one another"
+    return ("computing" if computing >= share else "network"), text
+
+
+def _advice(bound: Bound, decision: Decision, metrics: Metrics, devices: int, slower: bool, narrowed: bool) -> str:
+    """What may help against what holds it back."""
+    if devices < 2:
+        return (
+            "more devices gain where computing takes longer than sending: a faster network, or whole frames dealt out "
+            "in a stream (--objective throughput)"
+        )
+    if slower:
+        return "this is slower than one device alone: --strategy auto takes the best of all strategies, or one device"
+    if bound == "computing":
+        return f"one more device, or a faster one for {metrics.busiest.device}; for a stream --objective throughput"
+    narrow = "" if narrowed else "--wire float16, which halves what travels; "
+    text = f"{narrow}a faster network; for a stream --objective throughput"
+    return text if decision.strategy == "auto" else f"'dicompiler compare': what other strategies make of it; {text}"

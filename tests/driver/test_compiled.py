@@ -1,0 +1,75 @@
+"""What callers in Python get and give: a result that fits a line and a notebook, values of wrong types, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dicompiler
+from dicompiler import DicompilerError, UsageError, networks
+
+
+@pytest.fixture(scope="module")
+def result() -> dicompiler.Compiled:
+    return dicompiler.compile(networks.build("lenet"), platform="rpi4x32", strategy="modnn")
+
+
+def test_a_result_is_a_line_and_a_bounded_table(result: dicompiler.Compiled) -> None:
+    assert repr(result).startswith("<Compiled: 8 layers on ") and "rpi4x32, by modnn: a frame " in repr(result)
+    assert len(repr(result)) < 200
+    html = result._repr_html_()
+    assert html.count("<tr>") == 17 and "… and " in html and len(html) < 4000
+    assert "<p>held back: " in html and "<p>to try: " in html
+    with pytest.raises(UsageError, match=r"^nothing was written: compile with output=…$"):
+        result.artifacts  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: dicompiler.compile(5), "compile: model must be the path of an ONNX file, its bytes or a ModelProto"),  # type: ignore[arg-type]
+        (lambda: dicompiler.compile("x", platform=5), "compile: platform must be the path of a TOML file"),  # type: ignore[arg-type]
+        (lambda: dicompiler.compile("x", strategy=object), "compile: strategy must be a text such as 'dp'"),  # type: ignore[arg-type]
+        (lambda: dicompiler.compile("x", output=b"x"), "compile: output must be a path, not b'x' (bytes)"),  # type: ignore[arg-type]
+        (lambda: dicompiler.run(None), "run: directory must be a path, not None"),  # type: ignore[arg-type]
+        (lambda: dicompiler.run("x", [np.ones(1)]), "run: inputs must be arrays by the names of inputs"),  # type: ignore[arg-type]
+        (lambda: dicompiler.run("x", frames=0), "run: frames must be 1 or more, not 0"),
+        (lambda: dicompiler.connect(5), "connect: directory must be a path, not 5 (int)"),  # type: ignore[arg-type]
+        (lambda: dicompiler.connect("x", hosts=["pi01"]), "connect: hosts must be the path of a hosts.toml"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_of_another_type_is_a_line(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        call()
+    assert str(caught.value).startswith(words) and "\n" not in str(caught.value)
+
+
+def test_an_output_that_cannot_be_written_is_told_before_the_work() -> None:
+    for place in ("/proc/net", "/proc/dicompiler", "x" * 300):
+        with pytest.raises(DicompilerError, match=r"^(/proc/|x)"):
+            dicompiler.compile("missing.onnx", platform="rpi4x2", output=place)
+
+
+def test_shapes_are_given_as_a_dict_and_progress_is_heard_and_may_end_it(tmp_path: Path) -> None:
+    model, heard = networks.build("lenet"), list[str]()
+    for dim, name in zip(model.graph.input[0].type.tensor_type.shape.dim, "N...", strict=True):
+        if name == "N":
+            dim.dim_param = name
+    by_text, by_dict = (
+        dicompiler.compile(model, "rpi4x2", "modnn", shape=shape, progress=heard.append)
+        for shape in ("input=1x1x32x32", {"input": (1, 1, 32, 32)})
+    )
+    assert by_text.plan == by_dict.plan and "modnn decides" in heard
+    with pytest.raises(UsageError, match=r"^compile: a size in the shape of 'input' must be a whole number, not 'N'"):
+        dicompiler.compile(model, "rpi4x2", shape={"input": ("N", 1, 32, 32)})  # type: ignore[dict-item]
+
+    def stop(_: str) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        dicompiler.compile(model, "rpi4x2", "modnn", shape="input=1x1x32x32", output=tmp_path / "net", progress=stop)
+    assert list(tmp_path.iterdir()) == []
