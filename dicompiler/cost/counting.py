@@ -101,7 +101,8 @@ def _nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> int:
 
 def live_nbytes(layers: LayerGraph, task: ShareTask) -> int:
     """Bytes of what a task reads, weights apart, and of what it makes; nothing of tensors without static shape."""
-    return sum(_nbytes(layers, key.tensor, region) for key, region in (*task.needs.items(), *task.outputs.items()))
+    moved = (*task.needs.items(), *task.kept.items(), *task.outputs.items())
+    return sum(_nbytes(layers, key.tensor, region) for key, region in moved)
 
 
 def task_macs(layers: LayerGraph, task: ShareTask) -> int:

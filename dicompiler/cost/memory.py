@@ -24,9 +24,9 @@ Span = tuple[int, int, int]
 class MemoryUse:
     """Bytes of one device.
 
-    weights: the constants of its segments, each once. buffers: the graph inputs that it is given and the transfers that
-    it receives, all of them there from the start of a frame, for every frame in flight. activations: the most that
-    live tensors take beside the buffers. added: what the target that runs it adds.
+    weights: the constants of its segments, each once. buffers: the graph inputs that it is given, states that it keeps
+    and the transfers that it receives, all there from the start of a frame, for every frame in flight. activations: the
+    most that live tensors take beside the buffers. added: what the target that runs it adds.
     """
 
     weights: int
@@ -88,7 +88,8 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
 
 def memory_course(program: Program) -> dict[str, MemoryCourse]:
     """Device → what it holds step by step for one frame, of the first role where there are several."""
-    values: Sequence[Value] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers))
+    kept = (state.value for device in program.devices for state in device.states)
+    values: Sequence[Value] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers), *kept)
     border = {value.name: 0 if value.shape is None else value.nbytes for value in values}
     return {device.device: _course(program, device, border) for device in program.devices}
 
@@ -189,16 +190,17 @@ def _course(program: Program, device: DeviceProgram, border: Mapping[str, int]) 
 
 
 def _given(program: Program, device: DeviceProgram) -> tuple[str, ...]:
-    """The tensors that are there from the start: what it receives, and the inputs that it reads or sends on."""
+    """The tensors that are there from the start: what it receives, the inputs that it reads or sends on, states."""
     received = [program.transfers[step.index].value.name for step in device.steps if step.kind == "receive"]
     wanted = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
     wanted |= {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"}
-    return tuple(dict.fromkeys([*(name for name in device.sources if name in wanted), *received]))
+    kept = [state.value.name for state in device.states]
+    return tuple(dict.fromkeys([*(name for name in device.sources if name in wanted), *kept, *received]))
 
 
 def _last_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
     """Tensor → the last step at which it is held: inside its last reader, inside the segment after the one behind which
-    it is sent (sending goes on while that runs), or the end where it is delivered."""
+    it is sent (sending goes on while that runs), or the end where it is delivered, or kept."""
     last: dict[str, int] = {}
     latest = 0
     for step in device.steps:
@@ -208,4 +210,4 @@ def _last_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
         elif step.kind == "send":
             name = program.transfers[step.index].value.name
             last[name] = max(last.get(name, 0), latest)
-    return last | dict.fromkeys(device.sinks, 2 * len(device.segments))
+    return last | dict.fromkeys((*device.sinks, *(state.made for state in device.states)), 2 * len(device.segments))

@@ -235,7 +235,7 @@ def _activations(routing: Routing) -> dict[str, int]:
     """Device → the most bytes of boxes that it holds at once.
 
     A computed box is held from its step to its last reader on the device, a received one (its buffer is there from
-    the start of the frame) and an input up to their last reader; what a sink wants, to the end.
+    the start of the frame) and an input up to their last reader; what a sink wants, or is kept, to the end.
     """
     first: dict[Box, int] = {}
     last: dict[Box, int] = {}
@@ -255,6 +255,8 @@ def _activations(routing: Routing) -> dict[str, int]:
     for delivery in routing.deliveries:
         if delivery.tree is not None:
             hold(delivery.tree, len(routing.tasks))
+    for kept in routing.keepings:
+        hold(kept.tree, len(routing.tasks))
     spans: dict[str, list[Span]] = {}
     for box, step in last.items():
         if box.region is not None:

@@ -196,8 +196,8 @@ class _Player:
         self.spans: list[Span] | None = [] if spans else None
         self.events: list[tuple[float, int, _Handler, _Frame, Any]] = []
         self.order = count()
-        self.latest: dict[int, _Frame] = {}  # the last frames, of a network with states
-        self.made: dict[int, set[int]] = {}  # the jobs that are done in them
+        self.made: dict[int, set[int]] = {}  # of a network with states: jobs that are done in the last frame
+        self.awaited: dict[tuple[int, int], list[tuple[_Frame, int]]] = {}  # (frame, job) → who reads its states
 
     def run(self) -> Simulation:
         for _ in range(min(self.in_flight, self.count)):
@@ -239,24 +239,21 @@ class _Player:
 
     def _wait_for_states(self, frame: _Frame) -> None:
         """The frame's jobs lack the states that the frame before has still to make."""
-        number = frame.number
-        self.latest[number], self.made[number] = frame, set()
-        for reader, makers in frame.role.after.items() if number else ():
-            frame.lacks[reader] += len(set(makers) - self.made.get(number - 1, set()))
+        made = self.made.pop(frame.number - 1, set())
+        for reader, makers in frame.role.after.items() if frame.number else ():
+            lacking = [job for job in makers if job not in made]
+            frame.lacks[reader] += len(lacking)
+            for job in lacking:
+                self.awaited.setdefault((frame.number - 1, job), []).append((frame, reader))
 
     def _make_states(self, frame: _Frame, job: int, device: _Device) -> None:
         """The next frame's jobs that read what the job has made lack it no more."""
-        made = self.made[frame.number]
-        made.add(job)
-        if all(made.issuperset(makers) for makers in frame.role.after.values()):  # as in all frames before
-            self.made.pop(frame.number - 1, None)
-            self.latest.pop(frame.number, None)
-        later = self.latest.get(frame.number + 1)
-        for reader, makers in frame.role.after.items() if later is not None else ():
-            if later is not None and job in makers:
-                later.lacks[reader] -= 1
-                if not later.lacks[reader] and reader == later.position[device.number]:
-                    heappush(device.ready, (later.number, later))
+        if frame.number + 1 == self.released:
+            self.made.setdefault(frame.number, set()).add(job)
+        for later, reader in self.awaited.pop((frame.number, job), ()):
+            later.lacks[reader] -= 1
+            if not later.lacks[reader] and reader == later.position[device.number]:
+                heappush(device.ready, (later.number, later))
 
     def _advance(self, now: float, device: _Device) -> None:
         """Starts what the device can do next, if it does nothing: a job of the oldest frame, or it takes a message."""

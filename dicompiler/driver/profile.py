@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -192,6 +192,8 @@ def _cuts(layers: LayerGraph, layer: Layer, tiles: Sequence[int]) -> Iterator[tu
 def _alone(model: Model, layers: LayerGraph, layer: Layer) -> Compilation:
     """The layer as a network of its own: the same nodes, tensors and rules."""
     names = {node.name for node in layer.nodes}
+    states = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.present)
+    layer = replace(layer, inputs=(*layer.inputs, *states))
     source = model.proto
     nodes = [node for node in source.graph.node if node.name in names]
     read = {name for node in nodes for name in node_reads(node)}

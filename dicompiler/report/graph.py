@@ -35,16 +35,16 @@ EDGE = 8.0
 def graph(facts: Facts) -> Markup:
     """The layers in order, coloured by device."""
     layers = facts.routing.layers
-    names = [*layers.inputs, *(layer.name for layer in layers.layers), *layers.outputs]
+    names = [*layers.inputs, *(layer.name for layer in layers.layers), *layers.delivered]
     first, end = len(layers.inputs), len(layers.inputs) + len(layers.layers)
     node = {name: i for i, name in enumerate(layers.inputs)}
     node |= {tensor: first + i for i, layer in enumerate(layers.layers) for tensor in layer.outputs}
     edges = [(node[t], first + i) for i, layer in enumerate(layers.layers) for t in layer.inputs if t in node]
-    edges += [(node[tensor], end + i) for i, tensor in enumerate(layers.outputs) if tensor in node]
+    edges += [(node[tensor], end + i) for i, tensor in enumerate(layers.delivered) if tensor in node]
     layout = place([WIDE] * len(names), list(dict.fromkeys(edges)))
     boxes: list[Markup] = [_border(name, "input", facts.compilation.plan.source) for name in layers.inputs]  # type: ignore[union-attr]
     boxes += [_box(facts, layer) for layer in layers.layers]
-    boxes += [_border(name, "output", facts.compilation.plan.sink) for name in layers.outputs]  # type: ignore[union-attr]
+    boxes += [_border(name, "output", facts.compilation.plan.sink) for name in layers.delivered]  # type: ignore[union-attr]
     place_of = {layer.name: first + i for i, layer in enumerate(layers.layers)}
     moving = {(node[t], place_of[name]) for t, name in facts.moving if t in node}
     width = max(layout.width, WIDE) + 2 * EDGE

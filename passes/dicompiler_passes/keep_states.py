@@ -204,7 +204,8 @@ def _kept(model: Model, fits: Mapping[tuple[str, str], int]) -> Model:
 
 
 def _last_rows(graph: onnx.GraphProto, past: Tensor, present: str, more: int, opset: int, taken: dict[str, int]) -> str:
-    """Ends the graph with a Slice of the output, which is its last rows, in its place; the name of that."""
+    """Adds a Slice of the output, which is its last rows, in its place; the name of that. It stands right behind what
+    makes the output, so that the next frame need not wait for the rest of this one."""
     assert past.shape is not None
     output = next(value for value in graph.output if value.name == present)
     sizes = [dim.dim_value for dim in output.type.tensor_type.shape.dim]
@@ -215,7 +216,9 @@ def _last_rows(graph: onnx.GraphProto, past: Tensor, present: str, more: int, op
     for key, numbers in cut.items() if opset >= 10 else ():
         inputs.append(unique(f"{name}/{key}", taken))
         graph.initializer.append(numpy_helper.from_array(int64(*numbers), inputs[-1]))
-    graph.node.append(helper.make_node("Slice", [present, *inputs], [name], name, **({} if inputs else cut)))
+    maker = next(i for i, node in enumerate(graph.node) if present in node.output)
+    attributes = {} if inputs else cut
+    graph.node.insert(maker + 1, helper.make_node("Slice", [present, *inputs], [name], name, **attributes))
     graph.value_info.append(output)
     output.CopyFrom(helper.make_tensor_value_info(name, past.dtype, past.shape))
     return name

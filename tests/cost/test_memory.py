@@ -18,6 +18,7 @@ from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.platform import nameless
 from dicompiler.ir.program import DeviceProgram, Program, Transfer
 from dicompiler.partition.lowering import split
 from dicompiler.target.interface import Target
@@ -187,3 +188,14 @@ def test_the_error_of_a_full_host_counts_all_roles(tmp_path: Path) -> None:
     with pytest.raises(DicompilerError, match=r"host a needs .* to run, .* added by target 'sockets'"):
         compile(proto, problem.platform, plan=plan, output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_states_count_before_and_after_a_frame() -> None:
+    """A cache of 64 x 8 floats for two heads, keys and values: what is read and what is kept, on whoever keeps it."""
+    proto = networks.build("llama_small", past=64, layers=1, hidden=32, heads=4, kv_heads=2, vocabulary=20, size=1)
+    problem = load_problem(proto, nameless(2))
+    sketch = problem.sketch(problem.whole("d0"))
+    assert sketch.program is not None
+    use = program_memory(sketch.program)["d0"]
+    cache = 2 * 2 * 64 * 8 * 4
+    assert use.buffers >= cache and use.activations >= cache
