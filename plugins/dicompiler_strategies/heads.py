@@ -17,6 +17,7 @@ from dicompiler_strategies.candidates import LAMBDAS, CandidateSearch
 from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
 from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import Tables, original, restricted, tables
+from dicompiler_strategies.trimming import trimmed
 
 KINDS = ("whole", "height", "lop", "lip")
 
@@ -59,7 +60,7 @@ class Heads(Strategy):
                 search.evaluate((plan, "heads") for plan in _plans(tables(problem, options)))
         if search.best is None:
             raise DicompilerError("heads: no plan fits into memory: give hosts more, or add some")
-        return search.best.plan
+        return trimmed(problem, search.best.plan)
 
 
 def few_choices(problem: Problem, count: int, shares: str) -> Tables:
