@@ -1,4 +1,5 @@
-"""Attention as one operator: batch and heads pass, and rows of the query where no row's place matters.
+"""Attention as one operator: batch and heads pass, and rows of the query where no row's place matters; and rotary
+positions.
 
 Written out as MatMul, Softmax and MatMul it needs no rule of its own.
 """
@@ -9,7 +10,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from dicompiler.ir.regions import Interval, Region, Shape, blocks_of, full
+from dicompiler.ir.regions import Interval, Region, Shape, blocks_of
 from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, whole
 from dicompiler.operators.elementwise import broadcast_need
 
@@ -17,33 +18,115 @@ from dicompiler.operators.elementwise import broadcast_need
 def attention(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Attention: y[batch, heads, rows, :] ← q[batch, heads, rows], k and v[batch, their heads], the mask's part.
 
-    Heads of q that share one of k and v stay together. Rows pass unless a causal mask counts them. With heads inside
-    the last axis (rank 3) the batch alone passes; with a past, or lengths of the keys: whole.
+    Heads of q that share one of k and v stay together. Rows pass unless a causal mask counts them. With a past, or
+    lengths of the keys: whole.
     """
     if any(operation.has(index) for index in (4, 5, 6)):
         return whole(operation, region, reduce)
-    out, batch = full(operation.out_shape), region[0]
-    if len(out) == 3:
-        needs = [(batch, *full(operation.shape(index)[1:])) for index in range(3)]
-        scores = full((operation.attribute("q_num_heads", 1), operation.shape(0)[1], operation.shape(1)[1]))
-        return Piece((batch, *out[1:]), (*needs, *_mask(operation, (batch, *scores))))
-    heads, shared = operation.shape(0)[1], operation.shape(0)[1] // operation.shape(1)[1]
-    first, last = blocks_of(region[1], shared)
-    keys = [(batch, (first, last), *full(operation.shape(index)[2:])) for index in (1, 2)]
-    rows = region[2] if not operation.attribute("is_causal", 0) else out[2]
-    queries = (batch, (first * shared, min(heads, last * shared)), rows)
-    mask = _mask(operation, (*queries, (0, operation.shape(1)[2])))
-    return Piece((*queries, out[3]), ((*queries, (0, operation.shape(0)[3])), *keys, *mask))
+    given = (operation.attribute(name, operation.shape(i)[1]) for i, name in enumerate(("q_num_heads", "kv_num_heads")))
+    counts, passing = tuple(given), not operation.attribute("is_causal", 0)
+    out, needs, heads = _split(operation, region, counts, passing)
+    named = ("q_num_heads", "kv_num_heads") if len(out) == 3 else ()
+    mask: list[Region | None] = [None for _ in operation.inputs[3:]]
+    if operation.has(3):  # its last axis can be shorter than the rows of k
+        shape = operation.shape(3)
+        rows = out[1] if len(out) == 3 else out[2]
+        mask[0] = (*broadcast_need(shape, (out[0], heads[0], rows, (0, shape[-1])))[:-1], (0, shape[-1]))
+    return Piece(out, (*needs, *mask), _counts(named, heads, counts))
 
 
-def _mask(operation: Operation, scores: Region) -> tuple[Region | None, ...]:
-    """The mask's need, which broadcasts to the scores (batch, heads, rows of q, rows of k); its last axis can be
-    shorter than the rows of k. Nothing where there is none."""
-    absent = tuple(None for _ in operation.inputs[3:])
-    if not operation.has(3):
-        return absent
-    shape = operation.shape(3)
-    return ((*broadcast_need(shape, scores)[:-1], (0, shape[-1])), *absent[1:])
+def _split(
+    operation: Operation, region: Region, counts: tuple[int, ...], passing: bool
+) -> tuple[Region, list[Region], tuple[Interval, Interval]]:
+    """(what comes out, what is needed of q, k and v, the heads of q and of k and v). counts: of heads of q, and of k
+    and v, which are an axis (rank 4), or blocks of the last one (rank 3). passing: whether rows of q pass."""
+    shape, (heads, shared) = operation.out_shape, (counts[0], counts[0] // counts[1])
+    flat = len(shape) == 3
+    rows = region[1 if flat else 2] if passing else (0, shape[1 if flat else 2])
+    first, last = blocks_of(region[2 if flat else 1], shared * (shape[2] // heads if flat else 1))
+    own = ((first * shared, last * shared), (first, last))
+
+    def need(index: int, some: Interval, count: int, length: Interval | None) -> Region:
+        of = operation.shape(index)
+        if len(of) == 4:
+            return (region[0], some, length or (0, of[2]), (0, of[3]))
+        size = of[2] // count
+        return (region[0], length or (0, of[1]), (some[0] * size, some[1] * size))
+
+    needs = [need(0, own[0], heads, rows), *(need(index, own[1], counts[1], None) for index in (1, 2))]
+    if flat:
+        size = shape[2] // heads
+        return (region[0], rows, (own[0][0] * size, own[0][1] * size)), needs, own
+    return (region[0], own[0], rows, (0, shape[3])), needs, own
+
+
+def _counts(names: Sequence[str], heads: Sequence[Interval], counts: Sequence[int]) -> dict[str, int]:
+    """The attributes with numbers of heads that differ in a piece."""
+    own = (stop - start for start, stop in heads)
+    return {name: n for name, n, before in zip(names, own, counts, strict=False) if n != before}
+
+
+def multi_head(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """MultiHeadAttention: heads pass as blocks of the last axis; with packed inputs, a bias or a past: whole."""
+    several = operation.has(1) and operation.has(2) and all(len(operation.shape(i)) < 5 for i in (0, 1, 2))
+    if not several or any(operation.has(index) for index in (3, *range(6, len(operation.inputs)))):
+        return whole(operation, region, reduce)
+    count = operation.attribute("num_heads")
+    out, needs, heads = _split(operation, region, (count, count), not operation.attribute("unidirectional", 0))
+    masks: list[Region | None] = [None for _ in operation.inputs[3:]]
+    if operation.has(4):
+        shape = operation.shape(4)
+        if len(shape) == 1 and shape[0] != operation.out_shape[0]:
+            return whole(operation, region, reduce)
+        masks[1] = (out[0], *((out[1],) if len(shape) == 3 else ()), *((0, n) for n in shape[-1:] if len(shape) > 1))
+    if operation.has(5):
+        shape = operation.shape(5)
+        masks[2] = broadcast_need(shape, (out[0], heads[0], out[1], (0, shape[-1])))
+    return Piece(out, (*needs, *masks), _counts(("num_heads",), heads, (count,)))
+
+
+def grouped_query(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """GroupQueryAttention: heads pass as blocks of the last axis, those that share keys together; packed: whole."""
+    if not (operation.has(1) and operation.has(2)) or any(operation.has(i) for i in range(11, len(operation.inputs))):
+        return whole(operation, region, reduce)
+    counts = operation.attribute("num_heads"), operation.attribute("kv_num_heads")
+    out, needs, heads = _split(operation, region, counts, passing=False)
+    others: list[Region | None] = list(operation.full_needs()[3:])
+    for index, other in enumerate(others, 3):
+        if other is not None and index in (3, 4):
+            others[index - 3] = (out[0], heads[1], *other[2:])
+        elif other is not None and index in (5, 9):
+            others[index - 3] = (out[0], *other[1:])
+        elif other is not None and index == 10:
+            others[index - 3] = broadcast_need(operation.shape(10), (out[0], heads[0], *other[2:]))
+    return Piece(out, (*needs, *others), _counts(("num_heads", "kv_num_heads"), heads, counts))
+
+
+def rotary(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """RotaryEmbedding: heads pass, an axis or blocks of the last one; rows, where each has a position of its own."""
+    place = 1 if operation.node.domain else 3  # of the positions
+    caches = [index for index in (1, 2, 3) if index != place]
+    shape, count = operation.out_shape, operation.attribute("num_heads", 0)
+    positions = operation.shape(place) if operation.has(place) else None
+    row = len(shape) - 2 if len(shape) == 4 else 1
+    out = list(region)
+    if positions is not None and len(positions) == 1:  # the first one's
+        out[row] = (0, shape[row])
+    attributes = {}
+    if len(shape) == 4:
+        out[3] = (0, shape[3])
+    else:
+        size = shape[2] // count if count else 2 * operation.shape(caches[0])[-1]
+        first, last = blocks_of(region[2], size)
+        out[2] = (first * size, last * size)
+        attributes = {"num_heads": last - first} if count and last - first != count else {}
+    needs: list[Region | None] = [tuple(out), *operation.full_needs()[1:]]
+    if positions is None:
+        for index in caches:
+            needs[index] = (out[0], out[row], (0, operation.shape(index)[-1]))
+    elif len(positions) == 2:
+        needs[place] = (out[0], out[row])
+    return Piece(tuple(out), tuple(needs), attributes)
 
 
 def _attended(
@@ -79,8 +162,10 @@ def grouped(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
 
 RULES = (
     OperatorRule("Attention", attention, cost=attended),
+    OperatorRule("MultiHeadAttention", multi_head, "com.microsoft", cost=partial(attended, past=6)),
+    OperatorRule("GroupQueryAttention", grouped_query, "com.microsoft", cost=grouped),
+    *(OperatorRule("RotaryEmbedding", rotary, domain) for domain in ("", "com.microsoft")),
     *counted(projected, "Attention"),
     *counted(partial(projected, past=8), "QAttention"),
-    *counted(partial(attended, past=6), "MultiHeadAttention"),
-    *counted(grouped, "GroupQueryAttention SparseAttention"),
+    *counted(grouped, "SparseAttention"),
 )

@@ -157,8 +157,9 @@ RULES = (
     OperatorRule("GroupNormalization", group_normalization, stand_in="group", constants=SCALED),
     OperatorRule("LayerNormalization", from_axis, stand_in="layer", constants=SCALED),
     *(OperatorRule(f"{kind}Normalization", from_axis, stand_in="layer", constants=SCALED) for kind in ROOTS),
-    *counted(partial(skipped, last=4), "SkipLayerNormalization EmbedLayerNormalization"),
-    *counted(partial(skipped, last=3), "SkipSimplifiedLayerNormalization"),
+    *counted(partial(skipped, last=4), "EmbedLayerNormalization"),
+    OperatorRule("SkipLayerNormalization", from_axis, "com.microsoft", cost=partial(skipped, last=4)),
+    OperatorRule("SkipSimplifiedLayerNormalization", from_axis, "com.microsoft", cost=partial(skipped, last=3)),
     *(OperatorRule(op, cumulative, stand_in="cumulated") for op in ("CumSum", "CumProd")),
     OperatorRule("TopK", top_k, cost=taken),
     *(

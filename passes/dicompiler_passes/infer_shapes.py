@@ -32,6 +32,7 @@ from dicompiler_passes.folding import STANDARD, fold
 from dicompiler_passes.foreign import learned
 from dicompiler_passes.legality import check_nodes, check_sizes, infer
 from dicompiler_passes.tidying import int64, outputs_from_nodes, scalar_ranges, split_to_slices
+from dicompiler_passes.unfusing import unfuse
 
 _EXAMPLE = (1, 3, 224, 224)
 
@@ -84,7 +85,8 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
         inferred = _infer(folded, hints)
         graph.learn(inferred.graph)
         tensors = Model(inferred).tensors()
-        if not (_fold_shapes(graph, tensors) or split_to_slices(graph, tensors) or scalar_ranges(graph, tensors)):
+        edits = (_fold_shapes, split_to_slices, scalar_ranges, unfuse)
+        if not any(edit(graph, tensors) for edit in edits):
             break
     check_nodes(inferred.graph, tensors, model.place)
     graph.prune()

@@ -12,12 +12,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, reduction
+from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, macs
 from dicompiler_strategies.candidates import LAMBDAS, CandidateSearch
 from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
 from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import Tables, original, restricted, tables
-from dicompiler_strategies.tables.runs import sums
+from dicompiler_strategies.trimming import trimmed
 
 KINDS = ("whole", "height", "lop", "lip")
 
@@ -60,7 +60,7 @@ class Heads(Strategy):
                 search.evaluate((plan, "heads") for plan in _plans(tables(problem, options)))
         if search.best is None:
             raise DicompilerError("heads: no plan fits into memory: give hosts more, or add some")
-        return search.best.plan
+        return trimmed(problem, search.best.plan)
 
 
 def few_choices(problem: Problem, count: int, shares: str) -> Tables:
@@ -70,9 +70,10 @@ def few_choices(problem: Problem, count: int, shares: str) -> Tables:
 
 
 def has_attention(problem: Problem) -> bool:
-    """Whether a layer multiplies two tensors and sums over what both have."""
+    """Whether a layer that can be cut multiplies tensors, none of which is a weight."""
     layers = problem.layers
-    return any(reduction(layers, layer) and not sums(layers, layer) for layer in layers.layers if len(layer.inputs) > 1)
+    anchors = [layer.nodes[layer.anchor] for layer in layers.layers if not layer.reason and macs(layers, layer)]
+    return any(sum(bool(name) and not layers.tensors[name].constant for name in node.inputs) > 1 for node in anchors)
 
 
 def _plans(cost_tables: Tables) -> Iterator[Plan]:

@@ -1,9 +1,10 @@
-"""Regions of an Attention: each is what the whole has there, in every opset."""
+"""Regions of an Attention: each is what the whole has there, in every opset, and of onnxruntime's own kinds."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.operator_cases import Case, broadcastable, check_cut, integers
@@ -28,3 +29,70 @@ def test_a_region_of_an_attention(data: st.DataObject) -> None:
     check_cut(
         Case("Attention", tuple(values), attributes, draw(st.sampled_from((23, 24))), (0, 1, 2), close=True), draw
     )
+
+
+MS = "com.microsoft"
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_multi_head_attention(data: st.DataObject) -> None:
+    draw = data.draw
+    batch, heads, rows, columns, size = (draw(st.integers(1, 3)) for _ in range(5))
+    values: list[Any] = [integers(draw, batch, n, heads * 2 * size, most=2) for n in (rows, columns, columns)]
+    if draw(st.booleans()):
+        values.append(None)
+        shapes = [(batch,), (batch, columns), (batch, rows, columns)]
+        shape = draw(st.sampled_from(shapes))
+        values.append(np.full(shape, columns if len(shape) == 1 else 1, np.int32))
+    if len(values) == 3 and draw(st.booleans()):
+        bias = integers(
+            draw, draw(st.sampled_from((1, batch))), draw(st.sampled_from((1, heads))), rows, columns, most=2
+        )
+        values += [None, None, bias]
+    attributes = {"num_heads": heads, "unidirectional": draw(st.integers(0, 1)) if rows == columns else 0}
+    check_cut(Case("MultiHeadAttention", tuple(values), attributes, 1, (0, 1, 2), close=True, domain=MS), draw)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_grouped_query_attention(data: st.DataObject) -> None:
+    """Without a past, and with one."""
+    draw = data.draw
+    batch, shared, heads, rows = (draw(st.integers(1, 3)) for _ in range(4))
+    past = draw(st.integers(1, 3)) if draw(st.booleans()) else 0
+    size, total = 16, past + rows
+    values: list[Any] = [integers(draw, batch, rows, n * size, most=2) for n in (heads * shared, heads, heads)]
+    values += [integers(draw, batch, heads, past, size, most=2) if past else None for _ in range(2)]
+    values += [np.full((batch,), total - 1, np.int32), np.array(total, np.int32)]
+    attributes: dict[str, Any] = {"num_heads": heads * shared, "kv_num_heads": heads}
+    if draw(st.booleans()):
+        angles = np.arange(total * size // 2, dtype=np.float32).reshape(total, size // 2)
+        values += [np.cos(angles), np.sin(angles)]
+        attributes["do_rotary"] = 1
+    case = Case("GroupQueryAttention", tuple(values), attributes, 1, (0, 1, 2), True, ("k", "v"), domain=MS)
+    check_cut(case, draw)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_rotary_positions(data: st.DataObject) -> None:
+    draw = data.draw
+    batch, heads, rows = (draw(st.integers(1, 3)) for _ in range(3))
+    size, most, flat = 4, 6, draw(st.booleans())
+    shape = (batch, rows, heads * size) if flat else (batch, heads, rows, size)
+    x, angles = integers(draw, *shape, most=3), np.arange(most * size // 2, dtype=np.float32).reshape(most, -1)
+    tables: list[Any] = [np.cos(angles), np.sin(angles)]
+    places: Any = np.array(draw(st.lists(st.integers(0, most - 1), min_size=batch * rows, max_size=batch * rows)))
+    places = places.reshape(batch, rows).astype(np.int64)
+    if draw(st.booleans()):
+        attributes = {"num_heads": heads} if flat and draw(st.booleans()) else {}
+        places = places if draw(st.booleans()) else np.array([draw(st.integers(0, most - rows))], np.int64)
+        case = Case("RotaryEmbedding", (x, places, *tables), attributes, 1, (0, 1), True, domain=MS)
+    else:
+        attributes = {"num_heads": heads} if flat else {}
+        if draw(st.booleans()):
+            case = Case("RotaryEmbedding", (x, *(table[places] for table in tables)), attributes, 23, (0, 1, 2), True)
+        else:
+            case = Case("RotaryEmbedding", (x, *tables, places), attributes, 23, (0, 3), True)
+    check_cut(case, draw)

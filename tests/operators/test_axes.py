@@ -94,6 +94,19 @@ def test_a_region_of_a_layer_normalization(op: str, data: st.DataObject) -> None
     check_cut(Case(op, values, attributes, 17 if op == "LayerNormalization" else 23, close=True), draw)
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data(), simple=st.booleans())
+def test_a_region_of_a_normalised_sum(simple: bool, data: st.DataObject) -> None:
+    """onnxruntime's own: scale, shift (not of the simple one), and a bias that is added too."""
+    draw = data.draw
+    batch, rows, width = (draw(st.integers(1, 3)) for _ in range(3))
+    other = draw(st.sampled_from([(batch, rows, width), (1, rows, width), (rows, width)]))
+    vectors = [integers(draw, width) for _ in range(draw(st.integers(1, 2 if simple else 3)))]
+    values = (integers(draw, batch, rows, width), integers(draw, *other), *vectors)
+    op = "SkipSimplifiedLayerNormalization" if simple else "SkipLayerNormalization"
+    check_cut(Case(op, values, {}, 1, (0, 1), close=True, domain="com.microsoft"), draw)
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("MeanVarianceNormalization", "LpNormalization")))
 def test_a_region_of_a_normalization_without_weights(op: str, data: st.DataObject) -> None:

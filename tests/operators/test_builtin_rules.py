@@ -14,10 +14,15 @@ TESTED = {
     *"GroupNormalization LayerNormalization RMSNormalization MeanVarianceNormalization LpNormalization".split(),
     *"CumSum CumProd TopK ArgMax ArgMin Reshape Flatten Squeeze Unsqueeze Transpose Concat Slice Pad Trilu".split(),
     *"Expand Tile Gather GatherElements DepthToSpace SpaceToDepth Resize Upsample CastLike BitCast Dropout".split(),
-    "SimplifiedLayerNormalization",
+    *"SimplifiedLayerNormalization RotaryEmbedding ScatterND ScatterElements".split(),
     *"QuantizeLinear DequantizeLinear ConvInteger QLinearConv MatMulInteger QLinearMatMul".split(),
 }
 """By hand-written cases; the element-wise operators and the reductions are tested by enumeration."""
+FUSED = {
+    *"MultiHeadAttention GroupQueryAttention RotaryEmbedding FusedMatMul".split(),
+    *"SkipLayerNormalization SkipSimplifiedLayerNormalization".split(),
+}
+"""Of onnxruntime's own domain."""
 SAMPLES = {
     *"Scaler Imputer Normalizer Binarizer LabelEncoder LinearClassifier LinearRegressor".split(),
     *"TreeEnsembleClassifier TreeEnsembleRegressor".split(),
@@ -29,7 +34,7 @@ NOT_RUN = {"SwiGLU"}
 def test_every_rule_is_tested() -> None:
     rules = [rule for rule in builtin_rules() if rule.cuts]
     assert {rule.op for rule in rules if not rule.domain} == {*TESTED, *UNARY, *BROADCASTING, *MERGED, *OTHERS}
-    assert {rule.op for rule in rules if rule.domain} == {*CONTRIBUTED, *SAMPLES}
+    assert {rule.op for rule in rules if rule.domain} == {*CONTRIBUTED, *FUSED, *SAMPLES}
 
 
 def test_no_operator_has_two_rules() -> None:

@@ -133,6 +133,27 @@ def test_a_region_of_gathered_elements(op: str, data: st.DataObject) -> None:
     check_cut(Case(op, (integers(draw, *shape), np.asarray(indices)), attributes, opset, computed), draw)
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data(), op=st.sampled_from(("ScatterND", "ScatterElements")))
+def test_a_region_of_what_is_scattered_into(op: str, data: st.DataObject) -> None:
+    """Places of one or more axes; along one axis, with places for all of the others or for some."""
+    draw = data.draw
+    shape = shapes(draw, 2)
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    if op == "ScatterND":
+        count, depth = draw(st.integers(1, 3)), draw(st.integers(1, len(shape)))
+        indices = np.stack([random.integers(0, shape[axis], count) for axis in range(depth)], axis=-1)
+        updates, attributes = integers(draw, count, *shape[depth:]), {}
+    else:
+        axis = draw(st.integers(0, len(shape) - 1))
+        some = draw(st.booleans())
+        extents = [draw(st.integers(1, n)) if some or i == axis else n for i, n in enumerate(shape)]
+        indices, updates = random.integers(0, shape[axis], extents), integers(draw, *extents)
+        attributes = {"axis": axis - len(shape) if draw(st.booleans()) else axis}
+    values = (integers(draw, *shape), indices, updates)
+    check_cut(Case(op, values, attributes, draw(st.sampled_from((11, 16, 18))), (0, 1, 2)), draw)
+
+
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("DepthToSpace", "SpaceToDepth")))
 def test_a_region_of_channels_moved_into_space_or_back(op: str, data: st.DataObject) -> None:

@@ -73,8 +73,15 @@ def run_before(layers: LayerGraph, last: Layer) -> Run | None:
     """The run that `last` ends; None where it sums over nothing, or over what two tensors have (QKᵀ)."""
     if not (length := sums(layers, last)):
         return None
-    # What only one end needs is a tensor that is joined to others: its channels are some of the length alone.
-    found, end = (_demanded(layers, last, at) if length > 1 else {} for at in ((0, 1), (length - 1, length)))
+    # What only one end needs is joined to others, its channels are some of the length alone; and where both ends do not
+    # need all together it is cut for another reason (a row is picked).
+    ends = [_demanded(layers, last, at) if length > 1 else {} for at in ((0, 1), (length - 1, length))]
+    whole = frozenset(
+        name
+        for name in ends[0].keys() & ends[1].keys()
+        if bounding(end[name] for end in ends) == full(output_shape(layers, layers.by_name[name]))
+    )
+    found, end = (_demanded(layers, last, at, whole) for at in ((0, 1), (length - 1, length)))
     chosen = tuple(layers.by_name[name] for name in found if name in end)
     extents = {length}
     for layer in chosen:
