@@ -162,7 +162,7 @@ def main(
     """Lose devices of five boards, any one at a time."""
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
     if rounds:
-        price(network or "lenet", rounds, 50)
+        price(network or "squeezenet", rounds, 10)
         return
     rng, watch = Random(seed), Watch()
     losses = [(name,) for name in DEVICES]

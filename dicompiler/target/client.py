@@ -61,7 +61,8 @@ class Session(Protocol):
 
 
 def connect(directory: str | Path, options: RunOptions | None = None, timeout: float | None = None) -> Session:
-    """Starts the devices of the artifact in `directory` and waits until they are ready.
+    """Starts the devices of the artifact in `directory`, or joins those that `dicompiler deploy --keep` left running,
+    and waits until they are ready.
 
     options: by default twice as many frames in flight as there are devices. timeout: seconds that starting may take,
     and that each frame may, by default those of `options`. DicompilerError for what is no artifact, RunError where a

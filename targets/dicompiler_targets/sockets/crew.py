@@ -45,7 +45,7 @@ DOUBT_S = 0.15
 ENDING_S = 0.05
 """Seconds that a process takes to end after its connections, at most, if it ends."""
 MESSAGES = 64
-"""Reports and errors that a device can send: they wait here until somebody asks for outputs."""
+"""Reports and errors of a device that can wait here, as they do until somebody asks for outputs."""
 
 
 class Crew:
@@ -206,7 +206,7 @@ class Crew:
             check_message(header)
             process.messages += 1
             if process.messages > MESSAGES:
-                raise ProtocolError(f"more than {MESSAGES} messages came")
+                raise ProtocolError(f"more than {MESSAGES} messages came at once")
         else:
             raise ProtocolError(f"{header.kind.name} came, which no device sends")
 
@@ -226,6 +226,8 @@ class Crew:
     def notice(self, event: Event) -> bool:
         """Whether the event is about a frame, which is the session's to handle. Raises RunError as the class."""
         process, header = self.processes[event.device], event.header
+        if header is not None and header.kind in (Kind.REPORT, Kind.ERROR, Kind.LOST):
+            process.messages -= 1
         failure = failure_of(event, self.processes)
         if failure is not None:
             # After its report a device may end its connection.
