@@ -94,10 +94,9 @@ class Crew:
     def join(self, door: Door | Calls, deadline: float, check_time: Callable[..., None]) -> None:
         """Starts the devices and waits until every one is connected to all its peers and has made its sessions.
         check_time: (deadline, who is waited for, more words) raises RunError."""
-        self._door = door
+        self._door, self._member = door, door.membership
         common = ["--control", door.address, "--run", self._member.run, "--timeout", f"{self.options.timeout_s:g}"]
         common += ["--heartbeat", f"{self.options.heartbeat_s:g}", *["--insecure"] * self.options.insecure]
-        self._member = door.membership
         door.open(self.processes, self.artifact.digest)
         if self.schedule.survives:
             self._returns = Returns(
