@@ -91,14 +91,35 @@ def mend(boards: Cluster, device: str, way: str, pid: int | None) -> None:
         board.start()
 
 
-def plot(boards: Cluster, watch: Watch, rng: Random, moments: int, way: str, beat_s: float) -> Iterator[None]:
+def price(network: str, rounds: int, frames: int) -> None:
+    """What plans for losses cost while nothing is lost: the same plan with and without them, block by block in turn."""
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
+        options, seconds = RunOptions(in_flight=1, timeout_s=300), ([0.0] * 0, [0.0] * 0)
+        both = [named(network, losses, Path(place, str(len(losses)))) for losses in ((), [(name,) for name in DEVICES])]
+        given = both[0].frames(1)[0]
+        sessions = [stack.enter_context(dicompiler.connect(made.directory, options)) for made in both]
+        for number in range(rounds + 1):
+            for which in (0, 1) if number % 2 else (1, 0):
+                for _ in range(frames):
+                    begun = time.perf_counter()
+                    sessions[which].infer(given)
+                    if number:
+                        seconds[which].append(time.perf_counter() - begun)
+    words = [(name, f(seconds[1]) / f(seconds[0])) for name, f in (("median", statistics.median), ("minimum", min))]
+    told = ", ".join(f"{name} {100 * (ratio - 1):+.2f} %" for name, ratio in words)
+    click.echo(f"{network}: {rounds} times {frames} frames each way; with plans for losses a frame takes: {told}")
+
+
+def plot(
+    boards: Cluster, watch: Watch, rng: Random, moments: int, way: str, beat_s: float, only: str
+) -> Iterator[None]:
     """Loses a device again and again; prints a line for each."""
-    wrong = 0
+    wrong, rests = 0, list[float]()
     for number in range(moments):
         until = time.perf_counter() + rng.uniform(0.05, 1.0)
         while time.perf_counter() < until:
             yield
-        device, how = rng.choice(DEVICES), way or rng.choice(WAYS)
+        device, how = only or rng.choice(DEVICES), way or rng.choice(WAYS)
         count, pid, at = len(watch.losses), there(boards, device), time.perf_counter()
         lose(boards, device, how)
         while len(watch.losses) == count or watch.last is None or watch.last.kind == "loss":
@@ -115,12 +136,15 @@ def plot(boards: Cluster, watch: Watch, rng: Random, moments: int, way: str, bea
         due = AT_ONCE_S if how in ("kill", "sshd") else BEATS * beat_s
         bad = found > due or interrupted > 1.5 * frame + LEAST_S
         wrong += bad
+        rests.append(interrupted - 1.5 * frame)
         click.echo(
             f"{number:3} {device} {how:5}: noticed after {found:.3f} s, then no frame for {1000 * interrupted:.1f} ms, "
             f"{interrupted / frame:.2f} frames of {1000 * frame:.1f} ms; back after {time.perf_counter() - back:.1f} s"
             + ("  LATE" if bad else "")
         )
+    rest = statistics.median(rests), max(rests)
     click.echo(f"{moments} losses, {wrong} noticed or taken over late")
+    click.echo("above 1.5 frames: {:.1f} ms in the median, {:.1f} ms at most".format(*(1000 * one for one in rest)))
 
 
 @click.command()
@@ -130,9 +154,16 @@ def plot(boards: Cluster, watch: Watch, rng: Random, moments: int, way: str, bea
 @click.option("--way", default="", help=f"One of {', '.join(WAYS)}; by default all of them at random.")
 @click.option("--in-flight", default=1, show_default=True)
 @click.option("--heartbeat", default=0.4, show_default=True, help="Longer for networks that load this host for long.")
-def main(moments: int, seed: int, network: str, way: str, in_flight: int, heartbeat: float) -> None:
+@click.option("--device", default="", help="Always this one; by default any.")
+@click.option("--price", "rounds", default=0, help="Measure instead what plans for losses cost: so many blocks.")
+def main(
+    moments: int, seed: int, network: str, way: str, in_flight: int, heartbeat: float, device: str, rounds: int
+) -> None:
     """Lose devices of five boards, any one at a time."""
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
+    if rounds:
+        price(network or "squeezenet", rounds, 10)
+        return
     rng, watch = Random(seed), Watch()
     losses = [(name,) for name in DEVICES]
     with tempfile.TemporaryDirectory() as place, cluster(Path(place), DEVICES) as boards, boards.inside():
@@ -146,7 +177,7 @@ def main(moments: int, seed: int, network: str, way: str, in_flight: int, heartb
         try:
             with dicompiler.connect(net, options) as session:
                 assert isinstance(session, Session)
-                steps = plot(boards, watch, rng, moments, way, heartbeat)
+                steps = plot(boards, watch, rng, moments, way, heartbeat, device)
 
                 def step() -> Iterator[None]:
                     for _ in steps:

@@ -87,7 +87,8 @@ def connect(
     hosts: str | Path | Hosts | None = None,
     keys: str | Path | None = None,
 ) -> Session:
-    """Starts the devices of the artifact in `directory` and waits until they are ready.
+    """Starts the devices of the artifact in `directory`, or joins those that `dicompiler deploy --keep` left running,
+    and waits until they are ready.
 
     options: by default twice as many frames in flight as there are devices. timeout: seconds that starting may take,
     and that each frame may, by default those of `options`. hosts: a hosts.toml: devices run there, and what the hosts

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.driver import compiler
+from dicompiler.ir.plan import Loss
 from dicompiler.plugin.registry import also
 from dicompiler.plugin_api import (
     Compilation,
@@ -54,7 +55,8 @@ def check_target(
     another hash seed; an artifact.json of this target; `memory` says something of every device. Then it is run with two
     different frames (not with `runs=False`: what cannot run on this host): outputs within the tolerance of
     onnxruntime's on every sink, bytes sent as predicted, a report of every device. A plan with replicas is run too, or
-    refused where `target.replicas` is False. AssertionError otherwise, with target, sample, and what was wrong.
+    refused where `target.replicas` is False; and one for the loss of a device, with that device and without it, or
+    refused where `target.survives` is False. AssertionError otherwise, with target, sample, and what was wrong.
     """
     emitter = one_of(target)
     chosen = list(target_samples() if on is None else on)
@@ -69,6 +71,8 @@ def check_target(
         first = chosen[0]
         with checking(f"{named(emitter)} on {first}, with replicas"):
             _check_replicas(emitter, first, runs)
+        with checking(f"{named(emitter)} on {first}, with a plan for a loss"):
+            _check_losses(emitter, first, runs)
 
 
 def _split(sample: Sample, plan: Plan) -> Compilation:
@@ -116,11 +120,13 @@ def _check_memory(target: Target, program: Program) -> None:
         expect(right, f"memory() says {added[device]!r} bytes of device {device!r}: give a whole number, at least 0")
 
 
-def _check_run(target: Target, compilation: Compilation, place: Path, frames: int = FRAMES) -> None:
+def _check_run(
+    target: Target, compilation: Compilation, place: Path, frames: int = FRAMES, without: tuple[str, ...] = ()
+) -> None:
     program, model = compilation.program, compilation.reference
     assert program is not None and model is not None
     given = [random_inputs(graph_inputs(model), seed) for seed in range(frames)]
-    result = target.run(place, given, RunOptions(timeout_s=TIMEOUT_S))
+    result = target.run(place, given, RunOptions(timeout_s=TIMEOUT_S, without=without))
     allowed = {**in_steps(model), **target.tolerances(model)}
     for i, inputs in enumerate(given):
         reference = run_model(model, inputs, optimization=target.level)
@@ -133,7 +139,7 @@ def _check_run(target: Target, compilation: Compilation, place: Path, frames: in
     reported = [report.device for report in result.reports]
     expect(reported == [d.device for d in program.devices], f"run() reports of the devices {reported}")
     sent = {index: count for report in result.reports for index, count in report.sent.items()}
-    roles = len(program.roles)
+    roles = sum(not role.lost for role in program.roles)
     check = transfers(program.all_transfers, sent, frames // roles, roles)
     expect(check.passed, check.detail)
 
@@ -141,11 +147,29 @@ def _check_run(target: Target, compilation: Compilation, place: Path, frames: in
 def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
     """Everything on the first computing device for even frames, on the second for odd ones."""
     a, b, *_ = [*sample.platform.computing, *sample.platform.computing]
-    if a == b:
-        return
-    plan = replace(
-        sample.problem.plan(whole_plan(sample.problem.layers, a.name).layers), replicas=({}, {a.name: b.name})
-    )
+    if a != b:
+        plan = replace(_alone(sample, a.name), replicas=({}, {a.name: b.name}))
+        _check_taken(target, sample, plan, target.replicas, "replicas", [()] if runs else [])
+
+
+def _check_losses(target: Target, sample: Sample, runs: bool) -> None:
+    """Everything on the first computing device; without that, on the second: run with the first, and without."""
+    a, b, *_ = [*sample.platform.computing, *sample.platform.computing]
+    if a != b:
+        plan = replace(_alone(sample, a.name), losses=(Loss((a.name,), _alone(sample, b.name)),))
+        _check_taken(target, sample, plan, target.survives, "plans for losses", [(), (a.name,)] if runs else [])
+
+
+def _alone(sample: Sample, device: str) -> Plan:
+    """All on one device, which has inputs and outputs too."""
+    plan = sample.problem.plan(whole_plan(sample.problem.layers, device).layers)
+    return replace(plan, source=(device,), sink=(device,))
+
+
+def _check_taken(
+    target: Target, sample: Sample, plan: Plan, takes: bool, what: str, runs: Sequence[tuple[str, ...]]
+) -> None:
+    """The plan is refused where the target does not take `what`; else it is run without the devices of each run."""
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
         place = Path(directory, "out")
         try:
@@ -153,8 +177,8 @@ def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
                 sample.model, platform=sample.platform, plan=plan, target=target, output=place
             )
         except DicompilerError as error:
-            expect(not target.replicas, f"it says that it takes replicas, and does not: {error}")
+            expect(not takes, f"it says that it takes {what}, and does not: {error}")
             return
-        expect(target.replicas, "it says that it takes no replicas, and they are not refused")
-        if runs:
-            _check_run(target, compilation, place, frames=2 * len(plan.roles))
+        expect(takes, f"it says that it takes no {what}, and they are not refused")
+        for without in runs:
+            _check_run(target, compilation, place, FRAMES * len(plan.turns), without)

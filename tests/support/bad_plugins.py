@@ -83,6 +83,10 @@ class BadTarget(Target):
     def replicas(self) -> bool:  # type: ignore[override]
         return self.fault == "replicas"
 
+    @property
+    def survives(self) -> bool:  # type: ignore[override]
+        return self.fault == "survives"
+
     def emit(self, compilation: Compilation, directory: Path) -> None:
         self._sockets.emit(compilation, directory)
         if self.fault == "silent":
@@ -101,7 +105,7 @@ class BadTarget(Target):
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
         result = self._sockets.run(directory, frames, options)
         outputs = result.outputs
-        if self.fault == "swap":
+        if self.fault == "swap" or (self.fault == "survives" and options.without):
             outputs = tuple(dict(zip(own, reversed(own.values()), strict=True)) for own in outputs)
         if self.fault == "frames":
             outputs = outputs[::-1]

@@ -62,19 +62,20 @@ MEMBER = Membership("12345678", "only members know it")
 class Fake:
     """The coordinator's place, and that of the peers of a device, taken by a test."""
 
-    def __init__(self, directory: Path, listener: socket.socket, device: str) -> None:
+    def __init__(self, directory: Path, listener: socket.socket, device: str, heartbeat_s: float = 60) -> None:
         self.messages: list[tuple[Header, Any]] = []
         self.device, self.in_flight = device, 1
         self.end = time.monotonic() + 20
         self.digest = load_json(directory / "artifact.json")["digest"]
         address = "{}:{}".format(*listener.getsockname())
-        command = [sys.executable, "-m", "runtime", "--control", address, "--timeout", "20", "--heartbeat", "60"]
+        command = [sys.executable, "-m", "runtime", "--control", address, "--timeout", "20"]
+        command += ["--heartbeat", str(heartbeat_s)]
         environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", TOKEN: MEMBER.token}
         self.process = subprocess.Popen(command, cwd=directory / device, stderr=subprocess.PIPE, env=environment)
         self.socket = listener.accept()[0]
         self.control = Channel(Line(self.socket))
         self.hello = self.control.greeting(self.end)
-        self.lines = Lines(60)
+        self.lines = Lines(heartbeat_s)
         self.control.start(
             self.lines, lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
         )
@@ -107,10 +108,10 @@ class Fake:
 
 
 @contextlib.contextmanager
-def fake(directory: Path, device: str = "a") -> Iterator[tuple[Fake, socket.socket]]:
+def fake(directory: Path, device: str = "a", heartbeat_s: float = 60) -> Iterator[tuple[Fake, socket.socket]]:
     """A device's process with a test around it, and where its peers would listen."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as peers:
-        one = Fake(directory, listener, device)
+        one = Fake(directory, listener, device, heartbeat_s)
         try:
             yield one, peers
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,11 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.handmade import halo, partial
-from support.running import LIMIT_S, emit, pids, wait_until
+from support.running import LIMIT_S, MEMBER, emit, fake, pids, wait_until
 
 import dicompiler
 from dicompiler.base.errors import RunError
 from dicompiler.target.records import RunOptions
+from dicompiler_targets.sockets.runtime.frames import Kind
+from dicompiler_targets.sockets.runtime.line import Line
+from dicompiler_targets.sockets.runtime.lines import Lines
+from dicompiler_targets.sockets.runtime.wire import Channel
 
 HEARTBEAT_S = 0.4
 FOUND_S = 3.75 * HEARTBEAT_S
@@ -37,6 +42,27 @@ def test_a_stopped_device_is_named_in_time(victim: str, tmp_path: Path) -> None:
         list(stream)
     assert time.monotonic() - stopped < FOUND_S + LIMIT_S
     assert pids(tmp_path) == {}
+
+
+def test_a_peer_that_makes_its_sessions_is_waited_for(tmp_path: Path) -> None:
+    """It has greeted, and its side of the connection is not at work yet: nothing is heard of it before it is."""
+    with fake(emit(halo(), tmp_path), "a", heartbeat_s=0.1) as (device, listener), contextlib.ExitStack() as stack:
+        peers = {"b": listener.getsockname(), "c": listener.getsockname()}
+        device.tell_peers(**peers)
+        for name in "bc":
+            connection = stack.enter_context(listener.accept()[0])
+            channel = Channel(Line(connection))
+            assert channel.greeting(device.end)["device"] == "a"
+            hello = {"device": name, "digest": device.digest, **MEMBER.hello(name, "a")}
+            channel.greet(Kind.HELLO, hello, device.end)
+        device.heard(Kind.READY)
+        time.sleep(1.0)
+        assert device.process.poll() is None
+        lines = Lines(60)
+        stack.callback(lines.end)
+        channel.start(lines, lambda _: None, lambda *_: None, lambda _: None)
+        channel.send(Kind.PING)  # from here on it is expected to go on
+        assert "the connection to 'c' was lost: nothing was heard of it for 0.3 s" in device.ended()
 
 
 def test_a_session_may_be_idle_for_long(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from support.strangers import Strangers
 
 import dicompiler
 from dicompiler.base.errors import RunError, UsageError
+from dicompiler.base.schema import validate
 from dicompiler.cli import main
 from dicompiler.driver.artifact import service
 from dicompiler.target.records import RunOptions
@@ -119,7 +120,9 @@ def test_clients_join_one_after_another_and_strangers_do_not(
         wait_until(lambda: idle(directory))
         capfd.readouterr()
         assert main(["status", str(directory), "--json"]) == 0
-        for one in json.loads(capfd.readouterr().out)["devices"]:
+        document = json.loads(capfd.readouterr().out)
+        validate({"status": document}, "results", "status --json")
+        for one in document["devices"]:
             assert (one["digest"], one["runs"], one["client"], one["pid"]) == (
                 cluster.digest, 4, "", before[one["device"]]
             )  # fmt: skip

@@ -45,7 +45,7 @@ DOUBT_S = 0.15
 ENDING_S = 0.05
 """Seconds that a process takes to end after its connections, at most, if it ends."""
 MESSAGES = 64
-"""Reports and errors that a device can send: they wait here until somebody asks for outputs."""
+"""Reports and errors of a device that can wait here, as they do until somebody asks for outputs."""
 
 
 class Crew:
@@ -94,10 +94,9 @@ class Crew:
     def join(self, door: Door | Calls, deadline: float, check_time: Callable[..., None]) -> None:
         """Starts the devices and waits until every one is connected to all its peers and has made its sessions.
         check_time: (deadline, who is waited for, more words) raises RunError."""
-        self._door = door
+        self._door, self._member = door, door.membership
         common = ["--control", door.address, "--run", self._member.run, "--timeout", f"{self.options.timeout_s:g}"]
         common += ["--heartbeat", f"{self.options.heartbeat_s:g}", *["--insecure"] * self.options.insecure]
-        self._member = door.membership
         door.open(self.processes, self.artifact.digest)
         if self.schedule.survives:
             self._returns = Returns(
@@ -206,7 +205,7 @@ class Crew:
             check_message(header)
             process.messages += 1
             if process.messages > MESSAGES:
-                raise ProtocolError(f"more than {MESSAGES} messages came")
+                raise ProtocolError(f"more than {MESSAGES} messages came at once")
         else:
             raise ProtocolError(f"{header.kind.name} came, which no device sends")
 
@@ -226,6 +225,8 @@ class Crew:
     def notice(self, event: Event) -> bool:
         """Whether the event is about a frame, which is the session's to handle. Raises RunError as the class."""
         process, header = self.processes[event.device], event.header
+        if header is not None and header.kind in (Kind.REPORT, Kind.ERROR, Kind.LOST):
+            process.messages -= 1
         failure = failure_of(event, self.processes)
         if failure is not None:
             # After its report a device may end its connection.

@@ -42,7 +42,7 @@ class Log:
     """What this process writes, also its libraries, goes to the end of the file at `path`, if there is one."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path, self._lock = path, threading.Lock()
+        self._path, self._lock = path, threading.RLock()  # a signal may come while a line is written
         if path is not None:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
