@@ -38,7 +38,7 @@ MARKS = ("under-voltage", "its frequency is capped", "it is throttled", "it is a
 PROBE = """
 import json, os, socket, subprocess, sys, sysconfig
 found = {"python": ".".join(map(str, sys.version_info[:3])), "error": "", "throttled": 0}
-for name in ("numpy", "onnxruntime"):
+for name in ("numpy", "onnxruntime") if CHECK else ():
     try:
         __import__(name)
     except Exception as error:
@@ -56,7 +56,7 @@ found["managed"] = sys.prefix == getattr(sys, "base_prefix", sys.prefix) and os.
 found["processors"] = len(os.sched_getaffinity(0))
 found["memory"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 path = os.path.join(sys.argv[1], PROFILE)
-found["profile"] = json.load(open(path)) if FETCH and os.path.exists(path) else None
+found["profile"] = json.load(open(path)) if os.path.exists(path) and not CHECK else None
 print(MARK + json.dumps(found))
 """
 ASK = 'cd / && "$1" - "$2"'
@@ -152,9 +152,9 @@ def _python(place: Place) -> str:
     return ssh.path_word(place.python) if "/" in place.python else shlex.quote(place.python)
 
 
-def _ask(calls: ssh.Calls, place: Place, fetch: bool = False) -> Mapping[str, Any]:
-    """What PROBE tells of a host; with its profile where `fetch`. RunError where it lacks what is needed."""
-    code = f"MARK, PROFILE, FETCH = {ssh.MARK!r}, {PROFILE!r}, {fetch}\n{PROBE}".encode()
+def _ask(calls: ssh.Calls, place: Place, check: bool = False) -> Mapping[str, Any]:
+    """What PROBE tells of a host, its profile too; with `check` RunError where it lacks what measuring needs."""
+    code = f"MARK, PROFILE, CHECK = {ssh.MARK!r}, {PROFILE!r}, {check}\n{PROBE}".encode()
     words = [_python(place), ssh.path_word(place.directory)]
     done = calls.run(place, ASK, words, lambda stream: stream.write(code), LARGEST)
     if not done.marked:
@@ -183,7 +183,7 @@ def _measured(
     calls = ssh.Calls(time.monotonic() + timeout, hosts.file)
     board = Board(host, device, place)
     try:
-        before = _ask(calls, place)
+        before = _ask(calls, place, check=True)
         board = replace(board, processors=before["processors"], memory=before["memory"])
         stamp = hashlib.sha256(b"".join(path.read_bytes() for path in files.values())).hexdigest()
         calls.copy(place, place.directory, files, stamp)
@@ -193,7 +193,7 @@ def _measured(
             RUN,
             [*_pinned(place), "-o", PROFILE, "--device", shlex.quote(device), *_threads(place), *arguments],
         )
-        after = _ask(calls, place, fetch=True)
+        after = _ask(calls, place)
     except RunError as error:
         return replace(board, why=str(error))
     board = replace(board, document=after["profile"])
@@ -243,7 +243,7 @@ def _link(one: Board, other: Board, hosts: Hosts, timeout: float) -> Link:
             calls.end()
             raise
         served.result()
-    links = (_ask(calls, other.place, fetch=True)["profile"] or {}).get("links", [])
+    links = (_ask(calls, other.place)["profile"] or {}).get("links", [])
     found = next(link for link in links if set(link["hosts"]) == {one.host, other.host})
     return Link((one.host, other.host), found["bandwidth"], found["latency"])
 
