@@ -14,6 +14,10 @@ class DicompilerError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """For IPython, which asks for it: notebooks show the line alone."""
+        return [f"{type(self).__name__}: {one_line(str(self))}"]
+
 
 class UsageError(DicompilerError):
     """A mistake in how we were called: an unknown name, option or value on the command line."""

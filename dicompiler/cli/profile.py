@@ -11,7 +11,15 @@ import click
 
 from dicompiler.base.atomic import check_parent
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.options import PATH, json_option, model_argument, output_option, shape_options
+from dicompiler.cli.options import (
+    PATH,
+    check_file,
+    json_option,
+    model_argument,
+    output_option,
+    shape_options,
+    timeout_option,
+)
 
 if TYPE_CHECKING:
     from dicompiler.cost.profile import Profile
@@ -38,6 +46,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="A target whose runtime is measured too; may be repeated. none: no runtime.",
 )
+@click.option("--hosts", metavar="HOSTS.toml", type=PATH, help="Measure on these boards, over ssh, and their links.")
+@click.option("--platform", metavar="P", help="With --hosts: whose figures are corrected. Default: a new one.")
+@click.option("--log", "logs", metavar="RUN.json", type=PATH, multiple=True, help="With --hosts: runs to calibrate by.")
+@click.option("--force", is_flag=True, help="With --hosts: take boards that are busy or throttled.")
+@timeout_option(help="With --hosts: seconds for each board. Default: 3600.")
 @json_option
 def command(
     model: Path,
@@ -50,13 +63,19 @@ def command(
     threads: int | None,
     device: str | None,
     targets: tuple[str, ...],
+    hosts: Path | None,
+    platform: str | None,
+    logs: tuple[Path, ...],
+    force: bool,
+    timeout_s: float | None,
     as_json: bool,
 ) -> None:
     """Measure the layers of a model, pieces of them, and what targets' runtimes cost, on this device.
 
     The profile is for --cost 'profile{file=PROFILE.json}' and --cost 'linear{file=PROFILE.json}'. With --package,
     measure on a device that has only Python, numpy and onnxruntime: copy the directory there and run its
-    profile_run.py, which also measures the links between hosts.
+    profile_run.py, which also measures the links between hosts. With --hosts that is done over ssh, on one board after
+    another: -o is then the platform with what was measured, and the profiles lie in a directory beside it.
     """
     import logging
     import tempfile
@@ -73,26 +92,41 @@ def command(
 
     if (output is None) == (package is None):
         raise UsageError("profile: give either -o PROFILE.json or --package DIR")
+    if hosts is None and (platform is not None or logs or force or timeout_s is not None):
+        raise UsageError("profile: --platform, --log, --force and --timeout go with --hosts")
+    if hosts is not None and (output is None or device is not None):
+        raise UsageError("profile: --hosts goes with -o PLATFORM.toml, and names the devices itself: no --device")
     numbers = _numbers(tiles)
     measured = [registry().make("targets", name) for name in dict.fromkeys(targets) if name != "none"]
     check_parent(output or package)
     if package is not None:
         profiling.check_place(package)
+    check_file(output)
     with progress(f"reading {model.name}"):
         compilation = prepare(Model.load(model), shape, state=state)
+
+    def write(stage: Path, name: str) -> None:
+        profiling.write_package(compilation, stage, numbers, name, measured)
+
     if package is not None:
         with whole(package) as stage:
             stage.mkdir()
-            profiling.write_package(compilation, stage, numbers, device or "", measured)
+            write(stage, device or "")
         if as_json:
             show_json({"package": str(package)})
             return
         click.echo(f"written: {package}; on the device: python3 {profiling.SCRIPT} -o PROFILE.json --device NAME")
         return
     assert output is not None
+    if hosts is not None:
+        from dicompiler.cli.boards import Asked, profile_boards
+
+        asked = Asked(hosts, platform, logs, force, timeout_s or 3600.0, threads, repeat)
+        profile_boards(asked, output, as_json, lambda stage: write(stage, ""))
+        return
     scratch = tempfile.TemporaryDirectory(prefix="dicompiler-")
     with scratch as temporary, whole(output) as result, progress("making pieces of the layers") as tell:
-        profiling.write_package(compilation, Path(temporary), numbers, device or "", measured)
+        write(Path(temporary), device or "")
         profiling.run_package(Path(temporary), result, threads, repeat, tell)
         profile = replace(load(result), place=str(output))
     if profile.busy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ Tell = Callable[[str], None]
 def progress(first: str) -> Iterator[Tell]:
     """Gives whom to tell what is being done; `first` is shown until then. What the library logs as information is
     shown too; its warnings stand above the line."""
-    if not sys.stderr.isatty():
+    # A cell of a notebook that starts a command gives it a terminal that shows no line over another.
+    if not sys.stderr.isatty() or "JPY_PARENT_PID" in os.environ:
         yield lambda text: None  # noqa: ARG005
         return
     from rich.console import Console

@@ -153,17 +153,19 @@ def calibrate(
     artifact: str | Path | None = None,
     profile: str | Path | None = None,
     force: bool = False,
+    platform: Platform | None = None,
 ) -> Calibration:
     """Corrects the platform of the artifact that was run, or `profile`, by what `logs` measured.
 
     artifact: where it is, by default where the first log says. A rate becomes that with which its device's segments are
-    predicted to take what they took, all frames together; a profile's seconds are multiplied likewise. DicompilerError
+    predicted to take what they took, all frames together; a profile's seconds are multiplied likewise. platform: whose
+    figures are corrected, by default the artifact's. DicompilerError
     for a log of another artifact, of another platform, with too few frames, and unless `force` of a busy machine.
     """
     directory = Path(artifact) if artifact is not None else _directory(Path(logs[0]))
     measured_there = Spec.of("profile", {"file": str(profile), "others": "true", "force": str(force).lower()})
     cost = "analytic" if profile is None else str(measured_there)
-    compilation, target, problem = reopen(directory, cost)
+    compilation, target, problem = reopen(directory, cost, platform)
     assert compilation.program is not None and compilation.routing is not None
     runs = [_load(Path(log), directory, compilation.program, problem.platform) for log in logs]
     if len({run.log["where"] for run in runs}) > 1:
