@@ -28,7 +28,6 @@ from dicompiler.base.schema import validate
 from dicompiler.cli import main
 from dicompiler.driver.artifact import service
 from dicompiler.target.records import RunOptions
-from dicompiler.target.remote.certificates import make
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.kept import Calls, Kept
@@ -40,10 +39,9 @@ from dicompiler_targets.sockets.session import Session
 TEXT = "no stranger knows this"
 
 
-def start(directory: Path, device: str, keys: Path | None, listen: str = "127.0.0.1:0") -> tuple[str, int]:
+def start(directory: Path, device: str, listen: str = "127.0.0.1:0") -> tuple[str, int]:
     """Starts a device that stays, as deploy does on its host: where it is called."""
     words = ["--serve", "--detach", "--listen", listen, "--log", f"../{KEPT}/{device}.log"]
-    words += [] if keys is None else ["--keys", str(keys / "devices" / device)]
     done = subprocess.run(
         [sys.executable, "-B", "-m", "runtime", *words],
         cwd=directory / device,
@@ -58,13 +56,12 @@ def start(directory: Path, device: str, keys: Path | None, listen: str = "127.0.
 
 
 @contextlib.contextmanager
-def kept(directory: Path, keys: Path | None = None) -> Iterator[Kept]:
+def kept(directory: Path) -> Iterator[Kept]:
     """The artifact's devices, running; they end as they are told to, and leave nothing but a log."""
     artifact = Artifact.load(directory)
     try:
-        addresses = {name: start(directory, name, keys) for name in artifact.devices}
-        token, secure = ("", str(keys)) if keys else (TEXT, None)
-        found = Kept(directory, artifact.digest, addresses, token, secure)
+        addresses = {name: start(directory, name) for name in artifact.devices}
+        found = Kept(directory, artifact.digest, addresses, TEXT)
         found.save()
         assert Kept.file(directory).stat().st_mode & 0o777 == 0o600
         yield found
@@ -92,16 +89,13 @@ def net(tmp_path: Path) -> tuple[Path, Made]:
     return emit(made, tmp_path / "net"), made
 
 
-@pytest.mark.parametrize("secure", [False, True], ids=["clear", "tls"])
 def test_clients_join_one_after_another_and_strangers_do_not(
-    secure: bool, net: tuple[Path, Made], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    net: tuple[Path, Made], capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """In TLS: tests/targets/test_deploy.py."""
     directory, made = net
-    keys = tmp_path / "keys" if secure else None
-    if keys is not None:
-        make("abc", keys)
     right = SocketsTarget().run(directory, [made[2]], RunOptions(timeout_s=60)).outputs[0]
-    with kept(directory, keys) as cluster:
+    with kept(directory) as cluster:
         before = pids(directory)
         crowds = [Strangers(60, directory, name, cluster.digest) for name in "ab"]
         for _ in range(2):
@@ -193,7 +187,7 @@ def test_a_device_that_stays_is_lost_and_comes_back(tmp_path: Path) -> None:
             def plot() -> Iterator[None]:
                 yield from [None] * 10
                 where = f"127.0.0.1:{cluster.addresses['c'][1]}"
-                threading.Thread(target=start, args=(one.directory, "c", None, where)).start()
+                threading.Thread(target=start, args=(one.directory, "c", where)).start()
                 end = time.monotonic() + 30
                 while len(session.events) < 3 and time.monotonic() < end:
                     yield
