@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.states import states_of
+from dicompiler.verify import executor
 from dicompiler.verify.comparison import graph_inputs, random_inputs
-from dicompiler.verify.executor import begun, check_inputs, run_model
+from dicompiler.verify.executor import begun, check_inputs
 from dicompiler.verify.levels import Optimization
 from dicompiler.verify.ranges import check_range, limits, ranged
 
@@ -68,7 +69,7 @@ def references(
             made.append(made[0])
             continue
         feed = begun(values, {**state, **frame}, first=True)
-        made.append(run_model(model, feed, optimization=optimization))
+        made.append(executor.run_model(model, feed, optimization=optimization))
         state = {past: made[-1].pop(present) for past, present in pairs}
     return made
 
