@@ -138,7 +138,8 @@ def _attended(
     the input whose rows, its last axis but one, come before those of k."""
     rows = (key[2] if len(key) == 4 else key[1]) + (needs[past][-2] if operation.has(past) else 0)
     heads = operation.attribute("num_heads") or operation.attribute("q_num_heads", 1)
-    scores = math.prod(out[:-1]) * (heads if len(out) == 3 else 1) * rows
+    own = heads * out[2] // operation.out_shape[2] if len(out) == 3 else 1
+    scores = math.prod(out[:-1]) * own * rows
     return Effort(projected + rows * (queries + math.prod(out)), other=scores)
 
 
