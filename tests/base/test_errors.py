@@ -46,3 +46,7 @@ def test_any_text_becomes_one_line_that_says_the_same_words(text: str) -> None:
     assert len(line.splitlines()) <= 1
     assert line.split() == text.split()
     assert one_line(line) == line
+
+
+def test_a_notebook_shows_the_line_alone() -> None:
+    assert UsageError("run: no\nframes")._render_traceback_() == ["UsageError: run: no frames"]

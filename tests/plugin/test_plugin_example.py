@@ -127,7 +127,9 @@ class TestInstalled:
     def test_people_see_it_in_a_table(self, installed: Environment) -> None:
         lines = installed.dicompiler("list", "strategies").splitlines()
         line = next(line for line in lines if line.startswith("acme-round-robin"))
-        assert re.fullmatch(r"acme-round-robin\{order=forward\}  +Whole layers, dealt .*  acme-dicompiler 1\.2", line)
+        assert re.fullmatch(r"acme-round-robin  +Whole layers, dealt .*  acme-dicompiler 1\.2", line)
+        options = installed.dicompiler("list", "strategies", "acme-round-robin")
+        assert re.search(r"^order +forward", options, re.MULTILINE)
 
     def test_its_pass_runs_and_its_rule_cuts_a_foreign_operator(self, model: Path, installed: Environment) -> None:
         out = model.with_name("out.onnx")

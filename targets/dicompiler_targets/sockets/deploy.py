@@ -258,7 +258,7 @@ def _state(place: Place, answer: Mapping[str, Any]) -> HostState:
     for name, needed in NEEDED.items():
         version, oldest = versions.get(name), ".".join(map(str, needed))
         pip, other = f"{place.python} -m pip install", ""
-        if answer["managed"]:
+        if answer.get("managed"):
             pip = f"{place.python} -m venv ~/venv && ~/venv/bin/pip install"
             other = ', and say python = "venv/bin/python" in the hosts file'
         if version is None:
