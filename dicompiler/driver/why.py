@@ -79,11 +79,19 @@ def why(comparison: Comparison) -> Why:
     problem = comparison.problem
     alone = len(_computing(best.plan)) == 1
     rows = [row for row in comparison.rows if alone and row.plan is not None and len(_computing(row.plan)) > 1]
+    if alone and not rows and len(problem.platform.computing) > 1:
+        rows = [Row("shares of each layer", 0.0, _shared(problem, best.plan))]
     return Why(tuple(layer_reasons(problem, best.plan)), tuple(_split(problem, row) for row in rows))
 
 
 def _computing(plan: Plan) -> set[str]:
     return {part.device for parts in plan.layers.values() for part in parts}
+
+
+def _shared(problem: Problem, plan: Plan) -> Plan:
+    """Each layer in rows, else in channels, over all devices that compute; what cannot be cut as in `plan`."""
+    layers = problem.layers.layers
+    return problem.plan({one.name: next(_splits(problem, one), plan.layers[one.name]) for one in layers})
 
 
 def layer_reasons(problem: Problem, plan: Plan) -> Iterator[LayerReason]:

@@ -42,7 +42,6 @@ class Trim(Pass):
 
     name: ClassVar[str] = "trim"
     requires: ClassVar[tuple[str, ...]] = ("layers",)
-    provides: ClassVar[tuple[str, ...]] = ("layers",)
 
     def run(self, compilation: Compilation) -> Compilation:
         """Replaces model and layers, and keeps the model before it as `reference`; nodes keep their names. The same

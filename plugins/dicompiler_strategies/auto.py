@@ -21,6 +21,7 @@ from dicompiler.plugin_api import (
 )
 from dicompiler_strategies.candidates import CandidateSearch, Evaluated, evaluate
 from dicompiler_strategies.cpsat import MOST, TRIES, CpSat
+from dicompiler_strategies.dp.strategy import Dp
 from dicompiler_strategies.heads import few_choices, has_attention
 from dicompiler_strategies.tables.cost_tables import Tables
 
@@ -116,7 +117,8 @@ class _Run:
             self.search.evaluate_optima(self.tables)
         best = self.search.best
         if best is None or self.refined is None or best.value(self.problem) < self.refined.value(self.problem):
-            self.search.polish(self.tables, self.options.tries, self.options.seed)
+            if not self.search.is_late():
+                self.search.polish(self.tables, self.options.tries, self.options.seed)
             self.search.trim()
 
     @cached_property
@@ -133,10 +135,12 @@ class _Run:
 
     @cached_property
     def tables(self) -> Tables:
-        """The tables of cpsat, of fewer choices where the budget would go into filling them; those of heads."""
+        """The tables of cpsat, of fewer choices where more than half of the budget would go into filling them; those of
+        heads. DicompilerError where it is over before they are filled, and there is a plan already."""
         if self.attends:
             return few_choices(self.problem, len(self.problem.platform.computing), "equal")
-        return CpSat().tables(self.problem, self.options.budget)
+        deadline = math.inf if self.search.best is None else self.search.deadline
+        return CpSat().tables(self.problem, self.options.budget / 2, deadline)
 
     def error(self) -> DicompilerError | None:
         """Why there is no plan: cpsat tells most, else the first who told."""
@@ -163,6 +167,8 @@ class _Run:
             self.search.take([refined])
             self.refined = refined if self.problem.objective == "latency" else None
             return refined.plan
+        if isinstance(strategy, Dp):
+            strategy = replace(strategy, budget=max(1.0, self.search.deadline - time.monotonic()))
         plan = strategy.plan(problem)
         self.search.evaluate([(plan, name)])
         return plan

@@ -98,16 +98,16 @@ class CpSat(Strategy):
         log.info("cpsat: %s", solution.text())
         return solution
 
-    def tables(self, problem: Problem, seconds: float = math.inf) -> Tables:
+    def tables(self, problem: Problem, seconds: float = math.inf, deadline: float = math.inf) -> Tables:
         """The tables of the choices that are asked for, or of fewer where those are too many, or would take more than
-        about so many seconds."""
+        about so many seconds on a common computer. DicompilerError where the deadline comes before they are filled."""
         from dicompiler_strategies.joint.fitting import fitting
 
         options = self.options()
         if problem.objective not in ("latency", "communication"):
             # Extra rows save messages, not work: there are no more than needed, for the solver's sake.
             options = replace(options, extra=min(self.extra, 1), bases=self.bases[:2][-1:])
-        return tables(problem, fitting(problem, options, seconds))
+        return tables(problem, fitting(problem, options, seconds), deadline)
 
 
 def gradient_selections(cost_tables: Tables) -> list[tuple[int, ...]]:

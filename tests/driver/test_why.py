@@ -41,6 +41,8 @@ def test_a_split_pays_from_the_bandwidth_that_it_names_and_not_below() -> None:
         assert (WORTH * there.evaluate(plan).latency_s <= there.alone[1].latency_s) == pays
     near = why(compared(wider(posed, 0.7 * split.bandwidth), "single", "modnn"))
     assert near.splits[0].wire == ("float16", "int8")
+    (shared,) = why(compared(wider(posed, 1e6), "single")).splits
+    assert shared.strategy == "shares of each layer" and shared.bandwidth is not None
     assert not why(compared(wider(posed, 2 * split.bandwidth), "single", "modnn")).splits  # the best plan is a split
 
 

@@ -29,6 +29,7 @@ from dicompiler.search.strategy import Strategy
 from dicompiler_strategies.auto import Auto
 from dicompiler_strategies.candidates import neighbours, optima
 from dicompiler_strategies.cpsat import CpSat
+from dicompiler_strategies.dp.strategy import Dp
 from dicompiler_strategies.tables.cost_tables import tables
 
 QUICK = ("single", "pipeline", "modnn")
@@ -171,3 +172,10 @@ def test_auto_takes_its_plan_where_that_is_best() -> None:
     assert len(plan.replicas) == 2
     latency = Auto(strategies=("single", "replicate"), tries=0).plan(replace(problem, objective="latency"))
     assert not latency.replicas
+
+
+def test_what_takes_long_ends_with_the_budget() -> None:
+    lenet = problem("lenet")
+    with pytest.raises(DicompilerError, match="the time is over before they are filled"):
+        CpSat().tables(lenet, deadline=0.0)
+    assert Dp(budget=1e-9).plan(lenet) == Dp(devices=1).plan(lenet)  # of the smallest team alone

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
@@ -69,7 +71,11 @@ class Dp(Strategy):
         metadata={"help": "layers with rows may be cut by channels too (done anyhow where memory is short)"},
     )
 
+    budget: float = field(default=math.inf, metadata={"help": "seconds after which no larger team is tried"})
+
     def __post_init__(self) -> None:
+        if not self.budget > 0:
+            raise ValueError(f"budget must be more than 0 s, not {self.budget:g}")
         if self.devices < 0:
             raise ValueError("devices must be 0 (the best number) or more")
         if self.span < 0:
@@ -94,7 +100,8 @@ class Dp(Strategy):
             return self._as_printed(facts, order, counts)
         paths: list[MovePath] = []
         try:
-            paths.extend(self._search(facts, order[:k]) for k in counts)
+            end = time.monotonic() + self.budget
+            paths.extend(self._search(facts, order[:k]) for k in counts if not paths or time.monotonic() < end)
         except KeyboardInterrupt:
             plan = _cheapest_that_fits(problem, paths)
             if plan is None:

@@ -6,6 +6,7 @@ Problem + ChoiceSet → Tables;   Tables + selections (a choice for each layer) 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -13,7 +14,7 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Layer, LayerGraph, Plan, Problem
+from dicompiler.plugin_api import DicompilerError, Layer, LayerGraph, Plan, Problem
 from dicompiler_strategies.tables.choices import Choice, ChoiceSet, choices
 from dicompiler_strategies.tables.footprints import (
     Floats,
@@ -127,9 +128,10 @@ def restricted(edge: Mapping[Edge, Floats], kept: Sequence[NDArray[np.intp]]) ->
     return {(i, j): table[np.ix_(kept[i], kept[j])] for (i, j), table in edge.items()}
 
 
-def tables(problem: Problem, options: ChoiceSet = ChoiceSet()) -> Tables:  # noqa: B008
-    """The barrier model over the choices of every layer of `problem`. Layers of one structure share their arrays."""
-    return _Filler(problem, options).fill()
+def tables(problem: Problem, options: ChoiceSet = ChoiceSet(), deadline: float = math.inf) -> Tables:  # noqa: B008
+    """The barrier model over the choices of every layer of `problem`. Layers of one structure share their arrays.
+    DicompilerError where they are not filled by `deadline`, of `time.monotonic`."""
+    return _Filler(problem, options, deadline).fill()
 
 
 def edges(layers: LayerGraph) -> dict[Edge, Slots]:
@@ -147,8 +149,8 @@ def edges(layers: LayerGraph) -> dict[Edge, Slots]:
 class _Filler:
     """Builds each footprint and each edge once."""
 
-    def __init__(self, problem: Problem, options: ChoiceSet) -> None:
-        self.problem, self.options = problem, options
+    def __init__(self, problem: Problem, options: ChoiceSet, deadline: float) -> None:
+        self.problem, self.options, self.deadline = problem, options, deadline
         self.lines = lines(problem)
         self.known: dict[Hashable, tuple[tuple[Choice, ...], Footprint]] = {}
         self.pairs: dict[Hashable, tuple[Floats, Floats]] = {}
@@ -173,10 +175,15 @@ class _Filler:
             prints,
         )
 
+    def _check_time(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise DicompilerError("tables: the time is over before they are filled: give a larger budget")
+
     def _layer(self, i: int) -> tuple[tuple[Choice, ...], Footprint]:
         layer = self.problem.layers.layers[i]
         key = shareable(self.problem, layer)
         if key not in self.known:
+            self._check_time()
             layer_choices = choices(self.problem, layer, self.options)
             self.known[key] = layer_choices, footprint(self.problem, layer, layer_choices)
         return self.known[key]
@@ -185,6 +192,7 @@ class _Filler:
         producer, consumer = prints[edge[0]], prints[edge[1]]
         key = producer, consumer, slots
         if key not in self.pairs:
+            self._check_time()
             flows = edge_flows(self.problem.layers, edge, slots, prints)
             self.pairs[key] = carried(self.lines, flows, (len(producer.final), len(consumer.final)))
         return self.pairs[key]
