@@ -109,14 +109,14 @@ def load(directory: Path) -> Summary | None:
 
 def bottleneck(platform: Platform, metrics: Metrics) -> tuple[Bound, str]:
     """What takes most of a frame: the computing of the busiest device, the busiest line, or waiting for one another."""
-    busiest = metrics.busiest
+    busiest, latency_s = metrics.busiest, metrics.latency_s or 1.0  # of what computes and sends nothing
     if platform.network.kind != "switch":
-        share = sum(entry.line_s for entry in metrics.devices) / 2 / metrics.latency_s
+        share = sum(entry.line_s for entry in metrics.devices) / 2 / latency_s
         text = f"the {platform.network.kind} network"
     else:
         lines = max(metrics.devices, key=lambda entry: entry.line_s)
-        share, text = lines.line_s / metrics.latency_s, f"the line of {lines.device}"
-    computing = busiest.compute_s / metrics.latency_s
+        share, text = lines.line_s / latency_s, f"the line of {lines.device}"
+    computing = busiest.compute_s / latency_s
     text = f"{text} is busy {100 * share:.0f} % of the time"
     if computing >= share:
         text = f"{busiest.device} computes {100 * computing:.0f} % of the time"

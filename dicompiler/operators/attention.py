@@ -161,11 +161,12 @@ def grouped(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
     return _attended(operation, out, needs, needs[0], math.prod(out), 3)
 
 
+MS = "com.microsoft"
 RULES = (
     OperatorRule("Attention", attention, cost=attended),
-    OperatorRule("MultiHeadAttention", multi_head, "com.microsoft", cost=partial(attended, past=6)),
-    OperatorRule("GroupQueryAttention", grouped_query, "com.microsoft", cost=grouped),
-    *(OperatorRule("RotaryEmbedding", rotary, domain) for domain in ("", "com.microsoft")),
+    OperatorRule("MultiHeadAttention", multi_head, MS, cost=partial(attended, past=6), stand_in="attended"),
+    OperatorRule("GroupQueryAttention", grouped_query, MS, cost=grouped, stand_in="attended"),
+    *(OperatorRule("RotaryEmbedding", rotary, domain, stand_in="remainder") for domain in ("", MS)),
     *counted(projected, "Attention"),
     *counted(partial(projected, past=8), "QAttention"),
     *counted(grouped, "SparseAttention"),

@@ -18,6 +18,7 @@ from dicompiler.operators.elementwise import elementwise
 MERGED = {"ReduceSum": "Add", "ReduceL1": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
 """How partial results become the result. A mean is none: its parts would count by their numbers of elements."""
 OTHERS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSumSquare".split()
+MS = "com.microsoft"
 SCALED = "- gain shift"
 """What becomes of a scale and a shift in the exact check."""
 
@@ -158,8 +159,10 @@ RULES = (
     OperatorRule("LayerNormalization", from_axis, stand_in="layer", constants=SCALED),
     *(OperatorRule(f"{kind}Normalization", from_axis, stand_in="layer", constants=SCALED) for kind in ROOTS),
     *counted(partial(skipped, last=4), "EmbedLayerNormalization"),
-    OperatorRule("SkipLayerNormalization", from_axis, "com.microsoft", cost=partial(skipped, last=4)),
-    OperatorRule("SkipSimplifiedLayerNormalization", from_axis, "com.microsoft", cost=partial(skipped, last=3)),
+    *(
+        OperatorRule(f"Skip{kind}LayerNormalization", from_axis, MS, cost=partial(skipped, last=n), stand_in="skipped")
+        for kind, n in (("", 4), ("Simplified", 3))
+    ),
     *(OperatorRule(op, cumulative, stand_in="cumulated") for op in ("CumSum", "CumProd")),
     OperatorRule("TopK", top_k, cost=taken),
     *(

@@ -55,7 +55,7 @@ def dropout(operation: Operation, region: Region, reduce: Interval | None) -> Pi
     return elementwise(operation, region, reduce)
 
 
-CONTRIBUTED = ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")
+CONTRIBUTED = ("BiasGelu", "FastGelu", "Gelu")
 """Element-wise operators of onnxruntime's own domain."""
 
 STAND_INS = {

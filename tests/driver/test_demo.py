@@ -83,7 +83,7 @@ def test_emulated_boards_take_about_what_is_predicted_for_them(found: Demo) -> N
     assert found.emulated.frames == FRAMES
     assert found.flops / 0.02e9 <= found.emulated.alone_s  # computing is held back to the board's speed
     assert max(share.flops for share in found.shares) / 0.02e9 <= found.emulated.frame_s
-    assert found.binding.endswith("of the time")
+    assert "of the time" in found.binding
 
 
 def test_without_root_it_says_why_nothing_was_measured(

@@ -54,13 +54,14 @@ def test_a_region_of_a_multi_head_attention(data: st.DataObject) -> None:
     check_cut(Case("MultiHeadAttention", tuple(values), attributes, 1, (0, 1, 2), close=True, domain=MS), draw)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_region_of_a_grouped_query_attention(data: st.DataObject) -> None:
     """Without a past, and with one."""
     draw = data.draw
     batch, shared, heads, rows = (draw(st.integers(1, 3)) for _ in range(4))
     past = draw(st.integers(1, 3)) if draw(st.booleans()) else 0
+    batch = 1 if past and rows > 1 else batch  # all that onnxruntime takes then
     size, total = 16, past + rows
     values: list[Any] = [integers(draw, batch, rows, n * size, most=2) for n in (heads * shared, heads, heads)]
     values += [integers(draw, batch, heads, past, size, most=2) if past else None for _ in range(2)]

@@ -84,7 +84,10 @@ def test_on_one_medium_few_messages_are_supposed() -> None:
     many = selections(found, 60)
     before = tables(free, ChoiceSet(extra=1, finishes=APART)).values(many)
     for selection, value, least in zip(many.tolist(), found.values(many), before, strict=True):
-        assert least <= value <= costly.estimate(found.plan(selection)).latency_s * (1 + 1e-9)
+        plan = found.plan(selection)
+        dropped = route(costly.layers, plan, platform.host_of).dropped  # which the tables count
+        assert least <= value
+        assert dropped or value <= costly.estimate(plan).latency_s * (1 + 1e-9)
 
 
 def selections(found: Tables, count: int) -> np.ndarray:

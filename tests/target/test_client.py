@@ -71,7 +71,7 @@ def test_a_client_of_boards_needs_what_the_page_says(tmp_path: Path) -> None:
     blocked = " ".join({*BLOCKED.split()} - {*said.split()})
     command = [sys.executable, "-c", BOARDS, blocked, str(artifact), str(tmp_path), *paths]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert re.fullmatch(r"device '\w+' on 127\.0\.0\.1: ssh .*\n", done.stdout), done.stdout + done.stderr
+    assert re.fullmatch(r"device '\w+' on 127\.0\.0\.1: ssh: .*\n", done.stdout), done.stdout + done.stderr
 
 
 def test_what_is_no_artifact_cannot_be_connected_to(tmp_path: Path) -> None:

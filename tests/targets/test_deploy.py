@@ -325,7 +325,7 @@ def test_a_host_whose_key_is_not_known_is_refused(
     [
         (
             'exec $PYTHON -S "$@"',
-            r"its Python has no numpy \(.*\): run '.*/own -m pip install numpy onnxruntime'",
+            r"its Python has no numpy \(.*\): run '.*/own -m (pip|venv ~/venv && ~/venv/bin/pip) install numpy onnx",
         ),
         (
             'shift; exec $PYTHON -c "import sys; sys.version_info = (3, 9, 2); exec(sys.stdin.read())" "$@"',

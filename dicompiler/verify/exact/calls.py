@@ -82,15 +82,15 @@ def constant(name: str, value: NDArray[np.generic]) -> NodeProto:
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
 
 
-def bounded(call: Call) -> list[NodeProto]:
+def bounded(call: Call, tensor: str = "X0") -> list[NodeProto]:
     """x modulo 16, at least 0: small numbers that still tell most of what is in x, to be summed up."""
     return [
         call.number("modulus", float(MODULUS)),
         call.number("fraction", 1 / MODULUS),
-        helper.make_node("Mul", ["X0", "fraction"], ["shares"]),
+        helper.make_node("Mul", [tensor, "fraction"], ["shares"]),
         helper.make_node("Floor", ["shares"], ["floors"]),
         helper.make_node("Mul", ["floors", "modulus"], ["multiples"]),
-        helper.make_node("Sub", ["X0", "multiples"], ["bounded"]),
+        helper.make_node("Sub", [tensor, "multiples"], ["bounded"]),
     ]
 
 

@@ -13,7 +13,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from dicompiler.ir.regions import Shape
-from dicompiler.verify.exact.calls import Call, centred, constant, whole
+from dicompiler.verify.exact.calls import Call, centred, constant, total, whole
 
 FINE = 16
 """Numbers are rounded to this part of 1 before they are taken modulo 15, which leaves whole numbers as they are."""
@@ -55,6 +55,34 @@ def indexed(call: Call) -> list[NodeProto]:
     ]
 
 
+def attended(call: Call) -> list[NodeProto]:
+    """Attention whose heads are blocks of the last axis: q, plus all rows of the keys and values of its head."""
+    count = helper.make_node("Constant", [], ["count"])
+    own = "kv_num_heads" if "kv_num_heads" in call.given else "num_heads"
+    count.attribute.add(name="value_int", ref_attr_name=own).type = onnx.AttributeProto.INT
+    shapes = {"one": [1], "rows": [0, 0], "rest": [-1], "flat": [0, 0, -1], "upright": [0, 1, -1, 1]}
+    nodes = [
+        count,
+        *(constant(name, np.array(value, np.int64)) for name, value in shapes.items()),
+        helper.make_node("Reshape", ["count", "one"], ["heads"]),
+        helper.make_node("Concat", ["rows", "heads", "rest"], ["split"], axis=0),
+    ]
+    for i in range(3):
+        nodes += [*centred(call, f"X{i}", f"B{i}"), helper.make_node("Reshape", [f"B{i}", "split"], [f"H{i}"])]
+    for i in (1, 2):
+        nodes.append(helper.make_node("Transpose", [f"H{i}"], [f"T{i}"], perm=[0, 2, 1, 3]))
+        nodes.append(helper.make_node("Reshape", [f"T{i}", "flat"], [f"F{i}"]))
+    return [
+        *nodes,
+        helper.make_node("Concat", ["F1", "F2"], ["pairs"], axis=2),
+        *total(call, "pairs", 2, "sum"),
+        helper.make_node("Reshape", ["sum", "upright"], ["share"]),
+        helper.make_node("Add", ["H0", "share"], ["mix"]),
+        helper.make_node("Shape", ["X0"], ["shape"]),
+        helper.make_node("Reshape", ["mix", "shape"], ["Y"]),
+    ]
+
+
 def cumulated(call: Call) -> list[NodeProto]:
     """The running sum of x modulo an odd number, for running products too: those would grow."""
     return [*centred(call, "X0", "B0"), call.node("CumSum", ["B0", *call.inputs[1:]], ["Y"])]
@@ -65,12 +93,12 @@ def remainder(call: Call) -> list[NodeProto]:
     return centred(call, "X0", "Y")
 
 
-def mixed(call: Call) -> list[NodeProto]:
-    """Σ (i + 1) · (xᵢ modulo an odd number) over the floating-point inputs: for any element-wise operator."""
+def mixed(call: Call, made: str = "Y") -> list[NodeProto]:
+    """`made`: Σ (i + 1) · (xᵢ modulo an odd number) over the floating-point inputs: for any element-wise operator."""
     nodes, last = list[NodeProto](), ""
     places = [i for i, kind in enumerate(call.kinds) if kind == call.dtype]
     for count, i in enumerate(places, 1):
-        target = f"S{i}" if count < len(places) else "Y"
+        target = f"S{i}" if count < len(places) else made
         nodes += [*whole(call, f"X{i}", FINE, f"W{i}"), *centred(call, f"W{i}", f"B{i}")]
         nodes += [call.number(f"F{i}", float(count)), helper.make_node("Mul", [f"B{i}", f"F{i}"], [f"P{i}"])]
         nodes.append(
@@ -205,6 +233,7 @@ def _spread(tensor: str, i: int, kind: int, shape: Shape) -> list[NodeProto]:
 
 
 BODIES = {
+    "attended": attended,
     "bounded": bounded,
     "cumulated": cumulated,
     "digest": digest,

@@ -13,6 +13,7 @@ import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper
 
 from dicompiler.verify.exact.calls import MODULUS, Call, bounded, constant, total
+from dicompiler.verify.exact.general import mixed
 
 AXES = (0, 2, 3)
 """Those that MeanVarianceNormalization takes by default."""
@@ -66,6 +67,12 @@ def layer(call: Call) -> list[NodeProto]:
         return [*nodes, helper.make_node("Mul", ["shaped", "X1"], ["Y"])]
     nodes.append(helper.make_node("Mul", ["shaped", "X1"], ["scaled"]))
     return [*nodes, helper.make_node("Add", ["scaled", "X2"], ["Y"])]
+
+
+def skipped(call: Call) -> list[NodeProto]:
+    """SkipLayerNormalization and the like: over the last axis of what all inputs are mixed to."""
+    axis = constant("last", np.array([-1], np.int64))
+    return [*mixed(call, "mix"), *bounded(call, "mix"), *_less_sum(call, "bounded", [axis], "last", -1, "Y")]
 
 
 def mean_variance(call: Call) -> list[NodeProto]:
@@ -156,6 +163,7 @@ BODIES = {
     "group": group,
     "instance": instance,
     "layer": layer,
+    "skipped": skipped,
     "lp": lp,
     "mean variance": mean_variance,
     "softmax": softmax,

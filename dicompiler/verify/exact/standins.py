@@ -128,9 +128,11 @@ def stand_in(node: NodeProto, known: Facts) -> str:
     if word == "itself":
         assert rule is not None
         return word if treatment.bounded and known.dynamic(node) > rule.elementwise else ""
+    if word == "attended" and (not all(node.input[1:3]) or any(node.output[1:])):  # never cut
+        word = "digest"
     if word == "digest":
         return word if _digestible(node, known) else "rounded"
-    if word in normalised.BODIES and (len(node.output) > 1 or not _alike(node, known)):
+    if word in normalised.BODIES and (len(list(filter(None, node.output))) > 1 or not _alike(node, known)):
         return ""
     if word == "resampled" and attribute(node, "mode", b"nearest") == b"nearest":
         return ""
