@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Generator
 
 import pytest
+from support.caching import CACHED
 from support.limits import LIMIT_S, limited
+
+os.environ |= CACHED
 
 # A shell's background jobs and nohup ignore it, and so would all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

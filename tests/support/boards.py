@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.caching import CACHED
 from support.running import wait_until
 
 NET = "10.77.0"
@@ -56,7 +57,7 @@ class Board:
         config.write_text(
             f"ListenAddress {self.address}\nHostKey {root}/host_key\nAuthorizedKeysFile {root}/key.pub\n"
             "StrictModes no\nPermitRootLogin yes\nPasswordAuthentication no\nUsePAM no\nPidFile none\n"
-            f"SetEnv HOME={self.home}\n"
+            f"SetEnv HOME={self.home} {' '.join(f'{name}={value}' for name, value in CACHED.items())}\n"
         )
         self.home.mkdir(exist_ok=True)
         self.sshd = subprocess.Popen(
