@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,14 +77,7 @@ def command(
     profile_run.py, which also measures the links between hosts. With --hosts that is done over ssh, on one board after
     another: -o is then the platform with what was measured, and the profiles lie in a directory beside it.
     """
-    import logging
-    import tempfile
-    from dataclasses import replace
-
-    from dicompiler.base.atomic import whole
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.tables import show_json
-    from dicompiler.cost.profile import load
     from dicompiler.driver import profile as profiling
     from dicompiler.driver.prepare import prepare
     from dicompiler.ir.onnx.model import Model
@@ -105,28 +98,51 @@ def command(
     with progress(f"reading {model.name}"):
         compilation = prepare(Model.load(model), shape, state=state)
 
-    def write(stage: Path, name: str) -> None:
-        profiling.write_package(compilation, stage, numbers, name, measured)
+    def write(stage: Path) -> None:
+        profiling.write_package(compilation, stage, numbers, device or "", measured)
 
     if package is not None:
-        with whole(package) as stage:
-            stage.mkdir()
-            write(stage, device or "")
-        if as_json:
-            show_json({"package": str(package)})
-            return
-        click.echo(f"written: {package}; on the device: python3 {profiling.SCRIPT} -o PROFILE.json --device NAME")
-        return
-    assert output is not None
-    if hosts is not None:
+        _write(write, package, as_json)
+    elif output is not None and hosts is not None:
         from dicompiler.cli.boards import Asked, profile_boards
 
-        asked = Asked(hosts, platform, logs, force, timeout_s or 3600.0, threads, repeat)
-        profile_boards(asked, output, as_json, lambda stage: write(stage, ""))
-        return
+        profile_boards(
+            Asked(hosts, platform, logs, force, timeout_s or 3600.0, threads, repeat), output, as_json, write
+        )
+    elif output is not None:
+        _measure(write, output, threads, repeat, as_json)
+
+
+def _write(write: Callable[[Path], None], package: Path, as_json: bool) -> None:
+    """The package that measures elsewhere, and what to do with it."""
+    from dicompiler.base.atomic import whole
+    from dicompiler.cli.tables import show_json
+    from dicompiler.driver import profile as profiling
+
+    with whole(package) as stage:
+        stage.mkdir()
+        write(stage)
+    if as_json:
+        show_json({"package": str(package)})
+    else:
+        click.echo(f"written: {package}; on the device: python3 {profiling.SCRIPT} -o PROFILE.json --device NAME")
+
+
+def _measure(write: Callable[[Path], None], output: Path, threads: int | None, repeat: int, as_json: bool) -> None:
+    """The profile of this device, by a package that is run here, and what was measured."""
+    import logging
+    import tempfile
+    from dataclasses import replace
+
+    from dicompiler.base.atomic import whole
+    from dicompiler.cli.progress import progress
+    from dicompiler.cli.tables import show_json
+    from dicompiler.cost.profile import load
+    from dicompiler.driver import profile as profiling
+
     scratch = tempfile.TemporaryDirectory(prefix="dicompiler-")
     with scratch as temporary, whole(output) as result, progress("making pieces of the layers") as tell:
-        write(Path(temporary), device or "")
+        write(Path(temporary))
         profiling.run_package(Path(temporary), result, threads, repeat, tell)
         profile = replace(load(result), place=str(output))
     if profile.busy:
