@@ -184,6 +184,10 @@ def whole(operation: Operation, region: Region, reduce: Interval | None) -> Piec
     return Piece(full(operation.out_shape), operation.full_needs())
 
 
-def counted(cost: CostFunction, ops: str, domain: str = "com.microsoft") -> tuple[OperatorRule, ...]:
+OWN_DOMAIN = "com.microsoft"
+"""That of onnxruntime's own operators."""
+
+
+def counted(cost: CostFunction, ops: str, domain: str = OWN_DOMAIN) -> tuple[OperatorRule, ...]:
     """Rules of operators that are computed whole, at that cost. `ops`: their names, separated by spaces."""
     return tuple(OperatorRule(op, whole, domain, cost=cost) for op in ops.split())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from dicompiler.ir.regions import Interval, Region, Shape, blocks_of
-from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, whole
+from dicompiler.ir.rule import OWN_DOMAIN, Effort, Operation, OperatorRule, Piece, counted, whole
 from dicompiler.operators.elementwise import broadcast_need
 
 
@@ -161,12 +161,11 @@ def grouped(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
     return _attended(operation, out, needs, needs[0], math.prod(out), 3)
 
 
-MS = "com.microsoft"
 RULES = (
     OperatorRule("Attention", attention, cost=attended),
-    OperatorRule("MultiHeadAttention", multi_head, MS, cost=partial(attended, past=6), stand_in="attended"),
-    OperatorRule("GroupQueryAttention", grouped_query, MS, cost=grouped, stand_in="attended"),
-    *(OperatorRule("RotaryEmbedding", rotary, domain, stand_in="remainder") for domain in ("", MS)),
+    OperatorRule("MultiHeadAttention", multi_head, OWN_DOMAIN, cost=partial(attended, past=6), stand_in="attended"),
+    OperatorRule("GroupQueryAttention", grouped_query, OWN_DOMAIN, cost=grouped, stand_in="attended"),
+    *(OperatorRule("RotaryEmbedding", rotary, domain, stand_in="remainder") for domain in ("", OWN_DOMAIN)),
     *counted(projected, "Attention"),
     *counted(partial(projected, past=8), "QAttention"),
     *counted(grouped, "SparseAttention"),

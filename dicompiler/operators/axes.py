@@ -12,13 +12,12 @@ from functools import partial
 from onnx import TensorProto
 
 from dicompiler.ir.regions import Interval, Region, Shape, blocks_of, full, with_interval
-from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, taken, whole
+from dicompiler.ir.rule import OWN_DOMAIN, Effort, Operation, OperatorRule, Piece, counted, taken, whole
 from dicompiler.operators.elementwise import elementwise
 
 MERGED = {"ReduceSum": "Add", "ReduceL1": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
 """How partial results become the result. A mean is none: its parts would count by their numbers of elements."""
 OTHERS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSumSquare".split()
-MS = "com.microsoft"
 SCALED = "- gain shift"
 """What becomes of a scale and a shift in the exact check."""
 
@@ -160,7 +159,9 @@ RULES = (
     *(OperatorRule(f"{kind}Normalization", from_axis, stand_in="layer", constants=SCALED) for kind in ROOTS),
     *counted(partial(skipped, last=4), "EmbedLayerNormalization"),
     *(
-        OperatorRule(f"Skip{kind}LayerNormalization", from_axis, MS, cost=partial(skipped, last=n), stand_in="skipped")
+        OperatorRule(
+            f"Skip{kind}LayerNormalization", from_axis, OWN_DOMAIN, cost=partial(skipped, last=n), stand_in="skipped"
+        )
         for kind, n in (("", 4), ("Simplified", 3))
     ),
     *(OperatorRule(op, cumulative, stand_in="cumulated") for op in ("CumSum", "CumProd")),

@@ -16,7 +16,7 @@ from onnx import helper
 
 from dicompiler.base.remembering import remembered
 from dicompiler.ir.regions import Interval, Region, Shape
-from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, each, taken, whole
+from dicompiler.ir.rule import OWN_DOMAIN, Effort, Operation, OperatorRule, Piece, counted, each, taken, whole
 from dicompiler.operators.elementwise import broadcast_need
 
 
@@ -153,7 +153,7 @@ RULES = (
     OperatorRule("Gemm", gemm, reduction=summed_extent, cost=product, stand_in="itself", constants="- - shift"),
     OperatorRule("MatMul", contraction, reduction=summed_extent, cost=product, stand_in="itself"),
     OperatorRule("Einsum", contraction, reduction=summed_extent, cost=contracted, stand_in="itself", constants="gain"),
-    OperatorRule("FusedMatMul", fused_product, "com.microsoft", cost=product),
+    OperatorRule("FusedMatMul", fused_product, OWN_DOMAIN, cost=product),
     *counted(product, "TransposeMatMul QGemm DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16"),
     *counted(product, "MatMulNBits MatMulBnb4 MatMulFpQ4 GemmFloat8 CDist"),
     *counted(activated, "FusedGemm FusedMatMulActivation GemmFastGelu"),

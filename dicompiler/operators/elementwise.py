@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dicompiler.ir.regions import Interval, Region
-from dicompiler.ir.rule import Operation, OperatorRule, Piece, each, free, whole
+from dicompiler.ir.rule import OWN_DOMAIN, Operation, OperatorRule, Piece, each, free, whole
 
 UNARY = (
     "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu "
@@ -89,7 +89,7 @@ def _simple(op: str) -> OperatorRule:
 RULES = (
     *(_simple(op) for op in (*UNARY, *BROADCASTING, "BitCast")),
     *(
-        OperatorRule(op, elementwise, "com.microsoft", elementwise=True, stand_in="mixed", constants="- shift")
+        OperatorRule(op, elementwise, OWN_DOMAIN, elementwise=True, stand_in="mixed", constants="- shift")
         for op in CONTRIBUTED
     ),
     OperatorRule("BatchNormalization", batch_normalization, elementwise=True, constants="- scale shift shift variance"),

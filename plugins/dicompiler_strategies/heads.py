@@ -48,16 +48,7 @@ class Heads(Strategy):
         devices = len(problem.platform.computing)
         for count in self.counts or sorted({devices, -(-devices // 2)} - {1}, reverse=True):
             for shares in ("equal", "rate"):
-                options = ChoiceSet(
-                    ("whole", "height", "lop", "lip"),
-                    (count,),
-                    0,
-                    (shares,),
-                    ("balanced",),
-                    ("rows", "all"),
-                    each=False,
-                )
-                search.evaluate((plan, "heads") for plan in _plans(tables(problem, options)))
+                search.evaluate((plan, "heads") for plan in _plans(few_choices(problem, count, shares)))
         if search.best is None:
             raise DicompilerError("heads: no plan fits into memory: give hosts more, or add some")
         return trimmed(problem, search.best.plan)

@@ -82,6 +82,18 @@ def constant(name: str, value: NDArray[np.generic]) -> NodeProto:
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
 
 
+def given(name: str, value: str, attribute: str, kind: AttributeProto.AttributeType) -> NodeProto:
+    """A constant `name` of the body whose value, of the form `value`, is the attribute `attribute` of the call."""
+    node = helper.make_node("Constant", [], [name])
+    refer(node, value, attribute, kind)
+    return node
+
+
+def refer(node: NodeProto, name: str, attribute: str, kind: AttributeProto.AttributeType) -> None:
+    """The attribute `name` of a node of the body is the attribute `attribute` of the call."""
+    node.attribute.add(name=name, ref_attr_name=attribute).type = kind
+
+
 def bounded(call: Call, tensor: str = "X0") -> list[NodeProto]:
     """x modulo 16, at least 0: small numbers that still tell most of what is in x, to be summed up."""
     return [

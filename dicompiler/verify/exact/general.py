@@ -13,7 +13,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from dicompiler.ir.regions import Shape
-from dicompiler.verify.exact.calls import Call, centred, constant, total, whole
+from dicompiler.verify.exact.calls import Call, centred, constant, given, total, whole
 
 FINE = 16
 """Numbers are rounded to this part of 1 before they are taken modulo 15, which leaves whole numbers as they are."""
@@ -43,10 +43,8 @@ def bounded(call: Call) -> list[NodeProto]:
 
 def indexed(call: Call) -> list[NodeProto]:
     """The operator with its indices modulo the length of the axis: computed ones can leave it."""
-    axis = helper.make_node("Constant", [], ["axis"])
-    axis.attribute.add(name="value_int", ref_attr_name="axis").type = onnx.AttributeProto.INT
     return [
-        axis,
+        given("axis", "value_int", "axis", onnx.AttributeProto.INT),
         helper.make_node("Shape", ["X0"], ["extents"]),
         helper.make_node("Gather", ["extents", "axis"], ["extent"]),
         helper.make_node("Cast", ["extent"], ["length"], to=call.kinds[1]),
@@ -57,12 +55,10 @@ def indexed(call: Call) -> list[NodeProto]:
 
 def attended(call: Call) -> list[NodeProto]:
     """Attention whose heads are blocks of the last axis: q, plus all rows of the keys and values of its head."""
-    count = helper.make_node("Constant", [], ["count"])
     own = "kv_num_heads" if "kv_num_heads" in call.given else "num_heads"
-    count.attribute.add(name="value_int", ref_attr_name=own).type = onnx.AttributeProto.INT
     shapes = {"one": [1], "rows": [0, 0], "rest": [-1], "flat": [0, 0, -1], "upright": [0, 1, -1, 1]}
     nodes = [
-        count,
+        given("count", "value_int", own, onnx.AttributeProto.INT),
         *(constant(name, np.array(value, np.int64)) for name, value in shapes.items()),
         helper.make_node("Reshape", ["count", "one"], ["heads"]),
         helper.make_node("Concat", ["rows", "heads", "rest"], ["split"], axis=0),

@@ -7,12 +7,10 @@ that is left out, comes twice or is another's changes all of the group, and what
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper
 
-from dicompiler.verify.exact.calls import MODULUS, Call, bounded, constant, total
+from dicompiler.verify.exact.calls import MODULUS, Call, bounded, constant, given, refer, total
 from dicompiler.verify.exact.general import mixed
 
 AXES = (0, 2, 3)
@@ -36,7 +34,7 @@ def group(call: Call) -> list[NodeProto]:
     since."""
     nodes = [
         *bounded(call),
-        _attribute("count", "value_int", "num_groups", AttributeProto.INT),
+        given("count", "value_int", "num_groups", AttributeProto.INT),
         constant("one", np.array([1], np.int64)),
         constant("same", np.array([0], np.int64)),
         constant("rest", np.array([-1], np.int64)),
@@ -77,7 +75,7 @@ def skipped(call: Call) -> list[NodeProto]:
 
 def mean_variance(call: Call) -> list[NodeProto]:
     """MeanVarianceNormalization: over its axes, which `prepare` writes out where they are those by default."""
-    axes = _attribute("axes", "value_ints", "axes", AttributeProto.INTS)
+    axes = given("axes", "value_ints", "axes", AttributeProto.INTS)
     return [*bounded(call), *_less_sum(call, "bounded", [axes], "axes", None, "Y")]
 
 
@@ -88,7 +86,7 @@ def lp(call: Call) -> list[NodeProto]:
         nodes = [] if call.opset < 10 else [constant("one", np.array([1], np.int64))]
         nodes.append(call.node("TopK", inputs, ["greatest", "place"], **own))
         return [*nodes, helper.make_node("Sub", ["X0", "greatest"], ["Y"])]
-    axis = _attribute("axis", "value_int", "axis", AttributeProto.INT)
+    axis = given("axis", "value_int", "axis", AttributeProto.INT)
     nodes = [axis, constant("one", np.array([1], np.int64)), helper.make_node("Reshape", ["axis", "one"], ["axes"])]
     return [*bounded(call), *_less_sum(call, "bounded", nodes, "axes", None, "Y")]
 
@@ -113,7 +111,7 @@ def _less_sum(
     are exact however many there are."""
     over = helper.make_node("ReduceSum", ["numbers"], ["sum"], keepdims=1)
     if axis is None:
-        _refer(over, "axes", "axes", AttributeProto.INTS)
+        refer(over, "axes", "axes", AttributeProto.INTS)
     summed = [*axes, helper.make_node("ReduceSum", ["numbers", name], ["sum"], keepdims=1)]
     if call.opset < 13:
         summed = [over] if axis is None else total(call, "numbers", axis, "sum")
@@ -145,18 +143,6 @@ def _reshaped(tensor: str, like: str, target: str = "Y") -> list[NodeProto]:
         helper.make_node("Shape", [like], ["shape"]),
         helper.make_node("Reshape", [tensor, "shape"], [target]),
     ]
-
-
-def _attribute(name: str, value: str, attribute: str, kind: Any) -> NodeProto:
-    """A constant `name` of the body whose value is the attribute `attribute` of the call."""
-    node = helper.make_node("Constant", [], [name])
-    _refer(node, value, attribute, kind)
-    return node
-
-
-def _refer(node: NodeProto, name: str, attribute: str, kind: Any) -> None:
-    """The attribute `name` of a node of the body is the attribute `attribute` of the call."""
-    node.attribute.add(name=name, ref_attr_name=attribute).type = kind
 
 
 BODIES = {
