@@ -33,8 +33,9 @@ from dicompiler.verify.exact.facts import (
     own_domain,
 )
 from dicompiler.verify.exact.magnitudes import Peak, inexact, peak
+from dicompiler.verify.exact.patterns import weight_index
 from dicompiler.verify.exact.standins import DOMAIN, chosen, declare, prepare
-from dicompiler.verify.exact.values import SCHEDULES, constants, inputs, weight_index
+from dicompiler.verify.exact.values import SCHEDULES, constants, inputs
 from dicompiler.verify.ranges import limits, ranged
 
 __all__ = [

@@ -16,8 +16,7 @@ from onnx import NodeProto
 from dicompiler.ir.onnx.model import Model
 from dicompiler.verify.exact.calls import odd
 from dicompiler.verify.exact.facts import Facts, attribute, gather, own_domain
-from dicompiler.verify.exact.patterns import WEIGHTED, extent, unified
-from dicompiler.verify.exact.values import weight_index
+from dicompiler.verify.exact.patterns import WEIGHTED, extent, unified, weight_index
 
 DEQUANTISE = "DequantizeLinear"
 

@@ -24,13 +24,13 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorPro
 
 def itself(call: Call) -> list[NodeProto]:
     """The operator on inputs modulo an odd number: sums of their products are small however deep a network is, and as
-    each element is taken by itself, parts and partial sums of it are those of the whole."""
+    each element is taken by itself, parts and partial sums of it are those of the whole. Filters are small already."""
     formal = onnx.defs.get_schema(call.op, call.opset, "").inputs
     optional = onnx.defs.OpSchema.FormalParameterOption.Optional
     nodes, inputs = list[NodeProto](), call.inputs
     for i, name in enumerate(call.inputs):
         own = formal[min(i, len(formal) - 1)]
-        if own.type_str == formal[0].type_str and own.option != optional and call.kinds[i]:
+        if own.type_str == formal[0].type_str and own.option != optional and call.kinds[i] and i != call.weight:
             nodes += centred(call, name, f"B{i}")
             inputs[i] = f"B{i}"
     return [*nodes, call.node(call.op, inputs, ["Y"])]

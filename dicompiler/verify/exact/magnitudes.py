@@ -19,8 +19,7 @@ from dicompiler.ir.onnx.structure import node_reads
 from dicompiler.ir.onnx.weights import array_dtype
 from dicompiler.verify.exact.calls import odd
 from dicompiler.verify.exact.facts import FLOATS, Facts, attribute, stands_in
-from dicompiler.verify.exact.patterns import unified
-from dicompiler.verify.exact.values import weight_index
+from dicompiler.verify.exact.patterns import unified, weight_index
 from dicompiler.verify.executor import run_model
 
 FRACTION = 10

@@ -15,12 +15,20 @@ from numpy.typing import NDArray
 
 from dicompiler.base.seeded import generator
 from dicompiler.ir.regions import Shape
-from dicompiler.verify.exact.facts import attribute
+from dicompiler.verify.exact.facts import Facts, attribute, own_domain
 
 SEEDS = 4
 """So many seeds at most (any run of consecutive ones) read every tap and every input channel of every layer."""
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+def weight_index(known: Facts, node: onnx.NodeProto) -> int | None:
+    """Which input of `node` is its weight: a constant operand of a Conv, ConvTranspose, Gemm or MatMul, or None."""
+    if own_domain(node) or node.op_type not in WEIGHTED:
+        return None
+    candidates = (1,) if node.op_type.startswith("Conv") else (1, 0)
+    return next((index for index in candidates if known.constant(node, index)), None)
 
 
 @dataclass(frozen=True)

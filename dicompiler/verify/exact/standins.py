@@ -23,6 +23,7 @@ from dicompiler.verify.exact import general, normalised
 from dicompiler.verify.exact.calls import Body, Call, bounded, centred, total, whole
 from dicompiler.verify.exact.facts import FLOATS, Facts, attribute, control_bodies, own_domain, set_attribute
 from dicompiler.verify.exact.normalised import AXES
+from dicompiler.verify.exact.patterns import weight_index
 
 DOMAIN = STAND_IN_DOMAIN
 MIN_IR = 8
@@ -31,10 +32,11 @@ MIN_IR = 8
 
 @dataclass(frozen=True)
 class StandIn:
-    """word: a name of BODIES or an operator's. domain: of the function."""
+    """word: a name of BODIES or an operator's. domain: of the function. weight: the input that is a filter of ±1."""
 
     word: str
     domain: str
+    weight: int | None = None
 
 
 def _one(op: str) -> Body:
@@ -160,14 +162,15 @@ def chosen(known: Facts) -> dict[int, StandIn]:
     for index, node in enumerate(known.nodes):
         if not (word := stand_in(node, known)):
             continue
-        own, signature = own_domain(node), tuple[Any, ...]()
+        own, signature, weight = own_domain(node), tuple[Any, ...](), None
         if word in general.BODIES:
-            signature = (*(known.dtype(name) for name in node.input), *map(bool, node.output))
+            weight = weight_index(known, node)
+            signature = (weight, *(known.dtype(name) for name in node.input), *map(bool, node.output))
             signature += (index,) if word == "digest" else ()
         numbers = functions.setdefault((own, node.op_type), {})
         number = numbers.setdefault((word, *signature), len(numbers))
         domain = f"{DOMAIN}.{own}" if own else DOMAIN
-        found[index] = StandIn(word, f"{domain}#{number}" if number else domain)
+        found[index] = StandIn(word, f"{domain}#{number}" if number else domain, weight)
     return found
 
 
@@ -253,18 +256,19 @@ def _round_results(body: onnx.GraphProto, known: Facts) -> None:
 
 def declare(proto: onnx.ModelProto, known: Facts, stand_ins: Mapping[int, StandIn]) -> None:
     """Gives `proto`, which is changed, the functions that its nodes call, and an IR that has functions."""
-    calls: dict[tuple[str, str, str], list[NodeProto]] = {}
+    calls: dict[tuple[StandIn, str], list[NodeProto]] = {}
     for index, own in stand_ins.items():
         node = proto.graph.node[index]
-        calls.setdefault((own.domain, node.op_type, own.word), []).append(node)
+        calls.setdefault((own, node.op_type), []).append(node)
     if not calls:
         return
     proto.ir_version = max(proto.ir_version, MIN_IR)
-    proto.opset_import.extend(helper.make_opsetid(d, known.opset) for d in sorted({calling[0] for calling in calls}))
-    proto.functions.extend(_function(*calling, calls[calling], known) for calling in sorted(calls))
+    proto.opset_import.extend(helper.make_opsetid(d, known.opset) for d in sorted({own.domain for own, _ in calls}))
+    order = sorted(calls, key=lambda calling: (calling[0].domain, calling[1]))
+    proto.functions.extend(_function(*calling, calls[calling], known) for calling in order)
 
 
-def _function(domain: str, op: str, word: str, nodes: Sequence[NodeProto], known: Facts) -> FunctionProto:
+def _function(made: StandIn, op: str, nodes: Sequence[NodeProto], known: Facts) -> FunctionProto:
     most = max(nodes, key=lambda n: len(n.input))
     dtype = known.dtype(most.input[0]) if most.input else onnx.TensorProto.FLOAT
     given = frozenset(a.name for node in nodes for a in node.attribute if helper.get_attribute_value(a) != 0)
@@ -273,11 +277,11 @@ def _function(domain: str, op: str, word: str, nodes: Sequence[NodeProto], known
     call = Call(
         op, known.opset, len(most.input), dtype, given, own, most,
         tuple((known.dtype(name), shape) for name, shape in zip(results, shapes, strict=True)),
-        tuple(known.dtype(name) for name in most.input),
+        tuple(known.dtype(name) for name in most.input), made.weight,
     )  # fmt: skip
-    body = BODIES.get(word, _one(word))(call)
+    body = BODIES.get(made.word, _one(made.word))(call)
     used = {node.domain for node in body if node.domain}
     opsets = [helper.make_opsetid("", known.opset)]
     opsets += [entry for entry in known.model.proto.opset_import if entry.domain in used]
     outputs = [general.output(i) for i in range(len(results))]
-    return helper.make_function(domain, op, call.inputs, outputs, body, opsets, call.attributes)
+    return helper.make_function(made.domain, op, call.inputs, outputs, body, opsets, call.attributes)

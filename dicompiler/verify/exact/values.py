@@ -14,8 +14,8 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.base.seeded import generator
-from dicompiler.verify.exact.facts import FLOATS, Facts, Use, own_domain
-from dicompiler.verify.exact.patterns import WEIGHTED, extent, sparse
+from dicompiler.verify.exact.facts import FLOATS, Facts, Use
+from dicompiler.verify.exact.patterns import extent, sparse, weight_index
 from dicompiler.verify.exact.standins import wide
 
 Array = NDArray[Any]
@@ -89,14 +89,6 @@ def inputs(model_inputs: Mapping[str, tuple[int, tuple[int, ...]]], seed: int, s
         low, high = (-schedule.inputs, schedule.inputs + 1) if dtype in FLOATS else (0, 2 if kind == np.bool_ else 4)
         feed[name] = random.integers(low, high, size=shape).astype(kind)
     return feed
-
-
-def weight_index(known: Facts, node: onnx.NodeProto) -> int | None:
-    """Which input of `node` is its weight: a constant operand of a Conv, ConvTranspose, Gemm or MatMul, or None."""
-    if own_domain(node) or node.op_type not in WEIGHTED:
-        return None
-    candidates = (1,) if node.op_type.startswith("Conv") else (1, 0)
-    return next((index for index in candidates if known.constant(node, index)), None)
 
 
 def _depths(known: Facts) -> dict[int, int]:
