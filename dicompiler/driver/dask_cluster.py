@@ -120,11 +120,19 @@ class DaskExecutor(Executor):
     def _check(self) -> None:
         """DicompilerError for other versions and for a cluster without a worker."""
         try:
+            self._compare(self._client.get_versions())
             with contextlib.suppress(TimeoutError):
                 self._client.wait_for_workers(1, timeout=PATIENCE_S)
             found = self._client.get_versions()
+            self._compare(found)
+        except DicompilerError:
+            raise
         except Exception as error:
             raise self._failure(error) from None
+        if not found["workers"]:
+            raise self._error("the scheduler has no worker: start some with 'dask worker'")
+
+    def _compare(self, found: dict[str, Any]) -> None:
         ours = _versions(found["client"])
         others = {"the scheduler": found["scheduler"], **{f"worker {at}": of for at, of in found["workers"].items()}}
         for who, reported in others.items():
@@ -132,8 +140,6 @@ class DaskExecutor(Executor):
                 if theirs != ours[name]:
                     what = f"{who} runs {name} {theirs}, and {ours[name]} is here"
                     raise self._error(f"{what}: install the same versions on all machines")
-        if not found["workers"]:
-            raise self._error("the scheduler has no worker: start some with 'dask worker'")
 
     def _failure(self, error: Exception) -> DicompilerError:
         if self._client.status != "running":

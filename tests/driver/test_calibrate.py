@@ -24,6 +24,7 @@ from dicompiler.driver.prepare import prepare
 from dicompiler.ir.plan import load_plan
 from dicompiler.ir.platform import Platform
 
+pytestmark = pytest.mark.alone
 Changes = Callable[[dict[str, Any]], object]
 
 
@@ -89,7 +90,7 @@ def test_a_profile_is_scaled_and_a_stream_tells_rates_alone(tmp_path: Path) -> N
     made = [profiles.document(layers) for _ in range(2)]
     for i, document in enumerate(made):
         for one in (one for layer in document["layers"] for one in layer["measurements"]):
-            seconds = 0.02 * (i + 1) * one["seconds"]
+            seconds = 0.06 * (i + 1) * one["seconds"]
             one |= {"seconds": seconds, "low": seconds, "high": seconds}
         write_json(tmp_path / f"{('guess', 'truth')[i]}.json", document)
     slower = made[1]

@@ -21,6 +21,8 @@ from dicompiler.target.records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler.verify.given import given_inputs
 
+pytestmark = pytest.mark.alone
+
 
 def slow(count: int = 3, rate: float = 4e7, bandwidth: float = 2e7) -> Platform:
     """Boards on which LeNet takes 20 ms, at 20 Mbit/s."""
