@@ -29,6 +29,8 @@ from dicompiler.driver.fidelity import crowding
 from dicompiler.ir.devices import Network
 from dicompiler.ir.platform import Platform
 from dicompiler.target.records import RunOptions
+from dicompiler.target.remote.certificates import make
+from dicompiler.target.seal import open_artifact
 
 NETWORKS = ("resnet18", "squeezenet", "mobilenet_v2", "resnet50")
 STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat", "auto")
@@ -90,7 +92,7 @@ def cost_of(cluster: str) -> str:
     return f"analytic{{runtime={crowding(len(boards(cluster, 1).devices)):g}}}"
 
 
-def measured(setting: tuple[str, int, str, str], strategy: str, frames: int, in_flight: int) -> Case:
+def measured(setting: tuple[str, int, str, str], strategy: str, frames: int, in_flight: int, tls: bool) -> Case:
     """One case. DicompilerError where the strategy has no plan, or this host cannot play it."""
     network, line, cluster, target = setting
     with tempfile.TemporaryDirectory() as scratch:
@@ -105,17 +107,20 @@ def measured(setting: tuple[str, int, str, str], strategy: str, frames: int, in_
             objective=objective,
             output=artifact,
         )
-        options = RunOptions(in_flight=in_flight)
+        keys = Path(scratch, "keys") if tls else None
+        if keys is not None:
+            make(open_artifact(artifact)["devices"], keys)
+        options = RunOptions(in_flight=in_flight, keys=keys)
         found = emulate(artifact, frames=frames * in_flight + 1, cost=cost_of(cluster), options=options)
     return Case(*setting, strategy, found.predicted_s, found.frame_s, found.late)
 
 
 def cases(
-    settings: Sequence[tuple[str, int, str, str]], strategies: Sequence[str], frames: int, in_flight: int
+    settings: Sequence[tuple[str, int, str, str]], strategies: Sequence[str], frames: int, in_flight: int, tls: bool
 ) -> Iterator[Case]:
     for setting, strategy in product(settings, strategies):
         try:
-            yield measured(setting, strategy, frames, in_flight)
+            yield measured(setting, strategy, frames, in_flight, tls)
         except DicompilerError as error:
             click.echo(f"{' '.join(map(str, setting))} {strategy}: {error}", err=True)
 
@@ -175,6 +180,7 @@ def reached(found: Sequence[Case]) -> bool:
 @click.option(
     "--in-flight", default=1, help="Frames on their way at once: more than 1 measures the period of a stream."
 )
+@click.option("--tls", is_flag=True, help="Messages of sockets are in TLS.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="All cases, as JSON.")
 def main(
     names: Sequence[str],
@@ -184,11 +190,12 @@ def main(
     strategies: Sequence[str],
     frames: int,
     in_flight: int,
+    tls: bool,
     output: Path | None,
 ) -> None:
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
     found = []
-    for case in cases(list(product(names, lines, clusters, targets)), strategies, frames, in_flight):
+    for case in cases(list(product(names, lines, clusters, targets)), strategies, frames, in_flight, tls):
         click.echo(case, err=True)
         found.append(case)
         if output is not None:

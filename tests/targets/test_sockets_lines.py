@@ -71,11 +71,17 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 
 
 @pytest.fixture(params=["clear", "TLS"])
-def ends(request: pytest.FixtureRequest) -> Iterator[tuple[End, End]]:
-    keys = request.getfixturevalue("keys") if request.param == "TLS" else None
+def secrets(request: pytest.FixtureRequest) -> Keys | None:
+    return request.getfixturevalue("keys") if request.param == "TLS" else None
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        connection = socket.create_connection(listener.getsockname())
-        accepted = listener.accept()[0]
+        return socket.create_connection(listener.getsockname()), listener.accept()[0]
+
+
+@contextlib.contextmanager
+def met(connection: socket.socket, accepted: socket.socket, keys: Keys | None) -> Iterator[tuple[End, End]]:
     made: list[End] = []
     greeter = threading.Thread(target=lambda: made.append(End(accepted, keys, True)))
     greeter.start()
@@ -88,6 +94,12 @@ def ends(request: pytest.FixtureRequest) -> Iterator[tuple[End, End]]:
         end.channel.close()
 
 
+@pytest.fixture
+def ends(secrets: Keys | None) -> Iterator[tuple[End, End]]:
+    with met(*connected(), secrets) as made:
+        yield made
+
+
 def numbers(count: int, seed: int) -> Any:
     return np.random.default_rng(seed).integers(0, 256, count, np.uint8)
 
@@ -96,6 +108,29 @@ def check(came: list[tuple[int, Any]], payloads: list[Any]) -> None:
     assert [index for index, _ in came] == list(range(len(payloads)))
     for (_, found), payload in zip(came, payloads, strict=True):
         assert np.array_equal(found, payload)
+
+
+def drip(source: socket.socket, target: socket.socket, size: int) -> None:
+    """Hands on what comes in pieces, until the source ends."""
+    with contextlib.suppress(OSError):
+        while piece := source.recv(size):
+            target.sendall(piece)
+            time.sleep(0.0005)
+
+
+def test_what_comes_drop_by_drop_is_not_waited_for_in_vain(secrets: Keys | None) -> None:
+    """Ends of TLS records lie anywhere: what a record holds beside the message must not be taken for more of it."""
+    (connection, near), (far, accepted) = connected(), connected()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    for source, target in ((near, far), (far, near)):
+        threading.Thread(target=drip, args=(source, target, 1448), daemon=True).start()
+    with met(connection, accepted, secrets) as (one, other), near, far:
+        other.take_over()
+        payloads = [numbers(size, i) for i, size in enumerate([16_000, 20_000, 33_000, 70_000, 3, 17_000] * 3)]
+        for i, payload in enumerate(payloads):
+            one.send(payload)
+            assert other.lines.drive(lambda i=i: len(other.came) > i, time.monotonic() + 5)  # type: ignore[misc]
+        assert all(np.array_equal(found, sent) for (_, found), sent in zip(other.came, payloads, strict=True))
 
 
 def test_frames_come_whole_and_in_their_order(ends: tuple[End, End]) -> None:

@@ -33,6 +33,8 @@ ANEW = "if the device is to be trusted again, 'dicompiler keys' with --revoke an
 CHUNK = 1 << 16
 """Bytes that are encrypted, or received, in one go."""
 
+RECORD = 5 + (1 << 14) + 256
+"""Bytes of a TLS record at most: of one that is not whole nobody tells how much is there."""
 TOGETHER = 1 << 16
 """Bytes of a long message that are waited for before they are read: slow lines let a packet through at a time, and to
 wake a thread for each takes longer than to read them all."""
@@ -223,7 +225,7 @@ class SecureLine(Line):
         return len(self._sealed) > 0
 
     def await_bytes(self, count: int) -> None:
-        super().await_bytes(count - self._incoming.pending)
+        super().await_bytes(count - self._incoming.pending - RECORD)  # the TLS object may have a part of one
 
     def receive_into(self, view: memoryview) -> int | None:
         if not len(view):
