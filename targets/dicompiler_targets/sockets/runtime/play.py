@@ -58,7 +58,7 @@ class Mailbox:
     def drop(self, first: int) -> None:
         """Forgets what came for frames before `first`, and that they were announced; tells the main thread."""
         for key in list(self._items):
-            number = key[1] if key[0] == "frame" else key[0]
+            number = key[1] if key[0] in ("frame", "skip") else key[0]
             if isinstance(number, int) and number < first:
                 self._items.pop(key, None)
         self._items["drop"] = first
