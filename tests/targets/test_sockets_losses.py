@@ -203,11 +203,24 @@ def test_two_losses_in_turn_and_the_one_that_is_not_covered_ends_the_run(told: T
     assert pids(two.directory).keys() <= {"b", "c"}  # not yet waited for
 
 
-def test_a_loss_that_a_plan_for_more_covers_goes_by_that(two: Survivor) -> None:
-    """There is none for c alone: b is there, and has nothing to do."""
-    with connect(two, without=("c",)) as session:
-        two.stream(session, frames(10))
-    assert [report.device for report in session.reports if report.segments and not any(report.segments)] == ["b", "c"]
+def test_a_loss_that_a_plan_for_more_covers_goes_by_that(told: Told, two: Survivor) -> None:
+    """There is none for c alone: b is there, has nothing to do, and would refuse to hear of a frame until c is back."""
+    told.soon(two, "c")
+    with connect(two, elsewhere=("c",)) as session:
+        assert [{"b", "c"} & role.players for role in session.artifact.roles] == [{"b", "c"}, {"c"}, set()]
+
+        def plot() -> Iterator[None]:
+            for count in (2, 5):
+                yield from frames(10)
+                hit(two, "c", signal.SIGKILL)
+                yield from until(lambda count=count: len(session.events) == count)
+                yield from frames(10)
+                if count == 2:
+                    told.start(two, "c")
+                    yield from until(lambda: len(session.events) == 3)
+
+        two.stream(session, plot())
+    assert kinds(session) == [(kind, "c") for kind in ("loss", "take-over", "return", "loss", "take-over")]
 
 
 def test_a_run_begins_without_devices(one: Survivor) -> None:
