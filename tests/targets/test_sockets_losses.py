@@ -26,11 +26,11 @@ from dicompiler.driver.run_log import document
 from dicompiler.search.constraints import check_dealing
 from dicompiler.target.records import RunEvent, RunOptions
 from dicompiler.target.remote.certificates import make
-from dicompiler_targets.mpi import MpiTarget
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.frames import Gate, Header, Kind, ProtocolError, Window
 from dicompiler_targets.sockets.runtime.roles import Schedule
 from dicompiler_targets.sockets.session import Session
+from dicompiler_targets.tflm import TflmTarget
 
 BEAT_S = 0.3
 FOUND_S = 3.75 * BEAT_S
@@ -319,13 +319,11 @@ def test_who_comes_back_with_another_artifact_is_refused_and_the_run_goes_on(
     assert kinds(session) == [("loss", "b"), ("take-over", "b")]
 
 
-def test_mpi_and_targets_that_cannot_survive_refuse(one: Survivor, tmp_path: Path) -> None:
+def test_targets_that_cannot_survive_refuse(one: Survivor) -> None:
     plan = one.compilation.plan
     assert plan is not None
-    with pytest.raises(DicompilerError, match="ULFM would let the others go on"):
-        MpiTarget().emit(one.compilation, tmp_path)
-    with pytest.raises(DicompilerError, match="target 'mpi' cannot go on without a device"):
-        check_dealing(plan, MpiTarget())
+    with pytest.raises(DicompilerError, match="target 'tflm' cannot go on without a device"):
+        check_dealing(plan, TflmTarget())
     check_dealing(plan, SocketsTarget())
 
 

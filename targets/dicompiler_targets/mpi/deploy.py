@@ -147,7 +147,7 @@ def _call(
     roles: tuple[int, int],
 ) -> tuple[Mapping[str, Any], Delivered]:
     """See restart.Call: the rank of a device that is away is on the first host that is left, and has nothing to do."""
-    sites = [site for site in _sites(artifact, options) if not away >= {*site.devices}]
+    sites = [site for site in _sites(artifact, options) if not {*away} >= {*site.devices}]
     words = mpirun.arguments(artifact, len(frames), options, roles)
     keep = mpirun.kept(len(frames), options)
     assert options.hosts is not None
