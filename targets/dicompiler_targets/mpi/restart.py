@@ -52,7 +52,7 @@ def surviving(artifact: Artifact, frames: Frames, options: RunOptions, call: Cal
             options.on_event(event)
 
     while True:
-        left = options.timeout_s - (time.perf_counter() - begun)
+        left = options.timeout_s - (time.perf_counter() - begun if events else 0.0)
         at_once = replace(options, timeout_s=max(0.0, left), keep=None if survives else options.keep)
         since = time.perf_counter()
         try:
