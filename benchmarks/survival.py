@@ -92,22 +92,29 @@ def mend(boards: Cluster, device: str, way: str, pid: int | None) -> None:
 
 
 def price(network: str, rounds: int, frames: int) -> None:
-    """What plans for losses cost while nothing is lost: the same plan with and without them, block by block in turn."""
+    """What plans for losses cost while nothing is lost: the same plan without them twice and with them, block by block
+    in turn. Prints the median of what each block takes beside that of the first in the same round."""
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
-        options, seconds = RunOptions(in_flight=1, timeout_s=300), ([0.0] * 0, [0.0] * 0)
-        both = [named(network, losses, Path(place, str(len(losses)))) for losses in ((), [(name,) for name in DEVICES])]
-        given = both[0].frames(1)[0]
-        sessions = [stack.enter_context(dicompiler.connect(made.directory, options)) for made in both]
+        options, each = RunOptions(in_flight=1, timeout_s=300), [(name,) for name in DEVICES]
+        made = [named(network, losses, Path(place, str(i))) for i, losses in enumerate(([], [], each))]
+        given = made[0].frames(1)[0]
+        sessions = [stack.enter_context(dicompiler.connect(one.directory, options)) for one in made]
+        blocks: list[list[float]] = []
         for number in range(rounds + 1):
-            for which in (0, 1) if number % 2 else (1, 0):
+            found = [0.0] * len(sessions)
+            order = [(i + number) % len(sessions) for i in range(len(sessions))]
+            for which in reversed(order) if number % 2 else order:
+                seconds = []
                 for _ in range(frames):
                     begun = time.perf_counter()
                     sessions[which].infer(given)
-                    if number:
-                        seconds[which].append(time.perf_counter() - begun)
-    words = [(name, f(seconds[1]) / f(seconds[0])) for name, f in (("median", statistics.median), ("minimum", min))]
-    told = ", ".join(f"{name} {100 * (ratio - 1):+.2f} %" for name, ratio in words)
-    click.echo(f"{network}: {rounds} times {frames} frames each way; with plans for losses a frame takes: {told}")
+                    seconds.append(time.perf_counter() - begun)
+                found[which] = statistics.median(seconds)
+            blocks += [found] * (number > 0)
+    click.echo(f"{network}: {rounds} times {frames} frames each way, of {1000 * min(blocks)[0]:.1f} ms and more")
+    for name, which in (("the same again", 1), ("with plans for losses", 2)):
+        low, middle, high = statistics.quantiles([100 * (found[which] / found[0] - 1) for found in blocks], n=4)
+        click.echo(f"{name}: a frame takes {middle:+.2f} % (quartiles {low:+.1f}, {high:+.1f})")
 
 
 def plot(
@@ -162,7 +169,7 @@ def main(
     """Lose devices of five boards, any one at a time."""
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
     if rounds:
-        price(network or "squeezenet", rounds, 10)
+        price(network or "squeezenet", rounds, 20)
         return
     rng, watch = Random(seed), Watch()
     losses = [(name,) for name in DEVICES]

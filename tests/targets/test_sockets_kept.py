@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.handmade import Made, halo
+from support.keeping import TEXT, kept, start
 from support.losing import DEVICES, kinds, survivor
 from support.running import emit, pids, wait_until
 from support.strangers import Strangers
@@ -35,42 +35,6 @@ from dicompiler_targets.sockets.runtime import KEPT
 from dicompiler_targets.sockets.runtime.greeting import TOKEN
 from dicompiler_targets.sockets.runtime.service import LOG_LIMIT
 from dicompiler_targets.sockets.session import Session
-
-TEXT = "no stranger knows this"
-
-
-def start(directory: Path, device: str, listen: str = "127.0.0.1:0") -> tuple[str, int]:
-    """Starts a device that stays, as deploy does on its host: where it is called."""
-    words = ["--serve", "--detach", "--listen", listen, "--log", f"../{KEPT}/{device}.log"]
-    done = subprocess.run(
-        [sys.executable, "-B", "-m", "runtime", *words],
-        cwd=directory / device,
-        input=f"{TEXT}\n",
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    host, port = json.loads(done.stdout.removeprefix("dicompiler: "))["address"]
-    return host, port
-
-
-@contextlib.contextmanager
-def kept(directory: Path) -> Iterator[Kept]:
-    """The artifact's devices, running; they end as they are told to, and leave nothing but a log."""
-    artifact = Artifact.load(directory)
-    try:
-        addresses = {name: start(directory, name) for name in artifact.devices}
-        found = Kept(directory, artifact.digest, addresses, TEXT)
-        found.save()
-        assert Kept.file(directory).stat().st_mode & 0o777 == 0o600
-        yield found
-    finally:
-        for pid in pids(directory).values():
-            os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: not pids(directory))
-        Kept.file(directory).unlink(missing_ok=True)
-        assert {path.suffix for path in (directory / KEPT).iterdir()} <= {".log", ".1"}
 
 
 def idle(directory: Path) -> bool:

@@ -26,11 +26,11 @@ from dicompiler.driver.run_log import document
 from dicompiler.search.constraints import check_dealing
 from dicompiler.target.records import RunEvent, RunOptions
 from dicompiler.target.remote.certificates import make
-from dicompiler_targets.mpi import MpiTarget
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.frames import Gate, Header, Kind, ProtocolError, Window
 from dicompiler_targets.sockets.runtime.roles import Schedule
 from dicompiler_targets.sockets.session import Session
+from dicompiler_targets.tflm import TflmTarget
 
 BEAT_S = 0.3
 FOUND_S = 3.75 * BEAT_S
@@ -203,11 +203,24 @@ def test_two_losses_in_turn_and_the_one_that_is_not_covered_ends_the_run(told: T
     assert pids(two.directory).keys() <= {"b", "c"}  # not yet waited for
 
 
-def test_a_loss_that_a_plan_for_more_covers_goes_by_that(two: Survivor) -> None:
-    """There is none for c alone: b is there, and has nothing to do."""
-    with connect(two, without=("c",)) as session:
-        two.stream(session, frames(10))
-    assert [report.device for report in session.reports if report.segments and not any(report.segments)] == ["b", "c"]
+def test_a_loss_that_a_plan_for_more_covers_goes_by_that(told: Told, two: Survivor) -> None:
+    """There is none for c alone: b is there, has nothing to do, and would refuse to hear of a frame until c is back."""
+    told.soon(two, "c")
+    with connect(two, elsewhere=("c",)) as session:
+        assert [{"b", "c"} & role.players for role in session.artifact.roles] == [{"b", "c"}, {"c"}, set()]
+
+        def plot() -> Iterator[None]:
+            for count in (2, 5):
+                yield from frames(10)
+                hit(two, "c", signal.SIGKILL)
+                yield from until(lambda count=count: len(session.events) == count)
+                yield from frames(10)
+                if count == 2:
+                    told.start(two, "c")
+                    yield from until(lambda: len(session.events) == 3)
+
+        two.stream(session, plot())
+    assert kinds(session) == [(kind, "c") for kind in ("loss", "take-over", "return", "loss", "take-over")]
 
 
 def test_a_run_begins_without_devices(one: Survivor) -> None:
@@ -306,13 +319,11 @@ def test_who_comes_back_with_another_artifact_is_refused_and_the_run_goes_on(
     assert kinds(session) == [("loss", "b"), ("take-over", "b")]
 
 
-def test_mpi_and_targets_that_cannot_survive_refuse(one: Survivor, tmp_path: Path) -> None:
+def test_targets_that_cannot_survive_refuse(one: Survivor) -> None:
     plan = one.compilation.plan
     assert plan is not None
-    with pytest.raises(DicompilerError, match="ULFM would let the others go on"):
-        MpiTarget().emit(one.compilation, tmp_path)
-    with pytest.raises(DicompilerError, match="target 'mpi' cannot go on without a device"):
-        check_dealing(plan, MpiTarget())
+    with pytest.raises(DicompilerError, match="target 'tflm' cannot go on without a device"):
+        check_dealing(plan, TflmTarget())
     check_dealing(plan, SocketsTarget())
 
 

@@ -5,9 +5,10 @@ In: an artifact's directory, arrays. Out: records, .npz files; arrays from .npy 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,24 @@ class Artifact:
     def devices(self) -> tuple[str, ...]:
         return tuple(self.packages)
 
+    @property
+    def program(self) -> Mapping[str, Any]:
+        """program.json, which all packages have."""
+        found: Mapping[str, Any] = load_json(next(iter(self.packages.values())) / PROGRAM)
+        return found
+
+    def roles(self, away: Collection[str]) -> tuple[int, int] | None:
+        """Which roles go without those devices, by the plan for the least loss that holds them: the first one's place
+        and how many; None where there are none."""
+        lost = self.program.get("lost", [[]])
+        found = min((one for one in lost if {*away} <= {*one}), key=len, default=None)
+        return None if found is None else (lost.index(found), lost.count(found))
+
+    def first(self, delivered: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+        """Each output of a frame as the first device that has it delivered it."""
+        names = [value["name"] for value in self.document["outputs"]]
+        return {name: next(o[name] for o in delivered.values() if name in o) for name in names}
+
     def title(self, rank: int) -> str:
         """What messages call a rank."""
         device = self.devices[rank]
@@ -97,20 +116,37 @@ def write_inputs(place: Path, frames: Sequence[Mapping[str, NDArray[Any]]]) -> N
                     np.lib.format.write_array(member, plain, allow_pickle=False)
 
 
+def read_partial(artifact: Artifact, place: Path, keep: int, role: int) -> Delivered:
+    """As `read_outputs`, after a run by that role that failed: the first frames, as far as they are whole."""
+    sinks = sum(call[0] == "output" for rank in artifact.program["ranks"] for call in rank["roles"][role])
+    for device in artifact.devices:
+        if (part := place / f".{device}.part").is_dir():
+            part.rename(place / device)
+    whole: list[dict[str, dict[str, NDArray[Any]]]] = []
+    with contextlib.suppress(OSError, ValueError, EOFError):  # of a file that was being written
+        for frame in range(keep):
+            found = _frame(artifact, place, frame)
+            if sum(map(len, found.values())) < sinks:
+                break
+            whole.append(found)
+    return tuple(whole)
+
+
 def read_outputs(artifact: Artifact, place: Path, keep: int) -> Delivered:
     """For each frame that was kept, by device and name, what was delivered."""
+    return tuple(_frame(artifact, place, frame) for frame in range(keep))
+
+
+def _frame(artifact: Artifact, place: Path, frame: int) -> dict[str, dict[str, NDArray[Any]]]:
     values = {value["name"]: value for value in artifact.document["outputs"]}
     files = output_files(list(values))
-    delivered: list[dict[str, dict[str, NDArray[Any]]]] = []
-    for frame in range(keep):
-        outputs: dict[str, dict[str, NDArray[Any]]] = {}
-        for device in artifact.devices:
-            for name, value in values.items():
-                path = place / device / f"frame{frame:06}_{files[name]}"
-                if path.is_file():
-                    outputs.setdefault(device, {})[name] = _array(path, value["dtype"])
-        delivered.append(outputs)
-    return tuple(delivered)
+    outputs: dict[str, dict[str, NDArray[Any]]] = {}
+    for device in artifact.devices:
+        for name, value in values.items():
+            path = place / device / f"frame{frame:06}_{files[name]}"
+            if path.is_file():
+                outputs.setdefault(device, {})[name] = _array(path, value["dtype"])
+    return outputs
 
 
 def _array(path: Path, dtype: str) -> NDArray[Any]:

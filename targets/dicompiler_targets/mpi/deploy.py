@@ -13,8 +13,9 @@ import shlex
 import tarfile
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ from dicompiler.plugin_api import (
     one_line,
     ssh,
 )
-from dicompiler_targets.mpi import mpirun, tools
-from dicompiler_targets.mpi.artifact import Artifact, read_outputs, write_inputs
+from dicompiler_targets.mpi import mpirun, restart, tools
+from dicompiler_targets.mpi.artifact import Artifact, Delivered, read_outputs, read_partial, write_inputs
 from dicompiler_targets.mpi.emit import CONTENTS, MANIFEST
 
 NEEDED = ("mpirun", "mpicxx", "cmake", "make", "g++", "sha256sum")
@@ -132,9 +133,23 @@ def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
 def run_there(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
     """Runs an installed artifact for `frames` on its hosts: see Target.run."""
     artifact = Artifact.load(directory)
-    words = mpirun.arguments(artifact, len(frames), options)
-    sites = _sites(artifact, options)
-    mpirun_here = tools.program("mpirun")
+    mpirun.arguments(artifact, len(frames), options)
+    _sites(artifact, options)
+    return restart.surviving(artifact, frames, options, partial(_call, artifact, tools.program("mpirun")))
+
+
+def _call(
+    artifact: Artifact,
+    mpirun_here: Path,
+    frames: restart.Frames,
+    options: RunOptions,
+    away: Collection[str],
+    roles: tuple[int, int],
+) -> tuple[Mapping[str, Any], Delivered]:
+    """See restart.Call: the rank of a device that is away is on the first host that is left, and has nothing to do."""
+    sites = [site for site in _sites(artifact, options) if not {*away} >= {*site.devices}]
+    words = mpirun.arguments(artifact, len(frames), options, roles)
+    keep = mpirun.kept(len(frames), options)
     assert options.hosts is not None
     calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
     with tempfile.TemporaryDirectory(prefix="dicompiler-mpi-") as temporary:
@@ -149,17 +164,22 @@ def run_there(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], opt
         # Not by its path: Open MPI would look for itself at that path on the other hosts.
         line = ["mpirun", "--oversubscribe", "--bind-to", "none"]
         for device, package in artifact.packages.items():
-            site = next(site for site in sites if device in site.devices)
+            site = next((site for site in sites if device in site.devices), sites[0])
             line += [] if device == artifact.devices[0] else [":"]
             line += ["-n", "1", "--host", site.host, "--wdir", "/", f"{places[site.host]}/build/program"]
             line += [*_data(places[site.host], site), *words, *_threads(site, device, package, options)]
         more = {name: str(agent) for name in ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")}
         more |= {"PATH": f"{mpirun_here.parent}:{tools.search_path()}"}
-        report = mpirun.call(artifact, line, scratch, options.timeout_s, more)
+        lost = None
+        try:
+            report = mpirun.call(artifact, line, scratch, options.timeout_s, more)
+        except mpirun.Lost as error:
+            lost = error
         for site in sites:
             _fetch(calls, site, scratch / "outputs")
-        delivered = read_outputs(artifact, scratch / "outputs", mpirun.kept(len(frames), options))
-    return mpirun.result(artifact, report, delivered)
+        if lost is not None:
+            raise restart.Unfinished(lost, read_partial(artifact, scratch / "outputs", keep, roles[0]))
+        return report, read_outputs(artifact, scratch / "outputs", keep)
 
 
 def _sites(artifact: Artifact, options: RunOptions) -> list[Site]:

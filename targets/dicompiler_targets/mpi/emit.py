@@ -109,11 +109,6 @@ def runtime() -> dict[str, bytes]:
 
 
 def _check(program: Program, places: Iterable[Place]) -> None:
-    if len(program.turns) < len(program.roles):
-        raise DicompilerError(
-            "plan: losses: MPI ends all processes when one is lost; only one with ULFM would let the others go on, and "
-            "this target does not use it: leave them away, or take target 'sockets'"
-        )
     for place in places:
         for name, what, reserved in ((place.host, "host", OUTSIDE), (place.device, "device", INSIDE)):
             if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) or name in reserved:

@@ -35,15 +35,28 @@ REPORT_LIMIT = 1 << 26
 """Bytes that are read of what rank 0 prints."""
 
 
-def arguments(artifact: Artifact, frames: int, options: RunOptions) -> list[str]:
-    """What a program is told of a run, wherever it runs. UsageError for options that this target cannot take."""
+class Lost(RunError):
+    """A rank's process has ended, and with it all others. device: its own."""
+
+    def __init__(self, words: str, device: str) -> None:
+        super().__init__(words)
+        self.device = device
+
+
+def arguments(artifact: Artifact, frames: int, options: RunOptions, roles: tuple[int, int] | None = None) -> list[str]:
+    """What a program is told of a run, wherever it runs. UsageError for options that this target cannot take. roles:
+    see `Artifact.roles`."""
     if options.keys is not None or options.elsewhere:
         raise UsageError(
             "run: target 'mpi' starts all ranks itself, and MPI has no keys: leave out --elsewhere and --keys"
         )
     flight = options.frames_in_flight(len(artifact.devices), IN_FLIGHT_LIMIT)
     flags = {"frames": frames, "keep": kept(frames, options), "timeout": f"{options.timeout_s:g}", "in-flight": flight}
-    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    if "lost" in artifact.program:
+        first, count = roles or artifact.roles(()) or (0, 1)
+        flags["roles"] = f"{first},{count}"
+    partial = ["--partial"] if "roles" in flags else []
+    return [*(word for name, value in flags.items() for word in (f"--{name}", str(value))), *partial]
 
 
 def kept(frames: int, options: RunOptions) -> int:
@@ -78,7 +91,10 @@ def call(
     if late and SAYS not in wrong:
         raise RunError(f"the ranks did not finish within {timeout:g} s: allow more time (--timeout)")
     if code:
-        raise RunError(one_line(cause(artifact, wrong, code)))
+        words = one_line(cause(artifact, wrong, code))
+        if (found := re.match(r"rank (\d+) .*: its process was ended by signal", words)) is not None:
+            raise Lost(words, artifact.devices[int(found[1])])
+        raise RunError(words)
     start = said.find("{")
     try:
         report: dict[str, Any] = json.loads(said[start:]) if start >= 0 else {}
@@ -163,8 +179,7 @@ def _device_report(report: Mapping[str, Any], last: float) -> DeviceReport:
 
 def result(artifact: Artifact, report: Mapping[str, Any], delivered: Delivered) -> RunResult:
     """What a run gave, of the report and the outputs of the frames that were kept."""
-    names = [value["name"] for value in artifact.document["outputs"]]
-    outputs = tuple({name: next(o[name] for o in frame.values() if name in o) for name in names} for frame in delivered)
+    outputs = tuple(map(artifact.first, delivered))
     lasts = _last(report["ranks"], report["lead"], report["last_s"])
     reports = tuple(map(_device_report, report["ranks"], lasts))
     return RunResult(outputs, reports, delivered, tuple(report["frames_s"]), report["total_s"])

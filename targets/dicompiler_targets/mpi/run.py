@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -16,36 +17,52 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import Emulation, RunOptions, RunResult
-from dicompiler_targets.mpi import build, mpirun, tools
-from dicompiler_targets.mpi.artifact import Artifact, read_outputs, write_inputs
+from dicompiler_targets.mpi import build, mpirun, restart, tools
+from dicompiler_targets.mpi.artifact import Artifact, Delivered, read_outputs, read_partial, write_inputs
 
 
 def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
     """Runs the artifact for `frames`: see Target.run. The time of building does not count."""
     artifact = Artifact.load(directory)
-    words = mpirun.arguments(artifact, len(frames), options)
-    toolchain, count = tools.find(), len(artifact.devices)
+    mpirun.arguments(artifact, len(frames), options)  # before anything is built
+    toolchain = tools.find()
     program = build.build(next(iter(artifact.packages.values())), toolchain)
-    share = max(1, len(os.sched_getaffinity(0)) // count) if options.emulation is None else 1
-    words += ["--threads", str(share), *["--pin"] * options.pin]
     line = [str(toolchain.mpirun), "--oversubscribe", "--bind-to", "none"]
+    return restart.surviving(artifact, frames, options, partial(_call, artifact, line, program))
+
+
+def _call(
+    artifact: Artifact,
+    line: Sequence[str],
+    program: Path,
+    frames: restart.Frames,
+    options: RunOptions,
+    _: Collection[str],
+    roles: tuple[int, int],
+) -> tuple[Mapping[str, Any], Delivered]:
+    """See restart.Call: the rank of a device that is away is there, and has nothing to do."""
+    count, keep = len(artifact.devices), mpirun.kept(len(frames), options)
+    share = max(1, len(os.sched_getaffinity(0)) // count) if options.emulation is None else 1
+    words = mpirun.arguments(artifact, len(frames), options, roles)
+    words += ["--threads", str(share), *["--pin"] * options.pin]
     with tempfile.TemporaryDirectory(prefix="dicompiler-mpi-") as temporary:
         scratch = Path(temporary)
         (scratch / "data").mkdir()
         for device, package in artifact.packages.items():
             (scratch / "data" / device).symlink_to(package / device)
         write_inputs(scratch / "inputs", frames)
-        places = ["--data", "data", "--inputs", "inputs", "--outputs", "outputs"]
+        places, more = ["--data", "data", "--inputs", "inputs", "--outputs", "outputs"], dict[str, str]()
         if options.emulation is None:
-            line += ["-n", str(count), str(program), *places, *words]
-            report = mpirun.call(artifact, line, scratch, options.timeout_s, {})
+            rest = ["-n", str(count), str(program), *places, *words]
         else:
-            line += emulated(artifact, options.emulation, scratch, [str(program), *places, *words])
-            report = mpirun.call(
-                artifact, line, scratch, options.timeout_s, agent(artifact, options.emulation, scratch)
-            )
-        delivered = read_outputs(artifact, scratch / "outputs", mpirun.kept(len(frames), options))
-    return mpirun.result(artifact, report, delivered)
+            rest = emulated(artifact, options.emulation, scratch, [str(program), *places, *words])
+            more = agent(artifact, options.emulation, scratch)
+        try:
+            report = mpirun.call(artifact, [*line, *rest], scratch, options.timeout_s, more)
+        except mpirun.Lost as lost:
+            done = read_partial(artifact, scratch / "outputs", keep, roles[0])
+            raise restart.Unfinished(lost, done) from None
+        return report, read_outputs(artifact, scratch / "outputs", keep)
 
 
 def emulated(artifact: Artifact, emulation: Emulation, scratch: Path, words: Sequence[str]) -> list[str]:

@@ -127,14 +127,20 @@ def describe(
         ranks.append(asdict(place) | {"cores": list(place.cores), "roles": roles})
     images = asdict(preprocessing) | {"mean": list(preprocessing.mean), "scale": list(preprocessing.scale)}
     states = {"states": [value_document(value) for value in program.states]} if program.states else {}
-    return states | {
-        "format": PROGRAM_FORMAT,
-        "inputs": [value_document(value) for value in program.inputs],
-        "optimization": optimization,
-        "preprocessing": images,
-        "provider": provider,
-        "ranks": ranks,
-    }
+    survives = len(program.turns) < len(program.roles)
+    lost = {"lost": [list(role.lost) for role in program.roles]} if survives else {}
+    return (
+        states
+        | lost
+        | {
+            "format": PROGRAM_FORMAT,
+            "inputs": [value_document(value) for value in program.inputs],
+            "optimization": optimization,
+            "preprocessing": images,
+            "provider": provider,
+            "ranks": ranks,
+        }
+    )
 
 
 def _calls(program: Program, rank: int, segment_files: Sequence[str], first: int) -> list[list[Any]]:
@@ -318,10 +324,20 @@ def _main(document: Json, ranks: Sequence[Place]) -> list[str]:
             if states
             else []
         ),
+        *_turns(document),
         "    };",
         "    return dicompiler::run(program, argc, argv);",
         "}",
     ]
+
+
+def _turns(document: Json) -> list[str]:
+    """How many of the functions are for when nothing is lost, where there are others."""
+    lost = document.get("lost", ())
+    return [
+        "        // No states; how many functions are for when nothing is lost.",
+        f"        {{}}, {lost.count([])},",
+    ] * bool(lost)
 
 
 def _ends(value: Json) -> str:

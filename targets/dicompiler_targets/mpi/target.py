@@ -33,6 +33,7 @@ class MpiTarget(Target):
     name: ClassVar[str] = "mpi"
     replicas: ClassVar[bool] = True
     keeps: ClassVar[bool] = True
+    survives: ClassVar[bool] = True
     checks_files: ClassVar[bool] = True
     emulates: ClassVar[bool] = True
 

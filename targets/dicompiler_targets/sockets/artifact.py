@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import DicompilerError, check_files, expect, nearest, one_line, open_artifact, read_sealed
 from dicompiler_targets.copies import WEIGHTS, check_sources, hashes, runtime_sources
-from dicompiler_targets.sockets.runtime.roles import Schedule, roles
+from dicompiler_targets.sockets.runtime.roles import Schedule, roles, takes_part
 
 Manifest = Mapping[str, Any]
 MANIFEST = "manifest.json"
@@ -31,11 +31,12 @@ _NUMPY = {
 @dataclass(frozen=True)
 class Role:
     """By device what it is given in the frames of a role, and what it delivers, by index of the output. states: by
-    device what it keeps, and is given where states begin anew."""
+    device what it keeps, and is given where states begin anew. players: the devices that are told of these frames."""
 
     inputs: Mapping[str, Sequence[Mapping[str, Any]]]
     outputs: Mapping[str, Mapping[int, Mapping[str, Any]]]
     states: Mapping[str, Sequence[Mapping[str, Any]]]
+    players: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,13 @@ class Artifact:
                 {manifest["device"]: manifest["inputs"] for manifest in manifests},
                 {manifest["device"]: {v["index"]: v for v in manifest["outputs"]} for manifest in manifests},
                 {manifest["device"]: manifest.get("states", ()) for manifest in manifests},
+                frozenset(device for device, part in zip(self.devices, parts, strict=True) if part),
             )
-            for manifests in zip(*map(roles, self.manifests), strict=True)
+            for manifests, parts in zip(
+                zip(*map(roles, self.manifests), strict=True),
+                zip(*map(takes_part, self.manifests), strict=True),
+                strict=True,
+            )
         )
 
     def arrays(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

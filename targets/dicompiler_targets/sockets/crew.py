@@ -193,6 +193,8 @@ class Crew:
             check_empty(header)
             if header.frame >= self.window.first:
                 self.window.check(header.frame, "DONE")
+                if process.device not in self._roles[self.schedule.role(header.frame)].players:
+                    raise ProtocolError(f"DONE came for frame {header.frame}, in which it has no part")
         elif header.kind is Kind.READY:
             check_empty(header)
             if process.device in self._ready:

@@ -230,7 +230,8 @@ class Session(AnySession):
         crew = self._crew
         flight.number = number = self._window.open()
         flight.role = role = self._roles[crew.schedule.role(number)]
-        flight.players, flight.done, flight.deadline = tuple(crew.there), set(), self._until()
+        flight.players = tuple(name for name in crew.there if name in role.players)
+        flight.done, flight.deadline = set(), self._until()
         flight.outputs = {name: {} for name, values in role.outputs.items() if values}
         flight.missing = sum(map(len, role.outputs.values()))
         self._flights[number] = flight

@@ -18,6 +18,8 @@ const char* const USAGE =
     "  --pin             each rank keeps to its share of this host's processors\n"
     "  --timeout S       seconds for all frames\n"
     "  --least S,S,…     seconds that a call of each segment takes at least: emulation\n"
+    "  --roles FIRST,N   play these of each rank's functions: those for a loss\n"
+    "  --partial         leave outputs in DIR/.NAME.part where the run fails\n"
     "  --data DIR        where the devices' directories are; default: the working directory\n"
     "Prints a JSON object: for each rank the seconds that it computed, waited and sent, its memory and its bytes.\n";
 
@@ -52,12 +54,12 @@ Options parse_options(int argc, char** argv) {
             options.help = true;
             continue;
         }
-        if (name == "--pin") {
-            options.pin = true;
+        if (name == "--pin" || name == "--partial") {
+            (name == "--pin" ? options.pin : options.partial) = true;
             continue;
         }
         const std::string known[] = {"--inputs", "--outputs", "--frames",  "--in-flight", "--keep",
-                                     "--threads", "--timeout", "--least", "--data"};
+                                     "--threads", "--timeout", "--least", "--data", "--roles"};
         bool found = false;
         for (const auto& one : known) found = found || one == name;
         if (!found) throw Error("there is no option '" + name + "': see --help");
@@ -71,6 +73,12 @@ Options parse_options(int argc, char** argv) {
         if (name == "--keep") options.keep = static_cast<std::size_t>(parse_number(name, value, 0, 1e7));
         if (name == "--threads") options.threads = static_cast<int>(parse_number(name, value, 1, 4096));
         if (name == "--least") options.least = parse_numbers(name, value);
+        if (name == "--roles") {
+            const auto both = parse_numbers(name, value);
+            if (both.size() != 2 || both[1] < 1) throw Error("option --roles cannot be '" + value + "'");
+            options.first_role = static_cast<std::size_t>(both[0]);
+            options.roles = static_cast<std::size_t>(both[1]);
+        }
         if (name == "--timeout") options.timeout = parse_number(name, value, 0, 1e9);
     }
     return options;

@@ -14,7 +14,9 @@ struct Options {
     double timeout = 1e9;
     // Seconds that a call of each segment takes at least; empty where nothing is held back.
     std::vector<double> least;
-    bool pin = false, help = false;
+    // The functions of each rank that are played: the first one's place and how many; 0: those for no loss.
+    std::size_t first_role = 0, roles = 0;
+    bool pin = false, help = false, partial = false;
 };
 
 // Throws Error for arguments that cannot be.

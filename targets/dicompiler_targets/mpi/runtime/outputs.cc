@@ -12,7 +12,8 @@ namespace fs = std::filesystem;
 
 }  // namespace
 
-Outputs::Outputs(const std::string& directory, const std::string& device, std::size_t keep) : keep_(keep) {
+Outputs::Outputs(const std::string& directory, const std::string& device, std::size_t keep, bool partial)
+    : keep_(keep), partial_(partial) {
     if (directory.empty()) return;
     place_ = directory + "/" + device;
     stage_ = directory + "/." + device + ".part";
@@ -43,7 +44,7 @@ void Outputs::publish() {
 
 void Outputs::discard() {
     std::error_code code;
-    if (!stage_.empty()) fs::remove_all(stage_, code);
+    if (!stage_.empty() && !partial_) fs::remove_all(stage_, code);
     stage_.clear();
 }
 

@@ -59,7 +59,7 @@ private:
 };
 
 // A device of the platform: the rank of its place in Program::ranks. It has as many roles as all others, mostly one:
-// frame i is played by the function of place i mod n.
+// frame i is played by the function of place i mod n, of those that are for one loss.
 struct Device {
     std::string name, host;
     int threads;
@@ -86,6 +86,8 @@ struct Program {
     Preprocessing preprocessing;
     // The inputs that are states, which a frame may give for those to begin anew.
     std::vector<Input> states = {};
+    // How many of each rank's functions are for when nothing is lost; 0: all.
+    std::size_t turns = 0;
 };
 
 // main() of a program: its exit code. `--help` says what the arguments are.

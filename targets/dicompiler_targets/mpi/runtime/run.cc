@@ -27,16 +27,34 @@ std::string title(const Program& program, int rank) {
     return "rank " + std::to_string(rank) + " (device '" + device.name + "' on host '" + device.host + "')";
 }
 
-// All ranks must hold parts of the same artifact.
+// The program with those of its functions that are to be played.
+Program chosen(Program program, const Options& options) {
+    for (auto& rank : program.ranks) {
+        const auto all = rank.roles.size();
+        const auto count = options.roles != 0 ? options.roles : program.turns != 0 ? program.turns : all;
+        if (options.first_role + count > all) {
+            throw Error("option --roles: there are " + std::to_string(all) + " functions");
+        }
+        const auto first = rank.roles.begin() + static_cast<std::ptrdiff_t>(options.first_role);
+        rank.roles = {first, first + static_cast<std::ptrdiff_t>(count)};
+    }
+    return program;
+}
+
+// All ranks must hold parts of the same artifact, but those that stand for a lost one and hold nothing.
 void check_digests(const Program& program, const std::string& own) {
     constexpr std::size_t SIZE = 64;
     std::string all(SIZE * program.ranks.size(), ' ');
     std::string padded = own;
     padded.resize(SIZE, ' ');
     MPI_Allgather(padded.data(), SIZE, MPI_CHAR, &all[0], SIZE, MPI_CHAR, MPI_COMM_WORLD);
+    std::size_t first = 0;
     for (std::size_t i = 1; i < program.ranks.size(); ++i) {
-        if (all.compare(i * SIZE, SIZE, all, 0, SIZE) != 0) {
-            throw Error("the files of " + title(program, static_cast<int>(i)) + " and of " + title(program, 0) +
+        if (all[i * SIZE] == ' ') continue;
+        if (first == 0 && all[0] == ' ') first = i;
+        if (all.compare(i * SIZE, SIZE, all, first * SIZE, SIZE) != 0) {
+            throw Error("the files of " + title(program, static_cast<int>(i)) + " and of " +
+                        title(program, static_cast<int>(first)) +
                         " are of different artifacts: copy the same one to both");
         }
     }
@@ -179,19 +197,20 @@ void play(const Program& program, const Options& options, int self) {
         delivers = delivers || !role.outputs.empty();
         keeps = keeps || !role.states.empty();
     }
-    Contents contents(options.data + "/" + device.name);
-    check_digests(program, contents.digest());
+    const bool here = options.roles == 0 || works || given || delivers;
+    const auto contents = here ? std::make_unique<Contents>(options.data + "/" + device.name) : nullptr;
+    check_digests(program, here ? contents->digest() : "");
     if (given && options.inputs.empty()) throw Error("there are no inputs: give a file or directory (--inputs)");
     Samples samples(program, given || keeps ? options.inputs : "");
     const auto flow = make_flow(program, options, samples.size());
     if (options.pin) pin();
-    Outputs outputs(delivers ? options.outputs : "", device.name, options.keep);
+    Outputs outputs(delivers ? options.outputs : "", device.name, options.keep, options.partial);
     Measured measured;
     Times times;
     if (works) {
-        times = compute(task, contents, flow, samples, outputs, measured);
+        times = compute(task, *contents, flow, samples, outputs, measured);
     } else {
-        contents.check();
+        if (here) contents->check();
         barrier();
         MPI_Barrier(MPI_COMM_WORLD);
     }
@@ -229,7 +248,7 @@ int run(const Program& program, int argc, char** argv) {
             return 2;
         }
         who = title(program, self);
-        play(program, options, self);
+        play(chosen(program, options), options, self);
     } catch (const std::exception& error) {
         std::fprintf(stderr, "dicompiler: %s: %s\n", who.c_str(), error.what());
         // mpirun must have taken the line before it hears of the end.

@@ -154,7 +154,12 @@ class Device(Member):
             check_message(header)
         elif header.kind in (Kind.RUN, Kind.FINISH) or (header.kind is Kind.ANEW and "states" in self.manifest):
             check_empty(header)
-            if header.frame != self.announced or header.frame > self.window.end - (header.kind is Kind.RUN):
+            last = header.kind is Kind.FINISH
+            if self.schedule.idle:
+                fits = last and header.frame >= self.announced
+            else:
+                fits = header.frame == self.announced and (last or header.frame < self.window.end)
+            if not fits:
                 raise ProtocolError(f"{header.kind.name} came for frame {header.frame}, {self.announced} is next")
         else:
             raise ProtocolError(f"{header.kind.name} came from the coordinator")
@@ -192,6 +197,10 @@ class Device(Member):
             self._part(peer)
         self.schedule.change(told["lost"], first, self.window.oldest)
         if not told["drop"]:
+            if self.announced < first:  # it had no part in those between
+                self.window.skip(self.announced, first)
+                self.mailbox.put(("skip", self.announced), first)
+                self.announced = first
             self._to_control().send(Kind.CHANGED, frame=first)
             return
         self.replays += max(0, self.announced - self.window.oldest)
@@ -278,9 +287,10 @@ class Device(Member):
                 player.drop()
                 opened = first
                 self._to_control().send(Kind.CHANGED, frame=first)
+            opened = self.mailbox.pop(("skip", opened)) or opened
             while (times := self.mailbox.pop(("frame", opened))) is not None:
                 player.begin(opened, *times)
-                opened += 1
+                opened = self.mailbox.pop(("skip", opened + 1)) or opened + 1
             last = last or self.mailbox.pop("finish") is not None
             if not player.advance(self._done) and (player.frames or not last):
                 player.wait(seen)

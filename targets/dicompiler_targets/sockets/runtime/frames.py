@@ -248,6 +248,13 @@ class Window:
         self.first = self.oldest = first
         self.end = first + (self._size or 0)
 
+    def skip(self, first: int, end: int) -> None:
+        """The frames from `first`, which would be the next, to before `end` do not come here."""
+        if self.oldest < first:
+            self._finished.update(range(first, end))
+        else:
+            self.oldest, self.end = end, end + (self._size or 0)
+
     def has(self, frame: int) -> bool:
         """Whether that frame is on its way."""
         return self.oldest <= frame < self.end and frame not in self._finished

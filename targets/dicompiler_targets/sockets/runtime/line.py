@@ -125,6 +125,8 @@ class Line:
         if awaited != self._awaited:
             self._awaited = awaited
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, awaited)
+            if awaited > 1:  # the other end may wait for the acknowledgement, which the system else delays by 40 ms
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def _receive(self, view: memoryview) -> int | None:
         if self._waits:

@@ -15,21 +15,35 @@ def roles(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return (manifest, *({**manifest, **other} for other in manifest.get("others", ())))
 
 
+def takes_part(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
+    """For each role whether the device has anything to do while it is in force, with those for the same loss. While it
+    has not, it is told of no frame."""
+    works = [(role.get("lost", ()), role["inputs"] or role["steps"] or role["outputs"]) for role in roles(manifest)]
+    return tuple(any(work for other, work in works if other == lost) for lost, _ in works)
+
+
 class Schedule:
-    """The role that each frame goes by. lost: of each role the devices without which it is played.
+    """The role that each frame goes by. lost: of each role the devices without which it is played. parts: see
+    `takes_part`, by default it always does.
 
     At first nothing is lost. Of the roles for the same loss, frame i goes by entry i mod n.
     """
 
-    def __init__(self, lost: Sequence[Collection[str]]) -> None:
+    def __init__(self, lost: Sequence[Collection[str]], parts: Sequence[bool] = ()) -> None:
         self._lost = tuple(map(frozenset, lost))
+        self._parts = parts or [True] * len(lost)
         self._eras = [(0, self._of(frozenset()))]
         self.survives = any(self._lost)
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Schedule:
         """That of a run that goes by the roles of a manifest."""
-        return cls([role.get("lost", ()) for role in roles(manifest)])
+        return cls([role.get("lost", ()) for role in roles(manifest)], takes_part(manifest))
+
+    @property
+    def idle(self) -> bool:
+        """Whether the device that it is made for has no part in the frames from the last change on."""
+        return not self._parts[self._eras[-1][1][0]]
 
     def covering(self, away: Collection[str]) -> frozenset[str] | None:
         """Of the losses that there are roles for the least that holds all of `away`; None if none does."""

@@ -1,0 +1,96 @@
+"""Goes on where a rank is lost. MPI ends all ranks with one, so that mpirun is called again, without it, for the frames
+that are not finished: by the plan for its loss, where the artifact has one.
+
+In: how mpirun is called once. Out: what all calls together gave, each frame once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dicompiler.plugin_api import DeviceReport, RunEvent, RunOptions, RunResult, UsageError
+from dicompiler_targets.mpi import mpirun
+from dicompiler_targets.mpi.artifact import Artifact, Delivered
+
+log = logging.getLogger("dicompiler")
+
+Frames = Sequence[Mapping[str, NDArray[Any]]]
+Call = Callable[[Frames, RunOptions, Collection[str], tuple[int, int]], tuple[Mapping[str, Any], Delivered]]
+"""Plays frames without the devices that are away, by those roles (the first one's place and how many): what rank 0
+printed, and outputs. Unfinished where a rank is lost."""
+
+
+class Unfinished(Exception):
+    """A rank was lost. done: the frames that were finished."""
+
+    def __init__(self, lost: mpirun.Lost, done: Delivered) -> None:
+        super().__init__(str(lost))
+        self.lost, self.done = lost, done
+
+
+def surviving(artifact: Artifact, frames: Frames, options: RunOptions, call: Call) -> RunResult:
+    """Calls until all frames are finished. UsageError where devices are away that no plan does without, RunError for a
+    loss that no plan covers."""
+    begun, away, events = time.perf_counter(), set(options.without), list[RunEvent]()
+    done: Delivered = ()
+    wanted, keep = len(frames), mpirun.kept(len(frames), options)
+    if (roles := artifact.roles(away)) is None:
+        names = ", ".join(map(repr, options.without))
+        raise UsageError(f"run: no plan in the artifact does without {names}: compile it with one (--survive)")
+    survives = "lost" in artifact.program
+
+    def tell(event: RunEvent) -> None:
+        events.append(event)
+        log.warning("%s", event.line)
+        if options.on_event is not None:
+            options.on_event(event)
+
+    while True:
+        left = options.timeout_s - (time.perf_counter() - begun if events else 0.0)
+        at_once = replace(options, timeout_s=max(0.0, left), keep=None if survives else options.keep)
+        since = time.perf_counter()
+        try:
+            report, delivered = call(frames[len(done) :], at_once, away, roles)
+            break
+        except Unfinished as end:
+            lost = end.lost
+            roles = artifact.roles(away | {lost.device})
+            if roles is None:
+                raise lost from None
+            away.add(lost.device)
+            done += end.done
+            gone = tuple(name for name in artifact.devices if name in away)
+            tell(
+                RunEvent(
+                    "loss", lost.device, str(lost).partition(": ")[2], gone, time.perf_counter() - begun, len(done)
+                )
+            )
+            if len(done) == wanted:  # it was lost after the last frame
+                raise lost from None
+    result = mpirun.result(artifact, report, delivered)
+    if events:
+        now, again = time.perf_counter(), options.frames_in_flight(len(artifact.devices), mpirun.IN_FLIGHT_LIMIT)
+        pause = now - since - result.total_s + result.frames_s[0]
+        again = min(again, wanted - len(done))  # at most: who was ended does not say what it had begun
+        tell(replace(events[-1], kind="take-over", why="", at_s=now - begun, replays=again, interruption_s=pause))
+    every = (*done, *result.delivered)[:keep]
+    outputs = tuple(artifact.first(frame) for frame in every)
+    total = result.total_s if not events else time.perf_counter() - begun
+    reports = tuple(_among_all(artifact, i, one, roles[0]) for i, one in enumerate(result.reports))
+    return replace(result, reports=reports, outputs=outputs, delivered=every, total_s=total, events=tuple(events))
+
+
+def _among_all(artifact: Artifact, rank: int, report: DeviceReport, first: int) -> DeviceReport:
+    """A report in which segments have their places among those of all roles. first: of the roles that were played."""
+    calls = artifact.program["ranks"][rank]["roles"]
+    counts = [sum(call[0] == "run" for call in role) for role in calls]
+    before = sum(counts[:first])
+    rest = sum(counts) - before - len(report.segments)
+    timeline = (replace(one, index=one.index + before) if one.kind == "run" else one for one in report.timeline)
+    return replace(report, segments=(*[0.0] * before, *report.segments, *[0.0] * rest), timeline=tuple(timeline))

@@ -1,0 +1,59 @@
+"""Devices of an artifact that stay between clients, on this host.
+
+In: an artifact's directory. Out: its devices, running, as `dicompiler deploy --keep` leaves them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.running import pids, wait_until
+
+from dicompiler_targets.sockets.artifact import Artifact
+from dicompiler_targets.sockets.kept import Kept
+from dicompiler_targets.sockets.runtime import KEPT
+
+TEXT = "no stranger knows this"
+"""The token."""
+
+
+def start(directory: Path, device: str, listen: str = "127.0.0.1:0", keys: Path | None = None) -> tuple[str, int]:
+    """Starts a device that stays, as deploy does on its host: where it is called. keys: of all devices."""
+    secret = [] if keys is None else ["--keys", str(keys / "devices" / device)]
+    words = [*secret, "--serve", "--detach", "--listen", listen, "--log", f"../{KEPT}/{device}.log"]
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "runtime", *words],
+        cwd=directory / device,
+        input=f"{'' if keys else TEXT}\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    host, port = json.loads(done.stdout.removeprefix("dicompiler: "))["address"]
+    return host, port
+
+
+@contextlib.contextmanager
+def kept(directory: Path, keys: Path | None = None) -> Iterator[Kept]:
+    """The artifact's devices, running; they end as they are told to, and leave nothing but a log."""
+    artifact = Artifact.load(directory)
+    try:
+        addresses = {name: start(directory, name, keys=keys) for name in artifact.devices}
+        found = Kept(directory, artifact.digest, addresses, "" if keys else TEXT, str(keys) if keys else None)
+        found.save()
+        assert Kept.file(directory).stat().st_mode & 0o777 == 0o600
+        yield found
+    finally:
+        for pid in pids(directory).values():
+            os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: not pids(directory))
+        Kept.file(directory).unlink(missing_ok=True)
+        assert {path.suffix for path in (directory / KEPT).iterdir()} <= {".log", ".1"}

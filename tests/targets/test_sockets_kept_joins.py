@@ -1,0 +1,88 @@
+"""Joining devices that stay where that is hard: one has stopped, strangers call in TLS, two clients call at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.handmade import halo
+from support.keeping import kept
+from support.losing import DEVICES, kinds, survivor
+from support.running import emit, pids
+from support.strangers import Strangers
+
+import dicompiler
+from dicompiler.base.errors import RunError
+from dicompiler.target.records import RunOptions
+from dicompiler.target.remote.certificates import make
+from dicompiler_targets.sockets import kept as calling
+from dicompiler_targets.sockets.session import Session
+
+
+def test_a_device_that_has_stopped_is_missing_or_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its loss is covered frames begin without it, and it takes part once it goes on."""
+    plain, covered = emit(halo(), tmp_path / "plain"), survivor(1, [(name,) for name in DEVICES], tmp_path / "net")
+    monkeypatch.setattr(calling, "GREETING_S", 1.0)
+    with kept(plain), kept(covered.directory):
+        stopped = [pids(plain)["b"], pids(covered.directory)["c"]]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(RunError, match=r"^device 'b' at 127\.0\.0\.1:\d+: it .*cannot be called"):
+                dicompiler.connect(plain, timeout=60)
+            with dicompiler.connect(covered.directory, RunOptions(in_flight=4), 60) as session:
+                assert isinstance(session, Session)
+
+                def plot() -> Iterator[None]:
+                    yield from [None] * 10
+                    os.kill(stopped[1], signal.SIGCONT)
+                    while len(session.events) < 3:
+                        yield
+
+                covered.stream(session, plot())
+            assert kinds(session) == [("loss", "c"), ("take-over", "c"), ("return", "c")]
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+
+
+def test_in_tls_strangers_disturb_nobody_and_of_two_clients_one_is_told_who_is_served(tmp_path: Path) -> None:
+    made = halo()
+    directory = emit(made, tmp_path / "net")
+    make("abc", tmp_path / "keys")
+    found: list[Any] = []
+
+    def join(both: threading.Barrier) -> None:
+        both.wait()
+        try:
+            with dicompiler.connect(directory, timeout=30) as session:
+                found.append(session.infer(made[2])["out"])
+                both.wait(20)
+        except RunError as error:
+            found.append(error)
+            both.wait(20)
+
+    with kept(directory, tmp_path / "keys") as cluster:
+        crowds = [Strangers(60, directory, name, cluster.digest) for name in "ab"]
+        for _ in range(2):
+            both = threading.Barrier(2)
+            clients = [threading.Thread(target=join, args=(both,)) for _ in range(2)]
+            for client in clients:
+                client.start()
+            for client in clients:
+                client.join()
+        for crowd in crowds:
+            crowd.stop()
+        errors = [str(one) for one in found if isinstance(one, RunError)]
+        assert len(errors) == 2 and len(found) == 4
+        assert all(
+            "device 'a' at" in words and "it serves another client, 127.0.0.1, since" in words for words in errors
+        )
+        right = [one for one in found if not isinstance(one, RunError)]
+        assert np.array_equal(right[0], right[1])
