@@ -13,6 +13,7 @@ from dicompiler.base.atomic import listed
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import objective_terms
 from dicompiler.cli.losses import losses_document, show_losses, show_stretches, stretches_document, worst_columns
+from dicompiler.cli.runs import show_queueing
 from dicompiler.cli.tables import show, show_json, tell, wrapped
 
 if TYPE_CHECKING:
@@ -170,7 +171,11 @@ def _numbers(metrics: Metrics) -> dict[str, str]:
 
 
 def show_simulation(
-    result: Compilation, simulation: Simulation, as_json: bool, stretches: Sequence[Stretch] = ()
+    result: Compilation,
+    simulation: Simulation,
+    as_json: bool,
+    stretches: Sequence[Stretch] = (),
+    in_flight: int = 1,
 ) -> None:
     """Prints for each device what it does in a frame of its own, and the times of the stream that was played, piece by
     piece where devices were lost."""
@@ -179,6 +184,7 @@ def show_simulation(
     frames = len(simulation.frames)
     if as_json:
         stream = {"frames": simulation.frames, "period_s": simulation.period_s, "latency_s": metrics.latency_s}
+        stream["waited_s"] = simulation.waited
         links = [{"from": a, "to": b, "bytes": count} for (a, b), count in _links(result).items()]
         pieces = {"stretches": stretches_document(stretches)} if stretches else {}
         show_json({**_predicted(result), **losses_document(result.losses), "stream": stream, **pieces, "links": links})
@@ -193,6 +199,9 @@ def show_simulation(
         click.echo(
             f"a stream of {frames}: {1000 * simulation.period_s:.4g} ms between frames, "
             f"{1 / simulation.period_s:.4g} frames per second"
+        )
+        show_queueing(
+            [end - start for start, end in simulation.frames], simulation.waited, in_flight, metrics.latency_s
         )
     busiest = sorted(_links(result).items(), key=lambda entry: -entry[1])[:5]
     for (sender, receiver), count in busiest:
