@@ -99,7 +99,7 @@ def _lines(facts: Facts) -> list[tuple[str, str]]:
         ("platform", part),
         ("plan", _decided(facts) + (f" ({plan.note})" if plan.note else "")),
         ("predicted", f"by simulation, cost model {facts.problem.cost.name}{_bound(facts)}"),
-        ("held back", bottleneck(platform, facts.metrics)[1]),
+        ("held back", bottleneck(platform, facts.metrics, facts.problem.objective)[1]),
         *([("wire", f"tensors travel between devices as {clean(str(plan.wire))}")] if plan.wire.types else []),
         ("artifact", f"{clean(facts.name)}, target {facts.target.name}"),
     ]
