@@ -225,7 +225,7 @@ def test_waiting_to_be_started_is_told_from_the_time_of_a_frame(tmp_path: Path) 
     own = [took - waited for took, waited in zip(at_once.frames_s, at_once.waited_s, strict=True)]
     assert at_once.waited_s[-1] > 2 * statistics.median(own) > 0
     by_itself = dicompiler.run(tmp_path / "net", frames=3)
-    assert max(by_itself.waited_s) < statistics.median(by_itself.frames_s)
+    assert statistics.median(by_itself.waited_s) < 0.75 * statistics.median(by_itself.frames_s)
 
 
 def test_a_segment_that_fails_in_a_stream_is_told(tmp_path: Path) -> None:
