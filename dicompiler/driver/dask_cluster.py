@@ -41,7 +41,7 @@ class DaskExecutor(Executor):
             import distributed
         except ImportError:
             raise UsageError(
-                "executor dask: Dask distributed is not installed: pip install 'dicompiler[dask]'"
+                "executor dask: Dask distributed is not installed: pip install distributed"
             ) from None
         for name in ("distributed", *(name for name in logging.root.manager.loggerDict if name[:12] == "distributed.")):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters we say, in a line

@@ -147,7 +147,7 @@ def picture(front: Front, platform: Platform) -> str:
         from matplotlib.figure import Figure
     except ImportError:
         raise DicompilerError(
-            "explore: matplotlib is not installed, which draws front.svg: pip install 'dicompiler[explore]'"
+            "explore: matplotlib is not installed, which draws front.svg: pip install pymoo matplotlib"
         ) from None
     first, *others = front.objectives
     with matplotlib.rc_context({"svg.hashsalt": "dicompiler"}):
