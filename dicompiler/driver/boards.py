@@ -90,8 +90,8 @@ class Board:
         if not self.providers:
             return ""
         return (
-            f"{self.place.title}: its onnxruntime offers {', '.join(self.providers)}: that is not measured, since "
-            "programs compute on the CPU; a GPU in the platform keeps its published rate"
+            f"{self.place.title}: its onnxruntime offers {', '.join(self.providers)}: that is not measured: "
+            "target sockets computes on the CPU; a GPU in the platform keeps its published rate"
         )
 
     @property
