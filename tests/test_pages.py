@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 import click
 import onnx
 import pytest
-from support import console
+from support import console, gallery
 from support.boards import Cluster, cluster
 from support.browser import browser
 from support.console import blocks
@@ -126,14 +126,32 @@ def test_the_site_has_all_pages_and_all_that_is_public(site: Path) -> None:
 
 def test_the_site_can_be_read_on_a_phone_and_on_paper_and_asks_nobody_else(site: Path) -> None:
     with browser() as chromium:
-        for name in ("index", "operators", "formats", "troubleshooting", "peers", "api"):
+        for name in ("index", "operators", "formats", "troubleshooting", "peers", "api", "gallery", "gallery/pays"):
             chromium.open(site / f"{name}.html", width=360, height=740)
             width = chromium.value("document.documentElement.scrollWidth")
             assert width <= 360, f"{name}: {width} px"
             assert not [url for url in chromium.requests() if not url.startswith(("file:", "data:", "blob:"))]
-        chromium.open(site / "index.html")
-        assert chromium.pdf().startswith(b"%PDF")
-        assert chromium.value("[...document.images].every((one) => one.naturalWidth > 0)")
+        for name in ("index", "gallery"):
+            chromium.open(site / f"{name}.html")
+            assert chromium.pdf().startswith(b"%PDF")
+            assert chromium.value("[...document.images].every((one) => one.naturalWidth > 0)")
+        for name in ("index", "formats"):  # on paper nothing is cut off at the right
+            chromium.open(site / f"{name}.html", width=720)
+            chromium.call("Emulation.setEmulatedMedia", media="print")
+            wide = "[...document.querySelectorAll('article *')].filter((one) => one.scrollWidth > 720).length"
+            assert chromium.value(wide) == 0, name
+
+
+def test_the_gallery_shows_reports_as_they_are_written_today(tmp_path: Path) -> None:
+    """One is made anew, from the network on, and has the same bytes; each stands on the page with its picture."""
+    text = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    assert gallery.page("stream", tmp_path) == (gallery.PLACE / "stream.html").read_bytes(), (
+        "run tests/support/gallery.py"
+    )
+    for name in gallery.CASES:
+        assert f"](gallery/{name}.html)" in text and f"](gallery/{name}.png)" in text
+        assert (gallery.PLACE / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "</html>" in (gallery.PLACE / f"{name}.html").read_text(encoding="utf-8")[-20:]
 
 
 def test_the_picture_of_the_readme_is_a_drawing() -> None:

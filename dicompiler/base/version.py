@@ -8,11 +8,13 @@ from pathlib import Path
 
 
 def version() -> str:
-    """The installed distribution's version; in an uninstalled checkout that of pyproject.toml, marked as such."""
+    """The installed distribution's version; in an uninstalled checkout that of pyproject.toml, marked as such (tags may
+    say another)."""
     try:
         return metadata.version("dicompiler")
     except metadata.PackageNotFoundError:
         project = Path(__file__).parents[2] / "pyproject.toml"
     if not project.is_file():
         return "0+unknown"
-    return f"{tomllib.loads(project.read_text(encoding='utf-8'))['project']['version']}+checkout"
+    own = tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["setuptools_scm"]
+    return f"{own['fallback_version']}+checkout"

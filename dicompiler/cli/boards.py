@@ -51,7 +51,8 @@ def profile_boards(asked: Asked, output: Path, as_json: bool, pack: Callable[[Pa
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as temporary, progress("making pieces of layers") as tell:
         pack(Path(temporary))
         found = boards.measure(Path(temporary), hosts, given, arguments, asked.timeout_s, asked.force, tell)
-    for line in (*(board.why for board in found.boards if board.why), *found.unlinked):
+    said = [line for board in found.boards for line in (board.why, board.unmeasured) if line]
+    for line in (*said, *found.unlinked):
         logging.getLogger("dicompiler").warning(line)
     platform = boards.calibrated(found, given)
     if asked.logs:

@@ -85,7 +85,7 @@ def command(
 def _show(found: Emulated, log: Mapping[str, Any], as_json: bool) -> None:
     from dicompiler.base.units import format_seconds
     from dicompiler.cli.runs import show_partings, show_run
-    from dicompiler.cli.tables import show_json
+    from dicompiler.cli.tables import show_json, tell
     from dicompiler.driver.emulate import LATE_LIMIT, LEFT_OUT
 
     if as_json:
@@ -100,5 +100,5 @@ def _show(found: Emulated, log: Mapping[str, Any], as_json: bool) -> None:
         f"({times:.2f} times as long)"
     )
     if found.late > LATE_LIMIT:
-        click.echo(f"doubtful: this host was busy: computing took {found.late:.0%} longer than on the boards")
-    click.echo(f"not emulated: {LEFT_OUT}")
+        tell([f"doubtful: this host was busy: computing took {found.late:.0%} longer than on the boards"])
+    tell([f"not emulated: {LEFT_OUT}"])

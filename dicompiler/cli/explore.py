@@ -82,7 +82,7 @@ def command(
 def _show(front: Front, platform: str, output: Path, as_json: bool) -> None:
     """The points, or as JSON what front.json holds and where it is."""
     from dicompiler.base.schema import load_json
-    from dicompiler.cli.tables import show, show_json
+    from dicompiler.cli.tables import show, show_json, wrapped
 
     if front.interrupted:
         click.echo("dicompiler: interrupted: this is the front so far", err=True)
@@ -100,7 +100,7 @@ def _show(front: Front, platform: str, output: Path, as_json: bool) -> None:
     if len(rows) > SHOWN:
         click.echo(f"… and {len(rows) - SHOWN} more")
     searched = f"{front.evaluations} plans looked at on {platform}, {len(rows)} kept; the numbers are {_level(front)}"
-    click.echo(f"\n{searched}\nwritten: {output}")
+    click.echo(f"\n{wrapped(searched)}\nwritten: {output}")
 
 
 def _level(front: Front) -> str:

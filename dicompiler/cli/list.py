@@ -152,9 +152,8 @@ def _show_networks(as_json: bool) -> None:
         show_json(records)
         return
     counted = [f"{r['parameters'] / 1e6:.2f} M" if r["parameters"] else "" for r in records]
-    show(
-        ("name", "summary", "parameters"), [(r["name"], r["summary"], n) for r, n in zip(records, counted, strict=True)]
-    )
+    rows = [(r["name"], r["summary"], n) for r, n in zip(records, counted, strict=True)]
+    show(("name", "summary", "parameters"), rows, wrap=1)
 
 
 def _record(provided: Provided) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from dicompiler.base.atomic import listed
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import objective_terms
 from dicompiler.cli.losses import losses_document, show_losses, show_stretches, stretches_document, worst_columns
-from dicompiler.cli.tables import show, show_json, tell
+from dicompiler.cli.runs import show_queueing
+from dicompiler.cli.tables import show, show_json, tell, wrapped
 
 if TYPE_CHECKING:
     from dicompiler.cost.losses import Stretch
@@ -34,7 +35,8 @@ def show_compiled(result: Compiled, as_json: bool) -> None:
         outputs = [str(result.artifacts / name) for name in listed(result.artifacts)]
         written = {"artifacts": str(result.artifacts), "outputs": outputs}
         memory = {"memory": _occupied(result)} if result.occupied else {}
-        show_json({"devices": devices, **_predicted(result), **losses_document(result.losses), **memory, **written})
+        losses, told = losses_document(result.losses), {"summary": dataclasses.asdict(result.summary)}
+        show_json({"devices": devices, **_predicted(result), **losses, **memory, **told, **written})
         return
     headers = ("device", "segments", "weights", "sends", "bytes sent", "bytes received")
     show(headers, [[str(value) for value in record.values()] for record in devices], right=range(1, len(headers)))
@@ -100,7 +102,8 @@ def show_planned(result: Compiled, written: Path, as_json: bool) -> None:
     """Prints what a plan is predicted to cost, and where it was written."""
     if as_json:
         losses = losses_document(result.losses)
-        show_json({**_predicted(result), **losses, "plan": str(written), "outputs": [str(written)]})
+        told, files = {"summary": dataclasses.asdict(result.summary)}, {"plan": str(written), "outputs": [str(written)]}
+        show_json({**_predicted(result), **losses, **told, **files})
         return
     _show_predicted(result)
     show_losses(result)
@@ -168,7 +171,11 @@ def _numbers(metrics: Metrics) -> dict[str, str]:
 
 
 def show_simulation(
-    result: Compilation, simulation: Simulation, as_json: bool, stretches: Sequence[Stretch] = ()
+    result: Compilation,
+    simulation: Simulation,
+    as_json: bool,
+    stretches: Sequence[Stretch] = (),
+    in_flight: int = 1,
 ) -> None:
     """Prints for each device what it does in a frame of its own, and the times of the stream that was played, piece by
     piece where devices were lost."""
@@ -177,6 +184,7 @@ def show_simulation(
     frames = len(simulation.frames)
     if as_json:
         stream = {"frames": simulation.frames, "period_s": simulation.period_s, "latency_s": metrics.latency_s}
+        stream["waited_s"] = simulation.waited
         links = [{"from": a, "to": b, "bytes": count} for (a, b), count in _links(result).items()]
         pieces = {"stretches": stretches_document(stretches)} if stretches else {}
         show_json({**_predicted(result), **losses_document(result.losses), "stream": stream, **pieces, "links": links})
@@ -191,6 +199,9 @@ def show_simulation(
         click.echo(
             f"a stream of {frames}: {1000 * simulation.period_s:.4g} ms between frames, "
             f"{1 / simulation.period_s:.4g} frames per second"
+        )
+        show_queueing(
+            [end - start for start, end in simulation.frames], simulation.waited, in_flight, metrics.latency_s
         )
     busiest = sorted(_links(result).items(), key=lambda entry: -entry[1])[:5]
     for (sender, receiver), count in busiest:
@@ -242,7 +253,7 @@ def show_comparison(comparison: Comparison) -> None:
     for row in comparison.rows:
         if row.error:
             prefix = f"{row.strategy}: "
-            click.echo(f"{prefix}{row.error.removeprefix(prefix)}")
+            click.echo(wrapped(f"{prefix}{row.error.removeprefix(prefix)}"))
     _show_best(comparison)
 
 
@@ -271,11 +282,13 @@ def _show_best(comparison: Comparison) -> None:
         least = (
             f"{1000 * comparison.bound:.1f} ms" if len(objective_terms(objective)) == 1 else f"{comparison.bound:.4g}"
         )
-        click.echo(
-            f"\nno plan's {what} is below {least} (critical path and compute load, cost model "
+        text = (
+            f"no plan's {what} is below {least} (critical path and compute load, cost model "
             f"{comparison.problem.cost.name}): the best is {comparison.value(best) / comparison.bound:.2f} times that"
         )
-    click.echo(f"\nthe best by {objective}, {best.strategy}: {comparison.binding}\n")
+        click.echo(f"\n{wrapped(text)}")
+    text = f"the best by {objective}, {best.strategy}: {comparison.binding}"
+    click.echo(f"\n{wrapped(text)}\n")
     show_shares(best.metrics)
     if doubt := best.metrics.doubt(comparison.single, objective):
         click.echo(f"doubtful: {doubt}")

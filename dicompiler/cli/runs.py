@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,8 +37,7 @@ def show_run(result: RunResult, in_flight: int = 1) -> None:
         click.echo(wrapped(f"{times}{', …' if len(result.frames_s) > 8 else ''}", "\nseconds for each frame: "))
     if len(result.frames_s) > 1:
         click.echo(f"frames per second: {len(result.frames_s) / result.total_s:.2f}")
-        if in_flight > 1:
-            _show_queueing(result, in_flight)
+        show_queueing(result.frames_s, result.waited_s, in_flight)
     losses = [event for event in result.events if event.kind == "loss"]
     if losses:
         again = sum(event.replays for event in result.events)
@@ -47,16 +46,24 @@ def show_run(result: RunResult, in_flight: int = 1) -> None:
         click.echo(f"devices were lost {times}: {again} frames computed again, none came for {longest:.2f} s at most")
 
 
-def _show_queueing(result: RunResult, in_flight: int) -> None:
-    """Prints what of a frame's time in a stream is the pace, and that the rest is mostly queueing."""
-    pace, took = result.total_s / len(result.frames_s), statistics.median(result.frames_s)
-    many = min(in_flight, len(result.frames_s))
-    text = (
-        f"queueing: {many} frames were on their way at once: one came every {format_seconds(pace)}, and took "
-        f"{format_seconds(took)} (median) from its inputs to its outputs, in which it queued behind others: "
-        "--in-flight 1 tells what a frame takes by itself"
-    )
-    tell([text])
+def show_queueing(
+    frames_s: Sequence[float], waited_s: Sequence[float], in_flight: int, alone_s: float | None = None
+) -> None:
+    """Prints what of a frame's time in a stream is queueing, as medians of all frames; nothing where only one frame was
+    on its way. waited_s: before it was started, () where that was not told. alone_s: what a frame takes by itself."""
+    many = min(in_flight, len(frames_s))
+    if many < 2:
+        return
+    took = statistics.median(frames_s)
+    text = f"queueing: {many} frames were on their way at once. A frame took {format_seconds(took)} (median)"
+    if waited_s:
+        since = statistics.median(took - waited for took, waited in zip(frames_s, waited_s, strict=True))
+        waited = format_seconds(statistics.median(waited_s))
+        text += f": it waited {waited} to be started, and was done {format_seconds(since)} after that"
+    if alone_s is None:
+        tell([f"{text}, behind others where a device was busy. --in-flight 1 tells what a frame takes by itself"])
+    else:
+        tell([f"{text}. By itself it takes {format_seconds(alone_s)}: the rest is queueing"])
 
 
 def show_predicted(summary: Summary | None, result: RunResult, where: str, in_flight: int) -> None:

@@ -72,7 +72,9 @@ def command(
         if stretches:
             spans = tuple(span for one in stretches for span in one.spans)
             ended = sorted(frame for one in stretches for frame in one.frames)
-            simulation = replace(simulation, frames=tuple((start, end) for _, start, end in ended), spans=spans)
+            simulation = replace(
+                simulation, frames=tuple((start, end) for _, start, end in ended), spans=spans, waited=()
+            )
     if trace is not None:
         write_text(trace, dumps(simulation, devices))
-    show_simulation(result, simulation, as_json, stretches)
+    show_simulation(result, simulation, as_json, stretches, flying)

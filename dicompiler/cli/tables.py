@@ -12,7 +12,8 @@ import click
 
 from dicompiler.base.errors import printable
 
-WIDTH = 80
+WIDTH, NAME = 80, 24
+"""Columns of a page, and of a name beside a text."""
 
 
 def show(
@@ -24,8 +25,9 @@ def show(
 ) -> None:
     """Prints a table to stdout, or to stderr; `right` are the columns that are set to the right (numbers).
 
-    Elsewhere than on a terminal: columns padded with blanks, two between them, nothing cut off, for grep and diff;
-    `wrap`: a column of text that goes on in further lines where the table would be wider than WIDTH.
+    Elsewhere than on a terminal: columns padded with blanks, two between them, nothing cut off, for grep and diff.
+    Columns that find no place in WIDTH stand below the others, beside the first one again. `wrap`: a column of text
+    that goes on in further lines instead.
     """
     rows = [[printable(cell) for cell in row] for row in rows]
     stream = sys.stderr if err else sys.stdout
@@ -40,9 +42,14 @@ def show(
 def _folded(
     headers: Sequence[str], rows: Sequence[Sequence[str]], row: Sequence[str], wrap: int
 ) -> Iterator[Sequence[str]]:
-    """The row in as many lines as the column takes in what the others leave of WIDTH."""
-    others = (max(len(line[i]) for line in (headers, *rows)) + 2 for i in range(len(headers)) if i != wrap)
-    texts = textwrap.wrap(row[wrap], max(24, WIDTH - sum(others)), break_long_words=False, break_on_hyphens=False)
+    """The row in as many lines as the column takes in what the others leave of WIDTH. A long name stands on a line of
+    its own above it."""
+    if wrap and len(row[0]) > NAME:
+        yield [row[0], *[""] * (len(row) - 1)]
+        row = ["", *row[1:]]
+    short = [line for line in (headers, *rows) if wrap == 0 or len(line[0]) <= NAME]
+    others = (max(len(line[i]) for line in short) + 2 for i in range(len(headers)) if i != wrap)
+    texts = textwrap.wrap(row[wrap], max(NAME, WIDTH - sum(others)), break_long_words=False, break_on_hyphens=False)
     yield [*row[:wrap], texts[0] if texts else "", *row[wrap + 1 :]]
     for text in texts[1:]:
         yield [text if i == wrap else "" for i in range(len(row))]
@@ -64,11 +71,21 @@ def _rich(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
 
 def _plain(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
     lines = [headers, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
+    alone = [line for line in lines if any(line[1:])] or lines  # without names on lines of their own
+    widths = [max(len(line[column]) for line in (lines if column else alone)) for column in range(len(headers))]
+    blocks = [[0]]
+    for column in range(1, len(headers)):
+        if sum(widths[i] + 2 for i in blocks[-1]) + widths[column] > WIDTH and len(blocks[-1]) > 1:
+            blocks.append([0])
+        blocks[-1].append(column)
+    return "\n\n".join(_block(lines, columns, widths, right) for columns in blocks)
+
+
+def _block(lines: Sequence[Sequence[str]], columns: Sequence[int], widths: Sequence[int], right: Sequence[int]) -> str:
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if index in right else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+            line[column].rjust(widths[column]) if column in right else line[column].ljust(widths[column])
+            for column in columns
         ).rstrip()
         for line in lines
     )

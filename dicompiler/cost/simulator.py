@@ -38,14 +38,15 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """frames: (start, end) of each, in seconds: from its inputs on the sources to its outputs on all sinks. waits:
-    device → device that it waited for → seconds. spans: in order of their ends; none where nobody wants them."""
+    """frames: (start, end) of each, in seconds: from inputs on sources to outputs on all sinks; waited: before a device
+    began it. waits: device → device that it waited for → seconds. spans: in order of their ends; none if unwanted."""
 
     frames: tuple[tuple[float, float], ...]
     sums: Mapping[tuple[str, bool], Mapping[str, float]] = field(repr=False)
     """(kind, whether its peer is meant) → device → seconds."""
     waits: Mapping[str, Mapping[str, float]] = field(repr=False)
     spans: tuple[Span, ...] = field(repr=False)
+    waited: tuple[float, ...] = ()
 
     @property
     def latency_s(self) -> float:
@@ -107,7 +108,7 @@ class _Passage:
 @dataclass(slots=True, eq=False)
 class _Frame:
     """A frame on its way. position: of each device the number of its next job; lacks: of each job how many messages it
-    lacks; last: of jobs that lack none any more the one that came last; missing: outputs."""
+    lacks; last: of jobs that lack none any more the one that came last; missing: outputs; begun: the first job."""
 
     number: int
     role: _Role
@@ -116,6 +117,7 @@ class _Frame:
     lacks: list[int]
     last: dict[int, _Passage]
     missing: int
+    begun: float = float("inf")
 
 
 _Item = tuple[_Frame, _Passage]
@@ -192,7 +194,7 @@ class _Player:
         self.roles = [_Role(role, self.devices, platform, self.lines) for role in work.roles]
         self.count, self.in_flight = frames, in_flight
         self.released = 0
-        self.ended: dict[int, tuple[float, float]] = {}
+        self.ended: dict[int, tuple[float, float, float]] = {}
         self.spans: list[Span] | None = [] if spans else None
         self.events: list[tuple[float, int, _Handler, _Frame, Any]] = []
         self.order = count()
@@ -214,7 +216,8 @@ class _Player:
         }
         waits = {device.name: device.waited for device in self.devices if device.waited}
         spans = sorted(self.spans or (), key=lambda span: (span.end, span.device, span.name))
-        return Simulation(tuple(self.ended[i] for i in range(self.count)), sums, waits, tuple(spans))
+        starts, ends, waited = zip(*(self.ended[i] for i in range(self.count)), strict=True)
+        return Simulation(tuple(zip(starts, ends, strict=True)), sums, waits, tuple(spans), waited)
 
     def _release(self, now: float, done: Iterable[int] = ()) -> None:
         """The next frame's inputs are on their sources, and further ones' while a frame wants no output. done: devices
@@ -235,7 +238,7 @@ class _Player:
                 self._advance(now, self.devices[d])
             if frame.missing:
                 return
-            self.ended[frame.number] = (now, now)
+            self.ended[frame.number] = (now, now, 0.0)
 
     def _wait_for_states(self, frame: _Frame) -> None:
         """The frame's jobs lack the states that the frame before has still to make."""
@@ -265,7 +268,7 @@ class _Player:
             last = frame.last.pop(number, None)
             if now > device.idle_since:
                 self._note_wait(now, device, frame, last)
-            device.busy, device.started = True, now
+            device.busy, device.started, frame.begun = True, now, min(frame.begun, now)
             heappush(self.events, (now + frame.role.jobs[number].seconds, next(self.order), self._done, frame, device))
         elif device.inbox:
             self._take(now, *device.inbox.popleft())
@@ -297,7 +300,7 @@ class _Player:
         if job.outputs:
             frame.missing -= job.outputs
             if not frame.missing:  # copies that nobody waits for may still be computed
-                self.ended[frame.number] = (frame.start, now)
+                self.ended[frame.number] = (frame.start, now, frame.begun - frame.start)
                 self._release(now, (device.number,))
         self._advance(now, device)
 

@@ -67,15 +67,16 @@ def _made(path: Path) -> dict[str, Any]:
 
 
 def reopen(
-    directory: str | Path, cost: str = "", platform: Platform | None = None
+    directory: str | Path, cost: str = "", platform: Platform | None = None, runs: bool = False
 ) -> tuple[Compilation, Target, Problem]:
     """An artifact as the compilation that it was: layers, platform, plan, program and metrics are made again of the
     files in it (in less than a second or two), nothing is run.
 
     cost: the cost model; by default the one that it was compiled with, which must need no options then. platform: in
-    place of the artifact's own. DicompilerError names the file that is missing or broken.
+    place of the artifact's own. runs: it is to be run, so that all of its files are checked. DicompilerError names the
+    file that is missing or broken.
     """
-    path, target, model = _open(directory)
+    path, target, model = _open(directory, runs=runs)
     made = _made(path)
     decision = Decision(made["strategy"], made["objective"], made["cost"], made.get("chosen", "")) if made else None
     try:
@@ -110,16 +111,28 @@ def run(
     default seeded random ones; states, where they are given, in the first alone), one after another unless `options`
     says otherwise. timeout: seconds for all of it, by default those of `options`. Raises RunError naming the device
     that failed."""
+    path, target, model = _open(directory, runs=True)
+    return play(path, target, model, inputs, frames, (options or RunOptions()).within(timeout))
+
+
+def play(
+    path: Path,
+    target: Target,
+    model: Model,
+    inputs: Mapping[str, NDArray[Any]] | None,
+    frames: int,
+    options: RunOptions,
+) -> RunResult:
+    """As `run`, of an artifact that was opened to run it: its target, and a model with its inputs."""
     from dicompiler.verify.given import advising, run_frames
 
     if frames < 1:
         raise UsageError(f"run: frames must be 1 or more, not {frames}")
-    path, target, model = _open(directory, runs=True)
-    if options is not None and options.without and not target.survives:
+    if options.without and not target.survives:
         raise UsageError(f"run: target {target.name!r} cannot begin without a device: leave out --without")
     first, later = run_frames(model, inputs)
     with advising(model, inputs):
-        return target.run(path, [first, *[later] * (frames - 1)], (options or RunOptions()).within(timeout))
+        return target.run(path, [first, *[later] * (frames - 1)], options)
 
 
 def install(directory: str | Path, options: RunOptions, timeout: float | None = None) -> tuple[Installed, ...]:

@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 
 import onnx
 
-from dicompiler.base.errors import UsageError, expect
+from dicompiler.base.errors import UsageError, expect, one_line
 from dicompiler.cost.model import CostModel
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
@@ -31,6 +31,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Shapes = str | Sequence[str] | Mapping[str, Sequence[int]]
 """Sizes of inputs: {"input": (1, 3, 224, 224)}, "input=1x3x224x224", or several such texts."""
+
+INSTRUMENT = ("before", "after", "failed")
 
 _PATH = (str, Path), "a path"
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
@@ -113,3 +115,13 @@ def shape_texts(given: Shapes) -> tuple[str, ...]:
         for size in sizes:
             expect(size, (int,), f"compile: a size in the shape of {name!r}", "a whole number")
     return tuple(f"{name}={'x'.join(map(str, sizes))}" for name, sizes in given.items())
+
+
+def check_instruments(given: Sequence[object]) -> None:
+    """UsageError for what cannot watch passes: see `Instrument`."""
+    for one in given:
+        if isinstance(one, type) or not all(callable(getattr(one, name, None)) for name in INSTRUMENT):
+            raise UsageError(
+                f"compile: instruments: {one_line(repr(one), 60)} is none: give objects with the methods "
+                f"{', '.join(INSTRUMENT)} (see Instrument in dicompiler.plugin_api)"
+            )

@@ -33,16 +33,20 @@ APART = 0.1
 """By what share a link must be other than the usual one to be written down by itself."""
 NOTE = " Rates and links measured by 'dicompiler profile --hosts'."
 LARGEST = 1 << 27
+USUAL = ("CPUExecutionProvider", "AzureExecutionProvider")
+"""What onnxruntime's packages for CPUs offer: the second one asks a service elsewhere."""
 MARKS = ("under-voltage", "its frequency is capped", "it is throttled", "it is at its soft temperature limit")
 """What the low four bits of `vcgencmd get_throttled` say (Raspberry Pi's documentation of vcgencmd)."""
 PROBE = """
 import json, os, socket, subprocess, sys, sysconfig
-found = {"python": ".".join(map(str, sys.version_info[:3])), "error": "", "throttled": 0}
+found = {"python": ".".join(map(str, sys.version_info[:3])), "error": "", "throttled": 0, "providers": []}
 for name in ("numpy", "onnxruntime") if CHECK else ():
     try:
         __import__(name)
     except Exception as error:
         found["error"] = found["error"] or "its Python has no %s (%s)" % (name, error)
+if CHECK and not found["error"]:
+    found["providers"] = [one for one in sys.modules["onnxruntime"].get_available_providers() if one not in USUAL]
 try:
     said = subprocess.check_output(["vcgencmd", "get_throttled"]).decode()
     found["throttled"] = int(said.strip().partition("=")[2], 16)
@@ -68,7 +72,8 @@ CONNECT = 'cd "$1" && shift; n=0; until "$@"; do n=$((n+1)); [ $n -lt 20 ] || ex
 @dataclass(frozen=True)
 class Board:
     """A host, and its device that was measured. processors, memory (bytes): what it has. document: its profile as a
-    file has it, None where it could not be measured; why: the cause then, or what speaks against what was measured."""
+    file has it, None where it could not be measured; why: the cause then, or what speaks against what was measured.
+    providers: what its onnxruntime offers beside the CPU, a GPU for example."""
 
     host: str
     device: str
@@ -77,6 +82,17 @@ class Board:
     memory: int = 0
     document: Mapping[str, Any] | None = None
     why: str = ""
+    providers: tuple[str, ...] = ()
+
+    @property
+    def unmeasured(self) -> str:
+        """What is said of the providers; '' where there are none."""
+        if not self.providers:
+            return ""
+        return (
+            f"{self.place.title}: its onnxruntime offers {', '.join(self.providers)}: that is not measured: "
+            "target sockets computes on the CPU; a GPU in the platform keeps its published rate"
+        )
 
     @property
     def profile(self) -> Profile | None:
@@ -154,7 +170,7 @@ def _python(place: Place) -> str:
 
 def _ask(calls: ssh.Calls, place: Place, check: bool = False) -> Mapping[str, Any]:
     """What PROBE tells of a host, its profile too; with `check` RunError where it lacks what measuring needs."""
-    code = f"MARK, PROFILE, CHECK = {ssh.MARK!r}, {PROFILE!r}, {check}\n{PROBE}".encode()
+    code = f"MARK, PROFILE, CHECK, USUAL = {ssh.MARK!r}, {PROFILE!r}, {check}, {USUAL!r}\n{PROBE}".encode()
     words = [_python(place), ssh.path_word(place.directory)]
     done = calls.run(place, ASK, words, lambda stream: stream.write(code), LARGEST)
     if not done.marked:
@@ -184,7 +200,8 @@ def _measured(
     board = Board(host, device, place)
     try:
         before = _ask(calls, place, check=True)
-        board = replace(board, processors=before["processors"], memory=before["memory"])
+        own = {"processors": before["processors"], "memory": before["memory"], "providers": tuple(before["providers"])}
+        board = replace(board, **own)
         stamp = hashlib.sha256(b"".join(path.read_bytes() for path in files.values())).hexdigest()
         calls.copy(place, place.directory, files, stamp)
         _run(

@@ -63,8 +63,10 @@ class Comparison:
     @property
     def binding(self) -> str:
         """What holds the best plan back, in words: a device, a line, or waiting."""
-        best = self.best
-        return "" if best is None or best.metrics is None else bottleneck(self.problem.platform, best.metrics)[1]
+        best, problem = self.best, self.problem
+        if best is None or best.metrics is None:
+            return ""
+        return bottleneck(problem.platform, best.metrics, problem.objective)[1]
 
 
 def compare(

@@ -9,7 +9,8 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from dicompiler.base.collecting import no_collection
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cost.memory import MemoryUse
 from dicompiler.cost.model import CostModel
-from dicompiler.driver.asked import Shapes, asked, shape_texts
+from dicompiler.driver.asked import Shapes, asked, check_instruments, shape_texts
 from dicompiler.driver.compiled import Compiled
 from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, platform_of, pose, prepare, sought
 from dicompiler.driver.sending import agreed, calibrated, sending, tell_kept, tell_states
@@ -54,6 +55,66 @@ NOTABLY = 1.001
 """How many times what one device takes a plan takes that is warned of: less would read the same."""
 
 
+@dataclass(frozen=True)
+class Options:
+    """What is asked of a compilation beside its model: the arguments of `compile`, by their names and defaults."""
+
+    platform: str | Path | Platform | None = None
+    strategy: str | Strategy | None = None
+    plan: str | Path | Plan | None = None
+    target: str | Target = DEFAULT_TARGET
+    objective: str = "latency"
+    cost: str | CostModel = DEFAULT_COST
+    output: str | Path | None = None
+    shape: Shapes = ()
+    instruments: Sequence[Instrument] = ()
+    calibrate: str | Path | None = None
+    executor: Executor | None = None
+    wire: str | Mapping[str, str] | Wire | None = None
+    samples: str | Path | None = None
+    survive: int | str | Survive = 0
+    state: str | Sequence[str] = "auto"
+
+    @cached_property
+    def emitter(self) -> Target:
+        """The target. UsageError for an unknown one."""
+        target: Target = registry().adopt("targets", self.target)
+        return target
+
+    @cached_property
+    def decider(self) -> Strategy | None:
+        """Who decides; None where the plan is given. UsageError for an unknown strategy."""
+        if self.plan is not None:
+            return None
+        strategy: Strategy = registry().adopt(
+            "strategies", DEFAULT_STRATEGY if self.strategy is None else self.strategy
+        )
+        return strategy
+
+    @cached_property
+    def losses(self) -> Survive:
+        """Which losses of devices are to be survived."""
+        return Survive.of(self.survive)
+
+    @cached_property
+    def agreed(self) -> tuple[Plan | None, Wire]:
+        """The plan that is given, and how tensors travel: see `sending.agreed`."""
+        return agreed(self.plan, self.wire, self.samples)
+
+    def check(self) -> None:
+        """UsageError for what excludes each other, unknown names and values that cannot be, DicompilerError for a place
+        that cannot be written: before the work."""
+        if self.strategy is not None and self.plan is not None:
+            raise UsageError("compile: strategy and plan exclude each other: a plan needs no strategy")
+        check_instruments(self.instruments)
+        _ = self.losses, self.emitter, self.decider
+        if self.output is not None:
+            check_place(Path(self.output), MANIFEST, KIND)  # and in the end once more
+        given, _ = self.agreed
+        if given is not None and given.losses and self.losses:
+            raise UsageError("compile: the plan has plans for losses: leave out survive, or its 'losses'")
+
+
 @asked
 def compile(
     model: str | Path | bytes | onnx.ModelProto | Model,
@@ -77,63 +138,79 @@ def compile(
     """Splits `model` over `platform` as `plan` says or as `strategy` decides, and writes `output` where it is given.
 
     strategy, target, cost: specs such as "modnn" or instances. shape: {"input": (1, 3, 224, 224)}, or as text
-    "input=1x3x224x224", for dynamic dimensions.
-    calibrate: an .npz file of samples with which the model is quantised first (see the pass `quantise`). executor: whom
-    strategies that evaluate many plans give that work, see `open_executor`. wire: the type in which
-    tensors travel, "float16" or {"*": "float16", "conv1": "float32"} (see `ir.wire`); by default the plan's, and as
-    they are. samples: an .npz file of inputs, as for calibrate, that gives int8 on the wire its ranges. With `output`
-    the memory that the target adds counts when plans are chosen. survive: which losses of devices the plan is to have
-    plans for: of so many at most, "hosts" for each host's together, or "pi02,pi03"; beside a given plan, by the default
-    strategy. state: "past*=present*", or several: graph inputs and outputs that devices keep from frame to frame;
-    "auto": those of the usual names, "none": none (see the pass `keep-states`). progress: is told, a line
-    each, what is being done; what it raises ends the compilation.
+    "input=1x3x224x224", for dynamic dimensions. calibrate: an .npz file of samples with which the model is quantised
+    first (see the pass `quantise`). executor: whom strategies that evaluate many plans give that work, see
+    `open_executor`. wire: the type in which tensors travel, "float16" or {"*": "float16", "conv1": "float32"} (see
+    `ir.wire`); by default the plan's, and as they are. samples: an .npz file of inputs, as for calibrate, that gives
+    int8 on the wire its ranges. With `output` the memory that the target adds counts when plans are chosen. survive:
+    which losses of devices the plan is to have plans for: of so many at most, "hosts" for each host's together, or
+    "pi02,pi03"; beside a given plan, by the default strategy. state: "past*=present*", or several: graph inputs and
+    outputs that devices keep from frame to frame; "auto": those of the usual names, "none": none (see the pass
+    `keep-states`). progress: is told, a line each, what is being done; what it raises ends the compilation.
     Returns the compilation with plan, program, metrics, and artifacts where written. Raises DicompilerError for what
     cannot be compiled, UsageError for unknown names and values of other types; nothing is written then.
     """
-    if strategy is not None and plan is not None:
-        raise UsageError("compile: strategy and plan exclude each other: a plan needs no strategy")
-    wanted = Survive.of(survive)
-    known = registry()
-    emitter: Target = known.adopt("targets", target)
-    decider: Strategy | None = None
-    if plan is None:
-        decider = known.adopt("strategies", DEFAULT_STRATEGY if strategy is None else strategy)
-    if output is not None:
-        check_place(Path(output), MANIFEST, KIND)  # before the work, and in the end once more
-    given, sent = agreed(plan, wire, samples)
-    if given is not None and given.losses and wanted:
-        raise UsageError("compile: the plan has plans for losses: leave out survive, or its 'losses'")
-    given_shapes, wanted_states = shape_texts(shape), sought(state, emitter)
-    compilation = sending(prepare(Model.load(model), given_shapes, instruments, calibrate, wanted_states), sent)
-    compilation = replace(compilation, platform=platform_of(platform, decider))
-    costs: CostModel = known.adopt("cost_models", cost)
-    runs = emitter if output is not None else None
-    problem = replace(pose(compilation, objective, costs, emitter), executor=executor, target=runs)
-    wanted.check(problem.platform)
-    chosen_plan = decide(problem, decider, given)
-    if wanted:
-        others = decider or known.make("strategies", DEFAULT_STRATEGY)
-        chosen_plan = surviving(problem, others, chosen_plan, wanted, fixed=decider is None)
+    options = Options(platform, strategy, plan, target, objective, cost, output, shape, instruments, calibrate)
+    options = replace(options, executor=executor, wire=wire, samples=samples, survive=survive, state=state)
+    return compiled(model, options)
+
+
+def compiled(model: str | Path | bytes | onnx.ModelProto | Model, options: Options) -> Compiled:
+    """What `compile` gives."""
+    options.check()
+    compilation, problem = posed(Model.load(model), options)
+    plan = planned(compilation, problem, options)
+    compilation = divided(replace(compilation, plan=plan), options)
+    memory: Mapping[str, MemoryUse] | None = None
+    if options.output is not None:
+        check_dealing(plan, options.emitter)
+        compilation, memory = occupy(compilation, problem), problem.memory(compilation)
+        check_program(compilation, memory, options.emitter)
+    compilation = predicted(compilation, problem, options, memory)
+    if options.output is not None:
+        compilation = emit(compilation, options.emitter, Path(options.output))
+    return Compiled.of(compilation, problem)
+
+
+def posed(model: Model, options: Options) -> tuple[Compilation, Problem]:
+    """The model with its layers, on the platform, and what is to be decided."""
+    shapes, states = shape_texts(options.shape), sought(options.state, options.emitter)
+    compilation = prepare(model, shapes, options.instruments, options.calibrate, states)
+    compilation = sending(compilation, options.agreed[1])
+    compilation = replace(compilation, platform=platform_of(options.platform, options.decider))
+    costs: CostModel = registry().adopt("cost_models", options.cost)
+    problem = pose(compilation, options.objective, costs, options.emitter)
+    runs = None if options.output is None else options.emitter
+    problem = replace(problem, executor=options.executor, target=runs)
+    options.losses.check(problem.platform)
+    return compilation, problem
+
+
+def planned(compilation: Compilation, problem: Problem, options: Options) -> Plan:
+    """The plan, with plans for losses and ranges of what travels where they are asked for."""
+    decider = options.decider
+    plan = decide(problem, decider, options.agreed[0])
+    if options.losses:
+        others = decider or registry().make("strategies", DEFAULT_STRATEGY)
+        plan = surviving(problem, others, plan, options.losses, fixed=decider is None)
     if decider is not None:
-        chosen_plan = read_alone(problem, chosen_plan)
-    if samples is not None:
-        chosen_plan = calibrated(replace(compilation, plan=chosen_plan), Path(samples))
-    log.info("splitting over %d devices", len(chosen_plan.devices))
-    watched = PassManager([known.make("passes", "partition{quiet=true}" if decider else "partition")], instruments)
+        plan = read_alone(problem, plan)
+    if options.samples is not None:
+        plan = calibrated(replace(compilation, plan=plan), Path(options.samples))
+    return plan
+
+
+def divided(compilation: Compilation, options: Options) -> Compilation:
+    """The compilation with the program of its plan, under the eyes of the instruments; tells what devices keep."""
+    assert compilation.plan is not None
+    log.info("splitting over %d devices", len(compilation.plan.devices))
+    partition = registry().make("passes", "partition" if options.decider is None else "partition{quiet=true}")
+    watched = PassManager([partition], options.instruments)
     with no_collection():
-        compilation = split(replace(compilation, plan=chosen_plan), watched.run)
+        compilation = split(compilation, watched.run)
     tell_kept(compilation)
     tell_states(compilation)
-    memory: Mapping[str, MemoryUse] | None = None
-    if output is not None:
-        check_dealing(chosen_plan, emitter)
-        compilation, memory = occupy(compilation, problem), problem.memory(compilation)
-        check_program(compilation, memory, emitter)
-    name, origin = ("", "") if decider is None else (decider.name, chosen_plan.chosen)
-    decision = Decision(name, objective, costs.name, origin)
-    compilation = replace(predicted(compilation, problem, memory), decision=decision)
-    compilation = replace(compilation, losses=loss_metrics(problem, chosen_plan))
-    return Compiled.of(compilation if output is None else emit(compilation, emitter, Path(output)), problem)
+    return compilation
 
 
 def decide(problem: Problem, strategy: Strategy | None, plan: Plan | None) -> Plan:
@@ -191,12 +268,15 @@ def occupy(compilation: Compilation, problem: Problem) -> Compilation:
     return replace(compilation, occupied=occupied, occupied_single=alone)
 
 
-def predicted(compilation: Compilation, problem: Problem, memory: Mapping[str, MemoryUse] | None) -> Compilation:
-    """Adds the metrics of the program, by simulation (memory: see `Problem.metrics`), and those of the best single
-    device beside them; warns where that one would be better."""
+def predicted(
+    compilation: Compilation, problem: Problem, options: Options, memory: Mapping[str, MemoryUse] | None
+) -> Compilation:
+    """Adds who decided, the metrics of the program by simulation (memory: see `Problem.metrics`), of the plans for
+    losses, and those of the best single device beside them; warns where that one would be better."""
+    assert compilation.plan is not None
     with no_collection():
         metrics, single = problem.metrics(compilation, memory), problem.alone[1]
-    objective = problem.objective
+    objective, decider = problem.objective, options.decider
     if metrics.value(objective) > NOTABLY * single.value(objective):
         log.warning(
             "this plan's predicted %s is worse than that of one device alone (%.3g against %.3g; --strategy single)",
@@ -206,7 +286,10 @@ def predicted(compilation: Compilation, problem: Problem, memory: Mapping[str, M
         )
     if doubt := metrics.doubt(single, objective):
         log.warning("this plan is predicted to be %s", doubt)
-    return replace(compilation, metrics=metrics, single=single)
+    name, origin = ("", "") if decider is None else (decider.name, compilation.plan.chosen)
+    decision = Decision(name, objective, problem.cost.name, origin)
+    losses = loss_metrics(problem, compilation.plan)
+    return replace(compilation, metrics=metrics, single=single, decision=decision, losses=losses)
 
 
 def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:

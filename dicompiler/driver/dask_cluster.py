@@ -40,9 +40,7 @@ class DaskExecutor(Executor):
         try:
             import distributed
         except ImportError:
-            raise UsageError(
-                "executor dask: Dask distributed is not installed: pip install 'dicompiler[dask]'"
-            ) from None
+            raise UsageError("executor dask: Dask distributed is not installed: pip install distributed") from None
         for name in ("distributed", *(name for name in logging.root.manager.loggerDict if name[:12] == "distributed.")):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters we say, in a line
         self._name = f"executor dask={address}"

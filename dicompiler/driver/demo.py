@@ -105,7 +105,7 @@ def demo(network: str, platform: str, strategy: str, output: Path, tell: Callabl
         shares=_shares(compilation, metrics.devices),
         predicted_s=metrics.latency_s,
         predicted_alone_s=single.latency_s,
-        binding=bottleneck(compilation.platform, metrics)[1],
+        binding=bottleneck(compilation.platform, metrics, "latency")[1],
         emulated=emulated,
         why_not=why_not,
         verification=verification,

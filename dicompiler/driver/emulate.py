@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.units import format_seconds
-from dicompiler.driver.artifact import reopen, run
+from dicompiler.driver.artifact import play, reopen
 from dicompiler.driver.fidelity import (
     Expected,
     Seconds,
@@ -82,9 +82,11 @@ def emulate(
     prediction is the simulator's for just these seconds, or, where a `cost` is given, for its own. Needs root: see
     `target.emulated.network`. DicompilerError for what this host cannot carry, RunError as for `run`.
     """
-    compilation, target, problem = reopen(directory, cost, None if platform is None else platform_of(platform))
+    own = None if platform is None else platform_of(platform)
+    compilation, target, problem = reopen(directory, cost, own, runs=True)
     platform, program, plan = compilation.platform, compilation.program, compilation.plan
     assert platform is not None and program is not None and plan is not None
+    assert compilation.reference is not None
     if not target.emulates:
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
     options = options or RunOptions()
@@ -102,7 +104,7 @@ def emulate(
     with _boards(platform, board, first) as emulation:
         listen = f"{emulation.addresses[first]}:0"
         options = replace(options, emulation=emulation, listen=listen, insecure=True)
-        result = run(directory, inputs, frames, options=options)
+        result = play(Path(directory), target, compilation.reference, inputs, frames, options)
     late = _late(result, board, here, len(program.turns))
     count = len(result.frames_s)
     if options.in_flight > 1:

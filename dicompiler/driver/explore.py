@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.base.atomic import check_place, moved_in_whole
-from dicompiler.base.errors import DicompilerError
+from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.specs import Spec, parse
 from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, load_problem
 from dicompiler.ir.onnx.model import Model
@@ -57,7 +57,7 @@ def explore(
     problem = load_problem(model, platform, shape, cost=cost, wire=wire, target=target, state=state)
     problem = replace(problem, executor=executor)
     assert problem.model is not None
-    front = _named(explorer.front(problem, tell), problem.model.digest())
+    front = _powered(_named(explorer.front(problem, tell), problem.model.digest()))
     if output is not None:
         write(front, problem.platform, Path(output))
     return front
@@ -73,6 +73,18 @@ def _named(front: Front, digest: str) -> Front:
     """The plans with the digest of the network that they were made for."""
     points = tuple(replace(point, plan=replace(point.plan, network=digest)) for point in front.points)
     return replace(front, points=points)
+
+
+def _powered(front: Front) -> Front:
+    """Without energies where nothing takes any, because the platform gives no powers. UsageError where none is left."""
+
+    def known(name: str) -> bool:
+        return FRONT_OBJECTIVES[name][0] != "J" or any(point.objectives[name] for point in front.points)
+
+    names = tuple(filter(known, front.objectives))
+    if not names:
+        raise UsageError("explore: the platform gives no powers, so that nothing takes energy: choose other objectives")
+    return replace(front, objectives=names)
 
 
 def write(front: Front, platform: Platform, output: Path) -> None:
@@ -135,7 +147,7 @@ def picture(front: Front, platform: Platform) -> str:
         from matplotlib.figure import Figure
     except ImportError:
         raise DicompilerError(
-            "explore: matplotlib is not installed, which draws front.svg: pip install 'dicompiler[explore]'"
+            "explore: matplotlib is not installed, which draws front.svg: pip install pymoo matplotlib"
         ) from None
     first, *others = front.objectives
     with matplotlib.rc_context({"svg.hashsalt": "dicompiler"}):

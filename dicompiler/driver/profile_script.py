@@ -345,10 +345,8 @@ def add_link(options: argparse.Namespace) -> None:
             raise Failure(f"{options.output}: it is no profile")
     others = [one for one in profile["links"] if sorted(one["hosts"]) != sorted(link["hosts"])]
     save(options.output, {**profile, "links": [*others, link]})
-    print("[[link]]")
-    print(f"hosts = {json.dumps(link['hosts'])}")
-    print(f'bandwidth = "{link["bandwidth"] / 1e6:.1f} Mbit/s"')
-    print(f'latency = "{link["latency"] * 1e3:.3f} ms"')
+    print("[[link]]", f"hosts = {json.dumps(link['hosts'])}", sep="\n")
+    print(f'bandwidth = "{link["bandwidth"] / 1e6:.1f} Mbit/s"\nlatency = "{link["latency"] * 1e3:.3f} ms"')
 
 
 def measure_link(host: str, port: int, name: str, repeat: int, count: int) -> dict[str, Any]:

@@ -49,6 +49,7 @@ def document(
         **({"platform": digest_of(boards)} if boards else {}),
         "in_flight": at_once(options.in_flight, len(devices), len(result.frames_s)),
         "frames_s": list(result.frames_s),
+        **({"waited_s": list(result.waited_s)} if result.waited_s else {}),
         "total_s": result.total_s,
         "devices": devices,
         **(_survived(result) if result.events else {}),

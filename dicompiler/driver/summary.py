@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dicompiler.base.objectives import speed_key
 from dicompiler.base.schema import load_json, validate
 from dicompiler.ir.compilation import Compilation, Decision
 from dicompiler.ir.metrics import Metrics
@@ -77,7 +78,7 @@ def milliseconds(seconds: float) -> str:
 def summarise(compilation: Compilation, decision: Decision, metrics: Metrics, single: Metrics) -> Summary:
     """The summary of a compilation with platform and plan."""
     assert compilation.platform is not None and compilation.plan is not None
-    bound, text = bottleneck(compilation.platform, metrics)
+    bound, text = bottleneck(compilation.platform, metrics, decision.objective)
     devices = sum(one.flops > 0 for one in metrics.devices)
     slower = metrics.value(decision.objective) > single.value(decision.objective)
     narrowed = bool(compilation.plan.wire.types)
@@ -107,16 +108,17 @@ def load(directory: Path) -> Summary | None:
     return Summary(document["strategy"], document.get("chosen", ""), **document["summary"])
 
 
-def bottleneck(platform: Platform, metrics: Metrics) -> tuple[Bound, str]:
-    """What takes most of a frame: the computing of the busiest device, the busiest line, or waiting for one another."""
-    busiest, latency_s = metrics.busiest, metrics.latency_s or 1.0  # of what computes and sends nothing
+def bottleneck(platform: Platform, metrics: Metrics, objective: str) -> tuple[Bound, str]:
+    """What takes most of a frame, or for throughput of the time between two: the computing of the busiest device, the
+    busiest line, or waiting for one another."""
+    busiest, frame_s = metrics.busiest, getattr(metrics, speed_key(objective)) or 1.0  # of what does nothing
     if platform.network.kind != "switch":
-        share = sum(entry.line_s for entry in metrics.devices) / 2 / latency_s
+        share = sum(entry.line_s for entry in metrics.devices) / 2 / frame_s
         text = f"the {platform.network.kind} network"
     else:
         lines = max(metrics.devices, key=lambda entry: entry.line_s)
-        share, text = lines.line_s / latency_s, f"the line of {lines.device}"
-    computing = busiest.compute_s / latency_s
+        share, text = lines.line_s / frame_s, f"the line of {lines.device}"
+    computing = busiest.compute_s / frame_s
     text = f"{text} is busy {100 * share:.0f} % of the time"
     if computing >= share:
         text = f"{busiest.device} computes {100 * computing:.0f} % of the time"
@@ -134,8 +136,9 @@ def _advice(bound: Bound, decision: Decision, metrics: Metrics, devices: int, sl
         )
     if slower:
         return "this is slower than one device alone: --strategy auto takes the best of all strategies, or one device"
+    stream = "" if speed_key(decision.objective) == "period_s" else "; for a stream --objective throughput"
     if bound == "computing":
-        return f"one more device, or a faster one for {metrics.busiest.device}; for a stream --objective throughput"
+        return f"one more device, or a faster one for {metrics.busiest.device}{stream}"
     narrow = "" if narrowed else "--wire float16, which halves what travels; "
-    text = f"{narrow}a faster network; for a stream --objective throughput"
+    text = f"{narrow}a faster network{stream}"
     return text if decision.strategy == "auto" else f"'dicompiler compare': what other strategies make of it; {text}"

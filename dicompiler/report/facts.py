@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.mistaken import mistaken
 from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.memory import MemoryCourse, memory_course
 from dicompiler.cost.simulator import Simulation
@@ -128,8 +129,8 @@ def gather(
 
     if not (artifact / MANIFEST).is_file():
         raise DicompilerError(
-            f"{artifact}: neither an artifact (of 'dicompiler compile') nor a front (of 'dicompiler explore'): "
-            "compile a model into it first"
+            f"{artifact}: neither an artifact (of 'dicompiler compile') nor a front (of 'dicompiler explore')"
+            + (mistaken(artifact) or ": compile a model into it first")
         )
     compilation, target, problem = reopen(artifact, cost)
     ran = None if log is None else runlog.load(log, artifact, open_artifact(artifact))

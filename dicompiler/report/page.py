@@ -8,7 +8,6 @@ from typing import Any
 
 from dicompiler.base.units import format_bytes, format_flops, format_joules, format_seconds
 from dicompiler.driver.summary import bottleneck
-from dicompiler.ir.metrics import Metrics
 from dicompiler.report.facts import Facts
 from dicompiler.report.graph import chip, device_name, graph
 from dicompiler.report.markup import Markup, clean, element, joined, table
@@ -100,7 +99,7 @@ def _lines(facts: Facts) -> list[tuple[str, str]]:
         ("platform", part),
         ("plan", _decided(facts) + (f" ({plan.note})" if plan.note else "")),
         ("predicted", f"by simulation, cost model {facts.problem.cost.name}{_bound(facts)}"),
-        ("held back", bottleneck(platform, facts.metrics)[1]),
+        ("held back", bottleneck(platform, facts.metrics, facts.problem.objective)[1]),
         *([("wire", f"tensors travel between devices as {clean(str(plan.wire))}")] if plan.wire.types else []),
         ("artifact", f"{clean(facts.name)}, target {facts.target.name}"),
     ]
@@ -140,20 +139,17 @@ def _tiles(facts: Facts) -> list[Markup]:
     tiles = [
         _tile("latency", format_seconds(plan.latency_s), format_seconds(one.latency_s), one.latency_s, plan.latency_s),
         _tile("frames a second", _rate(rates[0]), _rate(rates[1]), rates[0], rates[1]),
-        _tile("energy a frame", _energy(plan), _energy(one), one.energy_j, plan.energy_j),
         _tile("memory, fullest host", format_bytes(plan.memory), format_bytes(one.memory), one.memory, plan.memory),
         _tile("sent a frame", format_bytes(plan.total_bytes), format_bytes(one.total_bytes), 0, 0),
     ]
+    if plan.energy_j:  # the platform gives powers
+        joules = format_joules(plan.energy_j), format_joules(one.energy_j)
+        tiles.insert(2, _tile("energy a frame", *joules, one.energy_j, plan.energy_j))
     times = () if facts.log is None else facts.log["frames_s"]
     if times:
         small = f"the fastest of {len(times)}" if len(times) > 1 else "a single frame"
         tiles.append(_box("measured latency", format_seconds(min(times)), small))
     return tiles
-
-
-def _energy(metrics: Metrics) -> str:
-    """Nothing where the platform gives no power."""
-    return format_joules(metrics.energy_j) if metrics.energy_j else "unknown"
 
 
 def _rate(value: float) -> str:

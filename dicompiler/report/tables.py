@@ -87,12 +87,16 @@ def comparison(document: Mapping[str, Any]) -> Markup:
     longest = max([row["metrics"]["latency_s"] for row in planned], default=1.0)
     speed = speed_key(document["objective"])
     alone = document["single"][speed]
+    powered = any(row["metrics"]["energy_j"] for row in planned)
+    heads = ["strategy", "latency", "faster than one", "between frames", "energy", "memory", "sent", "search"]
+    if not powered:
+        heads.remove("energy")
     rows: list[tuple[Any, ...]] = []
     for row in document["rows"]:
         metrics, best = row["metrics"], row["strategy"] == document["best"]
         name = element("span", clean(row["strategy"]), " ★ best" if best else "", class_="best" if best else None)
         if metrics is None:
-            rows.append((name, element("td", clean(row["error"] or "no plan"), colspan=7, class_="text")))
+            rows.append((name, element("td", clean(row["error"] or "no plan"), colspan=len(heads) - 1, class_="text")))
             continue
         latency = metrics["latency_s"]
         bar = element("i", style=f"width:{100 * latency / longest:.1f}%")
@@ -102,13 +106,12 @@ def comparison(document: Mapping[str, Any]) -> Markup:
                 element("td", bar, element("span", format_seconds(latency)), class_="bar"),
                 f"{alone / metrics[speed]:.2f}×",
                 format_seconds(metrics["period_s"]),
-                format_joules(metrics["energy_j"]),
+                *([format_joules(metrics["energy_j"])] if powered else []),
                 format_bytes(metrics["memory"]),
                 format_bytes(metrics["total_bytes"]),
                 f"{row['search_s']:.1f} s",
             )
         )
-    heads = ("strategy", "latency", "faster than one", "between frames", "energy", "memory", "sent", "search")
     return table(heads, rows, f"strategies, made for {document['objective']}", class_="compare")
 
 

@@ -85,7 +85,9 @@ class RunResult:
     """outputs: by name, for each frame, as the first sink delivered them. reports: in device order.
 
     delivered: for each frame and each sink device its outputs by name. frames_s: seconds from giving a frame's inputs
-    to having all its outputs. total_s: seconds from giving the first frame's inputs to having the last one's outputs.
+    to having all its outputs; waited_s: those of them in which no device had begun to compute it (it stood behind other
+    frames, or its inputs travelled), empty where the target does not tell. total_s: seconds from giving the first
+    frame's inputs to having the last one's outputs.
     events: losses, take-overs and returns, in order; reports of devices that are away at the end hold zeros, and those
     of devices that came back what they did since.
     """
@@ -96,6 +98,7 @@ class RunResult:
     frames_s: tuple[float, ...] = ()
     total_s: float = 0.0
     events: tuple[RunEvent, ...] = ()
+    waited_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from support.commands import command
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
+from dicompiler.cli.list import NAMES
+from dicompiler.cli.tables import show
 from dicompiler.driver.artifact import reopen
-from dicompiler.driver.summary import load
+from dicompiler.driver.summary import Summary, load
 
 UNPOWERED = """
 [[host]]
@@ -66,13 +69,59 @@ def test_compile_and_run_tell_who_decided_the_prediction_and_what_to_try(
     assert "\na frame: " in one and " measured on\n" in one.replace("measured on this", "measured on\nthis")
     assert "queueing" not in one
     many = said(capsys, "run", "net", "--frames", "9", "--in-flight", "3")
-    assert "\nqueueing: 3 frames were on their way at once" in many and "\nbetween frames of a stream: " in many
+    assert "\nqueueing: 3 frames were on their way at once" in many and " to be started," in " ".join(many.split())
+    told = " ".join(said(capsys, "simulate", "lenet.onnx", "--platform", "boards.toml", "--frames", "9").split())
+    assert " it waited " in told and "By itself it takes " in told
+    assert "\nbetween frames of a stream: " in many
     assert max(map(len, many.splitlines())) <= 80
 
 
-def test_lists_fit_a_screen_and_show_options_with_help_and_platforms_with_their_rates() -> None:
-    for kind in ("strategies", "targets", "platforms", "cost-models"):
-        assert max(map(len, command("list", kind).stdout.splitlines())) <= 80
+def test_json_says_what_the_terminal_says(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    words = ("lenet.onnx", "--platform", "rpi4x2", "--strategy", "auto{strategies=single,modnn tries=0}", "-o")
+    for command_, written in (("compile", "told"), ("plan", "told.json")):
+        document = json.loads(said(capsys, command_, *words, written, "--json"))
+        terminal = " ".join(said(capsys, command_, *words, written).split())
+        for line in Summary(**document["summary"]).lines:
+            assert line in terminal
+
+
+def test_energy_stands_only_where_powers_are_given(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    for platform, powered in (("boards.toml", False), ("rpi4x2", True)):
+        words = ("lenet.onnx", "--platform", platform)
+        said(capsys, "compile", *words, "--strategy", "modnn", "-o", f"{powered}")
+        (place / "rows.json").write_text(said(capsys, "compare", *words, "--strategies", "modnn,single", "--json"))
+        few = ("--generations", "2", "--population", "8")
+        front = said(capsys, "explore", *words, *few, "-o", f"front-{powered}")
+        said(
+            capsys, "report", f"{powered}", "--compare", "rows.json", "--front", f"front-{powered}", "-o", "report.html"
+        )
+        page = (place / "report.html").read_text()
+        assert ("energy" in front, ">energy" in page) == (powered, powered)
+        assert ("energy" in (place / f"front-{powered}" / "front.json").read_text()) is powered
+    words = ("explore", "lenet.onnx", "--platform", "boards.toml", "--objectives", "energy", *few, "-o", "none")
+    assert main(words) == 2 and "the platform gives no powers" in capsys.readouterr().err
+    assert not (place / "none").exists()
+
+
+def test_a_table_that_is_too_wide_goes_on_below_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    heads = ("strategy", *(f"a number of {i}" for i in range(9)))
+    show(heads, [("a" * 20, *map(str, range(9))), ("b", *map(str, range(9)))], right=range(1, 10))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and lines.count("") == 2
+    assert [line.split()[1:] for line in lines if line.startswith("b ")] == [list("0123"), list("4567"), ["8"]]
+
+
+def test_lists_fit_a_screen_and_show_options_with_help_and_platforms_with_their_rates(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for kind in (*NAMES, "networks"):
+        assert max(map(len, said(capsys, "list", kind).splitlines())) <= 80, kind
     assert re.search(
         r"^rpi4xN +13\.6 GFLOP/s, 6\.4 W, 4\.29 GB; gateway", command("list", "platforms").stdout, re.MULTILINE
     )
@@ -93,6 +142,7 @@ def test_what_is_given_to_the_wrong_command_is_named(place: Path, capsys: pytest
         ),
         (("compile", str(model), "--platform", "rpi4x2", "--plan", str(net), "-o", "x"), "it is an artifact of"),
         (("run", str(net / "pi01")), f"it is part of the artifact {str(net)!r}: give that"),
+        (("report", str(net / "pi01"), "-o", "x"), f"it is part of the artifact {str(net)!r}: give that"),
         (("run", str(place / "lenet.onnx")), "no artifact of dicompiler: compile a model into it first"),
     ):
         assert main(words) == 1

@@ -161,6 +161,12 @@ def test_a_stream_comes_to_the_load_of_the_busiest_device() -> None:
     assert ends == sorted(ends) and len(ends) == 12
 
 
+def test_waiting_to_be_started_is_told_from_the_frames_own_time() -> None:
+    """Of the four frames that are given at first each one waits for the first device to have done those before it."""
+    assert simulate(line(3), cluster(3), frames=3, in_flight=1).waited == (0, 0, 0)
+    assert simulate(line(3), cluster(3), frames=6, in_flight=4).waited[:4] == pytest.approx((0, 2, 4, 6))
+
+
 def test_a_device_goes_on_with_the_oldest_frame_that_can() -> None:
     """While frame 0 waits for d1, d0 begins frame 1; frame 0 goes first once it can."""
     ping = work(

@@ -77,7 +77,9 @@ def test_a_board_that_throttles_is_left_out_unless_it_is_wanted(
 ) -> None:
     (tmp_path / "vcgencmd").write_text("#!/bin/sh\necho throttled=0x50005\n")
     (tmp_path / "vcgencmd").chmod(0o755)
-    hot = python(tmp_path / "hot", f"PATH={tmp_path}:$PATH; export PATH")
+    offers = 'onnxruntime.get_available_providers = lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]'
+    (tmp_path / "sitecustomize.py").write_text(f"import onnxruntime\n{offers}\n")
+    hot = python(tmp_path / "hot", f"PATH={tmp_path}:$PATH PYTHONPATH={tmp_path}; export PATH PYTHONPATH")
     (tmp_path / "hosts.toml").write_text(
         f'[[host]]\nname = "pi01"\nssh = "root@{boards.boards["pi01"].address}"\npython = "{hot}"\n'
     )
@@ -88,6 +90,7 @@ def test_a_board_that_throttles_is_left_out_unless_it_is_wanted(
     assert "it throttles (under-voltage, it is throttled): cool it" in error and error.count("\n") == 1
     assert not output.exists() and not (tmp_path / "m.profiles").exists()
     assert main([*words, "--force"]) == 0
+    assert "its onnxruntime offers CUDAExecutionProvider: that is not measured" in capsys.readouterr().err
     (device,) = Platform.load(output).devices
     assert (device.name, device.host, device.rate > 1e6, device.cores > 0) == ("pi01", "pi01", True, True)
 

@@ -36,8 +36,8 @@ def test_a_comparison_names_the_best_and_what_binds() -> None:
     assert found.bound <= found.value(best) * (1 + 1e-9)
     slow = replace(posed, platform=replace(posed.platform, network=Network("shared", 1e4)))
     modnn = slow.evaluate(registry().make("strategies", "modnn").plan(slow))
-    assert bottleneck(slow.platform, modnn)[1] == "the shared network is busy 100 % of the time"
-    assert bottleneck(slow.platform, slow.alone[1])[1] == "pi01 computes 100 % of the time"
+    assert bottleneck(slow.platform, modnn, "latency")[1] == "the shared network is busy 100 % of the time"
+    assert bottleneck(slow.platform, slow.alone[1], "latency")[1] == "pi01 computes 100 % of the time"
 
 
 def test_a_strategy_without_a_plan_is_a_row_with_its_error_and_not_the_best() -> None:

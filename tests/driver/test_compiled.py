@@ -73,3 +73,13 @@ def test_shapes_are_given_as_a_dict_and_progress_is_heard_and_may_end_it(tmp_pat
     with pytest.raises(InterruptedError):
         dicompiler.compile(model, "rpi4x2", "modnn", shape="input=1x1x32x32", output=tmp_path / "net", progress=stop)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "given", [[print], ["timing"], [type("Watch", (), dict.fromkeys(("before", "after", "failed"), print))]]
+)
+def test_what_cannot_watch_passes_is_named_before_any_work(given: list[Any]) -> None:
+    with pytest.raises(
+        UsageError, match=r"^compile: instruments: .* give objects with the methods before, after, failed"
+    ):
+        dicompiler.compile("there is no such model", "rpi4x2", instruments=given)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import statistics
 import subprocess
 import threading
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from support.handmade import Made, endless, failing, halo, integers, partial, unknown_shape
 from support.running import by_hand, emit, pids, wait_until
@@ -208,6 +210,22 @@ def test_each_frame_has_its_time(tmp_path: Path) -> None:
         session.infer(endless()[2])
     assert 3 <= time.monotonic() - begun < 8
     assert pids(tmp_path) == {}
+
+
+def test_waiting_to_be_started_is_told_from_the_time_of_a_frame(tmp_path: Path) -> None:
+    """Six frames for one device at once: each waits until it has done those before it, and takes no longer after."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> squares (float[640, 640] x) => (float[640, 640] y) {
+        a = MatMul (x, x)
+        b = MatMul (a, a)
+        y = MatMul (b, b)
+    }"""
+    dicompiler.compile(onnx.parser.parse_model(text), "rpi4x2", "single", output=tmp_path / "net")
+    at_once = dicompiler.run(tmp_path / "net", frames=6, options=RunOptions(in_flight=6))
+    assert list(at_once.waited_s) == sorted(at_once.waited_s)
+    own = [took - waited for took, waited in zip(at_once.frames_s, at_once.waited_s, strict=True)]
+    assert at_once.waited_s[-1] > 2 * statistics.median(own) > 0
+    by_itself = dicompiler.run(tmp_path / "net", frames=3)
+    assert statistics.median(by_itself.waited_s) < 0.75 * statistics.median(by_itself.frames_s)
 
 
 def test_a_segment_that_fails_in_a_stream_is_told(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def test_compile_leaves_nothing_behind_where_an_operator_cannot_be_expressed(tmp
 
 def test_without_the_packages_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "tflite", None)
-    with pytest.raises(DicompilerError, match=r"tflite is not installed: pip install 'dicompiler\[tflm\]'"):
+    with pytest.raises(DicompilerError, match=r"tflite is not installed: pip install flatbuffers tflite tflite-micro"):
         emitted(compiled(network("lenet")), tmp_path / "out")
 
 

@@ -17,7 +17,7 @@ from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.deploy import Remote
 from dicompiler_targets.sockets.keeping import joined
 from dicompiler_targets.sockets.processes import Start
-from dicompiler_targets.sockets.session import Session, check_elsewhere
+from dicompiler_targets.sockets.session import Flight, Session, check_elsewhere
 
 
 def run(
@@ -48,12 +48,18 @@ def _run(
     for frame in frames[:1] if all(frame is frames[0] for frame in frames) else frames:
         artifact.arrays(frame)
     kept: list[dict[str, dict[str, Any]]] = []
-    seconds, begun, ended = [], 0.0, 0.0
+    flights: list[Flight] = []
     with Session(artifact, options, start, time.monotonic() + options.timeout_s) as session:
         for flight, delivered in session.flights(frames):
-            begun, ended = begun or flight.start_s, flight.end_s
-            seconds.append(flight.end_s - flight.start_s)
+            flights.append(flight)
             if options.keep is None or len(kept) < options.keep:
                 kept.append(delivered)
-    outputs = tuple(artifact.first(delivered) for delivered in kept)
-    return RunResult(outputs, session.reports, tuple(kept), tuple(seconds), ended - begun, tuple(session.events))
+    return RunResult(
+        tuple(artifact.first(delivered) for delivered in kept),
+        session.reports,
+        tuple(kept),
+        tuple(flight.end_s - flight.start_s for flight in flights),
+        flights[-1].end_s - flights[0].start_s if flights else 0.0,
+        tuple(session.events),
+        tuple(flight.waited_s for flight in flights),
+    )

@@ -40,12 +40,13 @@ class Flight:
 
     What is true of it now: its number, which changes when it is given again; its role, and the devices that play it;
     until when it must be done, payloads by sink device and index of output, and who has finished it. start_s, end_s: of
-    time.perf_counter.
+    time.perf_counter; begun_s: when a device began to compute it, as far as those say that have finished it.
     """
 
     inputs: Mapping[str, Any] | None
     start_s: float
     end_s: float = 0.0
+    begun_s: float = math.inf
     number: int = -1
     role: Role = field(init=False, repr=False)
     players: tuple[str, ...] = ()
@@ -53,6 +54,11 @@ class Flight:
     outputs: dict[str, dict[int, Any]] = field(default_factory=dict)
     missing: int = 0
     done: set[str] = field(default_factory=set)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds from its inputs on in which no device computed it yet."""
+        return max(0.0, min(self.begun_s, self.end_s) - self.start_s)
 
 
 class Session(AnySession):
@@ -323,6 +329,8 @@ class Session(AnySession):
                 self._taken_over()
         else:
             flight.done.add(event.device)
+            if event.header.index:
+                flight.begun_s = min(flight.begun_s, event.at - event.header.index / 1e6)
         if flight.missing == 0 and len(flight.done) == len(flight.players):
             del self._flights[flight.number]
             self._window.finish(flight.number)

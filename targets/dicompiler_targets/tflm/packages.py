@@ -17,5 +17,5 @@ def load(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise DicompilerError(
-            f"target tflm: {error.name or module} is not installed: pip install 'dicompiler[tflm]'"
+            f"target tflm: {error.name or module} is not installed: pip install flatbuffers tflite tflite-micro"
         ) from None

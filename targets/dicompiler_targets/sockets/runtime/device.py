@@ -32,7 +32,7 @@ from .greeting import CONTROL, Entrance, Guests, Membership
 from .heap import memory_peak
 from .line import Keys, check_open
 from .member import Member
-from .play import PATIENCE_S, SPANS, DeviceError, Player
+from .play import PATIENCE_S, SPANS, DeviceError, Frame, Player
 from .roles import roles
 from .values import make_sessions, one_line
 from .wire import Channel
@@ -295,11 +295,12 @@ class Device(Member):
             if not player.advance(self._done) and (player.frames or not last):
                 player.wait(seen)
 
-    def _done(self, frame: int) -> None:
+    def _done(self, frame: Frame) -> None:
         with self.lines.turn:  # frames may be dropped at any time
-            self.window.finish(frame)  # before DONE: more frames' tensors can come at once
+            self.window.finish(frame.number)  # before DONE: more frames' tensors can come at once
         self.finished += 1
-        self._to_control().post(Kind.DONE, frame=frame)
+        since = int(1e6 * (time.perf_counter() - frame.begun)) + 1 if frame.begun else 0
+        self._to_control().post(Kind.DONE, index=min(since, 2**32 - 1), frame=frame.number)
 
     def _timeline(self, player: Player) -> list[list[Any]]:
         """What was done from the announcement of the last frame on, in seconds from then, in order of starts."""

@@ -34,7 +34,8 @@ CUT = "closed in the middle of a frame"
 class Kind(IntEnum):
     """What a frame is. PEERS, RUN, INPUT and FINISH come from the coordinator, READY, OUTPUT, DONE and REPORT go
     to it; TENSOR and BYE pass between devices; PING (a sign of life) goes everywhere. RUN opens a frame, its index is
-    the milliseconds that the frame may take; DONE says that a device has finished it. CHANGE, of the coordinator, says
+    the milliseconds that the frame may take; DONE says that a device has finished it, its index is the
+    microseconds since the device began to compute it (0: it computes nothing of it). CHANGE, of the coordinator, says
     who is away and from which frame on other roles are in force, CHANGED that a device goes by it; LOST that it has
     lost a peer, and goes on. ANEW, before RUN, says that states begin anew with that frame: as zeros, or with index 1
     as INPUTs say."""

@@ -136,8 +136,8 @@ class _Role:
 @dataclass(eq=False)
 class Frame:
     """A frame on its way: its role, the step that is next, the tensors that are held, until when it must be done, and
-    its place for small tensors once it has one. anew: states begin anew with it, as they are given (true) or as zeros;
-    None: they are what the frame before made."""
+    its place for small tensors once it has one. begun: when its first segment began, 0 before that. anew: states begin
+    anew with it, as they are given (true) or as zeros; None: they are what the frame before made."""
 
     number: int
     deadline: float
@@ -145,6 +145,7 @@ class Frame:
     position: int = 0
     values: dict[str, Any] = field(default_factory=dict)
     slot: Slot | None = None
+    begun: float = 0.0
     anew: bool | None = None
 
 
@@ -218,7 +219,7 @@ class Player:
                 frame.role.slots.give_back(frame.slot, unused=False)
         self.frames = [frame for frame in self.frames if frame.number >= self._first]
 
-    def advance(self, done: Callable[[int], None]) -> bool:
+    def advance(self, done: Callable[[Frame], None]) -> bool:
         """Plays what can be played, always of the oldest frame that can go on. `done` is called with the first frame
         that is finished then, which is forgotten; whether there was one, or there are frames to drop."""
         at, seen = 0, self._mailbox.changes
@@ -249,9 +250,9 @@ class Player:
         self._lines.push()
         return False
 
-    def _finish(self, frame: Frame, done: Callable[[int], None]) -> None:
+    def _finish(self, frame: Frame, done: Callable[[Frame], None]) -> None:
         self.frames.remove(frame)
-        done(frame.number)
+        done(frame)
         self._lines.push()
         if frame.slot is not None:
             frame.role.slots.give_back(frame.slot, not self._lines.behind())
@@ -327,6 +328,7 @@ class Player:
             segment, number = role.manifest["segments"][step.index], role.first + step.index
             self._lines.rest(self._last_s[number])
             start = time.perf_counter()
+            frame.begun = frame.begun or start
             with _held(start + self._least[number]) if self._least else contextlib.nullcontext():
                 if (bound := slot.bindings.get(step.index)) is not None:
                     binding, made = bound
