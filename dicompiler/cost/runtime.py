@@ -82,4 +82,4 @@ def slowness(device: Device) -> float:
     about 1 500, 270 and 130 points). A profile that was made on the board is better.
     """
     cores = REFERENCE_RATE * device.cores / device.rate if device.computes else 1.0
-    return max(1.0, math.sqrt(cores))
+    return max(1.0, cores**0.25)
