@@ -6,7 +6,6 @@ and costs its receiver o again. The line's part of G and of L are the network's 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
@@ -82,4 +81,4 @@ def slowness(device: Device) -> float:
     about 1 500, 270 and 130 points). A profile that was made on the board is better.
     """
     cores = REFERENCE_RATE * device.cores / device.rate if device.computes else 1.0
-    return max(1.0, cores**0.25)
+    return float(max(1.0, cores**0.25))

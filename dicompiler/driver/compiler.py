@@ -21,7 +21,7 @@ from dicompiler.cost.model import CostModel
 from dicompiler.driver.asked import Shapes, asked, shape_texts
 from dicompiler.driver.compiled import Compiled
 from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, platform_of, pose, prepare, sought
-from dicompiler.driver.sending import agreed, calibrated, sending, tell_kept, tell_states
+from dicompiler.driver.sending import agreed, calibrated, sending, tell_kept
 from dicompiler.driver.summary import summarise
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
@@ -123,7 +123,6 @@ def compile(
     with no_collection():
         compilation = split(replace(compilation, plan=chosen_plan), watched.run)
     tell_kept(compilation)
-    tell_states(compilation)
     memory: Mapping[str, MemoryUse] | None = None
     if output is not None:
         check_dealing(chosen_plan, emitter)
