@@ -76,7 +76,6 @@ def check_soundness(model: onnx.ModelProto, place: str) -> None:
     for function in model.functions:
         for graph in _graphs(function):
             _check_nodes(graph.node, place)
-    _check_known(model, place)
     if model.functions:
         _check_calls(model, place)
 
@@ -149,8 +148,9 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], place: str) -> None:
                 _check_tensor(attribute.t, where)
 
 
-def _check_known(model: onnx.ModelProto, place: str) -> None:
-    """What is no standard operator is a function of the model, or one of the installed onnxruntime's own."""
+def check_known(model: onnx.ModelProto) -> None:
+    """DicompilerError for what is no standard operator, no function of the model, and none of the installed
+    onnxruntime's own."""
     own = {(f.domain, f.name) for f in model.functions}
     nodes = (node for top in (model.graph, *model.functions) for graph in _graphs(top) for node in graph.node)
     others = [node for node in nodes if node.domain not in _STANDARD and (node.domain, node.op_type) not in own]
@@ -162,7 +162,7 @@ def _check_known(model: onnx.ModelProto, place: str) -> None:
         for node in others:
             if (node.domain, node.op_type) not in known:
                 raise DicompilerError(
-                    f"{place}: {_name(node)!r}: onnxruntime {onnxruntime.__version__} has no operator {node.op_type!r} "
+                    f"model: {_name(node)!r}: onnxruntime {onnxruntime.__version__} has no operator {node.op_type!r} "
                     f"of domain {node.domain!r}: export the model without it, or install an onnxruntime that has it"
                 )
 
