@@ -81,7 +81,7 @@ def check_range(model: Model, given: Mapping[str, Any]) -> None:
 
 def _table(node: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto]) -> str:
     """The tensor whose rows the node takes, or writes, before it was turned."""
-    name = node.input[0]
+    name: str = node.input[0]
     while name in makers and makers[name].op_type in TURNS:
         name = makers[name].input[0]
     return name
