@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.generators import random_plan
 from support.weighing import check_unwritten
 
+from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.onnx.model import Model
@@ -253,6 +254,15 @@ def test_a_segment_does_not_close_at_a_tensor_whose_type_nobody_knows(monkeypatc
     own = [[node.name for node in segment.model.graph.node] for segment in program.devices[0].segments]
     assert own == [["early"], ["mid"], ["untyped", "add", "last"]]
     check_same(proto, plan)
+
+
+@pytest.mark.parametrize("domain", ["com.microsoft", "other"])
+def test_an_operator_that_onnxruntime_has_not_is_named(domain: str) -> None:
+    node = helper.make_node("NewAttention", ["x"], ["y"], "fused", domain=domain)
+    proto = whole([node], [value("x", [6])], [value("y", [6])])
+    words = rf"^model: 'fused': onnxruntime \S+ has no operator 'NewAttention' of domain '{domain}'"
+    with pytest.raises(DicompilerError, match=words):
+        prepare(Model.load(proto))
 
 
 def test_bytes_of_types_below_a_byte_are_those_of_the_packed_tensor() -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from dicompiler.cost.counting import weight_regions
 from dicompiler.cost.memory import Span, peak
 from dicompiler.cost.model import CostModel
 from dicompiler.cost.runtime import FREE, NONE, RuntimeCosts
+from dicompiler.cost.simulator import Simulation, simulate
 from dicompiler.cost.workload import Workload, task_flops, task_seconds
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.metrics import DeviceMetrics, Method, Metrics
@@ -24,9 +24,6 @@ from dicompiler.ir.regions import Region
 from dicompiler.ir.routing import Box, Routing, Tree, leaves
 from dicompiler.ir.tasks import Task, task_id
 from dicompiler.partition.routing import route_on
-
-if TYPE_CHECKING:
-    from dicompiler.cost.simulator import Simulation
 
 Step = tuple[str, bool]  # (layer, or "" for the network's inputs; whether it is the layer's partial sums)
 
@@ -83,7 +80,7 @@ def measure(
 def simulated(simulation: Simulation, work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
     """What `plan` comes to, given its routing, its workload and the simulation of one frame of each role, one after
     another. The time between frames is the load of the busiest device or line, in the mean over the roles: what a
-    stream comes to with enough frames on their way at once."""
+    stream comes to with enough frames on their way at once; with states at least what a stream of a few comes to."""
     roles = tuple(
         _Role(role, played.seconds, _sent(role)) for role, played in zip(routing.turns, work.roles, strict=True)
     )
@@ -102,6 +99,9 @@ def simulated(simulation: Simulation, work: Workload, routing: Routing, platform
     latency = sum(end - start for start, end in simulation.frames) / frames
     runtime = {one.device: one.runtime for one in work.devices}
     metrics = _metrics(roles, devices, platform, runtime, latency, "simulation")
+    if any(job.after for one in work.devices for job in one.jobs):  # a frame waits for the last one's states
+        stream = simulate(work, platform, frames=8, in_flight=4, spans=False)
+        metrics = replace(metrics, period_s=max(metrics.period_s, stream.period_s))
     return replace(metrics, ends_s=sum(role.ends_s for role in work.roles) / len(work.roles))
 
 

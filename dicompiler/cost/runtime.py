@@ -6,7 +6,6 @@ and costs its receiver o again. The line's part of G and of L are the network's 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
@@ -74,12 +73,12 @@ NONE: Mapping[str, RuntimeCosts] = MappingProxyType({})
 
 
 def slowness(device: Device) -> float:
-    """How many times as long as the reference host a device takes for what a runtime does: the square root of how many
-    times slower its cores compute, and at least once as long.
+    """How many times as long as the reference host a device takes for what a runtime does: the fourth root of how many
+    times slower its cores compute, and at least once as long: 2.5 times on a Raspberry Pi 4, 3.4 on a Pi 3.
 
-    Vector units differ more than what runs system calls: a Raspberry Pi 4's core computes 38 times slower than the
-    reference host's and takes about 6 times as long for plain code, a Pi 3's 136 and 12 times (Geekbench 5 of one core:
-    about 1 500, 270 and 130 points). A profile that was made on the board is better.
+    Between two facts (docs/prediction.md): plain code takes 6 times as long on a Pi 4 (Geekbench 5 of one core: about
+    1 500 and 270 points), and what C++ over TCP is reported to take for an exchange there is no more than here, where
+    waking a processor and calling the system go through a hypervisor. A profile that was made on the board is better.
     """
     cores = REFERENCE_RATE * device.cores / device.rate if device.computes else 1.0
-    return max(1.0, math.sqrt(cores))
+    return float(max(1.0, cores**0.25))

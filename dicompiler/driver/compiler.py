@@ -22,7 +22,7 @@ from dicompiler.cost.model import CostModel
 from dicompiler.driver.asked import Shapes, asked, check_instruments, shape_texts
 from dicompiler.driver.compiled import Compiled
 from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, platform_of, pose, prepare, sought
-from dicompiler.driver.sending import agreed, calibrated, sending, tell_kept, tell_states
+from dicompiler.driver.sending import agreed, calibrated, sending, tell_kept
 from dicompiler.driver.summary import summarise
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
@@ -209,7 +209,6 @@ def divided(compilation: Compilation, options: Options) -> Compilation:
     with no_collection():
         compilation = split(compilation, watched.run)
     tell_kept(compilation)
-    tell_states(compilation)
     return compilation
 
 

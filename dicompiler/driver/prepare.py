@@ -20,6 +20,7 @@ from dicompiler.driver.sending import sending
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.soundness import check_known
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.wire import Wire, wire_of
 from dicompiler.plugin.pass_manager import PassManager
@@ -53,7 +54,9 @@ def prepare(
     state: str | Sequence[str] = (),
 ) -> Compilation:
     """Model → normalised, quantised where there are samples to calibrate it with, with shapes and layers, of which
-    all is read. state: its states (see the pass `keep-states`); by default those that it says itself."""
+    all is read. state: its states (see the pass `keep-states`); by default those that it says itself. DicompilerError
+    for an operator that onnxruntime has not."""
+    check_known(model.proto)
     normalise, infer, *layers = PREPARE
     shapes = Spec.of(infer, {"shape": tuple(shape)})
     specs = [Spec.of(normalise, {}), shapes, *(Spec.of(name, {}) for name in layers)]

@@ -14,7 +14,6 @@ from dicompiler.base.errors import UsageError
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.routing import leaves
 from dicompiler.ir.wire import Wire, asked, kinds, on_wire, wire_of
 from dicompiler.partition.lowering import split_unchecked
 
@@ -60,29 +59,6 @@ def calibrated(compilation: Compilation, samples: Path) -> Plan:
     program = split_unchecked(replace(compilation, plan=replace(plan, wire=plan.wire.exact))).program
     assert program is not None
     return replace(plan, wire=replace(plan.wire, ranges=measured(program, given)))
-
-
-def tell_states(compilation: Compilation) -> None:
-    """Warns of boxes of states that go to another device at the end of each frame."""
-    routing = compilation.routing
-    assert routing is not None
-    sent = {
-        leaf.box: (one.past, leaf.box.origin.device, one.device)
-        for one in routing.keepings
-        for leaf in leaves(one.tree)
-        if leaf.box.origin is not None
-    }
-    if sent:
-        total = sum(map(routing.nbytes, sent))
-        past, maker, reader = next(iter(sent.values()))
-        log.warning(
-            "state %r does not stay: %r reads what %r makes of it; %d bytes of states travel each frame: let one "
-            "device do both",
-            past,
-            reader,
-            maker,
-            total,
-        )
 
 
 def tell_kept(compilation: Compilation) -> None:

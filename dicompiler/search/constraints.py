@@ -17,7 +17,7 @@ from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.metrics import Metrics, Occupied
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.routing import Routing
+from dicompiler.ir.routing import Routing, leaves
 from dicompiler.partition.plan_rules import in_loss
 from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem
@@ -38,6 +38,7 @@ def check_constraints(problem: Problem, plan: Plan, metrics: Metrics | None = No
     """DicompilerError where `plan` cannot be carried out. `metrics`: those of the plan, if they are known already."""
     check_compute(problem.platform, plan)
     check_memory(problem, plan, metrics if metrics is not None else problem.estimate(plan))
+    check_states(problem, plan)
 
 
 def fits_constraints(problem: Problem, plan: Plan, metrics: Metrics) -> bool:
@@ -47,6 +48,18 @@ def fits_constraints(problem: Problem, plan: Plan, metrics: Metrics) -> bool:
     except DicompilerError:
         return False
     return True
+
+
+def check_states(problem: Problem, plan: Plan) -> None:
+    """A state is read where it is made: it never travels."""
+    routing = route(problem.layers, plan, problem.platform.host_of) if problem.layers.states else None
+    for one in routing.keepings if routing is not None else ():
+        for leaf in leaves(one.tree):
+            if leaf.box.origin is not None:
+                raise DicompilerError(
+                    f"plan: state {one.past!r}: {one.device!r} reads what {leaf.box.origin.device!r} makes of it, and "
+                    "states do not travel: let one device do both, or have no states (--state none)"
+                )
 
 
 def check_compute(platform: Platform, plan: Plan) -> None:

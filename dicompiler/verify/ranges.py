@@ -26,7 +26,8 @@ Read = tuple[onnx.NodeProto, int]
 MASK = 2
 INDEXING = frozenset({"Gather", "GatherElements", "ScatterElements", "ScatterND"})
 """Operators whose second input has numbers of rows of the first."""
-
+TURNS = frozenset({"Cast", "Identity", "Transpose"})
+"""Operators that keep how many rows there are."""
 
 Limit = int | tuple[int, ...]
 """n: the values are 0 … n-1; numbers: the very values."""
@@ -63,6 +64,7 @@ def check_range(model: Model, given: Mapping[str, Any]) -> None:
     """DicompilerError, naming the input, the number and the table, where a number is no row of a table that it is
     looked up in, or written to: a token beyond the vocabulary, a position beyond a cache."""
     tensors, readers = model.tensors(), _readers(model)
+    makers = {name: node for node in model.proto.graph.node for name in node.output}
     for name, array in given.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or not array.size:
             continue
@@ -72,9 +74,17 @@ def check_range(model: Model, given: Mapping[str, Any]) -> None:
                 at = tuple(np.argwhere((array < -count) | (array >= count))[0])
                 value, where = array[at], ", ".join(map(str, at))
                 raise DicompilerError(
-                    f"input {name!r}: {value} at [{where}] is no row of {node.input[0]!r}, which has {count}: give "
-                    f"numbers from 0 to {count - 1}"
+                    f"input {name!r}: {value} at [{where}] is no row of {_table(node, makers)!r}, which has {count}: "
+                    f"give numbers from 0 to {count - 1}"
                 )
+
+
+def _table(node: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto]) -> str:
+    """The tensor whose rows the node takes, or writes, before it was turned."""
+    name: str = node.input[0]
+    while name in makers and makers[name].op_type in TURNS:
+        name = makers[name].input[0]
+    return name
 
 
 def _reshaped(tensors: Mapping[str, Tensor], node: onnx.NodeProto, shape: str) -> tuple[int, ...] | None:

@@ -119,6 +119,8 @@ class _Run:
         if best is None or self.refined is None or best.value(self.problem) < self.refined.value(self.problem):
             if not self.search.is_late():
                 self.search.polish(self.tables, self.options.tries, self.options.seed)
+            if self.attends:
+                self.search.spare(self.tables)
             self.search.trim()
 
     @cached_property

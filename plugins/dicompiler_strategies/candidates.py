@@ -36,6 +36,8 @@ HOPELESS = 2.2
 simulated time is not simulated."""
 AT_ONCE = 4
 """Plans around the best one that are evaluated before going on."""
+SPARED = 1.02
+"""How many times its value a plan may cost that holds fewer weights: predictions are further off than that."""
 MOST_LAYERS = 256
 """In a run of layers that is decided anew."""
 FEW = 48
@@ -157,6 +159,25 @@ class CandidateSearch:
             origin = self.best.origin  # whose plan it was at first
             if self.evaluate((plan, origin) for plan in plans):
                 selection, last = tables.selection(self.best.plan), step
+
+    def spare(self, tables: Tables) -> None:
+        """Where a device holds more weights of a layer than it must, and the value is hardly worse without them (SPARED
+        in all), it holds fewer: tried for the layers, at most FEW, with most of them first."""
+        selection = None if self.best is None else tables.selection(self.best.plan)
+        if self.best is None or selection is None or self.problem.objective != "latency":
+            return
+        limit = SPARED * self.best.value(self.problem)
+        most = [weights.max(axis=1) for weights in tables.weights]
+        beyond = [int(held[chosen] - held.min()) for held, chosen in zip(most, selection, strict=True)]
+        for i in sorted(filter(beyond.__getitem__, range(len(beyond))), key=lambda i: -beyond[i])[:FEW]:
+            (seconds,), _ = _within(tables, selection, [i], 1.0)
+            fewest = np.flatnonzero(most[i] == most[i].min())
+            tried = (*selection[:i], int(fewest[seconds[fewest].argmin()]), *selection[i + 1 :])
+            if self.is_late():
+                return
+            for one in evaluate(self.problem, [(tables.plan(tried), self.best.origin)]):
+                if one.value(self.problem) <= limit:
+                    self.best, selection = one, tried
 
     def trim(self) -> None:
         """Evaluates the best plan without what nobody reads."""

@@ -48,9 +48,12 @@ class Heads(Strategy):
         devices = len(problem.platform.computing)
         for count in self.counts or sorted({devices, -(-devices // 2)} - {1}, reverse=True):
             for shares in ("equal", "rate"):
-                search.evaluate((plan, "heads") for plan in _plans(few_choices(problem, count, shares)))
+                cost_tables = few_choices(problem, count, shares)
+                if search.evaluate((plan, "heads") for plan in _plans(cost_tables)):
+                    best = cost_tables
         if search.best is None:
             raise DicompilerError("heads: no plan fits into memory: give hosts more, or add some")
+        search.spare(best)
         return trimmed(problem, search.best.plan)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,9 @@ from support.alone import alone, posed
 from support.planning import cluster as rated
 from support.random_problems import any_plan, random_problem
 
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.metrics import Metrics
+from dicompiler.ir.plan import Part
 
 IMAGE, CLASSES = 4 * 32 * 32, 4 * 10  # LeNet's bytes in and out
 THREE: tuple[dict[str, str], ...] = ({}, {"d0": "d1"}, {"d0": "d2"})
@@ -77,3 +80,22 @@ def test_what_is_sent_is_received_and_the_fullest_host_has_the_memory(network: i
     busy = sum(5.0 * entry.compute_s for entry in metrics.devices)
     assert metrics.energy_j >= busy * (1 - 1e-9)
     assert metrics.period_s >= metrics.busiest.compute_s * (1 - 1e-9)
+
+
+def test_frames_of_a_network_with_a_state_follow_each_other_no_faster_than_it_is_made_anew() -> None:
+    """d0 reads it, d1 computes, d0 makes it: the period is that of the circle, not of the busier device."""
+    cell = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        cell (float[64, 64] x, float[64, 64] h) => (float[64, 64] y, float[64, 64] hn)
+        {
+            a = MatMul(x, h)
+            b = MatMul(a, a)
+            hn = MatMul(b, b)
+            y = Relu(b)
+        }""")
+    problem = load_problem(cell, rated("switch", 1, 1), state=["h=hn"])
+    names = [layer.name for layer in problem.layers.layers]
+    plan = problem.plan({name: (Part(f"d{int('b' in problem.layers.by_name[name].outputs)}", None),) for name in names})
+    metrics = problem.evaluate(plan)
+    one = metrics.devices[1].compute_s
+    assert metrics.devices[0].compute_s > 2 * one
+    assert 3 * one < metrics.period_s <= metrics.latency_s * 1.001

@@ -26,7 +26,7 @@ COSTS = RuntimeCosts(
 
 def test_a_slower_device_takes_longer_but_sends_no_more() -> None:
     pi = Platform.load("rpi4x1").devices[0]
-    assert 5 < slowness(pi) < 7  # a Pi 4 for plain code
+    assert 2 < slowness(pi) < 3  # between what C++ on a Pi 4 is published to take and what plain code does
     assert slowness(Device("d", "d", 4 * REFERENCE_RATE, 4)) == 1.0 == slowness(Device("camera", "d", 0.0))
     assert slowness(Device("d", "d", 8 * REFERENCE_RATE, 4)) == 1.0  # no quicker than where it was measured
     twice = COSTS.times(2.0)

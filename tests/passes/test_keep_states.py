@@ -130,6 +130,6 @@ def test_a_number_beyond_its_table_is_named() -> None:
     )
     given = {"input_ids": np.array([[-1]]), "cache_position": np.array([4])}
     with pytest.raises(
-        DicompilerError, match=r"^input 'cache_position': 4 at \[0\] is no row of 'cache.0.key.past.out'"
+        DicompilerError, match=r"^input 'cache_position': 4 at \[0\] is no row of 'past_key_values.0.key'"
     ):
         given_inputs(model, given)

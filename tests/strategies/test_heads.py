@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 import onnx
 import pytest
@@ -14,7 +16,10 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.plan import Part
+from dicompiler.search.constraints import check_constraints
+from dicompiler.search.strategy import Strategy
 from dicompiler.testing.plans import check_plan
+from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.heads import Heads
 from dicompiler_strategies.tables.choices import ChoiceSet, choices
 from dicompiler_strategies.tables.runs import cut_run, run_before
@@ -55,6 +60,19 @@ def test_weights_fall_with_the_devices_and_heads_are_shared_out_by_rate() -> Non
     regions = {layer.name: [own[i] for own in cut.regions] for i, layer in enumerate(run.layers)}
     assert regions["layers.0.k_proj.matmul"] == [((0, 1), (0, 3), (a, b)) for a, b in ((0, 16), (16, 24), (24, 32))]
     assert not {"layers.0.input_norm.normal", "embed_tokens"} & set(regions)
+
+
+@pytest.mark.parametrize("strategy", [Heads(), CpSat()])
+def test_caches_stay_with_the_heads_that_read_them(strategy: Strategy) -> None:
+    """Every table counts what of a state goes elsewhere, and a plan that sends some is refused."""
+    options: dict[str, Any] = {"size": 1, "past": 3, "static": 1, "hidden": 64}
+    problem = load_problem(decoder(8, 4, **options), cluster("switch", 1, 1), objective="memory", state=["auto"])
+    plan = strategy.plan(problem)
+    check_plan(problem, plan)
+    assert len(plan.layers["cache.0.key.past"]) == len(plan.layers["cache.0.value"])
+    other = Part("d1" if plan.layers["cache.0.key.past"][0].device == "d0" else "d0", None)
+    with pytest.raises(DicompilerError, match=r"^plan: state 'past_key_values.0.key': 'd\d' reads what"):
+        check_constraints(problem, replace(plan, layers={**plan.layers, "cache.0.key.past": (other,)}))
 
 
 def test_a_head_that_a_plan_cuts_in_two_is_computed_right() -> None:

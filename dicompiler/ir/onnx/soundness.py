@@ -51,6 +51,7 @@ LEGAL: Mapping[str, Mapping[str, tuple[int, int | None]]] = {
 
 AUTO_PAD = (b"NOTSET", b"SAME_UPPER", b"SAME_LOWER", b"VALID", b"")
 _TYPES = frozenset(onnx.TensorProto.DataType.values())
+_STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 Call = tuple[str, str, str]
@@ -145,6 +146,25 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], place: str) -> None:
                 _check_sparse(attribute.sparse_tensor, where)
             if attribute.HasField("t"):
                 _check_tensor(attribute.t, where)
+
+
+def check_known(model: onnx.ModelProto) -> None:
+    """DicompilerError for what is no standard operator, no function of the model, and none of the installed
+    onnxruntime's own."""
+    own = {(f.domain, f.name) for f in model.functions}
+    nodes = (node for top in (model.graph, *model.functions) for graph in _graphs(top) for node in graph.node)
+    others = [node for node in nodes if node.domain not in _STANDARD and (node.domain, node.op_type) not in own]
+    if others:
+        import onnxruntime
+        from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+        known = {(schema.domain, schema.name) for schema in get_all_operator_schema()}
+        for node in others:
+            if (node.domain, node.op_type) not in known:
+                raise DicompilerError(
+                    f"model: {_name(node)!r}: onnxruntime {onnxruntime.__version__} has no operator {node.op_type!r} "
+                    f"of domain {node.domain!r}: export the model without it, or install an onnxruntime that has it"
+                )
 
 
 def _check_calls(model: onnx.ModelProto, place: str) -> None:

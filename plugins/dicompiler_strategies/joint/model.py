@@ -26,7 +26,7 @@ from dicompiler_strategies.tables.cost_tables import (
     sent_between,
     total,
 )
-from dicompiler_strategies.tables.footprints import Floats, on_hosts, sizes
+from dicompiler_strategies.tables.footprints import Floats, on_hosts, sizes, states_read
 from dicompiler_strategies.tables.lines import lines
 
 Numbers = NDArray[np.intp]
@@ -172,8 +172,9 @@ def activations(tables: Tables) -> tuple[Floats, ...]:
     on_each_host = []
     for layer, footprint in zip(layers.layers, tables.footprints, strict=True):
         held = np.zeros(footprint.final.shape)
+        names = dict(enumerate(layer.inputs)) | {slot: name for name, slot in states_read(layers, layer).items()}
         for slot, needs in footprint.needs.items():
-            item = raw_nbytes(layers.tensors[layer.inputs[slot]].dtype, (1,))
+            item = raw_nbytes(layers.tensors[names[slot]].dtype, (1,))
             held += item * sum(need.sign * sizes(need.boxes) for need in needs)
         for slot, boxes in footprint.produced.items():
             held += raw_nbytes(layers.tensors[layer.outputs[slot]].dtype, (1,)) * sizes(boxes)

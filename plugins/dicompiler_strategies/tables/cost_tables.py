@@ -28,6 +28,7 @@ from dicompiler_strategies.tables.footprints import (
     shareable,
     sizes,
     source_and_sink,
+    states_read,
 )
 from dicompiler_strategies.tables.lines import Lines, lines
 
@@ -146,6 +147,17 @@ def edges(layers: LayerGraph) -> dict[Edge, Slots]:
     return {edge: tuple(slots) for edge, slots in sorted(joined.items())}
 
 
+def kept_edges(layers: LayerGraph) -> dict[Edge, Slots]:
+    """(who makes a state, who reads it), which can be one → the tensors in between."""
+    joined: dict[Edge, list[tuple[int, int]]] = {}
+    for j, layer in enumerate(layers.layers if layers.states else ()):
+        for name, slot in states_read(layers, layer).items():
+            maker = layers.producer[layers.present[name]]
+            out = maker.outputs.index(layers.present[name])
+            joined.setdefault((layers.position[maker.name], j), []).append((out, slot))
+    return {edge: tuple(slots) for edge, slots in joined.items()}
+
+
 class _Filler:
     """Builds each footprint and each edge once."""
 
@@ -162,6 +174,14 @@ class _Filler:
         prints = tuple(footprint for _, footprint in filled_layers)
         filled = {edge: self._edge(prints, edge, slots) for edge, slots in edges(layers).items()}
         nodes = [self._node(i, footprint) for i, footprint in enumerate(prints)]
+        for (i, j), slots in kept_edges(layers).items():  # what of a state is not where it is read goes there
+            seconds, sent = self._edge(prints, (i, j), slots)
+            if i == j:
+                nodes[i] = nodes[i][0] + seconds.diagonal(), nodes[i][1] + sent.diagonal()
+            else:
+                edge, both = ((i, j), (seconds, sent)) if i < j else ((j, i), (seconds.T, sent.T))
+                before = filled.get(edge, (0.0, 0.0))
+                filled[edge] = both[0] + before[0], both[1] + before[1]
         return Tables(
             self.problem,
             self.options,
@@ -215,9 +235,9 @@ class _Filler:
 
 def edge_flows(layers: LayerGraph, edge: Edge, slots: Slots, footprints: Sequence[Footprint]) -> list[Flow]:
     """What passes from layer to layer on an edge, for each of its tensors that has boxes."""
-    producer, consumer, inputs = footprints[edge[0]], footprints[edge[1]], layers.layers[edge[1]].inputs
+    producer, consumer, outputs = footprints[edge[0]], footprints[edge[1]], layers.layers[edge[0]].outputs
     return [
-        (producer.produced[out], producer.shares[out], consumer.needs[slot], element_bytes(layers, inputs[slot]))
+        (producer.produced[out], producer.shares[out], consumer.needs[slot], element_bytes(layers, outputs[out]))
         for out, slot in slots
         if out in producer.produced and slot in consumer.needs
     ]

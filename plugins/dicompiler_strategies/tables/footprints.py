@@ -55,7 +55,8 @@ class Footprint:
     """The choices of one layer on the devices of the platform (in its order). C choices, D devices, all bytes raw.
 
     produced: by place in the layer's outputs, the box (C, D, axes + 1, 2) that a device comes to hold by computing it;
-    shares: the same without overlaps: whose copy is sent where several have one. needs: by place in the layer's inputs.
+    shares: the same without overlaps: whose copy is sent where several have one. needs: by place in the layer's inputs,
+    those of states as `states_read` numbers them.
     partial, final: seconds (C, D) of the partial sums and of all else. weights: bytes (C, D).
     merged: bytes (C, D, D) of partial sums from device to device.
     """
@@ -158,8 +159,8 @@ class _FootprintBuilder:
             layers, layer = self.problem.layers, self.layer
             task = share_task(layers, layer, share)
             (region, *_) = task.outputs.values()
-            slots = {name: slot for slot, name in enumerate(layer.inputs)}
-            needs = tuple((slots[key.tensor], need) for key, need in task.needs.items())
+            slots = {name: slot for slot, name in enumerate(layer.inputs)} | states_read(layers, layer)
+            needs = tuple((slots[key.tensor], need) for key, need in (*task.needs.items(), *task.kept.items()))
             self.probes[share] = _Probe(task, region, needs, weight_regions(layers, task))
         return self.probes[share]
 
@@ -179,6 +180,12 @@ class _FootprintBuilder:
         """Bytes of an element of a partial sum."""
         layers = self.problem.layers
         return element_bytes(layers, layers.cut_output(self.layer.nodes[self.layer.anchor]))
+
+
+def states_read(layers: LayerGraph, layer: Layer) -> dict[str, int]:
+    """The states that a layer reads, which are none of its inputs, and their places among its needs: -1, -2, …"""
+    names = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.present)
+    return {name: -1 - place for place, name in enumerate(names)}
 
 
 def element_bytes(layers: LayerGraph, tensor: str) -> int:
