@@ -76,13 +76,7 @@ def command(
     from dicompiler.driver.diagnostics import Reproducer, Statistics, VerifyEach
     from dicompiler.plugin.instruments import Dump, PrintAfter, Timing
 
-    check_file(output)
-    check_file(save_plan)
-    if save_plan is not None and save_plan.absolute() == output.absolute():
-        raise UsageError(f"opt: --output and --save-plan are both {output}: give the plan a file of its own")
-    for directory in (dump_after_all, reproducer):
-        if directory is not None and directory.exists() and not directory.is_dir():
-            raise DicompilerError(f"{directory}: it is a file: give the name of a directory")
+    _check(output, save_plan, (dump_after_all, reproducer))
     passes = _passes(pipeline, request.shape)
     outputs = [path for path in (output, save_plan) if path is not None]
     rule = building.rule(outputs, request, passes)
@@ -113,6 +107,17 @@ def command(
         show_json({**places, "passes": [str(one.spec) for one in passes], **shown})
     elif building.print_outputs:
         print_paths(written)
+
+
+def _check(output: Path, plan: Path | None, directories: Sequence[Path | None]) -> None:
+    """UsageError and DicompilerError for places that cannot be written."""
+    check_file(output)
+    check_file(plan)
+    if plan is not None and plan.absolute() == output.absolute():
+        raise UsageError(f"opt: --output and --save-plan are both {output}: give the plan a file of its own")
+    for directory in directories:
+        if directory is not None and directory.exists() and not directory.is_dir():
+            raise DicompilerError(f"{directory}: it is a file: give the name of a directory")
 
 
 def _passes(text: str, shapes: tuple[str, ...]) -> tuple[Pass, ...]:
