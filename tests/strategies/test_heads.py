@@ -62,6 +62,14 @@ def test_weights_fall_with_the_devices_and_heads_are_shared_out_by_rate() -> Non
     assert not {"layers.0.input_norm.normal", "embed_tokens"} & set(regions)
 
 
+def test_of_plans_alike_in_latency_the_one_with_fewer_weights_is_taken() -> None:
+    """To look a token up on both devices saves sending it, and takes the whole embedding on both."""
+    problem = load_problem(decoder(8, 4, size=1, hidden=64, vocabulary=3000), cluster("switch", 1, 1, bandwidth=1e9))
+    plan = Heads().plan(problem)
+    held = [device.weights for device in problem.evaluate(plan).devices]
+    assert max(held) < 0.55 * max(device.weights for device in problem.alone[1].devices)
+
+
 @pytest.mark.parametrize("strategy", [Heads(), CpSat()])
 def test_caches_stay_with_the_heads_that_read_them(strategy: Strategy) -> None:
     """Every table counts what of a state goes elsewhere, and a plan that sends some is refused."""
