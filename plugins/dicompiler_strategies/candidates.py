@@ -38,6 +38,7 @@ AT_ONCE = 4
 """Plans around the best one that are evaluated before going on."""
 SPARED = 1.02
 """How many times its value a plan may cost that holds fewer weights: predictions are further off than that."""
+SPARING = 8
 MOST_LAYERS = 256
 """In a run of layers that is decided anew."""
 FEW = 48
@@ -162,21 +163,23 @@ class CandidateSearch:
 
     def spare(self, tables: Tables) -> None:
         """Where a device holds more weights of a layer than it must, and the value is hardly worse without them (SPARED
-        in all), it holds fewer: tried for the layers, at most FEW, with most of them first."""
+        in all), it holds fewer: tried for the SPARING layers with most of them, if they are a hundredth of all."""
         selection = None if self.best is None else tables.selection(self.best.plan)
         if self.best is None or selection is None or self.problem.objective != "latency":
             return
         limit = SPARED * self.best.value(self.problem)
         most = [weights.max(axis=1) for weights in tables.weights]
         beyond = [int(held[chosen] - held.min()) for held, chosen in zip(most, selection, strict=True)]
-        for i in sorted(filter(beyond.__getitem__, range(len(beyond))), key=lambda i: -beyond[i])[:FEW]:
+        worth = sum(int(held[chosen]) for held, chosen in zip(most, selection, strict=True)) / 100
+        for i in sorted(range(len(beyond)), key=lambda i: -beyond[i])[:SPARING]:
+            if beyond[i] <= worth or self.is_late():
+                return
             (seconds,), _ = _within(tables, selection, [i], 1.0)
             fewest = np.flatnonzero(most[i] == most[i].min())
             tried = (*selection[:i], int(fewest[seconds[fewest].argmin()]), *selection[i + 1 :])
-            if self.is_late():
-                return
-            for one in evaluate(self.problem, [(tables.plan(tried), self.best.origin)]):
-                if one.value(self.problem) <= limit:
+            for one in evaluate(self.untargeted, [(tables.plan(tried), self.best.origin)]):
+                alike = one.value(self.problem) <= limit
+                if alike and (self.problem.target is None or evaluate(self.problem, [(one.plan, one.origin)])):
                     self.best, selection = one, tried
 
     def trim(self) -> None:

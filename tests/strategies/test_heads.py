@@ -17,10 +17,9 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.plan import Part
 from dicompiler.search.constraints import check_constraints
-from dicompiler.search.strategy import Strategy
 from dicompiler.testing.plans import check_plan
-from dicompiler_strategies.cpsat import CpSat
-from dicompiler_strategies.heads import Heads
+from dicompiler_strategies.heads import Heads, few_choices
+from dicompiler_strategies.joint.model import activations
 from dicompiler_strategies.tables.choices import ChoiceSet, choices
 from dicompiler_strategies.tables.runs import cut_run, run_before
 
@@ -62,12 +61,21 @@ def test_weights_fall_with_the_devices_and_heads_are_shared_out_by_rate() -> Non
     assert not {"layers.0.input_norm.normal", "embed_tokens"} & set(regions)
 
 
-@pytest.mark.parametrize("strategy", [Heads(), CpSat()])
-def test_caches_stay_with_the_heads_that_read_them(strategy: Strategy) -> None:
-    """Every table counts what of a state goes elsewhere, and a plan that sends some is refused."""
+def test_of_plans_alike_in_latency_the_one_with_fewer_weights_is_taken() -> None:
+    """To look a token up on both devices saves sending it, and takes the whole embedding on both."""
+    problem = load_problem(decoder(8, 4, size=1, hidden=64, vocabulary=3000), cluster("switch", 1, 1, bandwidth=1e9))
+    plan = Heads().plan(problem)
+    held = [device.weights for device in problem.evaluate(plan).devices]
+    assert max(held) < 0.55 * max(device.weights for device in problem.alone[1].devices)
+
+
+def test_caches_stay_with_the_heads_that_read_them() -> None:
+    """Tables count what of a state goes elsewhere, and what it takes; a plan that sends some is refused."""
     options: dict[str, Any] = {"size": 1, "past": 3, "static": 1, "hidden": 64}
     problem = load_problem(decoder(8, 4, **options), cluster("switch", 1, 1), objective="memory", state=["auto"])
-    plan = strategy.plan(problem)
+    place = problem.layers.position["cache.0.key.past"]
+    assert activations(few_choices(problem, 2, "equal"))[place].max() == 2 * 4 * 3 * 4 * 8  # it, and what is made of it
+    plan = Heads().plan(problem)
     check_plan(problem, plan)
     assert len(plan.layers["cache.0.key.past"]) == len(plan.layers["cache.0.value"])
     other = Part("d1" if plan.layers["cache.0.key.past"][0].device == "d0" else "d0", None)
