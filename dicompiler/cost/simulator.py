@@ -216,8 +216,9 @@ class _Player:
         }
         waits = {device.name: device.waited for device in self.devices if device.waited}
         spans = sorted(self.spans or (), key=lambda span: (span.end, span.device, span.name))
-        starts, ends, waited = zip(*(self.ended[i] for i in range(self.count)), strict=True)
-        return Simulation(tuple(zip(starts, ends, strict=True)), sums, waits, tuple(spans), waited)
+        ended = [self.ended[i] for i in range(self.count)]
+        frames, waited = tuple((start, end) for start, end, _ in ended), tuple(wait for _, _, wait in ended)
+        return Simulation(frames, sums, waits, tuple(spans), waited)
 
     def _release(self, now: float, done: Iterable[int] = ()) -> None:
         """The next frame's inputs are on their sources, and further ones' while a frame wants no output. done: devices

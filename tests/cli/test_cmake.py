@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ def test_cmakedir_is_the_package_and_is_told_at_once() -> None:
 
 
 def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = importlib.metadata.version("dicompiler")
     for wanted, found in ((version, True), ("0.1", True), ("0.0.9", False), ("0.1.99", False), ("7", False)):
         source = tmp_path / wanted
         source.mkdir()

@@ -42,6 +42,9 @@ TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 16, 16] x) => (
 SHAPES = {"v": (4, 4, 3, 3), "w": (4, 4, 3, 3), "u": (256, 10)}
 
 
+pytestmark = pytest.mark.alone
+
+
 def model() -> Model:
     """Two equal convolutions, a pool and a fully connected layer with a large weight."""
     proto, random = onnx.parser.parse_model(TEXT), np.random.default_rng(0)
@@ -75,7 +78,7 @@ def content(directory: Path) -> dict[str, bytes]:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     """The profile that the package's script makes, with its own process and no dicompiler."""
     directory = packed(tmp_path_factory.mktemp("package") / "p", device="pi*")
-    done = script(directory, "--repeat", 2, "--threads", 1)
+    done = script(directory, "--repeat", 5, "--threads", 1)
     assert done.returncode == 0, done.stderr
     return load(directory / "PROFILE.json")
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.boards import NOWHERE, Cluster, call, cluster
+from support.printed import column
 from support.running import LIMIT_S, pids, wait_until
 
 import dicompiler
@@ -78,8 +79,7 @@ def there(boards: Cluster, name: str, net: Path) -> Path:
 
 def copied(output: str) -> list[int]:
     """The bytes copied, of each device, from what deploy prints."""
-    rows = [line.split() for line in output.splitlines() if re.match(r"\S+ +root@", line)]
-    return [int(row[3]) for row in rows]
+    return [int(count) for count in column(output, "bytes copied").values()]
 
 
 def test_a_network_runs_on_boards(

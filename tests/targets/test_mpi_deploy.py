@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import threading
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from support.boards import Cluster, cluster
 from support.mpi_runs import ranks
+from support.printed import column
 from support.running import wait_until
 
 import dicompiler
@@ -68,7 +68,7 @@ def test_ranks_run_on_boards_and_send_what_was_predicted(
     code = main([*command, "--outputs", str(tmp_path / "y.npz"), "--frames", "3", "--verify"])
     printed = capfd.readouterr()
     assert code == 0, printed.err
-    copied = [int(row.split()[3]) for row in printed.out.splitlines() if re.match(r"d\d +root@", row)]
+    copied = [int(count) for count in column(printed.out, "bytes copied").values()]
     assert copied[0] > 0 < copied[2] and copied[1] == copied[3] == 0
     assert set(np.load(tmp_path / "y.npz")) == {"output"}
 
