@@ -212,14 +212,15 @@ def test_each_frame_has_its_time(tmp_path: Path) -> None:
     assert pids(tmp_path) == {}
 
 
-def test_waiting_to_be_started_is_told_from_the_time_of_a_frame(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["sockets", "mpi"])
+def test_waiting_to_be_started_is_told_from_the_time_of_a_frame(target: str, tmp_path: Path) -> None:
     """Six frames for one device at once: each waits until it has done those before it, and takes no longer after."""
     text = """<ir_version: 8, opset_import: ["" : 17]> squares (float[640, 640] x) => (float[640, 640] y) {
         a = MatMul (x, x)
         b = MatMul (a, a)
         y = MatMul (b, b)
     }"""
-    dicompiler.compile(onnx.parser.parse_model(text), "rpi4x2", "single", output=tmp_path / "net")
+    dicompiler.compile(onnx.parser.parse_model(text), "rpi4x2", "single", target=target, output=tmp_path / "net")
     at_once = dicompiler.run(tmp_path / "net", frames=6, options=RunOptions(in_flight=6))
     assert list(at_once.waited_s) == sorted(at_once.waited_s)
     own = [took - waited for took, waited in zip(at_once.frames_s, at_once.waited_s, strict=True)]

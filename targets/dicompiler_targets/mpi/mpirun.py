@@ -182,4 +182,5 @@ def result(artifact: Artifact, report: Mapping[str, Any], delivered: Delivered) 
     outputs = tuple(map(artifact.first, delivered))
     lasts = _last(report["ranks"], report["lead"], report["last_s"])
     reports = tuple(map(_device_report, report["ranks"], lasts))
-    return RunResult(outputs, reports, delivered, tuple(report["frames_s"]), report["total_s"])
+    times = tuple(report["frames_s"]), report["total_s"]
+    return RunResult(outputs, reports, delivered, *times, waited_s=tuple(report["waited_s"]))

@@ -52,7 +52,7 @@ public:
         }
         measured_.total = total_;
         measured_.start = start_;
-        if (!starts_at_.empty()) measured_.last = starts_at_.back();
+        measured_.begun = starts_at_;
         return measured_;
     }
 

@@ -24,8 +24,9 @@ struct Measured {
     // Payload bytes by transfer; seconds in which at least one of them was on its way.
     std::map<int, std::size_t> sent;
     double send = 0;
-    // When this rank began; of the first starter, when the last frame began; what was sent for the last frame.
-    Clock::time_point start, last;
+    // When this rank began; of the first starter, when each frame began; what was sent for the last frame.
+    Clock::time_point start;
+    std::vector<Clock::time_point> begun;
     std::vector<Span> spans;
 };
 

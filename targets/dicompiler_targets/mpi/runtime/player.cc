@@ -55,6 +55,7 @@ Player::Player(const std::vector<Rank>& roles, std::vector<std::unique_ptr<Slot>
     }
     for (const auto& state : roles[0].states) kept_.emplace_back(roles[0].tensors[state.tensor].bytes());
     keepings_.resize(kept_.size());
+    times_.begun.resize(last_ + 1);
     thread_ = std::thread([this] { loop(); });
 }
 
@@ -246,6 +247,7 @@ void Player::play(const Rank::Step& step, std::size_t frame) {
     }
     const auto start = Clock::now();
     const auto number = first_[frame % roles_.size()] + step.index;
+    if (times_.begun[frame] == Clock::time_point{}) times_.begun[frame] = start;
     const auto held = number < least_.size() && least_[number] > 0;
     if (held) prefer(SCHED_IDLE);
     slot.calls[step.index]->run();

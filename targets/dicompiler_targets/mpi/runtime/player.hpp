@@ -43,6 +43,8 @@ struct Times {
     // Seconds of each segment, role by role, and those in which frames were on their way but none could go on.
     std::vector<double> segments;
     double wait = 0;
+    // When this rank began to compute each frame; of what it has no part in, the clock's zero.
+    std::vector<Clock::time_point> begun;
     // Of the last frame.
     std::vector<Span> spans;
 };

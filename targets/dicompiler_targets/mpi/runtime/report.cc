@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 #include <numeric>
 
 namespace dicompiler {
@@ -96,11 +97,35 @@ std::string report(int rank, const Device& device, int threads, const Measured& 
            ", \"timeline\": " + json(spans, measured.start) + ", \"sent\": {" + sent + "}}";
 }
 
-void print_reports(int rank, const std::string& own, const Measured& measured, int lead) {
+std::vector<double> waits(int rank, const Measured& measured, const Times& times, std::size_t frames, int lead) {
+    // Ranks begin at once, as far as a barrier can tell; those of one kernel have one clock, which tells exactly.
+    auto name = clock_name();
+    name.resize(36, ' ');
+    const auto own = name;
+    long long origin = std::chrono::nanoseconds{measured.start.time_since_epoch()}.count();
+    MPI_Bcast(&name[0], static_cast<int>(name.size()), MPI_CHAR, lead, MPI_COMM_WORLD);
+    MPI_Bcast(&origin, 1, MPI_LONG_LONG, lead, MPI_COMM_WORLD);
+    const auto start = name == own ? Clock::time_point{std::chrono::nanoseconds{origin}} : measured.start;
+    std::vector<double> first(frames, std::numeric_limits<double>::infinity()), found(frames);
+    for (std::size_t i = 0; i < times.begun.size(); ++i) {
+        if (times.begun[i] != Clock::time_point{}) first[i] = between(start, times.begun[i]);
+    }
+    MPI_Reduce(first.data(), found.data(), static_cast<int>(frames), MPI_DOUBLE, MPI_MIN, lead, MPI_COMM_WORLD);
+    for (std::size_t i = 0; rank == lead && i < frames; ++i) {
+        const auto waited = found[i] - between(measured.start, measured.begun[i]);
+        found[i] = std::max(0.0, std::min(waited, measured.frames[i]));
+    }
+    return found;
+}
+
+void print_reports(int rank, const std::string& own, const Measured& measured, const std::vector<double>& waited,
+                   int lead) {
     const auto ranks = gather(rank, own);
-    const auto times = "\"frames_s\": " + json(measured.frames) + ", \"total_s\": " + json(measured.total) +
+    const auto last = measured.begun.empty() ? 0 : between(measured.start, measured.begun.back());
+    const auto times = "\"frames_s\": " + json(measured.frames) + ", \"waited_s\": " + json(waited) +
+                       ", \"total_s\": " + json(measured.total) +
                        ", \"lead\": " + std::to_string(lead) +
-                       ", \"last_s\": " + json(between(measured.start, measured.last));
+                       ", \"last_s\": " + json(last);
     const auto frames = gather(rank, times);
     if (rank != 0) return;
     std::string text;

@@ -216,7 +216,9 @@ void play(const Program& program, const Options& options, int self) {
     }
     barrier();
     outputs.publish();
-    print_reports(self, report(self, device, threads, measured, times), measured, flow.starters.front());
+    const int lead = flow.starters.front();
+    const auto waited = waits(self, measured, times, flow.frames, lead);
+    print_reports(self, report(self, device, threads, measured, times), measured, waited, lead);
 }
 
 }  // namespace
