@@ -10,6 +10,7 @@ import re
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,18 @@ class Artifact:
     def devices(self) -> tuple[str, ...]:
         return tuple(self.packages)
 
-    @property
+    @cached_property
     def program(self) -> Mapping[str, Any]:
         """program.json, which all packages have."""
         found: Mapping[str, Any] = load_json(next(iter(self.packages.values())) / PROGRAM)
         return found
+
+    @cached_property
+    def outputs(self) -> tuple[tuple[str, str, str], ...]:
+        """Of each of the network's outputs its name, its type, and how the file ends that holds it."""
+        values = self.document["outputs"]
+        files = output_files([value["name"] for value in values])
+        return tuple((value["name"], value["dtype"], files[value["name"]]) for value in values)
 
     def roles(self, away: Collection[str]) -> tuple[int, int] | None:
         """Which roles go without those devices, by the plan for the least loss that holds them: the first one's place
@@ -70,8 +78,7 @@ class Artifact:
 
     def first(self, delivered: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
         """Each output of a frame as the first device that has it delivered it."""
-        names = [value["name"] for value in self.document["outputs"]]
-        return {name: next(o[name] for o in delivered.values() if name in o) for name in names}
+        return {name: next(o[name] for o in delivered.values() if name in o) for name, _, _ in self.outputs}
 
     def title(self, rank: int) -> str:
         """What messages call a rank."""
@@ -138,14 +145,12 @@ def read_outputs(artifact: Artifact, place: Path, keep: int) -> Delivered:
 
 
 def _frame(artifact: Artifact, place: Path, frame: int) -> dict[str, dict[str, NDArray[Any]]]:
-    values = {value["name"]: value for value in artifact.document["outputs"]}
-    files = output_files(list(values))
     outputs: dict[str, dict[str, NDArray[Any]]] = {}
     for device in artifact.devices:
-        for name, value in values.items():
-            path = place / device / f"frame{frame:06}_{files[name]}"
+        for name, dtype, file in artifact.outputs:
+            path = place / device / f"frame{frame:06}_{file}"
             if path.is_file():
-                outputs.setdefault(device, {})[name] = _array(path, value["dtype"])
+                outputs.setdefault(device, {})[name] = _array(path, dtype)
     return outputs
 
 

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace dicompiler {
 namespace {
@@ -52,7 +53,7 @@ public:
         }
         measured_.total = total_;
         measured_.start = start_;
-        measured_.begun = starts_at_;
+        measured_.begun = std::move(starts_at_);
         return measured_;
     }
 
