@@ -10,14 +10,18 @@ from __future__ import annotations
 import json
 import logging
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import click
+import onnx
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +32,7 @@ from dicompiler.driver.emulate import LATE_LIMIT, emulate
 from dicompiler.driver.fidelity import crowding
 from dicompiler.ir.devices import Network
 from dicompiler.ir.platform import Platform
+from dicompiler.plugin.registry import registry
 from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make
 from dicompiler.target.seal import open_artifact
@@ -35,6 +40,10 @@ from dicompiler.target.seal import open_artifact
 NETWORKS = ("resnet18", "squeezenet", "mobilenet_v2", "resnet50")
 STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat", "auto")
 LINES = (10, 100, 1000)
+OPTIONS = {"llama_small": {"past": 128, "size": 1}}
+"""Of networks that are not built as they are by default: a step of a decoder with its caches."""
+MEMORY = {"llama_small": 4e9}
+"""Bytes/s of the boards' memory, where it is not a Raspberry Pi 4's."""
 CLUSTERS = ("4", "2+2", "6")
 TARGETS = ("sockets", "mpi")
 SLOW = 3.0
@@ -44,6 +53,9 @@ MEDIAN, WORST = 0.10, 0.25
 NEAR, OFTEN, PROMISE = 1.05, 0.90, 0.15
 """Within what of the fastest `auto` must be, in what share of cases, and by what share its gain may differ from what it
 promised."""
+
+LETTERS = ("latency", "send", "receive", "byte", "gap", "call", "headers")
+"""Of a runtime's costs, those that this host decides; segments, which do the copying, are held back."""
 
 
 @dataclass(frozen=True)
@@ -77,50 +89,104 @@ class Case:
         )
 
 
-def boards(cluster: str, line: int) -> Platform:
-    """Raspberry Pis 4 on a switch: so many, or so many fast and so many slow ones ("2+2")."""
+def boards(cluster: str, line: int, network: str = "") -> Platform:
+    """Raspberry Pis 4 on a switch: so many, or so many fast and so many slow ones ("2+2"), for that network."""
     fast, _, slow = cluster.partition("+")
     platform = Platform.load(f"rpi4x{int(fast) + int(slow or 0)}")
     devices = tuple(
-        replace(device, rate=device.rate / (1 if i < int(fast) else SLOW)) for i, device in enumerate(platform.devices)
+        replace(
+            device,
+            rate=device.rate / (1 if i < int(fast) else SLOW),
+            memory_bandwidth=MEMORY.get(network, device.memory_bandwidth),
+        )
+        for i, device in enumerate(platform.devices)
     )
     return replace(platform, devices=devices, network=Network("switch", 1e6 * line))
 
 
-def cost_of(cluster: str) -> str:
-    """The boards' runtimes are as fast as this host, which they share."""
-    return f"analytic{{runtime={crowding(len(boards(cluster, 1).devices)):g}}}"
+@dataclass(frozen=True)
+class Setup:
+    """How cases are played. frames: of each, or of each of those in flight; slower: boards compute so many times as
+    long as one core of this host, by a profile (0: by rates); wire: as what tensors travel ("": as they are)."""
+
+    frames: int
+    in_flight: int
+    tls: bool
+    slower: float
+    wire: str
+
+    def cost(self, network: str, platform: Platform, target: str, place: Path) -> str:
+        """The boards' runtimes are as fast as this host, which they share. `place` takes profiles."""
+        crowd = crowding(len(platform.devices))
+        if not self.slower:
+            return f"analytic{{runtime={crowd:g}}}"
+        costs, files = registry().make("targets", target).costs, []
+        for device in platform.devices:
+            times = self.slower * platform.fastest.rate / device.rate
+            document = slowed(profile_of(network, target), times)
+            runtime = {name: getattr(costs.times(crowd), name) for name in LETTERS}
+            runtime["copy"] = times * document["runtime"][target]["copy"]
+            document |= {"device": device.name, "runtime": {target: runtime}}
+            files.append(place / f"{device.name}.json")
+            files[-1].write_text(json.dumps(document))
+        return f"profile{{file={','.join(map(str, files))}}}"
 
 
-def measured(setting: tuple[str, int, str, str], strategy: str, frames: int, in_flight: int, tls: bool) -> Case:
+def built(network: str) -> onnx.ModelProto:
+    """The network, with seeded weights."""
+    return networks.build(network, 1, **OPTIONS.get(network, {}))
+
+
+@cache
+def profile_of(network: str, target: str) -> dict[str, Any]:
+    """What `dicompiler profile` says of a network on one core of this host, and of the target's runtime."""
+    with tempfile.TemporaryDirectory() as scratch:
+        onnx.save(built(network), model := Path(scratch, "model.onnx"))
+        words = ("profile", model, "--threads", "1", "--target", target, "-o", Path(scratch, "profile.json"))
+        subprocess.run([sys.executable, "-m", "dicompiler.cli", *words], check=True, stdout=subprocess.DEVNULL)
+        return dict(json.loads(Path(scratch, "profile.json").read_text()))
+
+
+def slowed(profile: dict[str, Any], times: float) -> dict[str, Any]:
+    """The profile of a device that takes so many times as long."""
+
+    def longer(entry: dict[str, Any]) -> dict[str, Any]:
+        return entry | {key: times * entry[key] for key in ("seconds", "low", "high")}
+
+    layers = [one | {"measurements": [longer(entry) for entry in one["measurements"]]} for one in profile["layers"]]
+    return profile | {"layers": layers, "call_s": times * profile["call_s"], "whole_s": times * profile["whole_s"]}
+
+
+def measured(setting: tuple[str, int, str, str], strategy: str, setup: Setup) -> Case:
     """One case. DicompilerError where the strategy has no plan, or this host cannot play it."""
     network, line, cluster, target = setting
     with tempfile.TemporaryDirectory() as scratch:
-        artifact = Path(scratch, "artifact")
-        objective = "throughput" if in_flight > 1 else "latency"
+        artifact, platform = Path(scratch, "artifact"), boards(cluster, line, network)
+        cost = setup.cost(network, platform, target, Path(scratch))
+        objective = "throughput" if setup.in_flight > 1 else "latency"
         dicompiler.compile(
-            networks.build(network, 1),
-            boards(cluster, line),
+            built(network),
+            platform,
             strategy,
             target=target,
-            cost=cost_of(cluster),
+            cost=cost,
             objective=objective,
             output=artifact,
+            wire=setup.wire or None,
         )
-        keys = Path(scratch, "keys") if tls else None
+        keys = Path(scratch, "keys") if setup.tls else None
         if keys is not None:
             make(open_artifact(artifact)["devices"], keys)
-        options = RunOptions(in_flight=in_flight, keys=keys)
-        found = emulate(artifact, frames=frames * in_flight + 1, cost=cost_of(cluster), options=options)
+        options = RunOptions(in_flight=setup.in_flight, keys=keys)
+        frames = setup.frames * setup.in_flight + 1
+        found = emulate(artifact, frames=frames, cost=cost, slower=setup.slower or None, options=options)
     return Case(*setting, strategy, found.predicted_s, found.frame_s, found.late)
 
 
-def cases(
-    settings: Sequence[tuple[str, int, str, str]], strategies: Sequence[str], frames: int, in_flight: int, tls: bool
-) -> Iterator[Case]:
+def cases(settings: Sequence[tuple[str, int, str, str]], strategies: Sequence[str], setup: Setup) -> Iterator[Case]:
     for setting, strategy in product(settings, strategies):
         try:
-            yield measured(setting, strategy, frames, in_flight, tls)
+            yield measured(setting, strategy, setup)
         except DicompilerError as error:
             click.echo(f"{' '.join(map(str, setting))} {strategy}: {error}", err=True)
 
@@ -181,6 +247,8 @@ def reached(found: Sequence[Case]) -> bool:
     "--in-flight", default=1, help="Frames on their way at once: more than 1 measures the period of a stream."
 )
 @click.option("--tls", is_flag=True, help="Messages of sockets are in TLS.")
+@click.option("--slower", default=0.0, help="Boards compute so many times as long as one core here, by a profile.")
+@click.option("--wire", default="", help="As what tensors travel, such as float16.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="All cases, as JSON.")
 def main(
     names: Sequence[str],
@@ -188,14 +256,12 @@ def main(
     clusters: Sequence[str],
     targets: Sequence[str],
     strategies: Sequence[str],
-    frames: int,
-    in_flight: int,
-    tls: bool,
     output: Path | None,
+    **setup: Any,
 ) -> None:
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
     found = []
-    for case in cases(list(product(names, lines, clusters, targets)), strategies, frames, in_flight, tls):
+    for case in cases(list(product(names, lines, clusters, targets)), strategies, Setup(**setup)):
         click.echo(case, err=True)
         found.append(case)
         if output is not None:

@@ -214,6 +214,18 @@ class TestTypes:
         inputs["x"][0, 1, 5, 5], inputs["x"][0, 1, 7, 1] = np.inf, -np.inf
         check_parts(model_of(text, weights=integers({"w": (4, 2, 3, 3)})), inputs, plans=12, exact=False)
 
+    def test_outputs_without_a_type_and_operators_that_onnx_knows_nothing_of_in_that_opset(self) -> None:
+        """onnxruntime takes both: its optimiser writes LayerNormalization into models of opset 12."""
+        text = """g (float[2, 6, 8] x) => (float[2, 6, 4] y) {
+            n = LayerNormalization <axis = -1> (x, scale, shift)
+            y = MatMul (n, w)
+        }"""
+        head = 'ir_version: 8, opset_import: ["": 12]'
+        model = model_of(text, head, integers({"scale": (8,), "shift": (8,), "w": (8, 4)}))
+        model.proto.graph.output[0].ClearField("type")
+        compiled = check_parts(model, integers({"x": (2, 6, 8)}), plans=4, exact=False)
+        assert not whole(compiled)
+
 
 class TestSharing:
     """Several inputs and outputs; weights that are used more than once."""

@@ -24,13 +24,19 @@ IN_PARTS = ("resnet18", "resnet50", "mobilenet_v2")
 PARTS = 1.10
 """All parts together, without the operations that the plan does more than once: at most so many times the whole."""
 PLATFORM, STRATEGY = "rpi4x4", "auto"
+LEVELS = {"all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL, "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED}
+"""What is measured: only at the best level has the engine a layout of its own, into which each part brings its tensors
+and out of it again, and fuses additions only of what is in it."""
 
 
 class Bound:
-    """A model in onnxruntime at its best level, on one thread, with inputs and outputs bound once."""
+    """A model in onnxruntime at one of LEVELS, on one thread, with inputs and outputs bound once."""
 
-    def __init__(self, proto: onnx.ModelProto, weights: Mapping[str, Weight], inputs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, proto: onnx.ModelProto, weights: Mapping[str, Weight], inputs: Mapping[str, Any], level: str
+    ) -> None:
         options = ort.SessionOptions()
+        options.graph_optimization_level = LEVELS[level]
         options.intra_op_num_threads = 1
         names = [tensor.name for tensor in proto.graph.initializer if is_hollow(tensor)]
         self._kept = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
@@ -62,16 +68,23 @@ def parts(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
         inputs = random_inputs(program.inputs)
         values = {k: v for held in Executor(program).run(inputs, True).values.values() for k, v in held.items()}
         segments = [segment for device in program.devices for segment in device.segments]
-        sides = [Bound(model.proto, model.weights, inputs)]
-        sides += [Bound(segment.model, program.weights, values) for segment in segments]
-        found: list[list[float]] = [[] for _ in sides]
-        for _ in range(rounds):
-            for side, seconds in zip(sides, found, strict=True):
-                side.seconds()
-                seconds += [side.seconds() for _ in range(max(1, frames // 4))]
         again = sum(one.flops for one in made.metrics.devices) / sum(one.flops for one in made.single.devices)
-        medians, shortest = (sum(map(of, found[1:])) / of(found[0]) / again for of in (statistics.median, min))
-        where = f"{name}, {STRATEGY} on {PLATFORM}, {len(segments)} segments, {again:.3f} times the operations"
-        figures.append(Figure(where, medians, shortest, PARTS))
-        click.echo(figures[-1])
+        for level in LEVELS:
+            sides = [Bound(model.proto, model.weights, inputs, level)]
+            sides += [Bound(segment.model, program.weights, values, level) for segment in segments]
+            found = measured(sides, frames, rounds)
+            medians, shortest = (sum(map(of, found[1:])) / of(found[0]) / again for of in (statistics.median, min))
+            where = f"{name}, {STRATEGY} on {PLATFORM}, {len(segments)} segments, {again:.3f} times the operations"
+            figures.append(Figure(f"{where}, at {level}", medians, shortest, PARTS))
+            click.echo(figures[-1])
     return figures
+
+
+def measured(sides: Sequence[Bound], frames: int, rounds: int) -> list[list[float]]:
+    """Seconds of each side, measured in turn."""
+    found: list[list[float]] = [[] for _ in sides]
+    for _ in range(rounds):
+        for side, seconds in zip(sides, found, strict=True):
+            side.seconds()
+            seconds += [side.seconds() for _ in range(max(1, frames // 4))]
+    return found

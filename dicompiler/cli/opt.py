@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from dicompiler.cli.options import (
     plan_option,
     problem_options,
     shape_option,
+    wire_options,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ NORMALISE, INFER_SHAPES, PARTITION = "normalise", "infer-shapes", "partition"
 @plan_option(metavar="IN.json", help="A plan to begin with.")
 @click.option("--save-plan", metavar="OUT.json", type=PATH, help="Where to write the plan that the passes made.")
 @shape_option
+@wire_options
 @click.option("--dump-after-all", metavar="DIR", type=PATH, help="Write graph and plan there after every pass.")
 @click.option("--timing", is_flag=True, help="Print on stderr what each pass took.")
 @click.option("--print-after", is_flag=True, help="Print the graph on stderr after every pass.")
@@ -92,7 +94,7 @@ def command(
     ]
     try:
         with progress(f"running passes over {request.model.name}"):
-            result = _run(passes, compilation, instruments)
+            result = _run(passes, compilation, instruments, request)
     finally:
         if timing:
             _show_times(times.rows)
@@ -157,15 +159,37 @@ def _load(request: Request) -> Compilation:
     )
 
 
-def _run(passes: Sequence[Pass], compilation: Compilation, instruments: Sequence[Instrument]) -> Compilation:
+def _run(
+    passes: Sequence[Pass], compilation: Compilation, instruments: Sequence[Instrument], request: Request
+) -> Compilation:
+    from dicompiler.driver.sending import tell_kept
     from dicompiler.plugin.pass_manager import PassManager
     from dicompiler.plugin.registry import registry
 
     result = PassManager(passes, instruments).run(compilation)
+    asked = request.wire is not None or request.samples is not None
     if result.plan is None or result.routing is not None:
+        if asked:
+            raise UsageError("--wire: the pipeline leaves no plan to be carried out: leave out its 'partition'")
         return result
     partition = registry().make("passes", PARTITION)
-    return PassManager([partition], instruments, first=len(passes) + 1).run(result)
+    result = _narrowed(result, request) if asked else result
+    result = PassManager([partition], instruments, first=len(passes) + 1).run(result)
+    tell_kept(result)
+    return result
+
+
+def _narrowed(compilation: Compilation, request: Request) -> Compilation:
+    """The compilation whose plan says that tensors travel as asked, with their ranges where there are samples."""
+    from dicompiler.driver.sending import agreed, calibrated, sending
+
+    plan, wire = agreed(compilation.plan, request.wire, request.samples)
+    compilation = replace(sending(compilation, wire), plan=plan)
+    if request.samples is None:
+        return compilation
+    if compilation.platform is None:
+        raise UsageError("--samples: ranges are measured by playing the plan: say on what devices (--platform)")
+    return replace(compilation, plan=calibrated(compilation, request.samples))
 
 
 def _times(rows: Sequence[tuple[str, float, bool]]) -> list[dict[str, Any]]:

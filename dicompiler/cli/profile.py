@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @shape_options
 @output_option(metavar="PROFILE.json", help="Where to write the profile.")
 @click.option("--package", metavar="DIR", type=PATH, help="Write a package that measures elsewhere, measure nothing.")
-@click.option("--tiles", default="1,2,4,8", show_default=True, help="Into how many pieces each layer is cut.")
+@click.option("--tiles", default="1,2,3,4,6,8", show_default=True, help="Into how many pieces each layer is cut.")
 @click.option("--repeat", type=click.IntRange(1, 100_000), default=7, show_default=True, help="Timings of each piece.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads of a piece. Default: all processors.")
 @click.option(
@@ -229,7 +229,7 @@ def _costs(costs: RuntimeCosts) -> str:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """`1,2,4,8` → (1, 2, 4, 8). UsageError for anything else."""
+    """`1,2,4` → (1, 2, 4). UsageError for anything else."""
     try:
         numbers = tuple(int(word) for word in text.split(","))
     except ValueError:

@@ -17,9 +17,8 @@ import numpy as np
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.units import RATE, parse
 from dicompiler.cost.counting import count
-from dicompiler.cost.model import CostModel
-from dicompiler.cost.profile import Profiles, kind_of
-from dicompiler.cost.runtime import FREE, RuntimeCosts
+from dicompiler.cost.measured import Profiled
+from dicompiler.cost.profile import kind_of
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Share
@@ -38,7 +37,7 @@ class Coefficients:
 
 
 @dataclass(frozen=True)
-class Linear(CostModel):
+class Linear(Profiled):
     """For each kind of layer a · FLOP + b · bytes + c, fitted to profiles or given.
 
     A kind is the anchor's operator; convolutions in groups, depthwise ones too, are of kind GroupConv. Kinds that have
@@ -72,10 +71,6 @@ class Linear(CostModel):
         return bool(self.file)
 
     @cached_property
-    def _profiles(self) -> Profiles:
-        return Profiles.load(self.file, self.others, self.force)
-
-    @cached_property
     def _given(self) -> Mapping[str, Coefficients]:
         return dict(_read(text) for text in self.coefficients)
 
@@ -83,13 +78,6 @@ class Linear(CostModel):
     def _fitted(self) -> Mapping[str, Mapping[str, Coefficients]]:
         """Profile's place → layer kind → coefficients."""
         return {profile.place: fits(profile.samples()) for profile in self._profiles.profiles}
-
-    def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:
-        """What the profile has measured of the target's runtime, unless option `runtime` says otherwise; without that
-        as `CostModel.runtime_costs`."""
-        asked = self.runtime is None and stated != FREE and bool(self.file)
-        scaled = super().runtime_costs(device, stated, target)
-        return self._profiles.runtime_costs(device, scaled, target) if asked else scaled
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
         """By the coefficients of the layer's anchor. DicompilerError for a kind without coefficients, and for a

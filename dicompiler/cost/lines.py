@@ -88,8 +88,11 @@ class Lines(Generic[T]):
         """A way has taken its lines or left them: those that share them are faster or slower from now on."""
         for line in way.lines:
             for one in line.ways:
-                load = max([other.load for other in one.lines])
-                speed = 1.0 if load <= 1.0 else 1.0 / load
+                load = 1.0
+                for other in one.lines:  # quicker than max(), where most of a simulation's time goes
+                    if other.load > load:
+                        load = other.load
+                speed = 1.0 / load
                 if speed != one.speed:
                     one.left -= (now - one.since) * one.speed
                     one.since, one.speed = now, speed

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dicompiler.cost.counting import count
 from dicompiler.cost.model import Analytic, CostModel
-from dicompiler.cost.profile import Profile, Profiles, axis_cut, signature
+from dicompiler.cost.profile import Profile, Profiles, axis_cut, is_whole, signature
 from dicompiler.cost.runtime import FREE, RuntimeCosts
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
@@ -25,8 +25,35 @@ from dicompiler.ir.regions import Region, full
 from dicompiler.partition.bounds_inference import align, output_shape, reduction
 
 
+class Profiled(CostModel):
+    """A cost model that may rest on profiles: `file` names them, `others` and `force` say which may be used."""
+
+    file: tuple[str, ...]
+    others: bool
+    force: bool
+
+    @cached_property
+    def _profiles(self) -> Profiles:
+        return Profiles.load(self.file, self.others, self.force)
+
+    def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:
+        """What the profile has measured of the target's runtime, unless option `runtime` says otherwise; without that
+        as `CostModel.runtime_costs`."""
+        asked = self.runtime is None and stated != FREE and bool(self.file)
+        scaled = super().runtime_costs(device, stated, target)
+        return self._profiles.runtime_costs(device, scaled, target) if asked else scaled
+
+    def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        """Less by what each byte costs less in the whole network's session than in its layers', each alone."""
+        seconds = self.seconds(layers, layer, share, device)
+        if not device.computes or not self.file or is_whole(layers, layer, share):  # of the whole that is known already
+            return seconds
+        counted, fusing_s = count(layers, layer, *share), self._profiles.of(layers, device).fusing_s(layers)
+        return max(0.0, seconds - fusing_s * (counted.moved - counted.weights))
+
+
 @dataclass(frozen=True)
-class Measured(CostModel):
+class Measured(Profiled):
     """What `dicompiler profile` measured: of each layer the whole and tiles of it; sizes in between are interpolated.
     Whole layers take their shares of what the whole network was measured to take.
 
@@ -44,17 +71,6 @@ class Measured(CostModel):
     def __post_init__(self) -> None:
         if not self.file:
             raise ValueError("give at least one profile: file=PROFILE.json")
-
-    @cached_property
-    def _profiles(self) -> Profiles:
-        return Profiles.load(self.file, self.others, self.force)
-
-    def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:
-        """What the profile has measured of the target's runtime, unless option `runtime` says otherwise; without that
-        as `CostModel.runtime_costs`."""
-        asked = self.runtime is None and stated != FREE
-        scaled = super().runtime_costs(device, stated, target)
-        return self._profiles.runtime_costs(device, scaled, target) if asked else scaled
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
         """Measured or interpolated. DicompilerError for a profile of another network or device, naming both."""
@@ -99,12 +115,18 @@ def _seconds(profile: Profile, layers: LayerGraph, layer: Layer, share: Share, d
 
 
 def _left(profile: Profile, name: str, region: Region, everything: Region) -> float:
-    """What cutting down to `region` leaves of the time, as a factor of at most 1."""
-    factor = 1.0
-    for axis, ((start, stop), (low, high)) in enumerate(zip(region, everything, strict=True)):
-        if (start, stop) != (low, high):
-            factor *= _share(profile, name, axis_cut(axis), stop - start, high - low)
-    return factor
+    """What cutting down to `region` leaves of the time, as a factor of at most 1: along several axes the product of
+    what each leaves, but for what all of them leave at size 0 (weights are read as before), which stays once."""
+    cuts = [
+        (axis_cut(axis), stop - start, high - low)
+        for axis, ((start, stop), (low, high)) in enumerate(zip(region, everything, strict=True))
+        if (start, stop) != (low, high)
+    ]
+    fixed = min(_share(profile, name, cut, 0, extent) for cut, _, extent in cuts) if len(cuts) > 1 else 0.0
+    if fixed == 1:
+        return 1.0
+    varying = [(_share(profile, name, *cut) - fixed) / (1 - fixed) for cut in cuts]
+    return fixed + (1 - fixed) * math.prod(varying)
 
 
 def _share(profile: Profile, name: str, cut: str, size: int, extent: int) -> float:

@@ -47,6 +47,11 @@ class CostModel(ABC):
         """Seconds that `device` computes on a part of `layer`, the waiting and the sending not counted. Endless on a
         compute-less device."""
 
+    def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        """As `seconds`, where the device has just computed all that the part reads: onnxruntime fuses both then, and
+        what lies between keeps its layout. The same unless a model has measured that."""
+        return self.seconds(layers, layer, share, device)
+
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:  # noqa: ARG002
         """What the runtime of `target` costs on `device`; stated: what the target says of the host on which that was
         measured. A model that has measured it on the device says that. UsageError for a factor below 0."""

@@ -21,6 +21,7 @@ import numpy as np
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.remembering import Remembers, remembered
 from dicompiler.base.units import format_seconds
+from dicompiler.cost.counting import count
 from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.ir.devices import Device, Link
 from dicompiler.ir.layers import Layer, LayerGraph
@@ -92,6 +93,12 @@ class Curve:
         return v + (v - y) / (u - x) * (size - u)
 
 
+def is_whole(layers: LayerGraph, layer: Layer, share: Share) -> bool:
+    """Whether a share is all of the layer, and no partial sum nor a merger of some."""
+    everything = share.region is None or share.region == full(output_shape(layers, layer))
+    return everything and share.reduce is None and not share.merge
+
+
 @dataclass(frozen=True)
 class LayerProfile:
     """What was measured of all layers with one signature. kind: see `kind_of`; names: the layers'."""
@@ -153,8 +160,14 @@ class Profile(Remembers):
         """What is left, in a frame, of the seconds that a share of a layer takes alone. A whole layer has its
         neighbours in its session: they fuse, layouts stay, weights are cold. So all whole layers take as long as the
         network does. A part exchanges with other devices as a rule, and takes what it takes alone."""
-        everything = share.region is None or share.region == full(output_shape(layers, layer))
-        return self._together if everything and share.reduce is None and not share.merge else 1.0
+        return self._together if is_whole(layers, layer, share) else 1.0
+
+    @remembered
+    def fusing_s(self, layers: LayerGraph) -> float:
+        """What a byte between layers costs less where they are in one session: there they fuse, and layouts stay."""
+        counts = [count(layers, layer) for layer in layers.layers]
+        carried = sum(one.moved - one.weights for one in counts)
+        return max(0.0, self.alone_s * (1 - self._together)) / carried if carried else 0.0
 
     @cached_property
     def spread(self) -> float:
@@ -246,15 +259,15 @@ class Profiles:
         return cls(profiles, others)
 
     def runtime_costs(self, device: Device, scaled: RuntimeCosts, target: str) -> RuntimeCosts:
-        """What was measured of a target's runtime on `device`, and what was not as in `scaled`: TLS, and the ends of a
-        frame; or all, which is said once for a file that holds for the device."""
+        """What was measured of a target's runtime on `device`, and what was not as in `scaled`: TLS, what leaves
+        together, and the ends of a frame; or all, which is said once for a file that holds for the device."""
         profile = self._holding(device)
         if profile is None:
             return scaled
         if target not in profile.runtime:
             _say_unmeasured(profile.place, target)
             return scaled
-        return replace(profile.runtime[target], end=scaled.end, tls=scaled.tls)
+        return replace(profile.runtime[target], end=scaled.end, tls=scaled.tls, joined=scaled.joined)
 
     def _holding(self, device: Device) -> Profile | None:
         """The first profile that holds for `device`."""

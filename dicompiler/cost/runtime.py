@@ -23,7 +23,9 @@ class RuntimeCosts:
     which a message that it sends holds its line beside its bytes (g). call: of a segment's call beside its computing;
     copy: for each byte that a slice or a join copies; end: for each byte of the network's inputs and outputs between
     the device and whoever gives the frames, at both ends together; tls: for each byte at each end, beside `byte`, in
-    TLS. headers: what travels beside a message's bytes, as a share of them; no time. ValueError for one below 0."""
+    TLS. headers: what travels beside a message's bytes, as a share of them; no time. joined: the share of `send` and of
+    `receive` that a message takes which leaves together with an earlier one for the same device. ValueError for one
+    below 0."""
 
     latency: float = 0.0
     send: float = 0.0
@@ -35,19 +37,20 @@ class RuntimeCosts:
     end: float = 0.0
     tls: float = 0.0
     headers: float = 0.0
+    joined: float = 1.0
 
     def __post_init__(self) -> None:
         for entry in fields(self):
             if not 0 <= getattr(self, entry.name) < float("inf"):
                 raise ValueError(f"{entry.name} must be at least 0, not {getattr(self, entry.name)!r}")
 
-    def sending(self, nbytes: int) -> float:
-        """Seconds of the sender's processor for a message."""
-        return self.send + nbytes * self.byte
+    def sending(self, nbytes: int, joined: bool = False) -> float:
+        """Seconds of the sender's processor for a message; joined: it leaves together with an earlier one."""
+        return self.send * (self.joined if joined else 1.0) + nbytes * self.byte
 
-    def receiving(self, nbytes: int) -> float:
-        """Seconds of the receiver's processor for a message."""
-        return self.receive + nbytes * self.byte
+    def receiving(self, nbytes: int, joined: bool = False) -> float:
+        """Seconds of the receiver's processor for a message; joined: it left together with an earlier one."""
+        return self.receive * (self.joined if joined else 1.0) + nbytes * self.byte
 
     def on_line(self, line: Line, nbytes: int, message: float) -> float:
         """Seconds for which a message that the device sends occupies a line, where each takes `message` beside."""
@@ -63,7 +66,7 @@ class RuntimeCosts:
         if not factor:
             return FREE
         seconds = {entry.name: factor * getattr(self, entry.name) for entry in fields(self)}
-        return RuntimeCosts(**seconds | {"headers": self.headers})
+        return RuntimeCosts(**seconds | {"headers": self.headers, "joined": self.joined})
 
 
 FREE = RuntimeCosts()

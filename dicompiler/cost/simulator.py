@@ -158,11 +158,11 @@ def _passage(
         message.name,
         devices[message.sender],
         devices[message.receiver],
-        sender.runtime.sending(message.nbytes),
+        sender.runtime.sending(message.nbytes, message.joined),
         None if link is None else lines.way(ends, (sender.host, receiver.host), platform.line_shares(link)),
         0.0 if link is None else sender.runtime.on_line(link, message.nbytes, platform.network.message),
         receiver.runtime.latency + (0.0 if link is None else link.latency),
-        receiver.runtime.receiving(message.nbytes),
+        receiver.runtime.receiving(message.nbytes, message.joined),
         receiver.cores > 1,
         [],
     )

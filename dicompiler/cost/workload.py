@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from dicompiler.cost.counting import flops
 from dicompiler.cost.model import CostModel
@@ -17,18 +18,20 @@ from dicompiler.ir.plan import Share
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler.ir.regions import shape_of
-from dicompiler.ir.routing import Join, Routing, leaves
+from dicompiler.ir.routing import Join, Routing, Take, leaves
 from dicompiler.ir.tasks import Task, TaskId, task_id
 
 
 @dataclass(frozen=True)
 class Message:
-    """One transfer: device indices of sender and receiver, bytes, and the name of its tensor."""
+    """One transfer: device indices of sender and receiver, bytes, and the name of its tensor. joined: it leaves
+    together with an earlier one for the same receiver, which costs the runtimes less."""
 
     sender: int
     receiver: int
     nbytes: int
     name: str
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,12 +110,16 @@ def _role(
             seconds[task_id(task)] += copied.get(task_id(task), 0) * runtime.get(task.device, FREE).copy
     by_segment = _segment_seconds(program, routing, seconds)
     place = {device.device: i for i, device in enumerate(program.devices)}
-    messages = tuple(
-        Message(place[t.sender], place[t.receiver], t.value.nbytes, t.value.name) for t in program.transfers
-    )
     devices = tuple(
         _device(program, device, by_segment, runtime.get(device.device, FREE), platform.device(device.device).cores)
         for device in program.devices
+    )
+    leaving = (sent for device in devices for sent in (device.first, *(job.sends for job in device.jobs)))
+    pairs = (pair for sent in leaving for pair in pairwise(sent))
+    joined = {after for one, after in pairs if program.transfers[one].receiver == program.transfers[after].receiver}
+    messages = tuple(
+        Message(place[t.sender], place[t.receiver], t.value.nbytes, t.value.name, t.index in joined)
+        for t in program.transfers
     )
     return Workload(devices, messages, seconds=seconds, ends_s=_ends_s(program, platform, runtime))
 
@@ -202,7 +209,14 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
 
 def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Task) -> float:
     """Seconds that a task computes on its device."""
-    return cost.seconds(routing.layers, *_share(routing, task), platform.device(task.device))
+    about = (routing.layers, *_share(routing, task), platform.device(task.device))
+    return cost.fused(*about) if _fused(routing, task) else cost.seconds(*about)
+
+
+def _fused(routing: Routing, task: Task) -> bool:
+    """Whether all that the task reads was computed on its device and is read as it is, neither cut nor joined."""
+    trees = routing.reads.get(task_id(task), {}).values()
+    return all(isinstance(t, Take) and t.box.task is not None and t.region == t.box.region for t in trees)
 
 
 def task_flops(routing: Routing, task: Task) -> int:

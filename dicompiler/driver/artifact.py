@@ -111,12 +111,13 @@ def run(
     default seeded random ones; states, where they are given, in the first alone), one after another unless `options`
     says otherwise. timeout: seconds for all of it, by default those of `options`. Raises RunError naming the device
     that failed."""
-    _check_count(frames)
+    check_count(frames)
     path, target, model = _open(directory, runs=True)
     return play(path, target, model, inputs, frames, (options or RunOptions()).within(timeout))
 
 
-def _check_count(frames: int) -> None:
+def check_count(frames: int) -> None:
+    """UsageError for frames that cannot be run."""
     if frames < 1:
         raise UsageError(f"run: frames must be 1 or more, not {frames}")
 
@@ -132,7 +133,6 @@ def play(
     """As `run`, of an artifact that was opened to run it: its target, and a model with its inputs."""
     from dicompiler.verify.given import advising, run_frames
 
-    _check_count(frames)
     if options.without and not target.survives:
         raise UsageError(f"run: target {target.name!r} cannot begin without a device: leave out --without")
     first, later = run_frames(model, inputs)

@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.units import format_seconds
-from dicompiler.driver.artifact import play, reopen
+from dicompiler.driver.artifact import check_count, play, reopen
 from dicompiler.driver.fidelity import (
     Expected,
     Seconds,
@@ -29,19 +31,22 @@ from dicompiler.driver.fidelity import (
     usual_s,
 )
 from dicompiler.driver.prepare import platform_of
+from dicompiler.driver.profile import empty_model
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.program import Program, Segment
+from dicompiler.ir.program import Program
 from dicompiler.search.problem import Problem
 from dicompiler.target.emulated.network import network
 from dicompiler.target.records import Emulation, RunOptions, RunResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from onnx import ModelProto
 
 log = logging.getLogger("dicompiler")
 
-CALLS = 5
-"""How often a segment is called to find out what it takes here: the least of all but the first counts."""
+CALLS, TIMED_S = 5, 2e-3
+"""How often at least, and for how long, a segment is called to find out what it takes here: the least of all but the
+first counts."""
 LOAD_LIMIT = 0.8
 """The share of this host's processors that computing may need: above it the boards would wait for each other here."""
 LATE_LIMIT = 0.05
@@ -82,6 +87,7 @@ def emulate(
     prediction is the simulator's for just these seconds, or, where a `cost` is given, for its own. Needs root: see
     `target.emulated.network`. DicompilerError for what this host cannot carry, RunError as for `run`.
     """
+    check_count(frames)
     own = None if platform is None else platform_of(platform)
     compilation, target, problem = reopen(directory, cost, own, runs=True)
     platform, program, plan = compilation.platform, compilation.program, compilation.plan
@@ -90,7 +96,7 @@ def emulate(
     if not target.emulates:
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
     options = options or RunOptions()
-    problem = at_host_speed(problem, target, program, secure=options.keys is not None)
+    problem = _runtime(problem, at_host_speed(problem, target, program, secure=options.keys is not None))
     work = problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
     here, board = _measured(program, problem, inputs), computing(work)
@@ -114,6 +120,12 @@ def emulate(
     return Emulated(result, what, frame_s, told.frame_s, board, late, expected, platform)
 
 
+def _runtime(boards: Problem, here: Problem) -> Problem:
+    """The problem with the runtime as fast as here, but for slices and joins: segments do them, which are held back."""
+    runtime = {name: replace(costs, copy=boards.runtime[name].copy) for name, costs in here.runtime.items()}
+    return replace(here, runtime=runtime)
+
+
 @contextlib.contextmanager
 def _boards(platform: Platform, board: Seconds, first: str) -> Iterator[Emulation]:
     """The boards, with this thread on the network of the first one: who gives the frames sits beside it."""
@@ -135,34 +147,38 @@ def _slowness(platform: Platform, device: str) -> float:
 
 
 class _Timed:
-    """A segment in onnxruntime, on one thread, that notes what its calls take."""
+    """A model in onnxruntime, on one thread, that notes what its calls take beside `call_s`."""
 
-    def __init__(self, program: Program, segment: Segment) -> None:
+    def __init__(self, program: Program, model: ModelProto, name: str, call_s: float = 0.0) -> None:
         from dicompiler.verify.executor import Session
 
-        self._session = Session(segment.model, program.weights, f"segment {segment.name!r}", "all")
-        self.seconds = 0.0
+        self._session = Session(model, program.weights, f"segment {name!r}", "all")
+        self._call_s, self.seconds = call_s, 0.0
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        taken = []
-        for _ in range(CALLS):
+        taken: list[float] = []
+        while len(taken) < CALLS or sum(taken) < TIMED_S:
             start = time.thread_time()
             outputs = self._session.run(inputs)
             taken.append(time.thread_time() - start)
-        self.seconds = min(taken[1:])
+        self.seconds = max(0.0, min(taken[1:]) - self._call_s)
         return outputs
 
 
 def _measured(program: Program, problem: Problem, inputs: Mapping[str, Any] | None) -> Seconds:
-    """What each segment takes here, alone and warm, on one thread."""
+    """What each segment takes here, alone and warm, on one thread, beside a call that computes nothing."""
     from dicompiler.verify.executor import Executor
     from dicompiler.verify.given import given_inputs
 
     assert problem.model is not None
+    empty = _Timed(program, empty_model(), "empty")
+    empty.run({"x": np.zeros(1, np.float32)})
     found: dict[str, list[float]] = {device.device: [] for device in program.devices}
     timed: dict[int, _Timed] = {}
     for role in program.roles:
-        executor = Executor(role, make=lambda one: timed.setdefault(id(one), _Timed(program, one)))
+        executor = Executor(
+            role, make=lambda one: timed.setdefault(id(one), _Timed(program, one.model, one.name, empty.seconds))
+        )
         executor.run(given_inputs(problem.model, inputs))
         for device in role.devices:
             found[device.device] += [timed[id(segment)].seconds for segment in device.segments]

@@ -42,8 +42,8 @@ log = logging.getLogger("dicompiler")
 
 SCRIPT, TASKS, PIECES, RUNTIME = "profile_run.py", "tasks.json", "pieces", "runtime"
 FORMAT = "dicompiler.profile-tasks/1"
-LABELS: tuple[Label, ...] = ("height", "channel")
-TILES = (1, 2, 4, 8)
+LABELS: tuple[Label, ...] = ("height", "width", "channel")
+TILES = (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ def write_package(
 ) -> None:
     """Writes the package of a prepared compilation into `directory`, which exists and is empty.
 
-    tiles: into how many pieces height, channels and input channels are cut; of each cut one inner piece is timed.
+    tiles: into how many pieces height, width, channels and input channels are cut; of each cut one inner piece is
+    timed.
     device: the platform's devices that the profile will hold for ('': the one that is called like the host on which it
     is measured). targets: those whose runtimes are measured; UsageError for one that cannot be. The same input gives
     the same bytes.
@@ -97,7 +98,7 @@ def write_package(
         "format": FORMAT,
         "network": network_digest(layers),
         "device": device,
-        "call": _runnable(_call(), directory, f"{PIECES}/call.onnx"),
+        "call": _runnable(empty_model(), directory, f"{PIECES}/call.onnx"),
         "whole": None if unmeasured else _runnable(model.proto, directory, f"{PIECES}/network.onnx"),
         "runtimes": runtimes,
         "layers": list(entries.values()),
@@ -264,7 +265,7 @@ def _entry(name: str, dtype: int, shape: Sequence[int]) -> Mapping[str, Any]:
     return {"name": name, "dtype": dtype_name(dtype), "number": dtype, "shape": list(shape)}
 
 
-def _call() -> onnx.ModelProto:
+def empty_model() -> onnx.ModelProto:
     """A model that computes next to nothing: what a call of onnxruntime takes."""
     kind = onnx.TensorProto.FLOAT
     graph = onnx.helper.make_graph(

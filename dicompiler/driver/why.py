@@ -17,10 +17,10 @@ from dicompiler.cost.runtime import FREE
 from dicompiler.driver.compare import Comparison, Row
 from dicompiler.ir.layers import Layer
 from dicompiler.ir.plan import Part, Plan, Share
-from dicompiler.ir.regions import shape_of
+from dicompiler.ir.regions import full, shape_of, with_interval
 from dicompiler.ir.wire import ALL, Wire, on_wire, sent_nbytes
-from dicompiler.partition.bounds_inference import share_task
-from dicompiler.partition.tiling import Label, tile
+from dicompiler.partition.bounds_inference import cuttable, output_shape, share_task
+from dicompiler.partition.tiling import Label, cut_axis, tile
 from dicompiler.search.problem import Problem
 
 TYPES = {"float16": 2.0, "int8": 4.0}
@@ -120,14 +120,22 @@ def _reason(problem: Problem, layer: Layer, home: str) -> LayerReason:
 
 
 def _splits(problem: Problem, layer: Layer) -> Iterator[tuple[Part, ...]]:
-    """The layer's rows, and its channels, in shares over all devices that compute."""
-    devices = problem.platform.computing
-    labels: tuple[Label, ...] = ("height", "channel")
+    """The layer's rows, and its channels, in shares over all devices that compute; where it has neither, any axis that
+    can be cut."""
+    devices, layers, some = problem.platform.computing, problem.layers, False
+    rates, labels = [one.rate for one in devices], tuple[Label, ...](("height", "channel"))
     for label in labels:
         try:
-            parts = tile(problem.layers, layer, label, [one.rate for one in devices], [one.name for one in devices])
+            parts = tile(layers, layer, label, rates, [one.name for one in devices])
         except DicompilerError:
             continue
+        if len(parts) > 1:
+            some = True
+            yield parts
+    for axis in () if some else cuttable(layers, layer):
+        cuts = zip(devices, cut_axis(layers, layer, axis, rates), strict=True)
+        whole = full(output_shape(layers, layer))
+        parts = tuple(Part(one.name, with_interval(whole, axis, cut)) for one, cut in cuts if cut[0] < cut[1])
         if len(parts) > 1:
             yield parts
 

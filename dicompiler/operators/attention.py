@@ -162,7 +162,7 @@ def grouped(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
 
 
 RULES = (
-    OperatorRule("Attention", attention, cost=attended),
+    OperatorRule("Attention", attention, cost=attended, stand_in="attended"),
     OperatorRule("MultiHeadAttention", multi_head, OWN_DOMAIN, cost=partial(attended, past=6), stand_in="attended"),
     OperatorRule("GroupQueryAttention", grouped_query, OWN_DOMAIN, cost=grouped, stand_in="attended"),
     *(OperatorRule("RotaryEmbedding", rotary, domain, stand_in="remainder") for domain in ("", OWN_DOMAIN)),

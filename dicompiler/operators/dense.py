@@ -100,6 +100,18 @@ def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece
     return replace(piece, needs=(*piece.needs, None), constants=zero)
 
 
+def of_few_bits(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """MatMulNBits: rows pass; columns are rows of the packed weight, each with its scales and zero points."""
+    count, columns = operation.attribute("N"), region[-1]
+    needs: list[Region | None] = [(*region[:-1], (0, operation.shape(0)[-1]))]
+    for index, need in enumerate(operation.full_needs()[1:], 1):
+        extent = 0 if need is None or index == 4 else need[0][1]
+        cut = (columns[0] * extent // count, columns[1] * extent // count)
+        needs.append((cut, *need[1:]) if need and extent else need)
+    width = columns[1] - columns[0]
+    return Piece(region, tuple(needs), {"N": width} if width != count else {})
+
+
 def summed_extent(operation: Operation) -> int | None:
     """The extent of the first letter that is summed over."""
     terms = equation(operation)
@@ -136,6 +148,34 @@ def stepped(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
     return Effort(steps * (math.prod(w) + math.prod(r)), other=steps * math.prod(w) // x[2])
 
 
+def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """RNN, GRU, LSTM: y[all steps, directions, batch, all units] ← x[:, batch], the weights of these directions. Each
+    step needs all units of the one before, so that they stay together."""
+    if (
+        operation.attribute("layout", 0)
+        or operation.attribute("activation_alpha")
+        or operation.attribute("activation_beta")
+    ):
+        return whole(operation, region, reduce)
+    (steps, directions, _, units), (_, some, batch, _) = operation.out_shape, region
+    needs: list[Region | None] = []
+    for index, need in enumerate(operation.full_needs()):
+        if need is None or index == 0:
+            needs.append(None if need is None else ((0, steps), batch, need[2]))
+        elif index == 4:
+            needs.append((batch,))
+        else:  # weights by direction; what steps begin with by batch as well
+            needs.append((some, batch, *need[2:]) if index in (5, 6) else (some, *need[1:]))
+    attributes: dict[str, object] = {}
+    if some != (0, directions):
+        attributes["direction"] = "reverse" if some[0] else "forward"
+        functions = operation.attribute("activations") or []
+        each = len(functions) // directions
+        if functions:
+            attributes["activations"] = functions[some[0] * each : some[1] * each]
+    return Piece(((0, steps), some, batch, (0, units)), tuple(needs), attributes)
+
+
 def routed(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
     """MoE: each token meets the weights (experts, …) of k experts."""
     weights = sum(math.prod(needs[index][1:]) for index in (2, 4, 6) if operation.has(index))
@@ -155,10 +195,22 @@ RULES = (
     OperatorRule("Einsum", contraction, reduction=summed_extent, cost=contracted, stand_in="itself", constants="gain"),
     OperatorRule("FusedMatMul", fused_product, OWN_DOMAIN, cost=product),
     *counted(product, "TransposeMatMul QGemm DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16"),
-    *counted(product, "MatMulNBits MatMulBnb4 MatMulFpQ4 GemmFloat8 CDist"),
+    OperatorRule(
+        "MatMulNBits",
+        of_few_bits,
+        OWN_DOMAIN,
+        cost=product,
+        stand_in="bounded",
+        constants="- - step shift",
+        numbers="accuracy_level=0",
+    ),
+    *counted(product, "MatMulBnb4 MatMulFpQ4 GemmFloat8 CDist"),
     *counted(activated, "FusedGemm FusedMatMulActivation GemmFastGelu"),
     *counted(routed, "MoE"),
     *counted(transformed, "DFT STFT", ""),
-    *(OperatorRule(op, whole, cost=stepped, stand_in="digest") for op in ("RNN", "GRU", "LSTM")),
+    *(
+        OperatorRule(op, recurrent, cost=stepped, stand_in="recurrent", constants="- gain gain shift")
+        for op in ("RNN", "GRU", "LSTM")
+    ),
     *counted(stepped, "DynamicQuantizeLSTM"),
 )

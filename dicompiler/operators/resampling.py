@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.ir.regions import Interval, Region, Shape, full
-from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted
+from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece
 
 HALF = Fraction(1, 2)
 SHIFTS = {"half_pixel": HALF, "half_pixel_symmetric": HALF, "pytorch_half_pixel": HALF, "asymmetric": Fraction(0)}
@@ -151,6 +151,12 @@ def resize(operation: Operation, region: Region, reduce: Interval | None) -> Pie
     return Piece(out, tuple(needs), attributes, constants, None if raw == out else raw)
 
 
+def sampled(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """GridSample: y[batch, channels, tile] ← x[batch, channels], the grid's tile."""
+    needs = (*region[:2], *full(operation.shape(0)[2:])), (region[0], *region[2:], *full(operation.shape(1)[-1:]))
+    return Piece(region, needs)
+
+
 def interpolated(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
     """Two FLOP for each element that is blended, of 2 or 4 along each axis that is resampled; one where none is."""
     grid = operation.node.op == "GridSample"
@@ -161,5 +167,5 @@ def interpolated(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Ef
 
 RULES = (
     *(OperatorRule(op, resize, cost=interpolated, stand_in="resampled") for op in ("Resize", "Upsample")),
-    *counted(interpolated, "GridSample", ""),
+    OperatorRule("GridSample", sampled, cost=interpolated, stand_in="resampled"),
 )

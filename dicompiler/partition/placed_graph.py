@@ -83,6 +83,11 @@ class PlacedNode(NamedTuple):
     copied: onnx.NodeProto | None = None
     attributes: Mapping[str, Any] = NOTHING
 
+    @property
+    def operator(self) -> str:
+        """Its operator, whether it is a copy or not."""
+        return self.op or (self.copied.op_type if self.copied is not None else "")
+
 
 @dataclass(frozen=True)
 class Given:

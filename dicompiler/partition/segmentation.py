@@ -5,7 +5,7 @@ placed Model (every node on a device, in step order), or PlacedGraph, the same u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import onnx
@@ -33,6 +33,8 @@ def cut(placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str,
         by_end[transfer.receiver].append(transfer)
     segments: dict[str, list[Segment]] = {device: [] for device in devices}
     index = {device: i for i, device in enumerate(devices)}
+    for device, own in by_end.items():  # first to the next device: where all send to all, lines carry one message each
+        own.sort(key=lambda one: (index[one.receiver] - index[device]) % len(index))
     order: list[tuple[int, int]] = []
     for nodes in _gather(graph):
         device = graph.nodes[nodes[0]].place.device
@@ -64,7 +66,7 @@ def _read(model: Model) -> PlacedGraph:
     for node in graph.node:
         said = annotation_of(node)
         place = Place(said.device, said.lane, part=said.part)
-        nodes.append(PlacedNode(place, said.origin, tuple(node_reads(node)), tuple(node.output)))
+        nodes.append(PlacedNode(place, said.origin, tuple(node_reads(node)), tuple(node.output), op=node.op_type))
     return PlacedGraph(
         nodes,
         {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)},
@@ -78,16 +80,20 @@ def _read(model: Model) -> PlacedGraph:
 
 def _gather(graph: PlacedGraph) -> list[list[int]]:
     """The segments, as indices of nodes. Greedy and eager: a device's segment closes after a tensor that another device
-    needs (unless its next node makes one too), before a node that needs something newer than the segment's start, and
-    where the lane changes. In order of their first nodes; each depends only on earlier ones."""
+    needs (unless its next node makes one too, or is a product of the same tensor that leads to one: keys and values
+    leave together), before a node that needs something newer than the segment's start, and where the lane changes. In
+    order of their first nodes; each depends only on earlier ones."""
     places, maker = [node.place for node in graph.nodes], graph.maker
     sends = {at for at, *_ in graph.wanted}
     groups: list[list[int]] = []
     current: dict[str, list[int]] = {}  # device → its last segment
     sending: dict[str, bool] = {}  # whether that ends with what another device needs
+    products = _products(graph, sends)
+    last: dict[str, str] = {}  # device → what the products that it sent last are of
     for unit in _units(graph):
         device, lane, *_ = places[unit[0]]
-        sent, group = not sends.isdisjoint(unit), current.get(device, [])
+        product, group = products.get(unit[0]), current.get(device, [])
+        sent = not sends.isdisjoint(unit) or (product is not None and product == last.get(device))
         read = [at for i in unit for name in graph.uses[i] if group and (at := maker.get(name, GIVEN)) > group[0]]
         newer = any(places[at].device != device for at in read)
         if not group or newer or (sending[device] and not sent) or places[group[-1]].lane != lane:
@@ -95,7 +101,23 @@ def _gather(graph: PlacedGraph) -> list[list[int]]:
             groups.append(group)
         group.extend(unit)
         sending[device] = sent
+        if product is not None:
+            last[device] = product
     return groups
+
+
+def _products(graph: PlacedGraph, sends: Collection[int]) -> dict[int, str]:
+    """Node → the tensor of which it is a product with a matrix, or on the way from one to what another device needs."""
+    found: dict[int, str] = {}
+    for at in sends:
+        chain = [at] if at != GIVEN else []
+        while chain and len(names := graph.uses[chain[-1]]) == 1:
+            if graph.nodes[chain[-1]].operator in ("MatMul", "Gemm"):
+                found.update(dict.fromkeys(chain, names[0]))
+                break
+            before = graph.maker.get(names[0], GIVEN)
+            chain = [*chain, before] if before != GIVEN else []
+    return found
 
 
 def _units(graph: PlacedGraph) -> Iterable[list[int]]:
@@ -133,9 +155,14 @@ def _device(
         if transfer.sender == device:
             outgoing.setdefault(transfer.value.name, []).append(Step("send", transfer.index))
     steps = [Step("receive", t.index) for t in transfers if t.receiver == device]
-    steps += [step for name in graph.inputs for step in outgoing.get(name, ())]
+    turn = {transfer.index: i for i, transfer in enumerate(transfers)}  # receiver by receiver
+
+    def sends(names: Iterable[str]) -> list[Step]:
+        return sorted((step for name in names for step in outgoing.get(name, ())), key=lambda step: turn[step.index])
+
+    steps += sends(graph.inputs)
     for k, segment in enumerate(segments):
-        steps += [Step("run", k), *(step for name in segment.outputs for step in outgoing.get(name, ()))]
+        steps += [Step("run", k), *sends(segment.outputs)]
     made = {name for segment in segments for name in segment.outputs}
     sinks = {name: output for name, output in graph.sinks.items() if name in made}
     sources = graph.inputs if device in graph.source else ()

@@ -31,14 +31,14 @@ def whole_plan(layers: LayerGraph, device: str) -> Plan:
 
 @remembered
 def named_axes(layers: LayerGraph) -> Axes:
-    """Tensor → label → axis. A graph input of rank ≥ 3 is read as N, C, H, W; of rank 2 as N, C, or, of whole numbers
-    (tokens), as N, H. What weights cut is the channel axis from there on."""
+    """Tensor → label → axis. A graph input of rank ≥ 3 is read as N, C, H, W; of rank 2 as N, C (H, C where N is more
+    than 1), or, of whole numbers (tokens), as N, H. What weights cut is the channel axis from there on."""
     labelled: dict[str, Mapping[str, int]] = {}
     for name in layers.inputs:
         tensor = layers.tensors[name]
-        rank = len(tensor.shape or ())
+        rank, rows = len(tensor.shape or ()), {"height": 0} if (tensor.shape or (1,))[0] > 1 else {}
         names = ("height",) if rank == 2 and tensor.dtype in _WHOLE else ("channel", "height", "width")
-        labelled[name] = {label: axis for axis, label in enumerate(names, 1) if axis < rank}
+        labelled[name] = (rows if rank == 2 else {}) | {n: axis for axis, n in enumerate(names, 1) if axis < rank}
     for layer in layers.layers:
         if not layer.reason:
             labelled[layer.output] = _follow(layers, layer, labelled)

@@ -7,7 +7,8 @@
         async for outputs in session.astream(camera):
             ...
 
-Arrays by name go in and come out. This needs numpy and nothing of ONNX; what computes are the devices' processes.
+Arrays by name go in and come out. This needs numpy and nothing of ONNX; what computes are the devices' processes. The
+one device of an artifact on this host is no process: it is played in the caller's, which then needs onnxruntime.
 """
 
 from __future__ import annotations

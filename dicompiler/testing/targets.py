@@ -9,13 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from dicompiler.driver import compiler
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.plan import Loss
 from dicompiler.plugin.registry import also
 from dicompiler.plugin_api import (
     Compilation,
     DicompilerError,
     Plan,
+    Platform,
     Program,
     RunOptions,
     Target,
@@ -26,6 +30,7 @@ from dicompiler.plugin_api import (
     random_inputs,
     registry,
     run_model,
+    tile,
     whole_plan,
 )
 from dicompiler.target.manifest import MANIFEST
@@ -33,10 +38,18 @@ from dicompiler.testing.elsewhere import elsewhere
 from dicompiler.testing.faults import checking, expect, named, one_of
 from dicompiler.testing.samples import Sample, cluster, samples
 from dicompiler.verify.comparison import transfers
+from dicompiler.verify.given import given_frames, references
 
 SPLITS = ("single", "modnn", "pipeline")
 """The strategies whose plans are emitted: nothing is sent; tiles with halos; whole layers, one device after another."""
 FRAMES = 2
+STEPS = 3
+"""Frames in a row of a network with a state."""
+_KEEPING = """<ir_version: 8, opset_import: ["": 17]>
+keeping (float[1, 2, 8, 6] x, float[1, 2, 8, 6] past) => (float[1, 2, 8, 6] y, float[1, 2, 8, 6] present) {
+  [sum] present = Add (x, past)
+  [max] y = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (present)
+}"""
 TIMEOUT_S = 120.0
 
 
@@ -56,7 +69,8 @@ def check_target(
     different frames (not with `runs=False`: what cannot run on this host): outputs within the tolerance of
     onnxruntime's on every sink, bytes sent as predicted, a report of every device. A plan with replicas is run too, or
     refused where `target.replicas` is False; and one for the loss of a device, with that device and without it, or
-    refused where `target.survives` is False. AssertionError otherwise, with target, sample, and what was wrong.
+    refused where `target.survives` is False; and a network with a state, which two devices keep in halves over three
+    frames, where `target.keeps`, or refused. AssertionError otherwise, with target, sample, and what was wrong.
     """
     emitter = one_of(target)
     chosen = list(target_samples() if on is None else on)
@@ -73,6 +87,8 @@ def check_target(
             _check_replicas(emitter, first, runs)
         with checking(f"{named(emitter)} on {first}, with a plan for a loss"):
             _check_losses(emitter, first, runs)
+        with checking(f"{named(emitter)} on {first.platform.name}, with a state"):
+            _check_states(emitter, first.platform, runs)
 
 
 def _split(sample: Sample, plan: Plan) -> Compilation:
@@ -158,6 +174,28 @@ def _check_losses(target: Target, sample: Sample, runs: bool) -> None:
     if a != b:
         plan = replace(_alone(sample, a.name), losses=(Loss((a.name,), _alone(sample, b.name)),))
         _check_taken(target, sample, plan, target.survives, "plans for losses", [(), (a.name,)] if runs else [])
+
+
+def _check_states(target: Target, platform: Platform, runs: bool) -> None:
+    """Each of two devices keeps half of the rows of a running sum."""
+    names = [device.name for device in platform.computing][:2]
+    model, pair = onnx.parser.parse_model(_KEEPING), ["past=present"]
+    problem = load_problem(model, platform, state=pair)
+    rows = {one.name: tile(problem.layers, one, "height", [1.0] * len(names), names) for one in problem.layers.layers}
+    with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
+        place, plan = Path(directory, "out"), problem.plan(rows)
+        try:
+            compiled = compiler.compile(model, platform=platform, plan=plan, target=target, state=pair, output=place)
+        except DicompilerError as error:
+            expect(not target.keeps, f"it says that it keeps states, and does not: {error}")
+            return
+        expect(target.keeps, "it says that it keeps no states, and they are not refused")
+        frames = given_frames(compiled.reference, None)[:STEPS] if runs else []
+        result = target.run(place, frames, RunOptions(timeout_s=TIMEOUT_S)) if runs else None
+        for i, reference in enumerate(references(compiled.reference, frames)):
+            assert result is not None
+            check = compare("y", reference["y"], result.outputs[i]["y"])
+            expect(check.passed, f"frame {i}: output 'y' {check.detail}")
 
 
 def _alone(sample: Sample, device: str) -> Plan:

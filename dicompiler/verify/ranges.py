@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.seeded import generator
@@ -25,7 +26,17 @@ CARRIES = frozenset(
 Read = tuple[onnx.NodeProto, int]
 MASK = 2
 INDEXING = frozenset({"Gather", "GatherElements", "ScatterElements", "ScatterND"})
-"""Operators whose second input has numbers of rows of the first."""
+"""Operators whose second input has numbers of rows of the first, of which those below 0 count from the end."""
+TABLES: Mapping[tuple[str, int], int] = {
+    **{(name, 1): 0 for name in INDEXING},
+    ("EmbedLayerNormalization", 0): 2,
+    ("EmbedLayerNormalization", 1): 4,
+    ("EmbedLayerNormalization", 8): 3,
+    ("GroupQueryAttention", 5): 3,
+    ("GroupQueryAttention", 9): 7,
+    ("RotaryEmbedding", 1): 2,
+}
+"""(operator, place of the input) → the table of which it has numbers of rows: tokens, positions, rows of a cache."""
 TURNS = frozenset({"Cast", "Identity", "Transpose"})
 """Operators that keep how many rows there are."""
 
@@ -69,19 +80,21 @@ def check_range(model: Model, given: Mapping[str, Any]) -> None:
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or not array.size:
             continue
         for node, place in _ends(name, readers):
-            count = _count(node, place, tensors) if node.op_type in INDEXING and place == 1 else None
-            if count and (array.min() < -count or array.max() >= count):
-                at = tuple(np.argwhere((array < -count) | (array >= count))[0])
+            of = TABLES.get((node.op_type, place))
+            count = None if of is None else _count(node, place, tensors)
+            least = -(count or 0) if node.op_type in INDEXING else 0
+            if count and of is not None and (array.min() < least or array.max() >= count):
+                at = tuple(np.argwhere((array < least) | (array >= count))[0])
                 value, where = array[at], ", ".join(map(str, at))
                 raise DicompilerError(
-                    f"input {name!r}: {value} at [{where}] is no row of {_table(node, makers)!r}, which has {count}: "
+                    f"input {name!r}: {value} at [{where}] is no row of {_table(node.input[of], makers)!r}, which has "
+                    f"{count}: "
                     f"give numbers from 0 to {count - 1}"
                 )
 
 
-def _table(node: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto]) -> str:
-    """The tensor whose rows the node takes, or writes, before it was turned."""
-    name: str = node.input[0]
+def _table(name: str, makers: Mapping[str, onnx.NodeProto]) -> str:
+    """The tensor whose rows a node takes, or writes, before it was turned."""
     while name in makers and makers[name].op_type in TURNS:
         name = makers[name].input[0]
     return name
@@ -151,6 +164,17 @@ def _mask(_node: onnx.NodeProto, _given: Given) -> int:
     return MASK
 
 
+def _rotated(node: onnx.NodeProto, given: Given) -> int | None:
+    """Positions are the second input of onnxruntime's own operator alone."""
+    return _extent(2, 0)(node, given) if node.domain else None
+
+
+def _counted(_node: onnx.NodeProto, given: Given) -> int | None:
+    """Whole numbers are summed up where a mask tells how many rows there are."""
+    one = given[0]
+    return MASK if one is not None and one.dtype in (TensorProto.INT32, TensorProto.INT64) else None
+
+
 def _inverted(_node: onnx.NodeProto, given: Given) -> int | None:
     """1 - mask, as exporters write it."""
     one = given[0]
@@ -168,6 +192,10 @@ _TAKES: Mapping[tuple[str, int], Callable[[onnx.NodeProto, Given], int | None]] 
     ("EmbedLayerNormalization", 7): _mask,
     ("EmbedLayerNormalization", 8): _extent(3, 0),
     ("Attention", 3): _mask,
+    ("ReduceSum", 0): _counted,
+    ("GroupQueryAttention", 5): _extent(3, 2),
+    ("GroupQueryAttention", 9): _extent(7, 0),
+    ("RotaryEmbedding", 1): _extent(2, 0),
     ("Sub", 1): _inverted,
 }
 """(operator, place of the input) → how many values it takes there."""

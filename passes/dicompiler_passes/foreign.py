@@ -49,7 +49,8 @@ def learned(bare: onnx.ModelProto, known: Mapping[str, Tensor]) -> dict[str, onn
         unknown = [name for name in node.output if name and (name not in known or known[name].shape is None)]
         if unknown and node.domain == ML:
             own |= _learned(node, known)
-        ask = ask or (bool(unknown) and (node.domain not in (*STANDARD, ML) or not onnx.defs.has(node.op_type)))
+        untyped = any(name not in known for name in unknown) and all(name in known for name in node.input if name)
+        ask = ask or (bool(unknown) and (node.domain not in (*STANDARD, ML) or untyped))
     return own or (_asked(bare, known) if ask else {})
 
 

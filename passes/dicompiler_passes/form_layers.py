@@ -336,20 +336,32 @@ def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str
 
 
 def _ordered(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Topological order, ties by the order in the file: a layer may wait for a shortcut that comes in late."""
+    """Topological order, ties by the order in the file: a layer may wait for a shortcut that comes in late.
+
+    Products of one tensor with matrices stand side by side: what others need of keys and values leaves together then.
+    """
     producer = {name: i for i, layer in enumerate(layers) for name in layer.outputs}
     waiting = [{producer[t] for t in layer.inputs if t in producer} for layer in layers]
     followers: list[list[int]] = [[] for _ in layers]
     for i, before in enumerate(waiting):
         for other in before:
             followers[other].append(i)
+    beside: dict[str, list[int]] = {}  # tensor → its products
+    for i, layer in enumerate(layers):
+        if (anchor := layer.nodes[layer.anchor]).op in ("MatMul", "Gemm"):
+            beside.setdefault(anchor.inputs[0], []).append(i)
     ready = [i for i, before in enumerate(waiting) if not before]  # sorted, and so a heap
-    ordered: list[Layer] = []
+    ordered: dict[int, Layer] = {}
     while ready:
-        done = heapq.heappop(ready)
-        ordered.append(layers[done])
-        for i in followers[done]:
-            waiting[i].remove(done)
-            if not waiting[i]:
-                heapq.heappush(ready, i)
-    return tuple(ordered)
+        first = heapq.heappop(ready)
+        anchor = layers[first].nodes[layers[first].anchor]
+        together = [i for i in beside.get(anchor.inputs[0] if anchor.inputs else "", ()) if not waiting[i]]
+        for done in together if first in together else [first]:
+            if done in ordered:
+                continue
+            ordered[done] = layers[done]
+            for i in followers[done]:
+                waiting[i].remove(done)
+                if not waiting[i]:
+                    heapq.heappush(ready, i)
+    return tuple(ordered.values())

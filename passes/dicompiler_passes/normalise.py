@@ -18,6 +18,7 @@ from dicompiler_passes.tidying import (
     outputs_from_nodes,
     split_to_slices,
     trim_outputs,
+    words_to_numbers,
 )
 
 
@@ -32,6 +33,7 @@ class Normalise(Pass):
     Dropout → y, mask (unread)                   ⇒  Dropout → y
     DequantizeLinear → a, b                      ⇒  DequantizeLinear → a, DequantizeLinear → b
     scores → ZipMap → output                     ⇒  scores → Identity → output
+    labels that are words → output               ⇒  their numbers → output
     w → output, x → output, a → output twice     ⇒  Identity → output
     node or initializer that nobody reads        ⇒  (gone)
     """
@@ -52,6 +54,7 @@ def normalise(model: Model) -> Model:
     if any(node.op == "Split" for node in graph.nodes):
         split_to_slices(graph, _inferred(model.with_graph(graph)).tensors())
     maps_to_tensors(graph)
+    words_to_numbers(graph)
     trim_outputs(graph)
     graph.prune()
     outputs_from_nodes(graph)

@@ -14,7 +14,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Graph, Interval, Tensor, Variable
+from dicompiler.plugin_api import Graph, Interval, Tensor, Variable, names_read
 from dicompiler_passes.folding import STANDARD
 from dicompiler_passes.severing import sever
 
@@ -73,6 +73,36 @@ def maps_to_tensors(graph: Graph) -> None:
             value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
             graph.messages["output"][name] = value
             node.outputs[0] = graph.outputs[outputs[name]] = Variable(name, value)
+
+
+_NUMBERED = {"TreeEnsembleClassifier": "classlabels_int64s"}
+"""How classifiers call the numbers of their classes; all others classlabels_ints."""
+
+
+def words_to_numbers(graph: Graph) -> None:
+    """Labels that are words become their numbers, where they are nothing but an output: LinearClassifier
+    (classlabels_strings = a, b) → output  ⇒  (classlabels_ints = 0, 1). A warning says so."""
+    classifiers = [node for node in graph.nodes if node.domain == "ai.onnx.ml" and node.op.endswith("Classifier")]
+    read = {name for node in graph.nodes for name in names_read(node)} if classifiers else set()
+    outputs = {tensor.name for tensor in graph.outputs}
+    for node in classifiers:
+        words, name = node.attrs.get("classlabels_strings"), node.outputs[0].name
+        if not words or name in read:
+            continue
+        del node.attrs["classlabels_strings"]
+        node.attrs[_NUMBERED.get(node.op, "classlabels_ints")] = list(range(len(words)))
+        value = onnx.ValueInfoProto(name=name)
+        value.type.tensor_type.elem_type = onnx.TensorProto.INT64
+        if name in outputs:
+            log.warning(
+                "output %r is of words, which no device can send: it is given as their numbers, 0 to %d, of %s",
+                name,
+                len(words) - 1,
+                ", ".join(map(repr, words)),
+            )
+            graph.messages["output"][name] = value
+            index = [tensor.name for tensor in graph.outputs].index(name)
+            node.outputs[0] = graph.outputs[index] = Variable(name, value)
 
 
 def trim_outputs(graph: Graph) -> None:

@@ -20,6 +20,9 @@ from dicompiler_strategies.tables.cost_tables import Tables, original, restricte
 from dicompiler_strategies.trimming import trimmed
 
 KINDS = ("whole", "height", "lop", "lip")
+TIE = 1e-7
+"""Seconds that rows of what multiplies nothing count beside: of equals a product's rows travel, not what is made of
+them, so that those of products that stand side by side leave together."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +74,25 @@ def has_attention(problem: Problem) -> bool:
 
 
 def _plans(cost_tables: Tables) -> Iterator[Plan]:
-    """The best for each price of sending, first of the choices with the least weights on the fullest device; of all
-    choices where memory is not what is asked for."""
+    """The best for each price of sending, first of the choices with the least weights on the fullest device; of rows
+    alone and of all choices where memory is not what is asked for. Of rows keys and values leave in one message, which
+    the tables take for two: they need not be better by these."""
     least = [np.flatnonzero(held.max(axis=1) == held.max(axis=1).min()) for held in cost_tables.weights]
     every = [np.arange(count) for count in cost_tables.counts]
-    for kept in (least,) if cost_tables.problem.objective == "memory" else (least, every):
+    rows = [
+        np.array([i for i, choice in enumerate(choices) if choice.kind in ("whole", "height")])
+        for choices in cost_tables.choices
+    ]
+    layers = cost_tables.problem.layers
+    nodes = [
+        seconds + TIE * (not macs(layers, layer)) * np.array([choice.kind == "height" for choice in choices])
+        for layer, seconds, choices in zip(layers.layers, cost_tables.node, cost_tables.choices, strict=True)
+    ]
+    for kept in (least,) if cost_tables.problem.objective == "memory" else (least, rows, every):
         order = graph([len(numbers) for numbers in kept], list(cost_tables.edge))
         if order.widest > LIMIT:
             continue
-        node = [seconds[numbers] for seconds, numbers in zip(cost_tables.node, kept, strict=True)]
+        node = [seconds[numbers] for seconds, numbers in zip(nodes, kept, strict=True)]
         edge = restricted(cost_tables.edge, kept)
         for scale in LAMBDAS:
             _, chosen = minimise(order, node, {key: scale * table for key, table in edge.items()})

@@ -53,6 +53,18 @@ def test_a_plan_keeps_the_wire_and_all_commands_say_it(lenet: Path, tmp_path: Pa
     assert said in (tmp_path / "r.html").read_text()
 
 
+def test_passes_may_leave_a_plan_whose_tensors_travel_so(lenet: Path, tmp_path: Path, call: Call) -> None:
+    passes, out = "infer-shapes,form-layers,lop{layers=conv1 parts=2}", tmp_path / "o.onnx"
+    asked = ("--wire", WIRE, "--samples", lenet.with_name("s.npz"), "--save-plan", tmp_path / "p.json")
+    assert "--platform" in call("opt", lenet, "-p", passes, *asked, "-o", out, code=2)
+    call("opt", lenet, "-p", passes.replace("2}", "2 devices=pi01,pi02}"), "--platform", "rpi4x2", *asked, "-o", out)
+    assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in onnx.load(out).graph.node}
+    assert json.loads((tmp_path / "p.json").read_text())["wire"]
+    line = call("opt", lenet, "-p", f"{passes},partition", "--wire", "float16", "-o", tmp_path / "q.onnx", code=2)
+    assert line.count("\n") == 1 and "leaves no plan to be carried out" in line
+    assert not (tmp_path / "q.onnx").exists()
+
+
 def test_compare_and_explore_count_what_travels_so(lenet: Path, tmp_path: Path, call: Call) -> None:
     common = (lenet, "--platform", "rpi4x2")
     sent = []

@@ -13,7 +13,7 @@ from support.profiles import FAST, NONE, SLOW, document, entry, network, written
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost import profile as profile_module
-from dicompiler.cost.counting import flops
+from dicompiler.cost.counting import count, flops
 from dicompiler.cost.linear import Linear
 from dicompiler.cost.measured import Measured
 from dicompiler.cost.model import Analytic
@@ -21,6 +21,7 @@ from dicompiler.cost.profile import network_digest
 from dicompiler.cost.runtime import FREE, RuntimeCosts
 from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import full, with_interval
+from dicompiler.partition.bounds_inference import output_shape
 
 
 @pytest.fixture
@@ -64,6 +65,17 @@ class TestMeasured:
         )
         assert model.seconds(layers, conv, Share(None, (0, 2)), FAST) == pytest.approx(whole / 4)
         assert 0 < model.seconds(layers, conv, Share(merge=2), FAST) < whole
+
+    def test_what_no_cut_takes_away_stays_once(self, tmp_path: Path) -> None:
+        layers = network()
+        made = document(layers)
+        for one in made["layers"]:
+            whole = one["measurements"][0]["seconds"]  # of which a fifth stays whatever is cut off
+            one["measurements"][1:] = [entry(cut, 8, whole * 0.6) for cut in ("axis 2", "axis 3")]
+        model, conv = Measured((written(tmp_path, made),)), layers.layers[1]
+        whole = model.seconds(layers, conv, Share(), FAST)
+        region = with_interval(with_interval(full((1, 8, 16, 16)), 3, (0, 8)), 2, (0, 8))
+        assert model.seconds(layers, conv, Share(region), FAST) == pytest.approx(whole * (0.2 + 0.8 * 0.25), rel=0.01)
 
     def test_measured_partial_sums_and_mergers_count(self, tmp_path: Path) -> None:
         layers = network()
@@ -177,3 +189,21 @@ def test_whole_layers_take_together_what_the_network_does(model: Any, tmp_path: 
     # A part exchanges with other devices, a partial sum too.
     for share in (Share(rows), Share(None, (0, 4)), Share(merge=2)):
         assert within.seconds(layers, conv, share, FAST) == pytest.approx(alone.seconds(layers, conv, share, FAST))
+
+
+def test_parts_that_go_on_in_a_session_take_what_they_take_there(tmp_path: Path) -> None:
+    layers = network()
+    alone = Measured((written(tmp_path, document(layers)),))
+    total = sum(alone.seconds(layers, layer, Share(), FAST) for layer in layers.layers)
+    within = Measured((written(tmp_path, document(layers, whole_s=0.9 * total), "q.json"),))
+    rows = {layer.name: Share(full(output_shape(layers, layer))) for layer in layers.layers}
+    conv = layers.layers[1]
+    half, quarter = (Share(with_interval(full((1, 8, 16, 16)), 2, (0, n))) for n in (8, 4))
+    saved = [within.seconds(layers, conv, one, FAST) - within.fused(layers, conv, one, FAST) for one in (half, quarter)]
+    moved = [(one := count(layers, conv, *share)).moved - one.weights for share in (half, quarter)]
+    assert saved[0] / moved[0] == pytest.approx(saved[1] / moved[1])  # by the bytes between layers
+    assert saved[0] > saved[1] > 0
+    for layer in layers.layers:  # of whole layers that is known already
+        share = rows[layer.name]
+        assert within.fused(layers, layer, share, FAST) == within.seconds(layers, layer, share, FAST)
+    assert alone.fused(layers, conv, half, FAST) == alone.seconds(layers, conv, half, FAST)

@@ -11,12 +11,20 @@ from support.dealing import cluster, lenet
 from support.random_problems import any_plan, random_problem
 
 from dicompiler import networks
+from dicompiler.cost.counting import macs
+from dicompiler.cost.model import Analytic
 from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.cost.workload import task_seconds, workload
 from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.devices import Device
+from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
+from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.platform import Platform
+from dicompiler.ir.regions import full, with_interval
 from dicompiler.ir.tasks import task_id
+from dicompiler.partition.bounds_inference import output_shape
+from dicompiler.partition.tiling import tile
 
 
 def test_a_role_has_the_seconds_of_its_devices() -> None:
@@ -64,6 +72,24 @@ def test_the_seconds_of_a_task_are_its_cost_on_its_device(network: int, seed: in
         assert task_seconds(routing, twice, problem.cost, task) == pytest.approx(alone / 2)
 
 
+def test_what_leaves_together_for_one_device_costs_the_runtimes_one_message_and_a_share_of_others() -> None:
+    """Rows of queries, keys and values go to the other device in one piece."""
+    costs = RuntimeCosts(send=2e-3, receive=3e-3, joined=0.1)
+    assert (costs.sending(0, True), costs.receiving(0, True)) == pytest.approx((2e-4, 3e-4))
+    assert costs.times(2.0).joined == costs.joined
+    problem = load_problem(networks.build("vit_tiny", width=0.05, size=32), Platform.load("rpi4x2"))
+    rows = [
+        tuple(Part(d, with_interval(full(shape), 1, cut)) for d, cut in (("pi01", (0, 3)), ("pi02", (3, 5))))
+        if (shape := output_shape(problem.layers, layer))[1:2] == (5,) and macs(problem.layers, layer)
+        else (Part("pi01"), Part("pi02"))
+        for layer in problem.layers.layers
+    ]
+    plan = problem.plan(dict(zip((layer.name for layer in problem.layers.layers), rows, strict=True)))
+    work = problem.workload(plan)[1]
+    together = [(work.messages[i].name, work.messages[i].joined) for job in work.devices[1].jobs for i in job.sends]
+    assert [joined for name, joined in together if "blocks.0.attn.split" in name] == [False, True, True]  # Q, K, V
+
+
 def test_what_gives_and_takes_a_frame_is_counted_beside_it() -> None:
     """Inputs of 4 KiB go to a source on another host, outputs of 40 bytes come from the first device itself."""
     costs = RuntimeCosts(latency=1e-3, send=2e-3, receive=3e-3, end=1e-6, headers=0.5)
@@ -79,3 +105,23 @@ def test_what_gives_and_takes_a_frame_is_counted_beside_it() -> None:
     assert work.ends_s == pytest.approx(2 * 6e-3 + 1e-6 * (came + went) + line_s)
     assert costly.evaluate(costly.whole("pi02")).ends_s == pytest.approx(work.ends_s)
     assert problem.workload(problem.whole("pi02"))[1].ends_s == 0.0
+
+
+class Marked(Analytic):
+    """Says of a part that it is fused by a second more."""
+
+    def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        return 1.0 + self.seconds(layers, layer, share, device)
+
+
+def test_what_follows_on_its_device_is_fused_and_what_is_cut_or_came_is_not() -> None:
+    problem = load_problem(networks.build("lenet"), Platform.load("rpi4x2"))
+    halves = {
+        layer.name: tile(problem.layers, layer, "height", [1.0, 1.0], ["pi01", "pi02"])
+        for layer in problem.layers.layers[:4]
+    }
+    rest = problem.whole("pi01").layers
+    routing, work = replace(problem, cost=Marked()).workload(problem.plan({**rest, **halves}))
+    fused = {(task.layer, task.device) for task in routing.tasks if work.seconds[task_id(task)] >= 1}
+    # pool2 makes 3 and 2 rows of 5, for which it needs rows of conv2 from both.
+    assert fused == {("pool1", "pi01"), ("pool1", "pi02"), ("fc3", "pi01"), ("fc4", "pi01"), ("fc5", "pi01")}

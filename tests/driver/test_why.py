@@ -59,6 +59,9 @@ def test_every_whole_layer_has_its_reason() -> None:
     assert "NonZero has no rule" in reasons["NonZero"].reason
     assert "too little work for its bytes" in reasons["Conv"].reason and reasons["Conv"].bandwidth is not None
     assert reasons["Flatten"].reason == "no work: it only moves data"
+    rows = formed('<ir_version: 8, opset_import: ["": 17]> g (float[6, 4] x) => (float[6, 4] y) { y = Softmax (x) }')
+    (reason,) = layer_reasons(Problem(rows, nameless(2)), Problem(rows, nameless(2)).whole("d0"))
+    assert "too little work" in reason.reason  # its rows could be cut
     tight = replace(
         posed, platform=replace(posed.platform, hosts=tuple(Host(h.name, 64) for h in posed.platform.hosts))
     )

@@ -14,12 +14,12 @@ TESTED = {
     *"GroupNormalization LayerNormalization RMSNormalization MeanVarianceNormalization LpNormalization".split(),
     *"CumSum CumProd TopK ArgMax ArgMin Reshape Flatten Squeeze Unsqueeze Transpose Concat Slice Pad Trilu".split(),
     *"Expand Tile Gather GatherElements DepthToSpace SpaceToDepth Resize Upsample CastLike BitCast Dropout".split(),
-    *"SimplifiedLayerNormalization RotaryEmbedding ScatterND ScatterElements".split(),
+    *"SimplifiedLayerNormalization RotaryEmbedding ScatterND ScatterElements GridSample RNN GRU LSTM".split(),
     *"QuantizeLinear DequantizeLinear ConvInteger QLinearConv MatMulInteger QLinearMatMul".split(),
 }
 """By hand-written cases; the element-wise operators and the reductions are tested by enumeration."""
 FUSED = {
-    *"MultiHeadAttention GroupQueryAttention RotaryEmbedding FusedMatMul".split(),
+    *"MultiHeadAttention GroupQueryAttention RotaryEmbedding FusedMatMul MatMulNBits".split(),
     *"SkipLayerNormalization SkipSimplifiedLayerNormalization".split(),
 }
 """Of onnxruntime's own domain."""

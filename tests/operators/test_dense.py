@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.operator_cases import OPSETS, Case, broadcastable, check_cut, drawn_computed, integers
+from support.operator_cases import OPSETS, Case, broadcastable, check_cut, check_stand_in, drawn_computed, integers
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -70,3 +70,50 @@ def test_a_region_of_an_einsum(data: st.DataObject) -> None:
     shape = np.einsum(equation.replace(" ", ""), *values).shape  # onnx infers none where batches differ in rank
     opset = draw(st.sampled_from((12, 21)))
     check_cut(Case("Einsum", tuple(values), {"equation": equation}, opset, computed, shape=shape), draw)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_product_with_weights_of_few_bits(data: st.DataObject) -> None:
+    """Scales as a vector and as a matrix, with zero points and without."""
+    draw = data.draw
+    columns, blocks, random = (
+        draw(st.integers(1, 6)),
+        draw(st.integers(1, 3)),
+        np.random.default_rng(draw(st.integers(0, 99))),
+    )
+    scales = random.integers(1, 4, columns * blocks).astype(np.float32)
+    values: list[Any] = [
+        integers(draw, draw(st.integers(1, 3)), 16 * blocks, most=3),
+        random.integers(0, 256, (columns, blocks, 8)).astype(np.uint8),
+        scales.reshape(columns, blocks) if draw(st.booleans()) else scales,
+    ]
+    if draw(st.booleans()):
+        values.append(random.integers(0, 256, columns * ((blocks + 1) // 2)).astype(np.uint8))
+    attributes = {"K": 16 * blocks, "N": columns, "bits": 4, "block_size": 16}
+    case = Case("MatMulNBits", tuple(values), attributes, 1, domain="com.microsoft")
+    check_cut(case, draw)
+    check_stand_in(case, draw)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_recurrent_layer(data: st.DataObject) -> None:
+    """Directions and batch pass; biases, lengths, what steps begin with and functions by direction go with them."""
+    draw = data.draw
+    op, gates = draw(st.sampled_from((("LSTM", 4), ("GRU", 3), ("RNN", 1))))
+    steps, batch, features, units = (draw(st.integers(1, 3)) for _ in range(4))
+    directions = draw(st.integers(1, 2))
+    values: list[Any] = [integers(draw, steps, batch, features, most=2)]
+    values += [integers(draw, directions, gates * units, n, most=1) for n in (features, units)]
+    if draw(st.booleans()):
+        values.append(integers(draw, directions, 2 * gates * units, most=1))
+        values.append(np.array([draw(st.integers(1, steps)) for _ in range(batch)], np.int32))
+        values += [integers(draw, directions, batch, units, most=1) for _ in range(1 + (op == "LSTM"))]
+    one = draw(st.sampled_from(("forward", "reverse")))
+    attributes: dict[str, Any] = {"hidden_size": units, "direction": "bidirectional" if directions == 2 else one}
+    if op == "RNN":
+        attributes["activations"] = ["Tanh", "Relu"][:directions]
+    case = Case(op, tuple(values), attributes, draw(st.sampled_from((7, 14))), (0,), close=True)
+    check_cut(case, draw)
+    check_stand_in(case, draw)

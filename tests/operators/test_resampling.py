@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.layer_graphs import rules
-from support.operator_cases import Case, Draw, check_cut, integers
+from support.operator_cases import Case, Draw, check_cut, check_stand_in, integers
 
 from dicompiler.partition.bounds_inference import cuttable
 from dicompiler_passes.form_layers import form_layers
@@ -93,3 +93,15 @@ def test_an_axis_whose_tiles_would_be_resampled_otherwise_is_not_cut(scale: floa
     x = np.zeros((1, 2, 16, 16), np.float32)
     scales = np.array([1, 1, scale, scale], np.float32)
     assert allowed(Case("Resize", (x, None, scales), attributes, 18)) == (1,)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_region_of_a_sampled_grid(data: st.DataObject) -> None:
+    draw = data.draw
+    batch, channels, *extents = (draw(st.integers(1, 4)) for _ in range(6))
+    grid = integers(draw, batch, *extents[2:], 2, most=9) / np.float32(8)
+    attributes = {"mode": draw(st.sampled_from(("bilinear", "nearest"))), "align_corners": draw(st.integers(0, 1))}
+    case = Case("GridSample", (integers(draw, batch, channels, *extents[:2]), grid), attributes, 16, (0, 1), close=True)
+    check_cut(case, draw)
+    check_stand_in(case, draw)

@@ -26,6 +26,14 @@ net (float[1, 4, 8, 6] x) => (float[1, 4, 8, 6] y) {
 """
 
 
+def given(text: str, **constants: tuple[int, ...]) -> Model:
+    """The network with constants of these shapes."""
+    proto = onnx.parser.parse_model(text)
+    values = (onnx.numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in constants.items())
+    proto.graph.initializer.extend(values)
+    return Model.load(onnx.shape_inference.infer_shapes(proto))
+
+
 def rows(device: str, start: int, stop: int, lane: int = 0) -> Part:
     return Part(device, ((0, 1), (0, 4), (start, stop), (0, 6)), lane=lane)
 
@@ -77,6 +85,28 @@ def test_a_segment_closes_before_a_node_that_needs_something_newer_than_its_star
         assert device.steps[0].kind == "receive"
     # a's slices for b come first: b waits for them only
     assert nodes(made, "a")[0] == ["Slice"]
+
+
+def test_keys_and_values_leave_together_first_to_the_next_device() -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 13]>
+    net (float[1, 6, 4] x) => (float[1, 6, 4] y) {
+       [q] a = MatMul (x, w) [relu] b = Relu (a)
+       [k] c = MatMul (x, w) [turned] d = Transpose <perm = [0, 2, 1]> (c)
+       [s] e = MatMul (b, d) [v] f = MatMul (x, w) [bias] g = Add (f, z) [p] y = MatMul (e, g)
+    }"""
+    model = given(text, w=(4, 4), z=(4,))
+    graph = form_layers(model, rules())
+    assert [layer.name for layer in graph.layers] == ["q", "k", "v", "turned", "s", "p"]
+    third = tuple(Part(device, ((0, 1), (2 * i, 2 * i + 2), (0, 4))) for i, device in enumerate("abc"))
+    scores = tuple(Part(part.device, (*part.region[:2], (0, 6))) for part in third if part.region)
+    plan = {"v": third, "k": third, "q": third, "turned": tuple(Part(d) for d in "abc"), "s": scores, "p": third}
+    placed = Partition().run(Compilation(model=model, layers=graph, plan=Plan(plan, ("a", "b", "c"), ("a",))))
+    made = cut(placed.model, ("a", "b", "c"))
+    assert nodes(made, "b")[:1] == [["Slice", "MatMul", "Relu", "MatMul", "MatMul", "Add"]]
+    sends = [made.transfers[step.index] for step in made.devices[1].steps if step.kind == "send"][:4]
+    pairs = [("c", "c@b"), ("c", "g@b"), ("a", "c@b"), ("a", "g@b")]
+    assert [(one.receiver, one.value.name) for one in sends] == pairs
 
 
 def test_receives_are_posted_before_anything_runs() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from support.modern_transformers import bert_fused
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
@@ -133,3 +134,9 @@ def test_a_number_beyond_its_table_is_named() -> None:
         DicompilerError, match=r"^input 'cache_position': 4 at \[0\] is no row of 'past_key_values.0.key'"
     ):
         given_inputs(model, given)
+    fused = prepare(Model.load(bert_fused())).model  # tables that a fused operator reads
+    ids = {name: np.zeros((1, 8), np.int32) for name in ("input_ids", "token_type_ids", "mask")}
+    with pytest.raises(
+        DicompilerError, match=r"^input 'token_type_ids': 2 at \[0, 3\] is no row of 'c2', which has 2: "
+    ):
+        given_inputs(fused, {**ids, "token_type_ids": ids["mask"] + 2 * (np.arange(8) == 3).astype(np.int32)})

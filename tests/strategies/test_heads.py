@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 import pytest
-from support.modern_transformers import bert_fused, llama_fused, vit
+from support.modern_transformers import bert_fused, genai, llama_fused, vit
 from support.planning import cluster
 
 from dicompiler import networks
@@ -102,6 +102,19 @@ def test_what_an_optimiser_fused_and_q_k_v_of_one_weight_are_cut_by_heads(make: 
     check_plan(problem, plan)
     whole = max(device.weights for device in problem.alone[1].devices)
     assert max(device.weights for device in problem.evaluate(plan).devices) < 0.6 * whole
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_caches_of_a_fused_attention_stay_with_their_heads(packed: bool) -> None:
+    """Of onnxruntime-genai's decoders too, with queries, keys and values in one product, and weights of four bits."""
+    problem = load_problem(genai(packed), cluster("switch", 1, 1), objective="memory", state=["auto"])
+    assert len(problem.layers.states) == 4
+    plan = Heads().plan(problem)
+    check_plan(problem, plan)
+    held = [device.weights for device in problem.evaluate(plan).devices]
+    assert max(held) < 0.55 * max(device.weights for device in problem.alone[1].devices)
+    anchors = {layer.name: layer.nodes[layer.anchor].op for layer in problem.layers.layers}
+    assert [len(plan.layers[name]) for name, op in anchors.items() if op == "GroupQueryAttention"] == [2, 2]
 
 
 def test_a_network_without_attention_is_refused() -> None:

@@ -87,6 +87,10 @@ class BadTarget(Target):
     def survives(self) -> bool:  # type: ignore[override]
         return self.fault == "survives"
 
+    @property
+    def keeps(self) -> bool:  # type: ignore[override]
+        return self.fault == "keeps"
+
     def emit(self, compilation: Compilation, directory: Path) -> None:
         self._sockets.emit(compilation, directory)
         if self.fault == "silent":
@@ -107,6 +111,8 @@ class BadTarget(Target):
         outputs = result.outputs
         if self.fault == "swap" or (self.fault == "survives" and options.without):
             outputs = tuple(dict(zip(own, reversed(own.values()), strict=True)) for own in outputs)
+        if self.fault == "keeps":
+            outputs = (outputs[0],) * len(outputs)
         if self.fault == "frames":
             outputs = outputs[::-1]
         reports = result.reports

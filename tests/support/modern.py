@@ -269,6 +269,8 @@ MODERN: dict[str, Callable[[], onnx.ModelProto]] = {
     "faster-rcnn": faster_rcnn,
     "forest": forest,
     "gelus": gelus,
+    "genai": tf.genai,
+    "genai-packed": lambda: tf.genai(packed=True),
     "gpt2": tf.gpt2,
     "gpt2-cache": lambda: tf.gpt2(7),
     "llama": tf.llama,

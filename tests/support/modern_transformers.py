@@ -129,6 +129,46 @@ def llama_fused() -> onnx.ModelProto:
     return net.model(logits, types=[helper.make_tensor_value_info(logits, FLOAT, (1, rows, 50))])
 
 
+def genai(packed: bool = False) -> onnx.ModelProto:
+    """A step of a decoder as onnxruntime-genai has it: caches are inputs and outputs of GroupQueryAttention.
+
+    packed: queries, keys and values of one product, weights of four bits."""
+    net, width, heads, shared, size, rows = Net(21), 32, 4, 2, 16, 8
+    x = net.op("Gather", net.weight(50, width), net.input("input_ids", (1, 1), INT))
+    counted = net.op("ReduceSum", net.input("attention_mask", (1, rows), INT), net.ints(1), keepdims=0)
+    last = net.op("Cast", net.op("Sub", counted, net.const(1, np.int64)), to=TensorProto.INT32)
+    angles, types = np.arange(rows * size // 2).reshape(rows, -1) / 7, list[onnx.ValueInfoProto]()
+    tables = net.const(rows, np.int32), net.const(np.cos(angles)), net.const(np.sin(angles))
+
+    def product(x: str, features: int, out: int) -> str:
+        if not packed:
+            return net.linear(x, features, out, False)
+        weight = net.const(net.random.integers(0, 256, (out, features // 16, 8)), np.uint8)
+        scales = net.const(net.random.random(out * features // 16) / 20)
+        return net.op("MatMulNBits", x, weight, scales, domain=MS, K=features, N=out, bits=4, block_size=16)
+
+    def kept(name: str) -> str:
+        types.append(
+            helper.make_tensor_value_info(name.replace("past_key_values", "present"), FLOAT, (1, 2, rows, size))
+        )
+        return net.input(name, (1, shared, rows, size))
+
+    for layer in range(2):
+        y = net.op("SimplifiedLayerNormalization", x, net.weight(width), axis=-1, epsilon=1e-5, stash_type=1)
+        widths = [heads * size, shared * size, shared * size]
+        qkv = [product(y, width, sum(widths)), "", ""] if packed else [product(y, width, one) for one in widths]
+        pasts = [kept(f"past_key_values.{layer}.{what}") for what in ("key", "value")]
+        counts = {"num_heads": heads, "kv_num_heads": shared, "do_rotary": 1}
+        y = net.op("GroupQueryAttention", *qkv, *pasts, last, *tables, domain=MS, outputs=3, **counts)
+        net.nodes[-1].output[1:] = [value.name for value in types[-2:]]
+        y = product(y, heads * size, width)
+        y = net.op("SkipSimplifiedLayerNormalization", x, y, net.weight(width), domain=MS, outputs=4)
+        x = net.nodes[-1].output[3]
+        x = net.op("Add", x, product(net.op("Mul", net.silu(product(y, width, 48)), product(y, width, 48)), 48, width))
+    logits = net.linear(x, width, 50, False)
+    return net.model(types=[helper.make_tensor_value_info(logits, FLOAT, (1, 1, 50)), *types])
+
+
 def vit() -> onnx.ModelProto:
     net, width = Net(), 32
     x = net.conv(net.input("pixels", (1, 3, 32, 32)), 3, width, (8, 8), strides=[8, 8])

@@ -136,7 +136,7 @@ def test_keys_of_a_coordinator_that_are_not_there(artifact: Path, tmp_path: Path
 
 
 def test_a_peer_of_another_version(artifact: Path, failing: Failing, tamper: Callable[[str, str, str], None]) -> None:
-    tamper("runtime/frames.py", 'b"DICO", 3', 'b"DICO", 4')
+    tamper("runtime/frames.py", 'b"DICO", 4', 'b"DICO", 5')
     line = failing(artifact)
     assert line.startswith("device 'pi02': ") and "version" in line and "protocol" in line
 

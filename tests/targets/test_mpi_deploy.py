@@ -23,8 +23,12 @@ from dicompiler.base.errors import RunError, UsageError
 from dicompiler.base.schema import load_json
 from dicompiler.cli.entry import main
 from dicompiler.driver.artifact import install, run
-from dicompiler.target.records import RunOptions
+from dicompiler.ir.onnx.model import Model
+from dicompiler.target.records import RunEvent, RunOptions
 from dicompiler.target.remote.hosts import Hosts
+from dicompiler.verify.comparison import compare
+from dicompiler.verify.executor import run_model
+from dicompiler_targets.mpi import MpiTarget
 
 PLATFORM = """
 name = "boards"
@@ -56,6 +60,14 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
         networks.build("lenet"), platform=place / "p.toml", strategy="modnn", target="mpi", output=place / "net"
     )
     return place / "net"
+
+
+@pytest.fixture(scope="module")
+def covered(net: Path) -> Path:
+    """The same with plans for the loss of each host."""
+    options = {"platform": net.parent / "p.toml", "strategy": "modnn", "target": "mpi", "survive": "hosts"}
+    dicompiler.compile(networks.build("lenet"), output=net.parent / "covered", **options)
+    return net.parent / "covered"
 
 
 def test_ranks_run_on_boards_and_send_what_was_predicted(
@@ -102,6 +114,39 @@ def test_a_rank_that_ends_on_a_board_is_named_and_ends_all(boards: Cluster, net:
         run(net, None, 1_000_000, 100, options)
     thread.join()
     wait_until(lambda: not ranks(home, own=False))
+
+
+@pytest.mark.parametrize("way", ["kill", "cable"])
+def test_frames_go_on_without_a_rank_or_host(way: str, boards: Cluster, covered: Path, tmp_path: Path) -> None:
+    """Devices d2 and d3 are on one host: with it both are lost, and of plans that for both is taken."""
+    heard = list[RunEvent]()
+    hosts = Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
+    told = RunOptions(hosts=hosts, insecure=True, heartbeat_s=0.4, timeout_s=100, on_event=heard.append)
+    install(covered, told)
+    home = str(boards.root)
+
+    def lose() -> None:
+        wait_until(lambda: len(ranks(home, own=False)) == 4 and any(boards.root.rglob("frame00001*")), 60)
+        if way == "kill":
+            os.kill(ranks(home, own=False)[2], signal.SIGKILL)
+        else:
+            boards.boards["two"].link("down")
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    frames = [{"input": np.full((1, 1, 32, 32), number % 7, np.float32)} for number in range(300)]
+    try:
+        result = MpiTarget().run(covered, frames, told)
+    finally:
+        thread.join()
+        boards.boards["two"].link("up")
+    assert [event.kind for event in heard] == ["loss", *["loss"] * (way == "cable"), "take-over"]
+    assert "d2" in heard[-1].away and len(result.outputs) == len(frames)
+    model = Model.load(networks.build("lenet"))
+    wanted = [run_model(model, given) for given in frames[:7]]
+    for number, outputs in enumerate(result.outputs):
+        assert compare("", wanted[number % 7]["output"], outputs["output"]).passed, number
+    wait_until(lambda: not ranks(home, own=False), 30)
 
 
 def test_what_cannot_be_deployed_is_one_line(boards: Cluster, net: Path, tmp_path: Path) -> None:

@@ -21,22 +21,20 @@ import dicompiler
 from dicompiler.base.errors import RunError
 from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make
-from dicompiler_targets.sockets import kept as calling
 from dicompiler_targets.sockets.session import Session
 
 
-def test_a_device_that_has_stopped_is_missing_or_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its loss is covered frames begin without it, and it takes part once it goes on."""
+def test_a_device_that_has_stopped_is_missing_or_lost(tmp_path: Path) -> None:
+    """Where its loss is covered frames begin without it, in time, and it takes part once it goes on."""
     plain, covered = emit(halo(), tmp_path / "plain"), survivor(1, [(name,) for name in DEVICES], tmp_path / "net")
-    monkeypatch.setattr(calling, "GREETING_S", 1.0)
     with kept(plain), kept(covered.directory):
         stopped = [pids(plain)["b"], pids(covered.directory)["c"]]
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:
             with pytest.raises(RunError, match=r"^device 'b' at 127\.0\.0\.1:\d+: it .*cannot be called"):
-                dicompiler.connect(plain, timeout=60)
-            with dicompiler.connect(covered.directory, RunOptions(in_flight=4), 60) as session:
+                dicompiler.connect(plain, timeout=4)
+            with dicompiler.connect(covered.directory, RunOptions(in_flight=4), 6) as session:
                 assert isinstance(session, Session)
 
                 def plot() -> Iterator[None]:

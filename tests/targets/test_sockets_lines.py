@@ -29,11 +29,13 @@ LARGE = 24 << 20
 
 
 class End:
-    """One end of a connection with lines of its own. `came`: index and payload of each tensor; `lost`: why no more."""
+    """One end of a connection with lines of its own. `came`: index and payload of each tensor; `lost`: why no more.
+    hold_at: the index of the tensor behind which the channel is held."""
 
     def __init__(self, connection: socket.socket, keys: Keys | None, server: bool) -> None:
         self.came: list[tuple[int, Any]] = []
         self.lost: list[Exception] = []
+        self.hold_at = -1
         self.threads: set[int] = set()
         self.lines = Lines(60)
         self.channel = Channel(secured(connection, keys, server, time.monotonic() + 10))
@@ -46,9 +48,10 @@ class End:
         if header.kind is not Kind.TENSOR:
             raise ProtocolError("only tensors may come")
 
-    def _deliver(self, header: Header, payload: Any) -> None:
+    def _deliver(self, header: Header, payload: Any) -> bool:
         self.threads.add(threading.get_ident())
         self.came.append((header.index, payload))
+        return header.index == self.hold_at
 
     def take_over(self) -> None:
         """From here on the helper drives no more."""
@@ -108,6 +111,20 @@ def check(came: list[tuple[int, Any]], payloads: list[Any]) -> None:
     assert [index for index, _ in came] == list(range(len(payloads)))
     for (_, found), payload in zip(came, payloads, strict=True):
         assert np.array_equal(found, payload)
+
+
+def test_what_follows_waits_where_it_is_held(ends: tuple[End, End]) -> None:
+    one, other = ends
+    payloads = [numbers(size, size) for size in (3, 5, 1 << 20)]
+    other.hold_at = 0
+    one.send(*payloads)
+    other.wait(1)
+    other.lines.drive(lambda: len(other.came) > 1, time.monotonic() + 0.1)
+    assert len(other.came) == 1
+    with other.lines.turn:
+        other.channel.release()
+    other.wait(3)
+    check(other.came, payloads)
 
 
 def drip(source: socket.socket, target: socket.socket, size: int) -> None:

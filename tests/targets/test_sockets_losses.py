@@ -27,6 +27,7 @@ from dicompiler.search.constraints import check_dealing
 from dicompiler.target.records import RunEvent, RunOptions
 from dicompiler.target.remote.certificates import make
 from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.runtime.device import Device
 from dicompiler_targets.sockets.runtime.frames import Gate, Header, Kind, ProtocolError, Window
 from dicompiler_targets.sockets.runtime.roles import Schedule
 from dicompiler_targets.sockets.session import Session
@@ -339,6 +340,18 @@ def test_frames_go_by_the_roles_in_force() -> None:
     ]  # fmt: skip
     with pytest.raises(ValueError, match="no role for the loss of"):
         schedule.change(("d",), 9, 0)
+
+
+def test_a_peer_that_hears_of_a_loss_sooner_waits_to_be_heard(one: Survivor) -> None:
+    manifest = json.loads((one.directory / "c" / "manifest.json").read_bytes())
+    device = Device(one.directory / "c", manifest, time.monotonic() + 5)
+    admit, deliver, _ = device._callbacks("a")
+    word = Header(Kind.CHANGED, 0, 5, 0)
+    admit(word)
+    assert deliver(word, b"") is True
+    device.changed = 5
+    assert deliver(word, b"") is False
+    device.lines.end()
 
 
 def test_what_is_late_is_let_in_only_as_planned() -> None:

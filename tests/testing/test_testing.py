@@ -191,6 +191,11 @@ def test_a_target_that_does_not_take_the_replicas_it_promises_is_caught() -> Non
     assert "with replicas: it says that it takes replicas, and does not: bad-target: one role only" in error
 
 
+def test_a_target_that_forgets_the_states_that_it_promises_to_keep_is_caught() -> None:
+    error = fails(check_target, bad.BadTarget("keeps"), FEW, splits=[])
+    assert "with a state: frame 1: output 'y' differs by " in error
+
+
 def test_a_target_that_does_not_survive_as_it_promises_is_caught() -> None:
     error = fails(check_target, bad.BadTarget("survives"), FEW, splits=[])
     assert "with a plan for a loss: frame 0: output 'a' of the first sink differs by " in error

@@ -230,6 +230,7 @@ class Graph(gs.Graph):  # type: ignore[misc]
             if value.type.tensor_type.HasField("shape"):
                 outputs[value.name] = known = without(outputs.get(value.name, value))
                 known.type.tensor_type.shape.CopyFrom(value.type.tensor_type.shape)
+                known.type.tensor_type.elem_type = known.type.tensor_type.elem_type or value.type.tensor_type.elem_type
         for name, tensor in self.tensors().items():
             if isinstance(tensor, Variable) and tensor.inputs:
                 tensor.learn(values.get(name, outputs.get(name)))

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["HOLLOW", "LARGE", "Model", "Weight", "hollow", "is_hollow"]
 
 _VALUES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
-UNKNOWN = ("SimplifiedLayerNormalization",)
-"""Operators that onnxruntime puts into the standard's domain, and onnx does not know."""
+UNKNOWN = ("LayerNormalization", "SimplifiedLayerNormalization")
+"""Operators that onnxruntime's optimiser puts into the standard's domain in whatever opset, and onnx does not know
+there."""
 _CANNOT = "cannot write the model"
 _VALUE_ELEMENTS = 1024
 _VALUE_FLOATS = 8
@@ -174,8 +175,11 @@ class Model:
         """Whether the model is legal ONNX, in milliseconds, without its weights. DicompilerError naming `place`."""
         light = self.light()
         for value in (*light.graph.input, *light.graph.output):
-            if value.type.HasField("tensor_type"):  # the checker wants a shape there, onnxruntime does not
-                value.type.tensor_type.shape.SetInParent()
+            kind = value.type  # the checker wants a type and a shape there, onnxruntime does not
+            if value in light.graph.output and kind.WhichOneof("value") is None:
+                kind.tensor_type.elem_type = onnx.TensorProto.FLOAT
+            if kind.HasField("tensor_type"):
+                kind.tensor_type.shape.SetInParent()
         _hide_deprecated(light)
         try:
             onnx.checker.check_model(light)
@@ -194,7 +198,8 @@ def _hide_deprecated(proto: onnx.ModelProto) -> None:
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
     for node in proto.graph.node:
         known = node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type, opset)
-        if node.op_type in UNKNOWN or (known and onnx.defs.get_schema(node.op_type, opset).deprecated):
+        own = node.op_type in UNKNOWN and not known
+        if own or (known and onnx.defs.get_schema(node.op_type, opset).deprecated):
             node.domain = "deprecated"
     if any(node.domain == "deprecated" for node in proto.graph.node):
         proto.opset_import.append(onnx.helper.make_opsetid("deprecated", 1))

@@ -160,11 +160,13 @@ class _Builder:
 
     def _shape(self, space: str, device: str, rate: float) -> None:
         """Lets a device send at `rate` bit/s. Larger bursts would let small messages through for nothing; with smaller
-        ones gigabit lines would wait for the kernel's timers."""
+        ones gigabit lines would wait for the kernel's timers. What the kernel hands on in one piece must fit into a
+        burst: else it is cut into packets one by one, which takes longer than the line."""
         burst = max(3_000, int(rate / 8 * 0.0005 * min(1.0, rate / 1e9)))
         limit = min(2_000_000, max(64_000, int(rate / 8 * 0.05)))
         words = ("root", "tbf", "rate", f"{rate:.0f}bit", "burst", str(burst), "limit", str(limit))
         self._run(self.tc, "-n", space, "qdisc", "add", "dev", device, *words)
+        self._batch(space, f"link set {device} gso_max_size {max(3_000, burst // 2)}")
 
     def _batch(self, space: str, *lines: str) -> None:
         self._run(self.ip, "-n", space, "-batch", "-", given="\n".join(lines))

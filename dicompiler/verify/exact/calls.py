@@ -83,6 +83,20 @@ def constant(name: str, value: NDArray[np.generic]) -> NodeProto:
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
 
 
+def of_old(body: list[NodeProto]) -> list[NodeProto]:
+    """The body as opsets before 9 have it, whose constants are floats: whole numbers are cast from them."""
+    nodes = list[NodeProto]()
+    for node in body:
+        value = numpy_helper.to_array(node.attribute[0].t) if node.op_type == "Constant" and node.attribute else None
+        if value is None or node.attribute[0].ref_attr_name or value.dtype != np.int64:
+            nodes.append(node)
+            continue
+        name = node.output[0]
+        nodes.append(constant(f"{name}_float", value.astype(np.float32)))
+        nodes.append(helper.make_node("Cast", [f"{name}_float"], [name], to=TensorProto.INT64))
+    return nodes
+
+
 def given(name: str, value: str, attribute: str, kind: AttributeProto.AttributeType) -> NodeProto:
     """A constant `name` of the body whose value, of the form `value`, is the attribute `attribute` of the call."""
     node = helper.make_node("Constant", [], [name])
@@ -150,6 +164,6 @@ def total(call: Call, tensor: str, axis: int, target: str) -> list[NodeProto]:
     if call.opset < 13:
         return [helper.make_node("ReduceSum", [tensor], [target], axes=[axis])]
     return [
-        constant("axes", np.array([axis], np.int64)),
-        helper.make_node("ReduceSum", [tensor, "axes"], [target]),
+        constant(f"{target}_axes", np.array([axis], np.int64)),
+        helper.make_node("ReduceSum", [tensor, f"{target}_axes"], [target]),
     ]

@@ -19,6 +19,10 @@ from dicompiler.verify.exact.facts import Facts, attribute, gather, own_domain
 from dicompiler.verify.exact.patterns import WEIGHTED, extent, unified, weight_index
 
 DEQUANTISE = "DequantizeLinear"
+INTEGERS = {
+    "ConvInteger": (1, 3, 0), "QLinearConv": (3, 5, 0), "MatMulInteger": (1, 3, -1), "QLinearMatMul": (3, 5, -1),
+}  # fmt: skip
+"""Operator on integers → its weight, that one's zero point, the axis along which there may be many."""
 
 
 @dataclass(frozen=True)
@@ -51,19 +55,29 @@ def _weight(known: Facts, node: NodeProto, makers: Mapping[str, NodeProto]) -> t
     index = weight_index(known, node)
     if index is not None:
         return index, known.model.array(node.input[index])
-    if own_domain(node) or node.op_type not in WEIGHTED or node.input[1] not in makers:
+    if own_domain(node) or len(node.input) < 2:
+        return None
+    if node.op_type in INTEGERS:
+        place, zero, axis = INTEGERS[node.op_type]
+        fixed = node.input[place] in known.constants
+        return (place, _centred(known, node, place, zero, axis)) if fixed else None
+    if node.op_type not in WEIGHTED or node.input[1] not in makers:
         return None
     maker = makers[node.input[1]]
-    numbers = known.model.array(maker.input[0]).astype(np.int64)
     if maker.op_type != DEQUANTISE or not np.issubdtype(known.model.array(maker.input[0]).dtype, np.integer):
         return None
-    if len(maker.input) > 2 and maker.input[2]:
-        zero, shape = known.model.array(maker.input[2]).astype(np.int64), [1] * numbers.ndim
-        if zero.ndim == 1 and zero.size > 1:
-            shape[attribute(maker, "axis", 1)] = zero.size
-            zero = zero.reshape(shape)
-        numbers = numbers - zero
-    return 1, numbers % odd(known.dtype(node.input[1]))
+    return 1, _centred(known, maker, 0, 2, attribute(maker, "axis", 1)) % odd(known.dtype(node.input[1]))
+
+
+def _centred(known: Facts, node: NodeProto, place: int, zero: int, axis: int) -> NDArray[Any]:
+    """The integers at an input of `node` less their zero point, where that is a constant."""
+    numbers, point = known.model.array(node.input[place]).astype(np.int64), np.zeros(1, np.int64)
+    if len(node.input) > zero and node.input[zero] in known.constants:
+        point, shape = known.model.array(node.input[zero]).astype(np.int64), [1] * numbers.ndim
+        if point.ndim == 1 and point.size > 1:
+            shape[axis] = point.size
+            point = point.reshape(shape)
+    return np.ascontiguousarray(numbers - point)
 
 
 def coverage(models: Iterable[Model]) -> Coverage:

@@ -54,29 +54,75 @@ def indexed(call: Call) -> list[NodeProto]:
 
 
 def attended(call: Call) -> list[NodeProto]:
-    """Attention whose heads are blocks of the last axis: q, plus all rows of the keys and values of its head."""
+    """Attention: q, plus all rows of the keys and values of its head. Heads are an axis, or blocks of the last one."""
+    flat = len(call.results[0][1] or (0, 0, 0)) == 3
     own = "kv_num_heads" if "kv_num_heads" in call.given else "num_heads"
+    nodes = [node for i in range(3) for node in centred(call, f"X{i}", f"B{i}")]
     shapes = {"one": [1], "rows": [0, 0], "rest": [-1], "flat": [0, 0, -1], "upright": [0, 1, -1, 1]}
-    nodes = [
-        given("count", "value_int", own, onnx.AttributeProto.INT),
-        *(constant(name, np.array(value, np.int64)) for name, value in shapes.items()),
-        helper.make_node("Reshape", ["count", "one"], ["heads"]),
-        helper.make_node("Concat", ["rows", "heads", "rest"], ["split"], axis=0),
-    ]
-    for i in range(3):
-        nodes += [*centred(call, f"X{i}", f"B{i}"), helper.make_node("Reshape", [f"B{i}", "split"], [f"H{i}"])]
-    for i in (1, 2):
-        nodes.append(helper.make_node("Transpose", [f"H{i}"], [f"T{i}"], perm=[0, 2, 1, 3]))
-        nodes.append(helper.make_node("Reshape", [f"T{i}", "flat"], [f"F{i}"]))
-    return [
-        *nodes,
+    nodes += [constant(name, np.array(value, np.int64)) for name, value in shapes.items()]
+    if flat:
+        nodes += [
+            given("count", "value_int", own, onnx.AttributeProto.INT),
+            helper.make_node("Reshape", ["count", "one"], ["heads"]),
+            helper.make_node("Concat", ["rows", "heads", "rest"], ["split"], axis=0),
+            *(helper.make_node("Reshape", [f"B{i}", "split"], [f"H{i}"]) for i in range(3)),
+            *(helper.make_node("Transpose", [f"H{i}"], [f"T{i}"], perm=[0, 2, 1, 3]) for i in (1, 2)),
+        ]
+    keys, values = ("T1", "T2") if flat else ("B1", "B2")
+    nodes += [
+        helper.make_node("Reshape", [keys, "flat"], ["F1"]),
+        helper.make_node("Reshape", [values, "flat"], ["F2"]),
         helper.make_node("Concat", ["F1", "F2"], ["pairs"], axis=2),
         *total(call, "pairs", 2, "sum"),
-        helper.make_node("Reshape", ["sum", "upright"], ["share"]),
+    ]
+    if flat:
+        nodes.append(helper.make_node("Reshape", ["sum", "upright"], ["share"]))
+    else:  # heads of q that share keys are neighbours
+        nodes += [
+            constant("firsts", np.arange(2)),
+            helper.make_node("Shape", ["F1"], ["of_keys"]),
+            helper.make_node("Gather", ["of_keys", "firsts"], ["groups"]),
+            helper.make_node("Concat", ["groups", "rest"], ["split"], axis=0),
+            helper.make_node("Reshape", ["B0", "split"], ["H0"]),
+            helper.make_node("Reshape", ["sum", "flat"], ["share"]),
+        ]
+    return [
+        *nodes,
         helper.make_node("Add", ["H0", "share"], ["mix"]),
         helper.make_node("Shape", ["X0"], ["shape"]),
         helper.make_node("Reshape", ["mix", "shape"], ["Y"]),
+        *(helper.make_node("Identity", ["X0"], [output(i)]) for i in range(1, len(call.results))),  # nobody reads them
     ]
+
+
+def recurrent(call: Call) -> list[NodeProto]:
+    """RNN, GRU, LSTM, of which y alone is read: what a step reads, and all steps, plus the weights of its direction."""
+    shapes = {"by_step": [0, 1, -1, 1], "by_batch": [1, 1, -1, 1], "by_unit": [0, 0, 1, -1], "by_both": [0, 0, -1, 1]}
+    nodes = [constant(name, np.array(value, np.int64)) for name, value in shapes.items()]
+    nodes += centred(call, "X0", "B0")
+    nodes += [*total(call, "B0", 2, "step"), *total(call, "step", 0, "steps")]
+    terms = [("step", "by_step"), ("steps", "by_batch")]
+    for i in (1, 2):  # (directions, gates and units, features or units)
+        nodes += [*centred(call, f"X{i}", f"B{i}"), *total(call, f"B{i}", 1, f"sum{i}")]
+        nodes.append(helper.make_node("Transpose", [f"sum{i}"], [f"of{i}"], perm=[1, 0, 2]))
+    nodes += total(call, "of1", 2, "of3")
+    terms += [("of2", "by_unit"), ("of3", "by_unit")]
+    for i in (3, 5, 6, 7):  # a bias, what states begin with, peepholes
+        if i < len(call.kinds) and call.kinds[i]:
+            axis, turned = (2, [2, 0, 1]) if i in (5, 6) else (1, [1, 0])
+            nodes += [*centred(call, f"X{i}", f"B{i}"), *total(call, f"B{i}", axis, f"sum{i}")]
+            nodes.append(helper.make_node("Transpose", [f"sum{i}"], [f"begin{i}"], perm=turned))
+            terms.append((f"begin{i}", "by_both" if axis == 2 else "by_unit"))
+    if len(call.kinds) > 4 and call.kinds[4]:
+        nodes.append(helper.make_node("Cast", ["X4"], ["lengths"], to=call.dtype))
+        terms.append(("lengths", "by_batch"))
+    nodes += [helper.make_node("Reshape", [tensor, shape], [f"{tensor}_all"]) for tensor, shape in terms]
+    before = f"{terms[0][0]}_all"
+    for tensor, _ in terms[1:]:
+        target = "Y" if tensor == terms[-1][0] else f"{tensor}_mixed"
+        nodes.append(helper.make_node("Add", [before, f"{tensor}_all"], [target]))
+        before = target
+    return [*nodes, *(helper.make_node("Identity", ["X0"], [output(i)]) for i in range(1, len(call.results)))]
 
 
 def cumulated(call: Call) -> list[NodeProto]:
@@ -236,6 +282,7 @@ BODIES = {
     "indexed": indexed,
     "itself": itself,
     "mixed": mixed,
+    "recurrent": recurrent,
     "remainder": remainder,
     "resampled": resampled,
     "rounded": rounded,

@@ -55,12 +55,12 @@ class Extent:
 
 
 def unified(node: onnx.NodeProto, index: int, array: NDArray[Any]) -> NDArray[Any]:
-    """The weight at input `index` of a Conv, ConvTranspose, Gemm or MatMul as a view (groups, filters, channels, taps).
+    """The weight at input `index` of a convolution or product as a view (groups, filters, channels, taps).
 
     Groups of a MatMul are the matrices of its stack. `array` must be contiguous; what is written to the view is in it.
     """
     shape = array.shape
-    if node.op_type == "Conv":
+    if node.op_type in ("Conv", "ConvInteger", "QLinearConv"):
         groups = attribute(node, "group", 1)
         return array.reshape(groups, shape[0] // groups, shape[1], math.prod(shape[2:]))
     if node.op_type == "ConvTranspose":

@@ -20,7 +20,7 @@ from onnx import FunctionProto, NodeProto, helper
 from dicompiler.base.seeded import generator
 from dicompiler.ir.rule import STAND_IN_DOMAIN
 from dicompiler.verify.exact import general, normalised
-from dicompiler.verify.exact.calls import Body, Call, bounded, centred, total, whole
+from dicompiler.verify.exact.calls import Body, Call, bounded, centred, of_old, total, whole
 from dicompiler.verify.exact.facts import FLOATS, Facts, attribute, control_bodies, own_domain, set_attribute
 from dicompiler.verify.exact.normalised import AXES
 from dicompiler.verify.exact.patterns import weight_index
@@ -130,15 +130,23 @@ def stand_in(node: NodeProto, known: Facts) -> str:
     if word == "itself":
         assert rule is not None
         return word if treatment.bounded and known.dynamic(node) > rule.elementwise else ""
-    if word == "attended" and (not all(node.input[1:3]) or any(node.output[1:])):  # never cut
+    read = any(name and known.readers(name) != () for name in node.output[1:])
+    if (word in ("attended", "recurrent") and (read or not all(node.input[1:3]))) or _laid_out(node, word):  # never cut
         word = "digest"
     if word == "digest":
         return word if _digestible(node, known) else "rounded"
     if word in normalised.BODIES and (len(list(filter(None, node.output))) > 1 or not _alike(node, known)):
         return ""
-    if word == "resampled" and attribute(node, "mode", b"nearest") == b"nearest":
+    blends = b"linear" if node.op_type == "GridSample" else b"nearest"
+    if word == "resampled" and attribute(node, "mode", blends) == b"nearest":
         return ""
     return "" if node.op_type == "AveragePool" and averages_exactly(node) and not treatment.bounded else word
+
+
+def _laid_out(node: NodeProto, word: str) -> bool:
+    """Whether a recurrent layer is not cut by directions and batch, or gives no steps."""
+    others = ("layout", "activation_alpha", "activation_beta")
+    return word == "recurrent" and (not node.output[0] or any(attribute(node, name, 0) for name in others))
 
 
 def _digestible(node: NodeProto, known: Facts) -> bool:
@@ -219,7 +227,8 @@ def prepare(node: NodeProto, known: Facts, own: StandIn | None) -> None:
         name, _, become = pair.partition("=")
         given = attribute(node, name, None)
         if given:
-            numbers[name] = weights(node.name, name, len(given), become) if isinstance(given, list) else become
+            fixed = int(become) if become.isdecimal() else become
+            numbers[name] = weights(node.name, name, len(given), become) if isinstance(given, list) else fixed
     for name, value in numbers.items():
         set_attribute(node, name, value)
 
@@ -280,6 +289,7 @@ def _function(made: StandIn, op: str, nodes: Sequence[NodeProto], known: Facts) 
         tuple(known.dtype(name) for name in most.input), made.weight,
     )  # fmt: skip
     body = BODIES.get(made.word, _one(made.word))(call)
+    body = of_old(body) if known.opset < 9 else body
     used = {node.domain for node in body if node.domain}
     opsets = [helper.make_opsetid("", known.opset)]
     opsets += [entry for entry in known.model.proto.opset_import if entry.domain in used]

@@ -13,7 +13,7 @@ import shlex
 import tarfile
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from dicompiler.plugin_api import (
 from dicompiler_targets.mpi import mpirun, restart, tools
 from dicompiler_targets.mpi.artifact import Artifact, Delivered, read_outputs, read_partial, write_inputs
 from dicompiler_targets.mpi.emit import CONTENTS, MANIFEST
+from dicompiler_targets.mpi.watch import START, Watch, Watched
 
 NEEDED = ("mpirun", "mpicxx", "cmake", "make", "g++", "sha256sum")
 # Arguments: the package's place, the directory of its Python where that is no plain command. Reads what sha256sum does.
@@ -95,7 +96,7 @@ class HostState:
 def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
     """Copies what the hosts lack and builds it there: see Target.install."""
     artifact = Artifact.load(directory)
-    mpirun.arguments(artifact, 1, options)
+    mpirun.check(artifact, options)
     sites = _sites(artifact, options)
     assert options.hosts is not None
     check_files(directory, artifact.files, artifact.files)
@@ -133,23 +134,24 @@ def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
 def run_there(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
     """Runs an installed artifact for `frames` on its hosts: see Target.run."""
     artifact = Artifact.load(directory)
-    mpirun.arguments(artifact, len(frames), options)
-    _sites(artifact, options)
-    return restart.surviving(artifact, frames, options, partial(_call, artifact, tools.program("mpirun")))
+    mpirun.check(artifact, options)
+    call = partial(_call, artifact, _sites(artifact, options), tools.program("mpirun"))
+    return restart.surviving(artifact, frames, options, call)
 
 
 def _call(
     artifact: Artifact,
+    every: Sequence[Site],
     mpirun_here: Path,
     frames: restart.Frames,
     options: RunOptions,
     away: Collection[str],
     roles: tuple[int, int],
 ) -> tuple[Mapping[str, Any], Delivered]:
-    """See restart.Call: the rank of a device that is away is on the first host that is left, and has nothing to do."""
-    sites = [site for site in _sites(artifact, options) if not {*away} >= {*site.devices}]
+    """See restart.Call: the rank of a device that is away is on the first host that is left, and does nothing."""
+    sites = [site for site in every if not {*away} >= {*site.devices}]
     words = mpirun.arguments(artifact, len(frames), options, roles)
-    keep = mpirun.kept(len(frames), options)
+    keep, survives = mpirun.kept(len(frames), options), "lost" in artifact.program
     assert options.hosts is not None
     calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
     with tempfile.TemporaryDirectory(prefix="dicompiler-mpi-") as temporary:
@@ -159,22 +161,31 @@ def _call(
             zip([s.host for s in sites], calls.each(lambda s: _ready(calls, s, artifact, scratch), sites), strict=True)
         )
         agent = scratch / "agent"
-        agent.write_text(_agent(sites), encoding="utf-8")
+        named = [(site.host, site) for site in sites] + [(_beside(name), sites[0]) for name in away]
+        agent.write_text(_agent(named), encoding="utf-8")
         agent.chmod(0o700)
         # Not by its path: Open MPI would look for itself at that path on the other hosts.
         line = ["mpirun", "--oversubscribe", "--bind-to", "none"]
         for device, package in artifact.packages.items():
             site = next((site for site in sites if device in site.devices), sites[0])
+            host = site.host if device in site.devices else _beside(device)
             line += [] if device == artifact.devices[0] else [":"]
-            line += ["-n", "1", "--host", site.host, "--wdir", "/", f"{places[site.host]}/build/program"]
-            line += [*_data(places[site.host], site), *words, *_threads(site, device, package, options)]
+            line += ["-n", "1", "--host", host, "--wdir", "/"]
+            line += ["sh", "-c", START, f"{_run(places[site.host], site)}/.{device}.pid"] if survives else []
+            line += [f"{places[site.host]}/build/program", *_data(places[site.host], site), *words]
+            line += _threads(site, device, package, options)
         more = {name: str(agent) for name in ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")}
         more |= {"PATH": f"{mpirun_here.parent}:{tools.search_path()}"}
-        lost = None
+        more |= {"OMPI_MCA_mpi_ft_enable": "true"} if survives else {}
+        watched = [Watched(s.host, s.place, s.scratch, tuple({*s.devices} - {*away})) for s in sites if survives]
+        watch, lost = Watch(watched, options.heartbeat_s), None
         try:
-            report = mpirun.call(artifact, line, scratch, options.timeout_s, more)
+            report = mpirun.call(artifact, line, scratch, options.timeout_s, more, watch.lost)
         except mpirun.Lost as error:
             lost = error
+            sites = [site for site in sites if not {*lost.gone.devices} >= {*site.devices} - {*away}]
+        finally:
+            watch.end()
         for site in sites:
             _fetch(calls, site, scratch / "outputs")
         if lost is not None:
@@ -245,8 +256,12 @@ def _ready(calls: ssh.Calls, site: Site, artifact: Artifact, scratch: Path) -> s
     return state.package
 
 
+def _run(package: str, site: Site) -> str:
+    return posixpath.join(posixpath.dirname(package), f".{site.host}.run")
+
+
 def _data(package: str, site: Site) -> list[str]:
-    place = posixpath.join(posixpath.dirname(package), f".{site.host}.run")
+    place = _run(package, site)
     return ["--data", package, "--inputs", f"{place}/inputs", "--outputs", f"{place}/outputs"]
 
 
@@ -257,15 +272,19 @@ def _threads(site: Site, device: str, package: Path, options: RunOptions) -> lis
     return [] if place.threads is None else ["--threads", str(place.threads)]
 
 
-def _agent(sites: Sequence[Site]) -> str:
-    """A shell script that mpirun calls in place of ssh: a host's name of the platform, then the command for it."""
+def _beside(device: str) -> str:
+    """What mpirun calls the host where it starts the rank of a device that is away. It is one more host to it: it fails
+    to start more ranks on one than on another where hosts bear the same name."""
+    return f"instead.of.{device}"
+
+
+def _agent(hosts: Iterable[tuple[str, Site]]) -> str:
+    """A shell script that mpirun calls in place of ssh: what it calls a host, then the command for it."""
     cases = []
-    for site in sites:
+    for name, site in hosts:
         # All but the command, which mpirun gives.
         line = ssh.command(site.place, "", ())[:-1]
-        cases.append(
-            f'{shlex.quote(site.host)}) exec {shlex.join(line)} "PATH={ssh.path_word(site.bin)}:\\$PATH; $*" ;;'
-        )
+        cases.append(f'{shlex.quote(name)}) exec {shlex.join(line)} "PATH={ssh.path_word(site.bin)}:\\$PATH; $*" ;;')
     body = "\n".join(cases)
     return f'#!/bin/sh\nname=$1; shift\ncase $name in\n{body}\nesac\necho "there is no host $name" >&2\nexit 1\n'
 

@@ -26,7 +26,7 @@ from dicompiler_targets.files import (
 from dicompiler_targets.mpi import packages, source
 from dicompiler_targets.mpi.source import Place, Preprocessing, describe
 
-FORMAT = "dicompiler.mpi/2"
+FORMAT = "dicompiler.mpi/3"
 MANIFEST, CONTENTS, PROGRAM = "manifest.json", "contents.txt", "program.json"
 OUTSIDE = ("artifact.json", "plan.json", "platform.toml", "reference")
 """What stands beside the packages."""

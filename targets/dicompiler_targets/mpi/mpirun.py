@@ -11,7 +11,9 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from dicompiler.plugin_api import (
     one_line,
 )
 from dicompiler_targets.mpi.artifact import Artifact, Delivered
+from dicompiler_targets.mpi.watch import Gone
 
 GRACE_S = 5.0
 """Seconds beyond the time allowed in which the ranks themselves must have said who is late."""
@@ -35,26 +38,36 @@ REPORT_LIMIT = 1 << 26
 """Bytes that are read of what rank 0 prints."""
 
 
+SETTLE_S = 1.0
+"""Seconds in which it can show that a host is gone, after mpirun has ended."""
+TICK_S = 0.05
+NOTICED = "its connection to another rank was closed, which has ended"
+"""What a rank says of the end of another: see runtime/run.cc."""
+
+
 class Lost(RunError):
-    """A rank's process has ended, and with it all others. device: its own."""
+    """Ranks are lost, and with them all others. gone: their devices, and why."""
 
-    def __init__(self, words: str, device: str) -> None:
-        super().__init__(words)
-        self.device = device
+    def __init__(self, artifact: Artifact, gone: Gone) -> None:
+        super().__init__(f"{artifact.title(artifact.devices.index(gone.devices[0]))}: {gone.why}")
+        self.gone = gone
 
 
-def arguments(artifact: Artifact, frames: int, options: RunOptions, roles: tuple[int, int] | None = None) -> list[str]:
-    """What a program is told of a run, wherever it runs. UsageError for options that this target cannot take. roles:
-    see `Artifact.roles`."""
+def check(artifact: Artifact, options: RunOptions) -> int:
+    """How many frames may be on their way. UsageError for options that this target cannot take."""
     if options.keys is not None or options.elsewhere:
         raise UsageError(
             "run: target 'mpi' starts all ranks itself, and MPI has no keys: leave out --elsewhere and --keys"
         )
-    flight = options.frames_in_flight(len(artifact.devices), IN_FLIGHT_LIMIT)
+    return options.frames_in_flight(len(artifact.devices), IN_FLIGHT_LIMIT)
+
+
+def arguments(artifact: Artifact, frames: int, options: RunOptions, roles: tuple[int, int]) -> list[str]:
+    """What a program is told of a run, wherever it runs. roles: see `Artifact.roles`."""
+    flight = check(artifact, options)
     flags = {"frames": frames, "keep": kept(frames, options), "timeout": f"{options.timeout_s:g}", "in-flight": flight}
     if "lost" in artifact.program:
-        first, count = roles or artifact.roles(()) or (0, 1)
-        flags["roles"] = f"{first},{count}"
+        flags["roles"] = "{},{}".format(*roles)
     partial = ["--partial"] if "roles" in flags else []
     return [*(word for name, value in flags.items() for word in (f"--{name}", str(value))), *partial]
 
@@ -65,11 +78,17 @@ def kept(frames: int, options: RunOptions) -> int:
 
 
 def call(
-    artifact: Artifact, line: Sequence[str], scratch: Path, timeout: float, more: Mapping[str, str]
+    artifact: Artifact,
+    line: Sequence[str],
+    scratch: Path,
+    timeout: float,
+    more: Mapping[str, str],
+    lost: Callable[[], Gone | None] = lambda: None,
 ) -> dict[str, Any]:
-    """Runs mpirun to its end: what rank 0 printed. Nothing that it started is left behind. more: of the environment."""
+    """Runs mpirun to its end: what rank 0 printed. Nothing that it started is left behind. more: of the environment.
+    lost: tells who is, where mpirun may not. Lost, or RunError for what is no loss."""
     with (scratch / "stdout").open("w+b") as output:
-        variables, late = {**environment(), **more}, False
+        variables = {**environment(), **more}
         try:
             # A session of its own: an interrupt from the terminal is for our process, which then ends the ranks.
             popen = subprocess.Popen(
@@ -80,21 +99,21 @@ def call(
             raise RunError(f"{line[0]}: cannot be started: {error.strerror or error}") from None
         assert popen.stderr is not None
         errors = Written(popen.stderr)
+        gone = None
         try:
-            code = popen.wait(timeout + GRACE_S)
-        except subprocess.TimeoutExpired:
-            code, late = 1, True
+            gone = _wait(popen, timeout + GRACE_S, lost)
+            late = popen.poll() is None
         finally:
-            _end(popen)
+            _end(popen, SETTLE_S if gone else GRACE_S)  # it would wait for a host that is gone
         output.seek(0)
         said, wrong = output.read(REPORT_LIMIT).decode(errors="replace"), errors.read().decode(errors="replace")
-    if late and SAYS not in wrong:
-        raise RunError(f"the ranks did not finish within {timeout:g} s: allow more time (--timeout)")
-    if code:
-        words = one_line(cause(artifact, wrong, code))
-        if (found := re.match(r"rank (\d+) .*: its process was ended by signal", words)) is not None:
-            raise Lost(words, artifact.devices[int(found[1])])
-        raise RunError(words)
+    if popen.returncode or gone:
+        gone = gone or lost_rank(artifact, wrong) or _settled(lost)
+        if gone:
+            raise Lost(artifact, gone)
+        if late and SAYS not in wrong:
+            raise RunError(f"the ranks did not finish within {timeout:g} s: allow more time (--timeout)")
+        raise RunError(one_line(cause(artifact, wrong, popen.returncode)))
     start = said.find("{")
     try:
         report: dict[str, Any] = json.loads(said[start:]) if start >= 0 else {}
@@ -105,6 +124,24 @@ def call(
     return report
 
 
+def _wait(popen: subprocess.Popen[bytes], seconds: float, lost: Callable[[], Gone | None]) -> Gone | None:
+    """Until mpirun has ended, somebody is lost (who is told), or time is up."""
+    until = time.monotonic() + seconds
+    while (gone := lost()) is None and (now := time.monotonic()) < until:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            popen.wait(min(TICK_S, until - now))
+            return None
+    return gone
+
+
+def _settled(lost: Callable[[], Gone | None]) -> Gone | None:
+    """Who is lost as it shows now, or soon."""
+    until = time.monotonic() + SETTLE_S
+    while (gone := lost()) is None and time.monotonic() < until:
+        time.sleep(TICK_S)
+    return gone
+
+
 def environment() -> dict[str, str]:
     """Ours, with what lets root start ranks; without a transport that takes a second to find no hardware, and without
     collective operations that hang where hosts bear the same name, as new boards do."""
@@ -113,34 +150,38 @@ def environment() -> dict[str, str]:
     return defaults | os.environ | (root if os.geteuid() == 0 else {}) | {"LC_ALL": "C"}
 
 
-def _end(popen: subprocess.Popen[bytes]) -> None:
-    """Ends mpirun, which ends its ranks; they also end with it if that takes too long."""
+def _end(popen: subprocess.Popen[bytes], seconds: float) -> None:
+    """Ends mpirun, which ends its ranks; they also end with it if that takes longer."""
     if popen.poll() is None:
         popen.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            popen.wait(GRACE_S)
+            popen.wait(seconds)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(popen.pid, signal.SIGKILL)
     popen.wait()
 
 
-def cause(artifact: Artifact, errors: str, code: int) -> str:
-    """The line that tells most of what mpirun and the ranks wrote to stderr."""
-    stripped = (line.strip("\0 \t") for line in errors.splitlines())  # where ranks are far away, zeros come along
-    lines = [line for line in stripped if line and "plm:ssh: Warning: " not in line]
-    # Once one has ended all, others that had stopped wake up and complain in turn.
-    heard = next((i for i, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked")), len(lines))
-    every = [(i, line[len(SAYS) :]) for i, line in enumerate(lines) if line.startswith(SAYS)]
-    words = [word for i, word in every if i < heard] or [word for _, word in every]
-    ended = re.search(r"rank (\d+)\b.*?on signal (\d+)", " ".join(lines))
-    if not words and ended is not None:
+def lost_rank(artifact: Artifact, errors: str) -> Gone | None:
+    """The rank whose process has ended, as mpirun says, or as those say that have lost their connection to it."""
+    ended = re.search(r"process rank (\d+)\b[^()]*? on signal (\d+)", " ".join(_lines(errors)))
+    words = _words(errors)
+    if ended is not None and all(NOTICED in word for word in words):
         number = int(ended[2])
         known = {int(one): f" ({one.name})" for one in signal.Signals}
-        return f"{artifact.title(int(ended[1]))}: its process was ended by signal {number}{known.get(number, '')}"
+        why = f"its process was ended by signal {number}{known.get(number, '')}"
+        return Gone((artifact.devices[int(ended[1])],), why)
+    # When all are ended, connections are closed again: of those that are blamed by most the first one.
+    blamed = Counter(int(found[1]) for word in words if (found := re.search(f"{NOTICED}; .* rank (\\d+) ", word)))
+    return Gone((artifact.devices[blamed.most_common(1)[0][0]],), "its process has ended") if blamed else None
+
+
+def cause(artifact: Artifact, errors: str, code: int) -> str:
+    """The line that tells most of what mpirun and the ranks wrote to stderr."""
+    lines, words = _lines(errors), _words(errors)
     # One that has lost its connection to another can end all before mpirun hears of the other.
     noticed = re.search(r'process rank (\d+)\b.*?calling "abort"', " ".join(lines))
     if not words and noticed is not None and "Socket closed" in errors:
-        return f"{artifact.title(int(noticed[1]))}: its connection to another rank was closed, which has ended"
+        return f"{artifact.title(int(noticed[1]))}: {NOTICED}"
     if words:
         # Of ranks that wait for each other in a row the last one, which waits for nobody, holds the others up.
         speaking = {match[1] for word in words if (match := re.match(r"rank (\d+) ", word))}
@@ -150,17 +191,21 @@ def cause(artifact: Artifact, errors: str, code: int) -> str:
     return f"mpirun ended with exit code {code}: {lines[-1] if lines else silent}"
 
 
-def _last(ranks: Sequence[Mapping[str, Any]], lead: int, last: float) -> list[float]:
-    """When the last frame began, `last` on rank `lead`, in the time of each rank: they begin at once, as far as a
-    barrier can tell; those of one kernel have one clock, which tells exactly."""
-    first = ranks[lead]
-    shifts = [one["origin_ns"] - first["origin_ns"] if one["clock"] == first["clock"] else 0 for one in ranks]
-    return [last - shift / 1e9 for shift in shifts]
+def _lines(errors: str) -> list[str]:
+    stripped = (line.strip("\0 \t") for line in errors.splitlines())  # where ranks are far away, zeros come along
+    return [line for line in stripped if line and "plm:ssh: Warning: " not in line]
 
 
-def _device_report(report: Mapping[str, Any], last: float) -> DeviceReport:
-    """last: when the last frame began, in the time of this rank."""
-    spans = sorted(report["timeline"], key=lambda span: span[3])
+def _words(errors: str) -> list[str]:
+    """What ranks say themselves."""
+    lines = _lines(errors)
+    # Once one has ended all, others that had stopped wake up and complain in turn.
+    heard = next((i for i, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked")), len(lines))
+    every = [(i, line[len(SAYS) :]) for i, line in enumerate(lines) if line.startswith(SAYS)]
+    return [word for i, word in every if i < heard] or [word for _, word in every]
+
+
+def _device_report(report: Mapping[str, Any]) -> DeviceReport:
     return DeviceReport(
         report["device"],
         report["compute_s"],
@@ -170,9 +215,9 @@ def _device_report(report: Mapping[str, Any], last: float) -> DeviceReport:
         tuple(report["segments"]),
         report["memory_peak"],
         tuple(
-            Timed(kind, index, frame, max(0.0, start - last), end - last)
-            for kind, index, frame, start, end in spans
-            if end > last
+            Timed(kind, index, frame, max(0.0, start), end)
+            for kind, index, frame, start, end in sorted(report["timeline"], key=lambda span: span[3])
+            if end > 0  # of the last frame
         ),
     )
 
@@ -180,7 +225,6 @@ def _device_report(report: Mapping[str, Any], last: float) -> DeviceReport:
 def result(artifact: Artifact, report: Mapping[str, Any], delivered: Delivered) -> RunResult:
     """What a run gave, of the report and the outputs of the frames that were kept."""
     outputs = tuple(map(artifact.first, delivered))
-    lasts = _last(report["ranks"], report["lead"], report["last_s"])
-    reports = tuple(map(_device_report, report["ranks"], lasts))
+    reports = tuple(map(_device_report, report["ranks"]))
     times = tuple(report["frames_s"]), report["total_s"]
     return RunResult(outputs, reports, delivered, *times, waited_s=tuple(report["waited_s"]))

@@ -60,19 +60,17 @@ def surviving(artifact: Artifact, frames: Frames, options: RunOptions, call: Cal
             break
         except Unfinished as end:
             lost = end.lost
-            roles = artifact.roles(away | {lost.device})
-            if roles is None:
+            others = artifact.roles(away.union(lost.gone.devices))
+            if others is None:
                 raise lost from None
-            away.add(lost.device)
+            roles = others
             done += end.done
-            gone = tuple(name for name in artifact.devices if name in away)
-            tell(
-                RunEvent(
-                    "loss", lost.device, str(lost).partition(": ")[2], gone, time.perf_counter() - begun, len(done)
-                )
-            )
-            if len(done) == wanted:  # it was lost after the last frame
-                raise lost from None
+            for name in lost.gone.devices:
+                away.add(name)
+                missing = tuple(other for other in artifact.devices if other in away)
+                now = time.perf_counter() - begun
+                tell(RunEvent("loss", name, lost.gone.why, missing, now, len(done)))
+            done = done[: wanted - 1]  # where all are finished their times are not told: the last one is played again
     result = mpirun.result(artifact, report, delivered)
     if events:
         now, again = time.perf_counter(), options.frames_in_flight(len(artifact.devices), mpirun.IN_FLIGHT_LIMIT)

@@ -24,7 +24,7 @@ from dicompiler_targets.mpi.artifact import Artifact, Delivered, read_outputs, r
 def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
     """Runs the artifact for `frames`: see Target.run. The time of building does not count."""
     artifact = Artifact.load(directory)
-    mpirun.arguments(artifact, len(frames), options)  # before anything is built
+    mpirun.check(artifact, options)  # before anything is built
     toolchain = tools.find()
     program = build.build(next(iter(artifact.packages.values())), toolchain)
     line = [str(toolchain.mpirun), "--oversubscribe", "--bind-to", "none"]

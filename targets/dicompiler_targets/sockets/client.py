@@ -6,13 +6,14 @@ from pathlib import Path
 
 from dicompiler.plugin_api import RunOptions
 from dicompiler_targets.sockets.artifact import Artifact
+from dicompiler_targets.sockets.guarded import Guarded
 from dicompiler_targets.sockets.kept import Kept
 from dicompiler_targets.sockets.session import Session, check_elsewhere
 
 
-def connect(directory: Path, options: RunOptions) -> Session:
+def connect(directory: Path, options: RunOptions) -> Guarded:
     """Starts the artifact's devices, on other hosts after what they lack was copied there, or joins those that are kept
-    running: see dicompiler.connect."""
+    running; one that has no other to talk with is played here: see dicompiler.connect."""
     artifact = Artifact.load(directory)
     check_elsewhere(options, artifact)
     if Kept.load(directory) is not None:
@@ -26,4 +27,9 @@ def connect(directory: Path, options: RunOptions) -> Session:
         install(directory, options)
         remote = Remote(artifact, options)
         return Session(artifact, remote.options, remote)
+    apart = options.keys or options.listen or options.elsewhere or options.without or options.pin or options.emulation
+    if len(artifact.devices) == 1 and not apart:
+        from dicompiler_targets.sockets.alone import Alone  # and with it onnxruntime, which clients do without
+
+        return Alone(artifact, options)
     return Session(artifact, options)

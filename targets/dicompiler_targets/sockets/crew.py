@@ -53,8 +53,8 @@ class Crew:
     each device knows them by; `schedule`: the role of each.
 
     A loss that the artifact's roles cover makes all frames before `window.end` void: `void` is true until the session
-    has given them again, which it may once `changing` (who has not answered yet) is empty. `told`: called with each
-    loss and return: (kind, device, why).
+    has given them again. More may follow once `changing` (who has not answered yet) is empty. `told`: called with each
+    loss and return: (kind, device, why). beside: as of Lines.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Crew:
         options: RunOptions,
         in_flight: int,
         start: Start,
+        beside: int,
         told: Callable[[Any, str, str], None],
     ) -> None:
         self.artifact, self.options, self.told = artifact, options, told
@@ -72,7 +73,7 @@ class Crew:
         self.away = set(options.without)
         self.changing: set[str] = set()
         self.void = False
-        self.lines = Lines(options.heartbeat_s)
+        self.lines = Lines(options.heartbeat_s, beside)
         self._events: deque[Event] = deque()
         self._ready: set[str] = set()
         self._told = self._joined = self._finishing = False

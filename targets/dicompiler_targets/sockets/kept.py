@@ -248,7 +248,7 @@ class Calls:
     def _call(self, process: Called, before: threading.Event, done: threading.Event) -> None:
         name = process.device
         try:
-            before.wait(GREETING_S)
+            before.wait(min(GREETING_S, self.options.timeout_s / 4))
             try:
                 channel = self._reach(name)
             except OSError:
@@ -278,6 +278,7 @@ class Calls:
             "heartbeat": self.options.heartbeat_s,
         }
         address = self._kept.addresses[name]
-        until = time.monotonic() + min(2 * GREETING_S, self.options.timeout_s)
+        # Where it does not answer, time must be left to go on without it.
+        until = time.monotonic() + min(2 * GREETING_S, self.options.timeout_s / 2)
         insecure, token = self.options.insecure, self._kept.token
         return greet(name, address, self._keys, insecure, token, wish, until)[0]

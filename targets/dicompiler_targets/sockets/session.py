@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dicompiler.plugin_api import DeviceReport, RunError, RunEvent, RunOptions, UsageError, expect, nearest
-from dicompiler.plugin_api import Session as AnySession
 from dicompiler_targets.sockets.artifact import Artifact, Role, from_payload, piece, to_payload
 from dicompiler_targets.sockets.crew import Crew
 from dicompiler_targets.sockets.feed import Feed
+from dicompiler_targets.sockets.guarded import Guarded, overdue
 from dicompiler_targets.sockets.joining import LOOPBACK, Door
 from dicompiler_targets.sockets.kept import Calls
 from dicompiler_targets.sockets.processes import Process, Start, here, unreported
@@ -61,7 +61,7 @@ class Flight:
         return max(0.0, min(self.begun_s, self.end_s) - self.start_s)
 
 
-class Session(AnySession):
+class Session(Guarded):
     """The processes of an artifact and the frames on their way. Use it from one thread at a time.
 
     start: how devices are started, by default on this host, but those that `options.elsewhere` names, which someone
@@ -83,13 +83,13 @@ class Session(AnySession):
         self._roles = artifact.roles
         self._anew = False
         self._flights = dict[int, Flight]()
-        self._ended: str | None = None
         self._begun_s, self._lost_s, self._replays, self._finished = time.perf_counter(), 0.0, 0, 0
         self._change_until = math.inf
         count = len({*artifact.devices} - {*options.elsewhere, *options.without})
         door = start if isinstance(start, Calls) else Door(options.listen or LOOPBACK, options.keys, options.insecure)
+        beside = 0 if start else count
         start = start or here(artifact.directory, options, max(1, count))
-        self._crew = Crew(artifact, options, self.in_flight, start, self._tell)
+        self._crew = Crew(artifact, options, self.in_flight, start, beside, self._tell)
         self._window, self._lines = self._crew.window, self._crew.lines
         with self._guarded(), contextlib.ExitStack() as stack:
             stack.callback(door.close)
@@ -101,15 +101,6 @@ class Session(AnySession):
     def processes(self) -> Mapping[str, Process]:
         """Those of all devices."""
         return self._crew.processes
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._end("it was left by an error")
 
     # -- what a user calls
 
@@ -166,19 +157,7 @@ class Session(AnySession):
 
     # -- starting and ending
 
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Ends everything where the block fails."""
-        if self._ended is not None:
-            raise RunError(f"the session has ended: {self._ended}")
-        try:
-            yield
-        except BaseException as error:
-            self._end(str(error) or type(error).__name__)
-            raise
-
-    def _end(self, why: str) -> None:
-        self._ended = self._ended or why
+    def _stop(self) -> None:
         self._crew.end()
 
     def _finish(self) -> None:
@@ -259,7 +238,8 @@ class Session(AnySession):
         self._anew = False
 
     def _give_again(self) -> None:
-        """Gives what was on its way when a device was lost, once all others know it."""
+        """Gives what was on its way when a device was lost, behind the word of it: who hears of it sooner tells its
+        peers so, before what they would not expect."""
         self._crew.void = False
         flights, self._flights = [self._flights[number] for number in sorted(self._flights)], {}
         for flight in flights:
@@ -312,7 +292,7 @@ class Session(AnySession):
             if crew.notice(event) and event.header is not None and event.header.frame in self._flights:
                 self._progress(self._flights[event.header.frame], event)
         crew.look()
-        if crew.void and not crew.changing:
+        if crew.void:
             self._give_again()
         self._check_time(deadline, waiting)
 
@@ -359,10 +339,7 @@ class Session(AnySession):
     def _check_time(self, deadline: float, waiting: Sequence[str], more: str = "") -> None:
         if time.monotonic() > deadline + GRACE_S:
             others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
-            raise RunError(
-                f"{self.processes[waiting[0]].title}: did not finish within {self.options.timeout_s:g} s"
-                f"{others}{more}: allow more time (--timeout)"
-            )
+            raise overdue(self.processes[waiting[0]].title, self.options, f"{others}{more}")
 
 
 def in_flight(options: RunOptions, devices: int) -> int:

@@ -24,6 +24,7 @@ COSTS = RuntimeCosts(
     end=1.4e-9,
     tls=0.8e-9,
     headers=0.05,
+    joined=0.1,
 )
 """On the reference host, fitted to exchanges of boards that it emulated (docs/prediction.md)."""
 

@@ -80,12 +80,26 @@ std::size_t memory_peak() {
     return 0;
 }
 
-std::string report(int rank, const Device& device, int threads, const Measured& measured, const Times& times) {
+Begun begun_at(int lead, const Measured& measured) {
+    const auto& begun = measured.begun;
+    auto name = clock_name();
+    name.resize(36, ' ');
+    const auto own = name;
+    using std::chrono::nanoseconds;
+    long long times[2] = {nanoseconds{measured.start.time_since_epoch()}.count(),
+                          begun.empty() ? 0 : nanoseconds{begun.back() - measured.start}.count()};
+    MPI_Bcast(&name[0], static_cast<int>(name.size()), MPI_CHAR, lead, MPI_COMM_WORLD);
+    MPI_Bcast(times, 2, MPI_LONG_LONG, lead, MPI_COMM_WORLD);
+    const auto first = name == own ? Clock::time_point{nanoseconds{times[0]}} : measured.start;
+    return {first, first + nanoseconds{times[1]}};
+}
+
+std::string report(int rank, const Device& device, int threads, const Measured& measured, const Times& times,
+                   Clock::time_point last) {
     std::string sent;
     for (const auto& entry : measured.sent) {
         sent += (sent.empty() ? "\"" : ", \"") + std::to_string(entry.first) + "\": " + std::to_string(entry.second);
     }
-    const auto origin = std::chrono::nanoseconds{measured.start.time_since_epoch()}.count();
     auto spans = times.spans;
     spans.insert(spans.end(), measured.spans.begin(), measured.spans.end());
     const double compute = std::accumulate(times.segments.begin(), times.segments.end(), 0.0);
@@ -93,24 +107,16 @@ std::string report(int rank, const Device& device, int threads, const Measured& 
            "\", \"threads\": " + std::to_string(threads) + ", \"compute_s\": " + json(compute) +
            ", \"wait_s\": " + json(times.wait) + ", \"send_s\": " + json(measured.send) +
            ", \"memory_peak\": " + std::to_string(memory_peak()) + ", \"segments\": " + json(times.segments) +
-           ", \"clock\": \"" + clock_name() + "\", \"origin_ns\": " + std::to_string(origin) +
-           ", \"timeline\": " + json(spans, measured.start) + ", \"sent\": {" + sent + "}}";
+           ", \"timeline\": " + json(spans, last) + ", \"sent\": {" + sent + "}}";
 }
 
-std::vector<double> waits(int rank, const Measured& measured, const Times& times, std::size_t frames, int lead) {
-    // Ranks begin at once, as far as a barrier can tell; those of one kernel have one clock, which tells exactly.
-    auto name = clock_name();
-    name.resize(36, ' ');
-    const auto own = name;
-    long long origin = std::chrono::nanoseconds{measured.start.time_since_epoch()}.count();
-    MPI_Bcast(&name[0], static_cast<int>(name.size()), MPI_CHAR, lead, MPI_COMM_WORLD);
-    MPI_Bcast(&origin, 1, MPI_LONG_LONG, lead, MPI_COMM_WORLD);
-    const auto start = name == own ? Clock::time_point{std::chrono::nanoseconds{origin}} : measured.start;
-    std::vector<double> first(frames, std::numeric_limits<double>::infinity()), found(frames);
+std::vector<double> waits(int rank, const Measured& measured, const Times& times, std::size_t frames, int lead,
+                          Clock::time_point first) {
+    std::vector<double> own(frames, std::numeric_limits<double>::infinity()), found(frames);
     for (std::size_t i = 0; i < times.begun.size(); ++i) {
-        if (times.begun[i] != Clock::time_point{}) first[i] = between(start, times.begun[i]);
+        if (times.begun[i] != Clock::time_point{}) own[i] = between(first, times.begun[i]);
     }
-    MPI_Reduce(first.data(), found.data(), static_cast<int>(frames), MPI_DOUBLE, MPI_MIN, lead, MPI_COMM_WORLD);
+    MPI_Reduce(own.data(), found.data(), static_cast<int>(frames), MPI_DOUBLE, MPI_MIN, lead, MPI_COMM_WORLD);
     for (std::size_t i = 0; rank == lead && i < frames; ++i) {
         const auto waited = found[i] - between(measured.start, measured.begun[i]);
         found[i] = std::max(0.0, std::min(waited, measured.frames[i]));
@@ -121,11 +127,8 @@ std::vector<double> waits(int rank, const Measured& measured, const Times& times
 void print_reports(int rank, const std::string& own, const Measured& measured, const std::vector<double>& waited,
                    int lead) {
     const auto ranks = gather(rank, own);
-    const auto last = measured.begun.empty() ? 0 : between(measured.start, measured.begun.back());
     const auto times = "\"frames_s\": " + json(measured.frames) + ", \"waited_s\": " + json(waited) +
-                       ", \"total_s\": " + json(measured.total) +
-                       ", \"lead\": " + std::to_string(lead) +
-                       ", \"last_s\": " + json(last);
+                       ", \"total_s\": " + json(measured.total);
     const auto frames = gather(rank, times);
     if (rank != 0) return;
     std::string text;

@@ -1,6 +1,9 @@
 // A rank from its start to its end: checks, sessions, frames, report.
 #include <malloc.h>
 #include <mpi.h>
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
 #include <sched.h>
 #include <sys/prctl.h>
 
@@ -25,6 +28,53 @@ extern "C" void stop_by_signal(int) { stopped = true; }
 std::string title(const Program& program, int rank) {
     const auto& device = program.ranks[static_cast<std::size_t>(rank)];
     return "rank " + std::to_string(rank) + " (device '" + device.name + "' on host '" + device.host + "')";
+}
+
+// What a rank says that cannot go on. `after`: until it ends all others, which may tell as well.
+[[noreturn]] void give_up(const std::string& who, const std::string& why, std::chrono::milliseconds after) {
+    std::fprintf(stderr, "dicompiler: %s: %s\n", who.c_str(), why.c_str());
+    std::this_thread::sleep_for(after);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+    std::abort();
+}
+
+std::string suspicion(const Program& program, int rank) {
+    return rank < 0 ? "" : "; the cause may be " + title(program, rank);
+}
+
+// Which rank Open MPI knows to be lost; -1 where it knows of none. It does with ULFM, where that is asked for.
+int lost_rank() {
+    int rank = -1;
+#ifdef OMPI_HAVE_MPI_EXT_FTMPI
+    MPI_Group gone, all;
+    int count = 0;
+    const int first = 0;
+    if (MPIX_Comm_get_failed(MPI_COMM_WORLD, &gone) != MPI_SUCCESS) return rank;
+    MPI_Group_size(gone, &count);
+    MPI_Comm_group(MPI_COMM_WORLD, &all);
+    if (count > 0) MPI_Group_translate_ranks(gone, 1, &first, all, &rank);
+#endif
+    return rank;
+}
+
+const Program* played = nullptr;  // of this process, for `fail`
+
+// Called by MPI where a call of it fails.
+void fail(MPI_Comm*, int* code, ...) {
+    int self = 0, length = 0;
+    char words[MPI_MAX_ERROR_STRING] = "";
+    MPI_Comm_rank(MPI_COMM_WORLD, &self);
+    MPI_Error_string(*code, words, &length);
+    const auto lost = lost_rank();
+    const auto why = lost < 0 ? words : "its connection to another rank was closed, which has ended";
+    give_up(title(*played, self), why + suspicion(*played, lost), std::chrono::milliseconds{300});
+}
+
+void notice_failures(const Program& program) {
+    MPI_Errhandler handler;
+    played = &program;
+    MPI_Comm_create_errhandler(fail, &handler);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
 }
 
 // The program with those of its functions that are to be played.
@@ -145,12 +195,8 @@ Measured exchange_or_end(const Task& task, const Flow& flow, std::vector<std::un
     } catch (const Error& error) {
         // The player's thread may be deep in a segment: nobody waits for it.
         outputs.discard();
-        const auto more = error.peer < 0 ? "" : "; the cause may be " + title(task.program, error.peer);
-        const auto who = title(task.program, task.self);
-        std::fprintf(stderr, "dicompiler: %s: %s%s\n", who.c_str(), error.what(), more.c_str());
-        // Others that wait tell so as well before all are ended.
-        std::this_thread::sleep_for(std::chrono::milliseconds{1500});
-        MPI_Abort(MPI_COMM_WORLD, 1);
+        give_up(title(task.program, task.self), error.what() + suspicion(task.program, error.peer),
+                std::chrono::milliseconds{1500});
     }
     return {};
 }
@@ -217,8 +263,9 @@ void play(const Program& program, const Options& options, int self) {
     barrier();
     outputs.publish();
     const int lead = flow.starters.front();
-    const auto waited = waits(self, measured, times, flow.frames, lead);
-    print_reports(self, report(self, device, threads, measured, times), measured, waited, lead);
+    const auto begun = begun_at(lead, measured);
+    const auto waited = waits(self, measured, times, flow.frames, lead, begun.first);
+    print_reports(self, report(self, device, threads, measured, times, begun.last), measured, waited, lead);
 }
 
 }  // namespace
@@ -250,12 +297,11 @@ int run(const Program& program, int argc, char** argv) {
             return 2;
         }
         who = title(program, self);
+        notice_failures(program);
         play(chosen(program, options), options, self);
     } catch (const std::exception& error) {
-        std::fprintf(stderr, "dicompiler: %s: %s\n", who.c_str(), error.what());
         // mpirun must have taken the line before it hears of the end.
-        std::this_thread::sleep_for(std::chrono::milliseconds{100});
-        MPI_Abort(MPI_COMM_WORLD, 1);
+        give_up(who, error.what(), std::chrono::milliseconds{100});
     }
     MPI_Finalize();
     return 0;

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class Device(Member):
         self.finished = self.replays = self.losses = 0
         self.farewell = ""
         self.window = Window(1)
-        self.announced = 0
+        self.announced = self.changed = 0
         self.departed: set[str] = set()
         self.inputs, *self.other_inputs = (
             {value["index"]: value for value in (*role["inputs"], *role.get("states", ()))} for role in roles(manifest)
@@ -85,7 +85,7 @@ class Device(Member):
             # Open at once: strangers that wait in the listener's queue would keep peers from entering it.
             entrance = stack.enter_context(contextlib.closing(Entrance(listener, self.keys, self._arrive)))
             self._begin(listener.getsockname())
-            sessions = self._make_sessions(threads)
+            sessions = checked_sessions(self.files, self.directory, self.manifest, threads)
             self._take_part(entrance, sessions, stack.close)
         self._finish(self._to_play())
 
@@ -139,14 +139,6 @@ class Device(Member):
             self.control.send_json(Kind.ERROR, {"message": one_line(error), "peer": getattr(error, "peer", None)})
             self.control.flush(time.monotonic() + 1)
 
-    def _make_sessions(self, threads: int) -> list[Any]:
-        self.files.begin()
-        try:
-            return make_sessions(self.directory, self.manifest, threads)
-        except ValueError:
-            self.files.check()  # a damaged file is the cause where one cannot be loaded
-            raise
-
     def _admit_control(self, header: Header) -> None:
         if header.kind is Kind.INPUT:
             self.gate.admit(header)
@@ -189,8 +181,9 @@ class Device(Member):
             self.mailbox.put(("frame", header.frame), times)
 
     def _change(self, told: Mapping[str, Any]) -> None:
-        """From frame `first` on roles for other losses are in force; with `drop` what was begun before is forgotten."""
-        first = int(told["first"])
+        """From frame `first` on roles for other losses are in force; with `drop` what was begun before is forgotten:
+        then frames can come at once, by the new roles, and from peers that have heard of it sooner than others."""
+        self.changed = first = int(told["first"])
         self.losses += len(set(told["away"]) - self.away)
         self.away = set(told["away"])
         for peer in sorted(self.away - self.gone):
@@ -202,6 +195,7 @@ class Device(Member):
                 self.mailbox.put(("skip", self.announced), first)
                 self.announced = first
             self._to_control().send(Kind.CHANGED, frame=first)
+            self._release()
             return
         self.replays += max(0, self.announced - self.window.oldest)
         self.window.drop(first)
@@ -209,6 +203,15 @@ class Device(Member):
         if self.player is not None:
             self.player.halt(first)
         self.mailbox.drop(first)
+        for peer, channel in self.peers.items():
+            if peer not in self.gone and channel in self.channels:
+                channel.send(Kind.CHANGED, frame=first)
+        self._release()
+
+    def _release(self) -> None:
+        """Hears those peers again that had changed before."""
+        for channel in self.peers.values():
+            channel.release()
 
     def _lost_control(self, error: Exception) -> None:
         if isinstance(error, ProtocolError):
@@ -229,7 +232,7 @@ class Device(Member):
 
     def _callbacks(
         self, peer: str
-    ) -> tuple[Callable[[Header], None], Callable[[Header, Any], None], Callable[[Exception], None]]:
+    ) -> tuple[Callable[[Header], None], Callable[[Header, Any], object], Callable[[Exception], None]]:
         """What a peer's channel calls: see Channel.start."""
         ends = (peer, self.name)
         expected, *others = (
@@ -239,13 +242,17 @@ class Device(Member):
         gate = Gate(expected, self.window, others, self.schedule)
         names = {index: t["name"] for own in (expected, *others) for index, t in own.items()}
 
+        words = (Kind.BYE, Kind.CHANGED) if self.schedule.survives else (Kind.BYE,)
+
         def admit(header: Header) -> None:
             if header.kind is Kind.TENSOR:
                 gate.admit(header)
-            elif header.kind is not Kind.BYE or header.length:
+            elif header.length or header.kind not in words:
                 raise ProtocolError(f"{header.kind.name} of {header.length} bytes came")
 
-        def deliver(header: Header, payload: Any) -> None:
+        def deliver(header: Header, payload: Any) -> bool:
+            if header.kind is Kind.CHANGED:
+                return header.frame > self.changed  # what follows fits roles that are not in force here yet
             if header.kind is Kind.BYE:
                 if self.window.oldest < self.announced:
                     raise ProtocolError(f"BYE came while frame {self.window.oldest} was on its way")
@@ -253,6 +260,7 @@ class Device(Member):
                 self.mailbox.put(("bye", peer), True)
             elif header.frame >= self.window.first:
                 self.mailbox.put((header.frame, names[header.index]), payload)
+            return False
 
         def lost(error: Exception) -> None:
             if isinstance(error, ProtocolError):
@@ -302,13 +310,6 @@ class Device(Member):
         since = int(1e6 * (time.perf_counter() - frame.begun)) + 1 if frame.begun else 0
         self._to_control().post(Kind.DONE, index=min(since, 2**32 - 1), frame=frame.number)
 
-    def _timeline(self, player: Player) -> list[list[Any]]:
-        """What was done from the announcement of the last frame on, in seconds from then, in order of starts."""
-        sends = [("send", *span) for channel in self.channels for span in channel.timeline]
-        spans = sorted([*player.timeline, *sends], key=lambda span: span[3])
-        own = [span for span in spans if span[4] > player.begun][:SPANS]
-        return [[*span[:3], *(round(max(0.0, at - player.begun), 7) for at in span[3:])] for span in own]
-
     def _finish(self, player: Player) -> None:
         """Says good-bye to the peers, hears theirs, and reports."""
         deadline, peers = time.monotonic() + PATIENCE_S, tuple(self.peers)
@@ -319,17 +320,37 @@ class Device(Member):
         for peer in peers:
             if peer not in self.gone:
                 self.mailbox.take(self.lines, ("bye", peer), deadline, f"the good-bye of {peer!r}", peer)
-        sent: Counter[int] = Counter()
-        for channel in self.channels:
-            sent.update(channel.sent)
-        report = {
-            "compute_s": sum(player.segments_s),
-            "wait_s": player.wait_s,
-            "send_s": sum(channel.send_s for channel in self.channels),
-            "sent": {str(index): sent[index] for index in sorted(sent)},
-            "segments": player.segments_s,
-            "memory_peak": memory_peak(),
-            "timeline": self._timeline(player),
-        }
-        self._to_control().send_json(Kind.REPORT, report)
+        self._to_control().send_json(Kind.REPORT, reported(player, self.channels))
         self._to_control().flush(deadline)
+
+
+def checked_sessions(files: Files, directory: Path, manifest: Mapping[str, Any], threads: int) -> list[Any]:
+    """As make_sessions; the digests of the files are taken meanwhile. ValueError names a damaged file where one cannot
+    be loaded."""
+    files.begin()
+    try:
+        return make_sessions(directory, manifest, threads)
+    except ValueError:
+        files.check()
+        raise
+
+
+def reported(player: Player, channels: Iterable[Channel] = ()) -> dict[str, Any]:
+    """What a device tells at the end of all its frames. Its timeline: what was done from the announcement of the last
+    one on, in seconds from then, in order of starts."""
+    sent: Counter[int] = Counter()
+    spans, send_s = list(player.timeline), 0.0
+    for channel in channels:
+        sent.update(channel.sent)
+        send_s += channel.send_s
+        spans += [("send", *span) for span in channel.timeline]
+    own = sorted((span for span in spans if span[4] > player.begun), key=lambda span: span[3])[:SPANS]
+    return {
+        "compute_s": sum(player.segments_s),
+        "wait_s": player.wait_s,
+        "send_s": send_s,
+        "sent": {str(index): sent[index] for index in sorted(sent)},
+        "segments": player.segments_s,
+        "memory_peak": memory_peak(),
+        "timeline": [[*span[:3], *(round(max(0.0, at - player.begun), 7) for at in span[3:])] for span in own],
+    }

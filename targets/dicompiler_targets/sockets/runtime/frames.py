@@ -15,7 +15,7 @@ import numpy as np
 
 from .roles import Schedule
 
-MAGIC, PROTOCOL = b"DICO", 3
+MAGIC, PROTOCOL = b"DICO", 4
 HEADER = struct.Struct("<4sBBHIQQ")
 """Magic, protocol version, kind, flags (0), index (of a transfer, an input or an output), frame, payload length."""
 JSON_LIMIT = 1 << 20
@@ -36,9 +36,9 @@ class Kind(IntEnum):
     to it; TENSOR and BYE pass between devices; PING (a sign of life) goes everywhere. RUN opens a frame, its index is
     the milliseconds that the frame may take; DONE says that a device has finished it, its index is the
     microseconds since the device began to compute it (0: it computes nothing of it). CHANGE, of the coordinator, says
-    who is away and from which frame on other roles are in force, CHANGED that a device goes by it; LOST that it has
-    lost a peer, and goes on. ANEW, before RUN, says that states begin anew with that frame: as zeros, or with index 1
-    as INPUTs say."""
+    who is away and from which frame on other roles are in force, CHANGED, also to peers, that a device goes by it; LOST
+    that it has lost a peer, and goes on. ANEW, before RUN, says that states begin anew with that frame: as zeros, or
+    with index 1 as INPUTs say."""
 
     HELLO = 1
     PEERS = 2
@@ -204,11 +204,12 @@ class Reader:
         return header, payload
 
 
-def read_frames(reader: Reader, admit: Callable[[Header], None], deliver: Callable[[Header, Any], None]) -> None:
-    """Takes the frames that are there: `deliver` gets each that `admit` has let through. Errors: as Reader.next."""
+def read_frames(reader: Reader, admit: Callable[[Header], None], deliver: Callable[[Header, Any], object]) -> None:
+    """Takes the frames that are there: `deliver` gets each that `admit` has let through, until it returns something
+    true. Errors: as Reader.next."""
     while (frame := reader.next(admit)) is not None:
-        if frame[0].kind is not Kind.PING:
-            deliver(*frame)
+        if frame[0].kind is not Kind.PING and deliver(*frame):
+            return
 
 
 class Window:

@@ -44,13 +44,14 @@ class Watched(Protocol):
 
 
 class Lines:
-    """`turn`: held while anything of a channel is changed. `interval_s`: seconds between signs of life. `alone`:
-    whether it may look for what comes before it sleeps: no other device shares its processors.
+    """`turn`: held while anything of a channel is changed. `interval_s`: seconds between signs of life. beside: how
+    many devices run beside this process on its processors. `alone`: whether it may look for what comes before it
+    sleeps: nobody else needs the processor for that.
 
     At first the helper drives; from `drive` on the thread that calls it; after `rest` the helper where that is long.
     """
 
-    def __init__(self, interval_s: float) -> None:
+    def __init__(self, interval_s: float, beside: int = 0) -> None:
         self.turn = threading.RLock()
         self._interval_s = interval_s
         self._poll = select.poll()
@@ -62,7 +63,7 @@ class Lines:
         self._lent, self._ended = True, False
         self._asleep = False
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.alone, self._waited_s = cores > 1, 0.0
+        self.alone, self._waited_s = cores > 1 + beside, 0.0
         self._call = threading.Event()  # set while the wheel is lent
         self._call.set()
         self._bell, self._ring = os.pipe()

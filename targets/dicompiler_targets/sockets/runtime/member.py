@@ -54,7 +54,7 @@ class Member(ABC):
     @abstractmethod
     def _callbacks(
         self, peer: str
-    ) -> tuple[Callable[[Header], None], Callable[[Header, Any], None], Callable[[Exception], None]]:
+    ) -> tuple[Callable[[Header], None], Callable[[Header, Any], object], Callable[[Exception], None]]:
         """What a peer's channel calls: see Channel.start."""
 
     def _enter(self, control: socket.socket) -> None:

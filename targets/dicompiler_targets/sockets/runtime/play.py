@@ -353,6 +353,7 @@ def _halt() -> Any:
     """What ends a call of onnxruntime. Its Python package looks in it for a GPU's graph before each call; where it says
     nothing of one, that is an exception within, which costs ten times what calling does."""
     options = ort.RunOptions()
+    options.log_severity_level = 4  # what it raises is told in words
     options.add_run_config_entry("gpu_graph_id", "-1")  # none
     return options
 

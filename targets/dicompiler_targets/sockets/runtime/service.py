@@ -23,13 +23,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from .device import Device
+from .device import Device, checked_sessions
 from .files import Files
 from .frames import Kind, ProtocolError
 from .greeting import CONTROL, Entrance, Guests, Membership, derived
 from .heap import memory_peak
 from .line import COORDINATOR, Keys, check_identity, check_open, join_address
-from .values import make_sessions, one_line
+from .values import one_line
 from .wire import Channel
 
 BUSY_S = 2.0
@@ -93,11 +93,8 @@ class Service:
     def prepare(self, threads: int) -> None:
         """Makes the sessions and checks the files; from then on it can be called. ValueError, OSError."""
         files = Files(self._directory, self._manifest)
-        files.begin()
-        try:
-            self._sessions = make_sessions(self._directory, self._manifest, threads)
-        finally:
-            files.check()  # a damaged file is the cause where a session cannot be made
+        self._sessions = checked_sessions(files, self._directory, self._manifest, threads)
+        files.check()
         self._listener.listen(64)
         self._entrance = Entrance(self._listener, self._keys, self._meet)
 

@@ -37,7 +37,8 @@ PATIENCE = 3
 """Intervals of signs of life without one after which the other end counts as lost."""
 
 Admit = Callable[[Header], None]
-Deliver = Callable[[Header, Any], None]
+Deliver = Callable[[Header, Any], object]
+"""What returns something true has the channel held."""
 Lost = Callable[[Exception], None]
 
 
@@ -74,6 +75,7 @@ class Channel:
         self._done = 0  # bytes of the first in the queue that have left
         self._begun = 0.0  # when it was its turn, 0 where none is queued
         self._reads = self._writes = True
+        self._held = False
         self._waits = (False, False, False)  # what the lines know
         self._silent_s = self._unsaid_s = 0.0
 
@@ -106,9 +108,10 @@ class Channel:
 
     def start(self, lines: Lines, admit: Admit, deliver: Deliver, lost: Lost, at_once: bool = True) -> None:
         """From now on `lines` moves what is sent and received. `admit` raises ProtocolError for a frame that must not
-        come, before memory is taken for it; `deliver` gets each other frame with its payload, an array of bytes; `lost`
-        is told once why no more will come or go. They are called in whatever thread drives. at_once: the other end
-        starts now too; else its silence counts from when it was first heard: it may be making its sessions.
+        come, before memory is taken for it; `deliver` gets each other frame with its payload, an array of bytes: where
+        it returns something true, what follows waits for `release`; `lost` is told once why no more will come or go.
+        They are called in whatever thread drives. at_once: the other end starts now too; else its silence counts from
+        when it was first heard: it may be making its sessions.
         """
         with lines.turn:
             self._admit, self._deliver, self._lost = admit, deliver, lost
@@ -175,11 +178,18 @@ class Channel:
 
     def receive(self) -> None:
         """Takes the frames that are there."""
-        if self._reads:
+        if self._reads and not self._held:
             try:
-                read_frames(self._reader, self._admit, self._deliver)
+                read_frames(self._reader, self._admit, self._take)
             except Exception as error:  # whatever it is must be told, or others wait for what does not come
                 self._end_reading(error)
+
+    def release(self) -> None:
+        """What follows is read again."""
+        if self._held:
+            self._held = False
+            self._watch()
+            self.receive()
 
     def push(self) -> None:
         """Hands over what the system takes of what is queued."""
@@ -202,7 +212,7 @@ class Channel:
             self._unsaid_s = 0.0
             self.send(Kind.PING)
         self.receive()  # less than was waited for is a sign of life too
-        self._silent_s = 0.0 if self._reader.heard else self._silent_s + tick_s
+        self._silent_s = 0.0 if self._reader.heard or self._held else self._silent_s + tick_s
         self._reader.heard = False
         if self._silent_s > PATIENCE * interval_s:
             self._end_reading(Silence(f"nothing was heard of it for {PATIENCE * interval_s:g} s"))
@@ -210,9 +220,15 @@ class Channel:
     # -- within
 
     def _watch(self, blocked: bool = False, paused: bool = False) -> None:
-        if (waits := (self._reads, blocked, paused)) != self._waits:
+        if (waits := (self._reads and not self._held, blocked, paused)) != self._waits:
             self._waits = waits
             self._started().watch(self, *waits)
+
+    def _take(self, header: Header, payload: Any) -> bool:
+        if self._deliver(header, payload):
+            self._held = True
+            self._watch()
+        return self._held
 
     def _mute(self) -> None:
         """Nothing is sent any more."""

@@ -1,0 +1,101 @@
+"""One device that nobody else has a part in: a client plays it in its own process, as a device's process would."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from support.running import pids
+from support.stateful import fed_back, integer_frames, random_stateful
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError, RunError
+from dicompiler.target.records import RunOptions
+from dicompiler_targets.sockets import SocketsTarget
+
+HEAD = '<ir_version: 8, opset_import: ["": 17]> g'
+GATHER = f"{HEAD} (int64[1] x) => (float[1] y) <float[4] t = {{1, 2, 3, 4}}> {{ y = Gather(t, x) }}"
+COUNT = f"""{HEAD} (float[1] x) => (float[1] y) <int64 times = {{1000000000000}}, bool yes = {{1}}> {{
+    y = Loop (times, yes, x) <body = turn (int64 i, bool go, float[1] s) => (bool again, float[1] t) {{
+        again = Identity(go)
+        t = Add(s, x)
+    }}>
+}}"""
+
+
+def compiled(network: Any, directory: Path) -> Path:
+    proto = onnx.parser.parse_model(network) if isinstance(network, str) else network
+    dicompiler.compile(proto, "rpi4x1", "single", output=directory)
+    return directory
+
+
+def test_it_computes_what_a_process_of_its_own_does_and_starts_none(tmp_path: Path) -> None:
+    artifact = compiled(networks.build("lenet", 1), tmp_path / "a")
+    given = [{"input": np.random.default_rng(i).random((1, 1, 32, 32), "float32")} for i in range(4)]
+    ran = SocketsTarget().run(artifact, given, RunOptions(timeout_s=60))
+    used = np.empty_like(given[0]["input"])
+
+    def source() -> Iterator[dict[str, Any]]:
+        for frame in given:
+            used[:] = frame["input"]  # it uses its array again
+            yield {"input": used}
+
+    given[0]["input"].setflags(write=False)
+    with dicompiler.connect(artifact) as session:
+        assert pids(artifact) == {}
+        with pytest.raises(DicompilerError, match=r"^input 'input' is missing"):
+            session.infer({})
+        found = [session.infer(given[0]), *session.stream(source()), *session.stream(given)]
+    for outputs, wanted in zip(found, [ran.outputs[0], *ran.outputs, *ran.outputs], strict=True):
+        assert outputs.keys() == wanted.keys()
+        assert all(np.array_equal(outputs[name], wanted[name]) and outputs[name].flags.writeable for name in wanted)
+    (own,), (report,) = session.reports, ran.reports
+    assert (own.device, len(own.segments), own.sent) == (report.device, len(report.segments), {})
+    assert own.compute_s == pytest.approx(sum(own.segments)) and own.memory_peak > report.memory_peak / 2
+    assert [(one.kind, one.index, one.frame) for one in own.timeline] == [("run", 0, 8)]
+    with dicompiler.connect(artifact, RunOptions(pin=True)) as session:
+        assert len(pids(artifact)) == 1  # what is asked for takes a process
+
+
+def test_states_are_kept_and_begun_anew(tmp_path: Path) -> None:
+    rng = Random(3)
+    model = random_stateful(rng)
+    dicompiler.compile(model, "rpi4x1", "single", output=tmp_path / "a")
+    frames = integer_frames(rng, model, 6)
+    with dicompiler.connect(tmp_path / "a") as session:
+        found = [session.infer(frame) for frame in frames]
+        session.reset()
+        found += session.stream(frames)
+    for outputs, wanted in zip(found, [*fed_back(model, frames)] * 2, strict=True):
+        assert all(np.array_equal(outputs[name], wanted[name]) for name in outputs)
+
+
+def test_what_fails_is_told_in_the_same_words_and_ends_the_session(tmp_path: Path) -> None:
+    artifact, bad = compiled(GATHER, tmp_path / "a"), {"x": np.array([9], np.int64)}
+    with pytest.raises(RunError) as told:
+        SocketsTarget().run(artifact, [bad], RunOptions(timeout_s=60))
+    with dicompiler.connect(artifact) as session:
+        with pytest.raises(RunError, match=f"^{re.escape(str(told.value))}$"):
+            session.infer(bad)
+        with pytest.raises(RunError, match=r"^the session has ended: device 'pi01': segment .* out of data bounds"):
+            session.infer(bad)
+    assert session.reports == ()
+    (segment,) = artifact.glob("pi01/segment*.onnx")
+    segment.write_bytes(segment.read_bytes().replace(b"Gather", b"gather"))
+    with pytest.raises(RunError, match=r"^device 'pi01': file segment\d+.onnx is damaged"):
+        dicompiler.connect(artifact)
+
+
+def test_a_frame_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+    session, begun = dicompiler.connect(compiled(COUNT, tmp_path / "a"), timeout=1), time.monotonic()
+    with pytest.raises(RunError, match=r"^device 'pi01': did not finish within 1 s: allow more time \(--timeout\)$"):
+        session.infer({"x": np.ones(1, np.float32)})
+    assert 1 <= time.monotonic() - begun < 6
