@@ -7,7 +7,6 @@ A host's own line is shaped at both of its ends, what all hosts share is the med
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import ipaddress
 import os
 import shutil
@@ -21,13 +20,13 @@ from dicompiler.ir.platform import Platform
 from dicompiler.target.emulated import relay
 
 NET = ipaddress.ip_network("10.77.0.0/16")
+"""Where all emulated hosts are."""
 UP, DOWN = "10.77.255.1", "10.77.255.2"
 """The routers' addresses: to where hosts send, and from where they receive."""
 HOSTS_LIMIT = 4096
 """More namespaces than that no host makes in a reasonable time."""
 PLACES = ":/usr/sbin:/sbin"
 """Where Debian has ip and tc, besides what PATH says."""
-CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,11 @@ class Emulated:
 
 
 def _enter(space: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).setns(space, CLONE_NEWNET) != 0:
-        cause = os.strerror(ctypes.get_errno())
-        raise DicompilerError(f"emulate: a network namespace cannot be entered: {cause}: run it as root")
+    try:
+        relay.enter(space)
+    except OSError as error:
+        cause = error.strerror
+        raise DicompilerError(f"emulate: a network namespace cannot be entered: {cause}: run it as root") from error
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from dicompiler.ir.platform import Platform
 
 QUEUE_S = 0.05
 """Seconds for which packets of a link that is slower than its hosts wait for it; what comes then is dropped."""
+CLONE_NEWNET = 0x40000000
 _TUN = (0x400454CA, 0x0001 | 0x1000)  # TUNSETIFF; IFF_TUN | IFF_NO_PI
 
 Rule = tuple[str, str, float, float | None]
@@ -72,11 +73,16 @@ def main() -> None:
     carry(*ends, table)
 
 
+def enter(space: int) -> None:
+    """Puts this thread into the network namespace of that descriptor. OSError where it may not."""
+    if ctypes.CDLL(None, use_errno=True).setns(space, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
 def _tun(space: str) -> int:
     """Makes the device `medium` in a namespace; its descriptor."""
     with open(f"/run/netns/{space}") as there:
-        if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), 0x40000000) != 0:
-            raise OSError(ctypes.get_errno(), "setns")
+        enter(there.fileno())
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(descriptor, _TUN[0], struct.pack("16sH22x", b"medium", _TUN[1]))
     subprocess.run(["ip", "link", "set", "medium", "up", "txqueuelen", "5000"], check=True)
