@@ -162,6 +162,7 @@ class SecureLine(Line):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
         self._sealed: bytes | memoryview = b""  # encrypted, and not sent yet
         self._chunk, self._dry = memoryview(bytearray(CHUNK)), False
+        self._begun = False  # a record may have been read in part
         self.wait_until(deadline)
         try:
             if server and connection.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL) == MAGIC:
@@ -234,7 +235,7 @@ class SecureLine(Line):
             self.emptied = False
             return None if len(view) else 0
         while True:
-            if self._incoming.pending or self._tls.pending():
+            if self._incoming.pending or (self._begun and self._tls.pending()):
                 try:
                     return self._decrypted(view)
                 except ssl.SSLWantReadError:  # a part of a record came: the rest is filled in below
@@ -249,7 +250,8 @@ class SecureLine(Line):
     def _decrypted(self, view: memoryview) -> int:
         """Stores of the record that is there as much as fits; the number of bytes."""
         count = int(self._tls.read(len(view), view))
-        if self._dry and count < len(view) and not self._incoming.pending:
+        self._begun = count == len(view)
+        if self._dry and not self._begun and not self._incoming.pending:
             self._dry, self.emptied = False, True
         return count
 
