@@ -21,11 +21,11 @@ class RuntimeCosts:
     """Seconds, on one device. latency: from when a message has come until the device, which waits for it, is awake (L);
     send, receive: of its processor for a message (o of both ends); byte: for each byte of it, at each end; gap: for
     which a message that it sends holds its line beside its bytes (g). call: of a segment's call beside its computing;
-    copy: for each byte that a slice or a join copies; end: for each byte of the network's inputs and outputs between
-    the device and whoever gives the frames, at both ends together; tls: for each byte at each end, beside `byte`, in
-    TLS. headers: what travels beside a message's bytes, as a share of them; no time. joined: the share of `send` and of
-    `receive` that a message takes which leaves together with an earlier one for the same device. ValueError for one
-    below 0."""
+    copy: for each byte that a slice, a join or a cast for the wire copies; end: for each byte of the network's inputs
+    and outputs between the device and whoever gives the frames, at both ends together; tls: for each byte at each end,
+    beside `byte`, in TLS. headers: what travels beside a message's bytes, as a share of them; no time. joined: the
+    share of `send` and of `receive` that a message takes which leaves together with an earlier one for the same device.
+    ValueError for one below 0."""
 
     latency: float = 0.0
     send: float = 0.0

@@ -17,9 +17,10 @@ from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Share
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
-from dicompiler.ir.regions import shape_of
-from dicompiler.ir.routing import Join, Routing, Take, leaves
-from dicompiler.ir.tasks import Task, TaskId, task_id
+from dicompiler.ir.regions import Region, shape_of
+from dicompiler.ir.routing import Box, Join, Routing, Take, leaves
+from dicompiler.ir.tasks import Key, Task, TaskId, task_id
+from dicompiler.ir.wire import kinds
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,9 @@ def workload(
     cost: CostModel,
     runtime: Mapping[str, RuntimeCosts] = NONE,
 ) -> Workload:
-    """The program with predicted seconds, role by role while nothing is lost. What a task takes, with what slices and
-    joins for it copy, is counted in the segment that holds its layer's anchor. runtime: what that costs on a device
-    (default: nothing)."""
+    """The program with predicted seconds, role by role while nothing is lost. What a task takes, with what slices,
+    joins and casts for it copy, is counted in the segment that holds its layer's anchor. runtime: what that costs on a
+    device (default: nothing)."""
     roles = zip(program.turns, routing.turns, strict=True)
     first, *others = (_role(role, routes, platform, cost, runtime) for role, routes in roles)
     return replace(first, others=tuple(others))
@@ -173,21 +174,33 @@ def _device(
 
 def copied_bytes(routing: Routing) -> dict[TaskId, int]:
     """Task → bytes that slices and joins for it copy in a frame of the first role: what it reads in another shape than
-    it is held in, and what is cut out of what it makes for other devices."""
-    copied: dict[TaskId, int] = {}
+    it is held in, and what is cut out of what it makes for other devices. What travels in a narrower type is copied
+    once more at each end, as many bytes as it has in its own type: a cast to float16 and back, or to int8, was measured
+    to take what a slice takes (a cast to bfloat16 up to four times that)."""
+    copied: dict[TaskId, int] = dict.fromkeys(routing.reads, 0)
+    narrow, widened = kinds(routing.layers), set[tuple[Box, int]]()
+    lanes = {task_id(task): task.lane for task in routing.tasks}
     for key, reads in routing.reads.items():
         for source, tree in reads.items():
-            dtype = routing.layers.tensors[source.tensor].dtype
             taken = leaves(tree)
-            cut = [leaf.region for leaf in taken if leaf.region != leaf.box.region]
-            joined = [leaf.region for leaf in taken] if isinstance(tree, Join) else []
-            copied[key] = copied.get(key, 0) + sum(raw_nbytes(dtype, shape_of(region)) for region in (*cut, *joined))
-    for box in dict.fromkeys((box.origin, box.region) for box in routing.received):
-        origin, region = box
-        if origin is not None and origin.task is not None and region is not None and region != origin.region:
-            nbytes = raw_nbytes(routing.layers.tensors[origin.key.tensor].dtype, shape_of(region))
-            copied[origin.task] = copied.get(origin.task, 0) + nbytes
+            regions = [leaf.region for leaf in taken if leaf.region != leaf.box.region]
+            regions += [leaf.region for leaf in taken] if isinstance(tree, Join) else []
+            if source.tensor in narrow:  # all readers in a lane share what was widened
+                boxes = {(leaf.box, lanes[key]) for leaf in taken if leaf.box.origin is not None} - widened
+                regions += [box.region for box, _ in boxes if box.region is not None]
+                widened |= boxes
+            copied[key] += _nbytes(routing, source, regions)
+    for origin, region in dict.fromkeys((box.origin, box.region) for box in routing.received):
+        if origin is not None and origin.task is not None and region is not None:
+            times = (region != origin.region) + (origin.key.tensor in narrow)
+            copied[origin.task] = copied.get(origin.task, 0) + _nbytes(routing, origin.key, [region] * times)
     return copied
+
+
+def _nbytes(routing: Routing, key: Key, regions: Iterable[Region]) -> int:
+    """Bytes of these regions of a tensor in its own type."""
+    dtype = routing.layers.tensors[key.tensor].dtype
+    return sum(raw_nbytes(dtype, shape_of(region)) for region in regions)
 
 
 def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:

@@ -22,7 +22,9 @@ from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Part, Share
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import full, with_interval
+from dicompiler.ir.routing import Box
 from dicompiler.ir.tasks import task_id
+from dicompiler.ir.wire import on_wire
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.tiling import tile
 
@@ -105,6 +107,34 @@ def test_what_gives_and_takes_a_frame_is_counted_beside_it() -> None:
     assert work.ends_s == pytest.approx(2 * 6e-3 + 1e-6 * (came + went) + line_s)
     assert costly.evaluate(costly.whole("pi02")).ends_s == pytest.approx(work.ends_s)
     assert problem.workload(problem.whole("pi02"))[1].ends_s == 0.0
+
+
+@pytest.mark.parametrize("kind", ["float16", "int8"])
+def test_what_travels_narrower_is_copied_once_more_at_each_end(kind: str) -> None:
+    """The first layer is computed by both devices, the next ones by one, the last by the other, which delivers."""
+    costs = RuntimeCosts(copy=1e-6)
+    wide = replace(load_problem(networks.build("lenet"), Platform.load("rpi4x2")), source=("pi01",), sink=("pi02",))
+    wide = replace(wide, runtime={device.name: costs for device in wide.platform.devices})
+    narrow = replace(wide, layers=on_wire(wide.layers, (("*", kind),)))
+    names = [layer.name for layer in wide.layers.layers]
+    layers = {name: (Part("pi01" if i < 5 else "pi02"),) for i, name in enumerate(names)}
+    layers[names[0]] = tile(wide.layers, wide.layers.layers[0], "height", [1.0, 1.0], ["pi01", "pi02"])
+    (seen, before), (routing, after) = (problem.workload(problem.plan(layers)) for problem in (wide, narrow))
+    ends = {"pi01": 0, "pi02": 0}
+    for box in routing.received:  # the network's input is narrowed by no task
+        nbytes = seen.nbytes(held(box))
+        ends[box.device] += nbytes
+        assert box.origin is not None
+        ends[box.origin.device] += nbytes * (box.origin.task is not None)
+    for one, other in zip(before.devices, after.devices, strict=True):
+        more = sum(job.seconds for job in other.jobs) - sum(job.seconds for job in one.jobs)
+        assert more == pytest.approx(1e-6 * ends[one.device])
+    assert ends["pi01"] > 0 < ends["pi02"]
+
+
+def held(box: Box) -> Box:
+    """The box as one that is held, whose bytes are those of its own type."""
+    return box._replace(origin=None)
 
 
 class Marked(Analytic):

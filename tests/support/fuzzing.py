@@ -28,7 +28,7 @@ from dicompiler_targets.sockets.runtime.frames import (
     Window,
     read_frames,
 )
-from dicompiler_targets.sockets.runtime.play import Mailbox
+from dicompiler_targets.sockets.runtime.mailbox import Mailbox
 
 IN_FLIGHT = 3
 NUMBERS = (0, 1, 2, 3, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)

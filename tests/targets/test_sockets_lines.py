@@ -127,6 +127,36 @@ def test_what_follows_waits_where_it_is_held(ends: tuple[End, End]) -> None:
     check(other.came, payloads)
 
 
+class Counted(socket.socket):
+    """A connection that counts how often the system is asked to move bytes."""
+
+    sends = receives = 0
+
+    def sendmsg(self, *given: Any) -> int:
+        self.sends += 1
+        return super().sendmsg(*given)
+
+    def recv_into(self, *given: Any) -> int:
+        self.receives += 1
+        return super().recv_into(*given)
+
+
+def test_a_small_message_takes_one_call_of_the_system_at_each_end(secrets: Keys | None) -> None:
+    """In TLS too; and so do several that are ready together."""
+    one, other = (Counted(fileno=end.detach()) for end in connected())
+    with met(one, other, secrets) as (sender, receiver):
+        for end in (sender, receiver):
+            end.take_over()
+            end.lines.drive(lambda: False, time.monotonic() + 0.1)  # what TLS says behind its handshake
+        for payloads in ([numbers(1000, 1)], [numbers(0, 2)], [numbers(700, 3), numbers(300, 4)]):
+            one.sends = other.receives = 0
+            receiver.came.clear()
+            sender.send(*payloads)
+            receiver.wait(len(payloads))
+            assert (one.sends, other.receives) == (1, 1)
+            check(receiver.came, payloads)
+
+
 def drip(source: socket.socket, target: socket.socket, size: int) -> None:
     """Hands on what comes in pieces, until the source ends."""
     with contextlib.suppress(OSError):

@@ -25,7 +25,8 @@ from dicompiler_targets.sockets.processes import read_report
 from dicompiler_targets.sockets.runtime.device import checked_sessions, reported
 from dicompiler_targets.sockets.runtime.files import Files
 from dicompiler_targets.sockets.runtime.lines import Lines
-from dicompiler_targets.sockets.runtime.play import Mailbox, Player
+from dicompiler_targets.sockets.runtime.mailbox import Mailbox
+from dicompiler_targets.sockets.runtime.play import Player
 from dicompiler_targets.sockets.runtime.values import one_line
 from dicompiler_targets.sockets.session import in_flight
 

@@ -31,8 +31,9 @@ from .frames import (
 from .greeting import CONTROL, Entrance, Guests, Membership
 from .heap import memory_peak
 from .line import Keys, check_open
+from .mailbox import DeviceError
 from .member import Member
-from .play import PATIENCE_S, SPANS, DeviceError, Frame, Player
+from .play import PATIENCE_S, SPANS, Frame, Player
 from .roles import roles
 from .values import make_sessions, one_line
 from .wire import Channel
@@ -171,14 +172,14 @@ class Device(Member):
             self.farewell = f"the coordinator refused: {decode(payload).get('message')}"
             self.mailbox.fail(DeviceError(self.farewell))
         elif header.kind is Kind.FINISH:
-            self.mailbox.put("finish", True)
+            self.mailbox.order("finish", True)
         else:
             if self.departed:
                 gone = min(self.departed)
                 self._fail_early(DeviceError(f"{gone!r} said good-bye before the end of the run", gone))
             self.announced += 1
             times = time.perf_counter(), time.monotonic() + header.index / 1000
-            self.mailbox.put(("frame", header.frame), times)
+            self.mailbox.order(("frame", header.frame), times)
 
     def _change(self, told: Mapping[str, Any]) -> None:
         """From frame `first` on roles for other losses are in force; with `drop` what was begun before is forgotten:
@@ -192,7 +193,7 @@ class Device(Member):
         if not told["drop"]:
             if self.announced < first:  # it had no part in those between
                 self.window.skip(self.announced, first)
-                self.mailbox.put(("skip", self.announced), first)
+                self.mailbox.order(("skip", self.announced), first)
                 self.announced = first
             self._to_control().send(Kind.CHANGED, frame=first)
             self._release()
@@ -288,20 +289,29 @@ class Device(Member):
 
     def _play(self, player: Player) -> None:
         """All frames, until the coordinator says that there are no more."""
-        opened, last = 0, False
+        opened, last, obeyed = 0, False, -1
         while not last or player.frames:
             seen = self.mailbox.changes
-            if (first := self.mailbox.pop("drop")) is not None:
-                player.drop()
-                opened = first
-                self._to_control().send(Kind.CHANGED, frame=first)
-            opened = self.mailbox.pop(("skip", opened)) or opened
-            while (times := self.mailbox.pop(("frame", opened))) is not None:
-                player.begin(opened, *times)
-                opened = self.mailbox.pop(("skip", opened + 1)) or opened + 1
-            last = last or self.mailbox.pop("finish") is not None
+            if self.mailbox.orders != obeyed:
+                obeyed = self.mailbox.orders
+                opened = self._obey(player, opened)
+                last = last or self.mailbox.pop("finish") is not None
+            self.mailbox.check()
             if not player.advance(self._done) and (player.frames or not last):
                 player.wait(seen)
+
+    def _obey(self, player: Player, opened: int) -> int:
+        """Begins the frames that were announced, from `opened` on, or drops what is to be dropped; the frame that is
+        next."""
+        if (first := self.mailbox.pop("drop")) is not None:
+            player.drop()
+            opened = first
+            self._to_control().send(Kind.CHANGED, frame=first)
+        opened = self.mailbox.pop(("skip", opened)) or opened
+        while (times := self.mailbox.pop(("frame", opened))) is not None:
+            player.begin(opened, *times)
+            opened = self.mailbox.pop(("skip", opened + 1)) or opened + 1
+        return opened
 
     def _done(self, frame: Frame) -> None:
         with self.lines.turn:  # frames may be dropped at any time

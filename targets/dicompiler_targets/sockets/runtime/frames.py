@@ -29,6 +29,8 @@ IN_FLIGHT_LIMIT = 1024
 BUFFER = 1 << 14
 """Bytes that are read at once where frames begin."""
 CUT = "closed in the middle of a frame"
+NOTHING: Any = np.empty(0, np.uint8)
+"""The payload of frames that have none."""
 
 
 class Kind(IntEnum):
@@ -103,14 +105,15 @@ def pack(header: Header) -> bytes:
 
 def unpack(raw: bytes | bytearray, start: int = 0) -> Header:
     """The header in HEADER.size bytes from `start`. ProtocolError if it is none of this protocol."""
-    magic, version, kind, flags, index, frame, length = HEADER.unpack_from(raw, start)
+    magic, version, number, flags, index, frame, length = HEADER.unpack_from(raw, start)
+    kind = KINDS.get(number)
     if magic != MAGIC:
         raise ProtocolError("the other end does not speak this protocol")
     if version != PROTOCOL:
         raise ProtocolError(f"the other end speaks version {version} of the protocol, this one {PROTOCOL}")
-    if flags or kind not in KINDS:
-        raise ProtocolError(f"a frame of unknown kind {kind} with flags {flags} came")
-    return Header(KINDS[kind], index, frame, length)
+    if flags or kind is None:
+        raise ProtocolError(f"a frame of unknown kind {number} with flags {flags} came")
+    return Header(kind, index, frame, length)
 
 
 class Reader:
@@ -125,6 +128,7 @@ class Reader:
         self._buffer = bytearray(BUFFER)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0  # what was read into the buffer and not looked at
+        self._awaits = False  # more bytes than one
         self._header: Header | None = None  # of the frame whose payload is being read
         self._payload: Any = None
         self._filled = 0
@@ -141,7 +145,7 @@ class Reader:
         while self._end - self._start < HEADER.size:
             if self._source.emptied and self._start == self._end:
                 self._source.emptied = False
-                self._source.await_bytes(1)
+                self._await_one()
                 return None
             if not self._more():
                 return None
@@ -150,40 +154,51 @@ class Reader:
         check_empty(header) if header.kind is Kind.PING else admit(header)
         return self._begin(header)
 
+    def _await_one(self) -> None:
+        if self._awaits:
+            self._awaits = False
+            self._source.await_bytes(1)
+
     def _more(self) -> bool:
         """Reads into the buffer; whether there was something."""
+        room = self._view
         if self._start == self._end:
             self._start = self._end = 0
-        elif len(self._view) - self._end < HEADER.size:
-            rest = self._end - self._start
-            self._view[:rest] = bytes(self._view[self._start : self._end])
-            self._start, self._end = 0, rest
-        count = self._source.receive_into(self._view[self._end :])
+        else:
+            if len(room) - self._end < HEADER.size:
+                rest = self._end - self._start
+                room[:rest] = bytes(room[self._start : self._end])
+                self._start, self._end = 0, rest
+            room = room[self._end :]
+        count = self._source.receive_into(room)
         if count is None:
-            self._source.await_bytes(1)
+            self._await_one()
             return False
         if count == 0:
             raise Closed("closed by the other end") if self._start == self._end else ConnectionError(CUT)
         self.heard = True
         self._end += count
         # A TLS record: its type, then the major version.
-        if self._end - self._start > 1 and 20 <= self._buffer[self._start] <= 22 and self._buffer[self._start + 1] == 3:
+        if 20 <= self._buffer[self._start] <= 22 and self._end - self._start > 1 and self._buffer[self._start + 1] == 3:
             raise ProtocolError("the other end uses TLS, this one does not: give both of them keys (--keys)")
         return True
 
     def _begin(self, header: Header) -> tuple[Header, Any] | None:
         """Takes memory for the payload, and what of it is in the buffer."""
+        if not header.length:
+            return header, NOTHING
         try:
             payload = self._allocate(header.length)
         except (MemoryError, ValueError):
             raise ProtocolError(f"there is no memory for a frame of {header.length} bytes") from None
-        start = self._start
-        count = min(header.length, self._end - start)
-        if count:
-            memoryview(payload)[:count] = self._view[start : start + count]
-            self._start = start + count
-        if count == header.length:
+        start, stop = self._start, self._start + header.length
+        if stop <= self._end:
+            memoryview(payload)[:] = self._view[start:stop]
+            self._start = stop
             return header, payload
+        if count := self._end - start:
+            memoryview(payload)[:count] = self._view[start : self._end]
+            self._start = self._end
         self._header, self._payload, self._filled = header, payload, count
         return self._rest()
 
@@ -194,6 +209,7 @@ class Reader:
         while self._filled < header.length:
             count = self._source.receive_into(memoryview(payload)[self._filled :])
             if count is None:
+                self._awaits = True
                 self._source.await_bytes(header.length - self._filled)
                 return None
             if count == 0:
@@ -293,9 +309,10 @@ class Gate:
         if header.frame < self._window.first:
             self._admit_late(header)
             return
-        value = self._roles[self._schedule.role(header.frame)].get(header.index)
-        key, seen, window = (header.frame, header.index), self._seen, self._window
-        if value is None or header.length != value["bytes"] or not window.has(header.frame) or key in seen:
+        _, index, frame, length = header
+        value = self._roles[self._schedule.role(frame)].get(index)
+        key, seen, window = (frame, index), self._seen, self._window
+        if value is None or length != value["bytes"] or not window.has(frame) or key in seen:
             self._refuse(header, value)
         if len(seen) > 2 * self._most * (window.end - window.oldest):
             self._seen = seen = {one for one in seen if one[0] >= window.oldest}

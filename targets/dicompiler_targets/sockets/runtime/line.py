@@ -87,7 +87,7 @@ class Line:
                 raise TimeoutError("timed out")
             self._socket.settimeout(left(self._deadline))
 
-    def send(self, buffers: Sequence[memoryview]) -> int:
+    def send(self, buffers: Sequence[bytes | memoryview]) -> int:
         """Sends some of the bytes; their number, which is 0 where the system has no room."""
         if self._waits:
             self._limit()
@@ -160,8 +160,9 @@ class SecureLine(Line):
         super().__init__(connection)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
-        self._sealed = memoryview(b"")  # encrypted, and not sent yet
+        self._sealed: bytes | memoryview = b""  # encrypted, and not sent yet
         self._chunk, self._dry = memoryview(bytearray(CHUNK)), False
+        self._begun = False  # a record may have been read in part
         self.wait_until(deadline)
         try:
             if server and connection.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL) == MAGIC:
@@ -192,11 +193,11 @@ class SecureLine(Line):
 
     def _flush(self) -> bool:
         """Sends what is encrypted; whether all of it has left."""
-        if not self._sealed and self._outgoing.pending:
-            self._sealed = memoryview(self._outgoing.read())
-        while self._sealed and (count := super().send([self._sealed])):
-            self._sealed = self._sealed[count:]
-        return not self._sealed
+        rest = self._sealed or self._outgoing.read()
+        while rest and (count := super().send((rest,))):
+            rest = memoryview(rest)[count:] if count < len(rest) else b""
+        self._sealed = rest
+        return not rest
 
     def _fill(self) -> int | None:
         """Takes from the network what is to be decrypted: as receive_into."""
@@ -214,8 +215,8 @@ class SecureLine(Line):
         with contextlib.suppress(OSError):
             self._socket.sendall(pack(Header(Kind.ERROR, 0, 0, len(words))) + words)
 
-    def send(self, buffers: Sequence[memoryview]) -> int:
-        if not self._flush():
+    def send(self, buffers: Sequence[bytes | memoryview]) -> int:
+        if self._sealed and not self._flush():
             return 0
         plain = _first(buffers, CHUNK)
         count = self._tls.write(plain) if plain else 0
@@ -230,24 +231,36 @@ class SecureLine(Line):
         super().await_bytes(count - self._incoming.pending - RECORD)  # the TLS object may have a part of one
 
     def receive_into(self, view: memoryview) -> int | None:
-        if not len(view):
-            return 0
+        if self.emptied or not len(view):
+            self.emptied = False
+            return None if len(view) else 0
         while True:
-            try:
-                with contextlib.suppress(ssl.SSLWantReadError):  # a part of a record came: the rest is filled in below
-                    if self._incoming.pending or self._tls.pending():
-                        return int(self._tls.read(len(view), view))
-            except ssl.SSLZeroReturnError:
-                return 0
-            except ssl.SSLError as error:
-                raise _reason(error) from None
+            if self._incoming.pending or (self._begun and self._tls.pending()):
+                try:
+                    return self._decrypted(view)
+                except ssl.SSLWantReadError:  # a part of a record came: the rest is filled in below
+                    pass
+                except ssl.SSLZeroReturnError:
+                    return 0
+                except ssl.SSLError as error:
+                    raise _reason(error) from None
             if not (count := self._fill()):
                 return count
 
+    def _decrypted(self, view: memoryview) -> int:
+        """Stores of the record that is there as much as fits; the number of bytes."""
+        count = int(self._tls.read(len(view), view))
+        self._begun = count == len(view)
+        if self._dry and not self._begun and not self._incoming.pending:
+            self._dry, self.emptied = False, True
+        return count
 
-def _first(buffers: Sequence[memoryview], size: int) -> memoryview | bytes:
+
+def _first(buffers: Sequence[bytes | memoryview], size: int) -> bytes | memoryview:
     """The first bytes of all that is in the buffers, at most `size`: what is small goes into one record."""
-    parts: list[memoryview] = []
+    if sum(map(len, buffers)) <= size:
+        return b"".join(buffers)
+    parts: list[bytes | memoryview] = []
     for buffer in buffers:
         if buffer:
             parts.append(buffer[:size])

@@ -112,12 +112,13 @@ class Lines:
             self._call.clear()
             self.wake()
         with self._wheel:
-            while not ready():
+            while True:
                 seconds = None if deadline is None else deadline - time.monotonic()
                 if seconds is not None and seconds <= 0:
-                    return False
+                    return bool(ready())
                 self._round(ready, seconds)
-        return True
+                if ready():
+                    return True
 
     def rest(self, seconds: float) -> None:
         """The caller is busy for about that long: the helper drives if that is long, or something is still queued."""
@@ -166,12 +167,12 @@ class Lines:
             self._asleep = False
         for number, what in found:
             with self.turn:
-                channel = self._watched.get(number)
-                if channel is None:
+                if (channel := self._watched.get(number)) is None:
                     self._hear(number)
-                elif what != READ:  # there is room, or an end, which who sends is told of
+                    continue
+                if what != READ:  # there is room, or an end, which who sends is told of
                     channel.push()
-                if channel is not None and what != WRITE:
+                if what != WRITE:
                     channel.receive()
         if self._paused:
             with self.turn:
@@ -183,8 +184,8 @@ class Lines:
         found: list[tuple[int, int]] = []
         begun = time.perf_counter()
         if self.alone and self._waited_s < SPIN_S:
-            until = begun + (SPIN_S if seconds is None else min(SPIN_S, seconds))
-            while not (found := self._poll.poll(0)) and time.perf_counter() < until:
+            look, until = self._poll.poll, begun + (SPIN_S if seconds is None else min(SPIN_S, seconds))
+            while not (found := look(0)) and time.perf_counter() < until:
                 os.sched_yield()
         if not found:
             found = self._poll.poll(None if seconds is None else 1000 * seconds)

@@ -16,7 +16,8 @@ from .frames import Header, Kind, ProtocolError, Refused
 from .greeting import CONTROL, Guests, Membership
 from .line import COORDINATOR, DEVICE, Keys, check_identity, check_open, left, secured
 from .lines import Lines
-from .play import DeviceError, Mailbox, Player
+from .mailbox import DeviceError, Mailbox
+from .play import Player
 from .roles import Schedule
 from .wire import PATIENCE, Channel
 

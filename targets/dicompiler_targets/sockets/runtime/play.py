@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from .frames import ProtocolError
 from .lines import Lines
+from .mailbox import DeviceError, Mailbox
 from .roles import Schedule, roles
 from .slots import Slot, Slots
 from .values import from_bytes, run_bound, run_segment, to_bytes
@@ -32,76 +32,14 @@ SPANS = 10_000
 """Entries of a timeline at most: a report has a bounded length."""
 
 
-class DeviceError(Exception):
-    """Why this device cannot go on. `peer` names another device that seems to be the cause."""
-
-    def __init__(self, message: str, peer: str | None = None) -> None:
-        super().__init__(message)
-        self.peer = peer
-
-
-class Mailbox:
-    """What came, by key, until the main thread takes it; `changes` counts what happened to it."""
-
-    def __init__(self) -> None:
-        self._items: dict[Any, Any] = {}
-        self._failure: DeviceError | None = None
-        self.changes = 0
-
-    def put(self, key: Any, item: Any) -> None:
-        """ProtocolError if that key is there already."""
-        if key in self._items:
-            raise ProtocolError(f"a message came twice: {key}")
-        self._items[key] = item
-        self.changes += 1
-
-    def drop(self, first: int) -> None:
-        """Forgets what came for frames before `first`, and that they were announced; tells the main thread."""
-        for key in list(self._items):
-            number = key[1] if key[0] in ("frame", "skip") else key[0]
-            if isinstance(number, int) and number < first:
-                self._items.pop(key, None)
-        self._items["drop"] = first
-        self.changes += 1
-
-    def has(self, key: Any) -> bool:
-        """Whether `take` need not wait for it."""
-        return key in self._items or self._failure is not None
-
-    def wake(self) -> None:
-        """Whoever waits looks again at whether it still has to."""
-        self.changes += 1
-
-    def fail(self, error: DeviceError) -> None:
-        """Ends all waiting with `error`; the first one counts."""
-        self._failure = self._failure or error
-        self.changes += 1
-
-    def check(self) -> None:
-        """Raises the failure where there is one."""
-        if self._failure is not None:
-            raise self._failure
-
-    def pop(self, key: Any) -> Any:
-        """An item, which is removed; None if it is not there. Raises as `check`."""
-        self.check()
-        return self._items.pop(key, None)
-
-    def take(self, lines: Lines, key: Any, deadline: float, what: str, peer: str | None = None) -> Any:
-        """Drives until an item is there, and removes it. DeviceError at the deadline, saying what did not come from
-        which peer."""
-        lines.drive(lambda: self.has(key), deadline)
-        if (item := self.pop(key)) is None:
-            raise DeviceError(f"{what} did not come in time", peer)
-        return item
-
-
 @dataclass(frozen=True)
 class _Step:
-    """A step that does something: the tensors it needs, and those that are not needed any more after it."""
+    """A step that does something: the segment that it runs, or the value (a transfer or an output) that it posts; the
+    tensors it needs, and those that are not needed any more after it."""
 
-    kind: str
+    runs: bool
     index: int
+    value: Mapping[str, Any]
     needed: tuple[str, ...]
     unused: tuple[str, ...]
 
@@ -126,11 +64,12 @@ class _Role:
         found, segments = [], self.manifest["segments"]
         for (kind, index), unused in zip(self.manifest["steps"], unused_after(self.manifest), strict=True):
             if kind == "run":
-                found.append(_Step(kind, index, tuple(segments[index]["inputs"]), tuple(unused)))
+                found.append(_Step(True, index, segments[index], tuple(segments[index]["inputs"]), tuple(unused)))
             elif kind == "send":
-                found.append(_Step(kind, index, (self.transfers[index]["name"],), tuple(unused)))
+                transfer = self.transfers[index]
+                found.append(_Step(False, index, transfer, (transfer["name"],), tuple(unused)))
         outputs = self.manifest["outputs"]
-        return found + [_Step("output", i, (output["tensor"],), ()) for i, output in enumerate(outputs)]
+        return found + [_Step(False, i, output, (output["tensor"],), ()) for i, output in enumerate(outputs)]
 
 
 @dataclass(eq=False)
@@ -234,7 +173,7 @@ class Player:
                     at += 1
                     continue
                 try:
-                    self._play(step, frame)
+                    self._run(step, frame) if step.runs else self._send(step, frame)
                 except ValueError:
                     if frame.number < self._first:  # it was ended in the middle
                         return True
@@ -289,13 +228,14 @@ class Player:
                 if payload is None:
                     return False
                 slot = frame.slot or self._slot(frame)
+                view = slot.views.get(name)
                 if isinstance(payload, ort.OrtValue):  # a state in memory of its own
-                    if name not in slot.views:
+                    if view is None:
                         frame.values[name] = payload
                         continue
                     payload = to_bytes(payload, frame.role.received[name])
-                if name in slot.views:
-                    slot.views[name][:] = payload
+                if view is not None:
+                    view[:] = payload
                     frame.values[name] = slot.values[name]
                 else:
                     frame.values[name] = from_bytes(payload, frame.role.received[name])
@@ -303,8 +243,7 @@ class Player:
 
     def _payload(self, name: str, frame: Frame) -> Any:
         """What came, or is kept, under that name; None as long as it is not there."""
-        state = frame.role.states.get(name)
-        if state is None or frame.anew:
+        if not frame.role.states or frame.anew or (state := frame.role.states.get(name)) is None:
             return self._mailbox.pop((frame.number, name))
         if frame.anew is None:
             return self._kept.pop((frame.number, name), None)
@@ -322,31 +261,39 @@ class Player:
         frame.slot = slot = frame.role.slots.take()
         return slot
 
-    def _play(self, step: _Step, frame: Frame) -> None:
-        role, slot = frame.role, frame.slot or self._slot(frame)
-        if step.kind == "run":
-            segment, number = role.manifest["segments"][step.index], role.first + step.index
-            self._lines.rest(self._last_s[number])
-            start = time.perf_counter()
-            frame.begun = frame.begun or start
-            with _held(start + self._least[number]) if self._least else contextlib.nullcontext():
-                if (bound := slot.bindings.get(step.index)) is not None:
-                    binding, made = bound
-                    run_bound(self._sessions[number], segment, binding, self._halt)
-                else:
-                    made = run_segment(self._sessions[number], segment, frame.values, slot.values, self._halt)
-            self._last_s[number] = seconds = self._took("run", number, frame.number, start)
-            self.segments_s[number] += seconds
-            frame.values.update(made)
-            self._keep(segment, frame, slot)
-            return
-        value = role.transfers[step.index] if step.kind == "send" else role.manifest["outputs"][step.index]
-        name = step.needed[0]
-        if name in slot.views:
-            self._post(value, frame.number, slot.views[name], None)
+    def _run(self, step: _Step, frame: Frame) -> None:
+        """Runs a segment."""
+        slot, number = frame.slot or self._slot(frame), frame.role.first + step.index
+        self._lines.rest(self._last_s[number])
+        start = time.perf_counter()
+        frame.begun = frame.begun or start
+        if self._least:
+            with _held(start + self._least[number]):
+                made = self._made(step, number, frame, slot)
+        else:
+            made = self._made(step, number, frame, slot)
+        self._last_s[number] = seconds = self._took("run", number, frame.number, start)
+        self.segments_s[number] += seconds
+        frame.values.update(made)
+        if frame.role.keeps:
+            self._keep(step.value, frame, slot)
+
+    def _made(self, step: _Step, number: int, frame: Frame, slot: Slot) -> Mapping[str, Any]:
+        """The segment's outputs by name."""
+        if (bound := slot.bindings.get(step.index)) is None:
+            return run_segment(self._sessions[number], step.value, frame.values, slot.values, self._halt)
+        binding, made = bound
+        run_bound(self._sessions[number], step.value, binding, self._halt)
+        return made
+
+    def _send(self, step: _Step, frame: Frame) -> None:
+        """Posts a transfer or an output."""
+        slot, name = frame.slot or self._slot(frame), step.needed[0]
+        if (view := slot.views.get(name)) is not None:
+            self._post(step.value, frame.number, view, None)
         else:
             tensor = frame.values[name]
-            self._post(value, frame.number, to_bytes(tensor, value), tensor)
+            self._post(step.value, frame.number, to_bytes(tensor, step.value), tensor)
 
 
 def _halt() -> Any:

@@ -40,6 +40,7 @@ Admit = Callable[[Header], None]
 Deliver = Callable[[Header, Any], object]
 """What returns something true has the channel held."""
 Lost = Callable[[Exception], None]
+Buffer = bytes | memoryview
 
 
 class Silence(Exception):
@@ -50,7 +51,7 @@ class _Queued(NamedTuple):
     """A frame that is to leave. `keep`: what must stay alive until it has."""
 
     header: Header
-    buffers: tuple[memoryview, memoryview]
+    buffers: tuple[Buffer, Buffer]
     size: int
     keep: Any
 
@@ -126,12 +127,12 @@ class Channel:
     def post(self, kind: Kind, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None) -> None:
         """Queues a frame, which leaves with the next push of the lines. `keep`: what must stay alive until it has."""
         header = Header(kind, index, frame, len(payload))
-        queued = _Queued(header, (memoryview(pack(header)), memoryview(payload)), HEADER.size + len(payload), keep)
-        assert self._lines is not None
-        with self._lines.turn:
+        queued = _Queued(header, (pack(header), memoryview(payload)), HEADER.size + header.length, keep)
+        lines = self._started()
+        with lines.turn:
             if self._writes:
                 self._queue.append(queued)
-                self._lines.post(self)
+                lines.post(self)
 
     def send(self, kind: Kind, payload: Any = b"", index: int = 0, frame: int = 0) -> None:
         """Sends a frame now, or as soon as there is room for it; also what was posted before."""
@@ -245,23 +246,26 @@ class Channel:
 
     def _push(self) -> tuple[bool, bool]:
         """Whether something is left that there is no room for, or that the line has enough for now."""
-        if self._queue and not self._begun:
+        queue, line, pace = self._queue, self._line, self._pace
+        if queue and not self._begun:
             self._begun = time.perf_counter()
-        while self._queue:
+        while queue:
             buffers, size = self._first()
-            free = self._pace.free(size)
+            free = pace.free(size)
             if not free:
                 return False, True
-            count = self._line.send(_cut(buffers, free) if free < size else buffers)
+            count = line.send(buffers if free >= size else _cut(buffers, free))
             if not count:
                 return True, False
-            self._pace.gave(count)
+            pace.gave(count)
             self._left(count)
-        return self._line.holds and not self._line.send(()) and self._line.holds, False
+        return line.holds and not line.send(()) and line.holds, False
 
-    def _first(self) -> tuple[list[memoryview], int]:
+    def _first(self) -> tuple[Sequence[Buffer], int]:
         """The rest of the first frame in the queue and what follows, and the bytes of it."""
-        buffers: list[memoryview] = []
+        if len(self._queue) == 1 and not self._done:
+            return self._queue[0].buffers, self._queue[0].size
+        buffers: list[Buffer] = []
         size = -self._done
         for frame in islice(self._queue, TOGETHER):
             buffers += frame.buffers
@@ -285,10 +289,11 @@ class Channel:
         start, self._begun = self._begun, time.perf_counter()
         if header.kind is Kind.TENSOR:
             self.send_s += self._begun - start
-            if self.timeline and self.timeline[-1][1] < header.frame:
+            _, index, frame, length = header
+            if self.timeline and self.timeline[-1][1] < frame:
                 self.timeline = []
-            self.timeline.append((header.index, header.frame, start, self._begun))
-            self.sent[header.index] = self.sent.get(header.index, 0) + header.length
+            self.timeline.append((index, frame, start, self._begun))
+            self.sent[index] = self.sent.get(index, 0) + length
 
 
 def _check_greeting(header: Header) -> None:
@@ -297,7 +302,7 @@ def _check_greeting(header: Header) -> None:
     check_message(header, GREETING_LIMIT)
 
 
-def _cut(buffers: Sequence[memoryview], size: int) -> list[memoryview]:
+def _cut(buffers: Sequence[Buffer], size: int) -> list[Buffer]:
     """The first `size` bytes of what is in the buffers."""
     found = []
     for buffer in buffers:
