@@ -1,11 +1,11 @@
-"""The figure `parts`: all segments of a plan, each alone on one core, beside the whole network."""
+"""The figure `parts`: all segments of a plan, each alone on one core, beside the whole network, and what they lose."""
 
 from __future__ import annotations
 
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -16,6 +16,8 @@ import onnxruntime as ort
 import dicompiler
 from dicompiler import networks
 from dicompiler.ir.onnx.weights import Weight, is_hollow
+from dicompiler.ir.program import Program
+from dicompiler.partition.annotations import annotation_of
 from dicompiler.verify.comparison import random_inputs
 from dicompiler.verify.executor import Executor, to_ort
 from overheads.measuring import Figure
@@ -27,10 +29,13 @@ PLATFORM, STRATEGY = "rpi4x4", "auto"
 LEVELS = {"all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL, "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED}
 """What is measured: only at the best level has the engine a layout of its own, into which each part brings its tensors
 and out of it again, and fuses additions only of what is in it."""
+SETTLED = 4
+"""Runs before those that count: a segment's weights come from memory first, which is told apart."""
 
 
 class Bound:
-    """A model in onnxruntime at one of LEVELS, on one thread, with inputs and outputs bound once."""
+    """A model in onnxruntime at one of LEVELS, on one thread, with inputs and outputs bound once; inputs that nobody
+    gives are zeros."""
 
     def __init__(
         self, proto: onnx.ModelProto, weights: Mapping[str, Weight], inputs: Mapping[str, Any], level: str
@@ -38,12 +43,16 @@ class Bound:
         options = ort.SessionOptions()
         options.graph_optimization_level = LEVELS[level]
         options.intra_op_num_threads = 1
+        options.log_severity_level = 3
         names = [tensor.name for tensor in proto.graph.initializer if is_hollow(tensor)]
         self._kept = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
         options.add_external_initializers(names, self._kept)
         self._session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
         self._binding = self._session.io_binding()
-        given = {one.name: to_ort(np.asarray(inputs[one.name], order="C")) for one in self._session.get_inputs()}
+        there = {one.name: inputs.get(one.name) for one in self._session.get_inputs()}
+        shapes = {one.name: one.shape for one in self._session.get_inputs()}
+        arrays = {name: np.zeros(shapes[name], "float32") if one is None else one for name, one in there.items()}
+        given = {name: to_ort(np.asarray(array, order="C")) for name, array in arrays.items()}
         outputs = [one.name for one in self._session.get_outputs()]
         for name, value in given.items():
             self._binding.bind_ortvalue_input(name, value)
@@ -67,16 +76,27 @@ def parts(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
         assert program is not None and model is not None and made.metrics is not None and made.single is not None
         inputs = random_inputs(program.inputs)
         values = {k: v for held in Executor(program).run(inputs, True).values.values() for k, v in held.items()}
-        segments = [segment for device in program.devices for segment in device.segments]
+        devices = [[segment.model for segment in device.segments] for device in program.devices]
         again = sum(one.flops for one in made.metrics.devices) / sum(one.flops for one in made.single.devices)
+        count = sum(map(len, devices))
+        where = f"{name}, {STRATEGY} on {PLATFORM}, {count} segments, {again:.3f} times the operations"
+        own = {node.name for node in model.proto.graph.node}
         for level in LEVELS:
-            sides = [Bound(model.proto, model.weights, inputs, level)]
-            sides += [Bound(segment.model, program.weights, values, level) for segment in segments]
-            found = measured(sides, frames, rounds)
-            medians, shortest = (sum(map(of, found[1:])) / of(found[0]) / again for of in (statistics.median, min))
-            where = f"{name}, {STRATEGY} on {PLATFORM}, {len(segments)} segments, {again:.3f} times the operations"
+            whole = Bound(model.proto, model.weights, inputs, level)
+            sides = [[Bound(proto, program.weights, values, level) for proto in protos] for protos in devices]
+            bare = [Bound(without_cuts(p, own), program.weights, values, level) for ps in devices for p in ps]
+            found = measured([whole, *(side for device in sides for side in device), *bare], frames, rounds)
+            base, split, uncut = found[0], found[1 : count + 1], found[count + 1 :]
+            medians, shortest = (summed(split, of) / of(base) / again for of in (statistics.median, min))
             figures.append(Figure(f"{where}, at {level}", medians, shortest, PARTS))
             click.echo(figures[-1])
+            cuts = [(summed(split, of) - summed(uncut, of)) / of(base) for of in (statistics.median, min)]
+            cold = sum(map(in_order, sides)) / in_order([whole]) / again
+            click.echo(
+                f"    slices and joins {cuts[0]:.1%} of the whole (of the shortest: {cuts[1]:.1%}); "
+                f"each device's segments in the order of frames: {cold:.3f} times the whole, "
+                f"with {nbytes(program) / sum(w.nbytes for w in model.weights.values()):.2f} times its weights to read"
+            )
     return figures
 
 
@@ -85,6 +105,50 @@ def measured(sides: Sequence[Bound], frames: int, rounds: int) -> list[list[floa
     found: list[list[float]] = [[] for _ in sides]
     for _ in range(rounds):
         for side, seconds in zip(sides, found, strict=True):
-            side.seconds()
+            for _ in range(SETTLED):
+                side.seconds()
             seconds += [side.seconds() for _ in range(max(1, frames // 4))]
     return found
+
+
+def in_order(sides: Sequence[Bound], frames: int = 12) -> float:
+    """Seconds of all sides, one after another as in a frame: what each reads of its weights comes from memory where the
+    caches are too small for those of all. The median."""
+    found = [sum(side.seconds() for side in sides) for _ in range(frames + SETTLED)]
+    return statistics.median(found[SETTLED:])
+
+
+def summed(sides: Iterable[Sequence[float]], of: Any) -> float:
+    """What `of` makes of the seconds of each side, added up."""
+    return float(sum(map(of, sides)))
+
+
+def nbytes(program: Program) -> int:
+    """Bytes of weights that all segments together read."""
+    tensors = (t for device in program.devices for s in device.segments for t in s.model.graph.initializer)
+    return sum(program.weights[t.name].nbytes for t in tensors if is_hollow(t))
+
+
+def without_cuts(proto: onnx.ModelProto, own: Collection[str]) -> onnx.ModelProto:
+    """The segment without what is cut out of its tensors and without what is joined: what is cut for other devices is
+    not made, what is read cut or joined is given ready. own: the names of the network's nodes, which stay."""
+    known = onnx.shape_inference.infer_shapes(proto).graph
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    graph = bare.graph
+    made = {"Slice", "Concat"}
+    cuts = {n.output[0] for n in graph.node if n.op_type in made and annotation_of(n).origin not in own}
+    outputs = [value for value in graph.output if value.name not in cuts]
+    if not outputs:
+        return proto
+    nodes = [node for node in graph.node if node.output[0] not in cuts]
+    read = {name for node in nodes for name in node.input}
+    inputs = [value for value in graph.input if value.name in read]
+    inputs += [value for value in (*known.value_info, *known.output) if value.name in read & cuts]
+    kept = [tensor for tensor in graph.initializer if tensor.name in read]
+    for field, values in ((graph.node, nodes), (graph.input, inputs), (graph.output, outputs)):
+        del field[:]
+        field.extend(values)
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    return bare

@@ -86,19 +86,18 @@ class Linear(Profiled):
             return math.inf
         counted = count(layers, layer, *share)
         kind = kind_of(layer)
-        known, factor = self._given, 1.0
-        if self.file:
-            profile = self._profiles.of(layers, device)
-            known, factor = self._fitted[profile.place], profile.among_others(layers, layer, share)
-        elif self.rate:
-            factor = parse(self.rate, RATE, "rate") / device.rate
+        profile = self._profiles.of(layers, device) if self.file else None
+        known = self._given if profile is None else self._fitted[profile.place]
         chosen = known.get(kind) or known.get("*")
         if chosen is None:
             raise DicompilerError(
                 f"linear: no coefficients for {kind!r} (layer {layer.name!r}): give some for it or for every other "
                 "kind (*:A:B:C)"
             )
-        return factor * chosen.seconds(counted.flops, counted.moved)
+        seconds = chosen.seconds(counted.flops, counted.moved)
+        if profile is not None:
+            return profile.in_frame(layers, layer, share, seconds)
+        return seconds * (parse(self.rate, RATE, "rate") / device.rate if self.rate else 1.0)
 
 
 def _read(text: str) -> tuple[str, Coefficients]:

@@ -99,7 +99,13 @@ def _seconds(profile: Profile, layers: LayerGraph, layer: Layer, share: Share, d
     name = signature(layers, layer)
     if name not in profile.layers:
         return Analytic().seconds(layers, layer, share, device)
+    return profile.in_frame(layers, layer, share, _alone(profile, layers, layer, share))
+
+
+def _alone(profile: Profile, layers: LayerGraph, layer: Layer, share: Share) -> float:
+    """Seconds of a share that runs alone, again and again."""
     region, reduce, merge = share
+    name = signature(layers, layer)
     whole = profile.whole(name)
     if layer.reason or region is None:
         cuts = 1.0
@@ -108,7 +114,7 @@ def _seconds(profile: Profile, layers: LayerGraph, layer: Layer, share: Share, d
     if merge:
         return cuts * _merging(profile, layers, layer, merge)
     if reduce is None:
-        return whole * cuts * profile.among_others(layers, layer, share)
+        return whole * cuts
     length = reduction(layers, layer)
     assert length is not None
     return whole * cuts * _share(profile, name, "reduce", reduce[1] - reduce[0], length)

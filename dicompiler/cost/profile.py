@@ -115,7 +115,8 @@ class Profile(Remembers):
     names, of the platform's devices that it holds for; call_s: seconds of an empty call, part of every measurement;
     layers: by signature; unmeasured: layer → why it could not be; links: between hosts; runtime: what targets' runtimes
     cost on it, by the target's name; whole_s: seconds of the whole network in one session, the call too (None: not
-    measured)."""
+    measured); weight_s: seconds that a byte of weights takes longer in a frame than in a piece that runs again and
+    again, because it comes from memory."""
 
     place: str
     network: str
@@ -127,6 +128,7 @@ class Profile(Remembers):
     links: tuple[Link, ...]
     runtime: Mapping[str, RuntimeCosts] = field(default_factory=dict)
     whole_s: float | None = None
+    weight_s: float = 0.0
 
     def samples(self) -> Iterator[tuple[str, float, float, float]]:
         """(layer kind, FLOP, bytes, seconds without the call) of all pieces."""
@@ -156,11 +158,14 @@ class Profile(Remembers):
             return 1.0
         return max(0.0, self.whole_s - self.call_s) / self.alone_s
 
-    def among_others(self, layers: LayerGraph, layer: Layer, share: Share) -> float:
-        """What is left, in a frame, of the seconds that a share of a layer takes alone. A whole layer has its
-        neighbours in its session: they fuse, layouts stay, weights are cold. So all whole layers take as long as the
-        network does. A part exchanges with other devices as a rule, and takes what it takes alone."""
-        return self._together if is_whole(layers, layer, share) else 1.0
+    def in_frame(self, layers: LayerGraph, layer: Layer, share: Share, alone_s: float) -> float:
+        """Seconds, in a frame, of a share of a layer that takes `alone_s` alone. A whole layer has its neighbours in
+        its session: they fuse, layouts stay, weights are cold. So all whole layers take as long as the network does. A
+        part exchanges with other devices as a rule: it takes what it takes alone, and its weights come from memory,
+        however little it computes with them."""
+        if is_whole(layers, layer, share):
+            return self._together * alone_s
+        return alone_s + self.weight_s * count(layers, layer, *share).weights
 
     @remembered
     def fusing_s(self, layers: LayerGraph) -> float:
@@ -221,6 +226,7 @@ def from_json(document: Any, place: str) -> Profile:
         tuple(links),
         {target: RuntimeCosts(**costs) for target, costs in document.get("runtime", {}).items()},
         document.get("whole_s"),
+        document.get("weight_s", 0.0),
     )
 
 

@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ OPTIMIZATION, LEVEL = "all", "ORT_ENABLE_ALL"
 """What the targets run at by default, and onnxruntime's name for it."""
 SHORTEST_S = 0.002
 """Seconds that one timing takes at least: short pieces run several times in it."""
-APART, ROUNDS = 1.3, 6
-"""How many times the shortest time a median may be before a piece is timed again, and how often it is at most."""
+APART, ROUNDS, HEAVIEST = 1.3, 6, 3
+"""How many times the shortest time a median may be before a piece is timed again, and how often it is at most; of how
+many layers is measured what their weights cost that come from memory."""
 HEAD = struct.Struct("!cQ")
 """A message between hosts: what it is, and the bytes that follow."""
 MAGIC = b"dicompiler links 1\n"
@@ -109,8 +111,6 @@ def empty(options: argparse.Namespace) -> dict[str, Any]:
         "repeat": options.repeat,
         "optimization": OPTIMIZATION,
         "call_s": 0.0,
-        "whole_s": None,
-        "runtime": {},
         "layers": [],
         "unmeasured": known["unmeasured"],
         "links": [],
@@ -124,8 +124,7 @@ def save(path: Path, profile: dict[str, Any]) -> None:
         stage.write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
         os.replace(stage, path)
     finally:
-        if stage.exists():
-            stage.unlink()
+        stage.unlink(missing_ok=True)
 
 
 # -- layers
@@ -156,46 +155,55 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         profile["layers"].append({**layer, "measurements": measured})
     if sys.stderr.isatty() and not options.lines:
         print(file=sys.stderr)
-    profile["whole_s"] = _whole(known["whole"], options)
-    profile["runtime"] = runtimes(known["runtimes"])
-    return profile
+    return profile | _network(known, options) | {"runtime": runtimes(known["runtimes"])}
 
 
-def _whole(task: dict[str, Any] | None, options: argparse.Namespace) -> float | None:
-    """Seconds of the whole network in one session; None where it does not run so."""
-    try:
-        return None if task is None else seconds(task, options)[0]
-    except Exception:  # onnxruntime's errors share no other base; its layers are named with theirs
-        return None
+def _network(known: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
+    """What is measured of the whole network; nothing where it is not there or does not run so, for whatever reason."""
+    with suppress(Exception):  # onnxruntime's errors share no other base; the network's layers are named with theirs
+        return {"whole_s": seconds(known["whole"], options)[0], "weight_s": weight_s(known, options)}
+    return {}
 
 
 def _measurement(task: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     median, low, high = seconds(task, options)
-    kept = {key: task[key] for key in ("cut", "size", "flops", "moved")}
-    return {**kept, "seconds": median, "low": low, "high": high}
+    return {key: task[key] for key in ("cut", "size", "flops", "moved")} | {"seconds": median, "low": low, "high": high}
 
 
 def seconds(task: dict[str, Any], options: argparse.Namespace) -> tuple[float, float, float]:
     """Median, shortest and longest seconds of a piece, after a run that does not count. Where they are far apart the
     host was busy with something else: it is timed again, and the quickest median counts."""
-    session, feeds, outputs, kept = prepare(task, options.threads)
-    start = time.perf_counter()
-    for _ in range(2):
-        session.run_with_ort_values(outputs, feeds)
-    once = max(1e-7, (time.perf_counter() - start) / 2)
-    times = max(1, min(1000, round(SHORTEST_S / once)))
+    piece = prepare(task, options.threads)
+    times = max(1, min(1000, round(SHORTEST_S / max(1e-7, run(piece, 2)))))
     rounds: list[tuple[float, float, float]] = []
     while not rounds or (rounds[-1][0] > APART * min(low for _, low, _ in rounds) and len(rounds) < ROUNDS):
-        found = []
-        for _ in range(options.repeat):
-            start = time.perf_counter()
-            for _ in range(times):
-                session.run_with_ort_values(outputs, feeds)
-            found.append((time.perf_counter() - start) / times)
+        found = [run(piece, times) for _ in range(options.repeat)]
         rounds.append((statistics.median(found), min(found), max(found)))
-    del kept
     median, _, high = min(rounds)
     return median, min(low for _, low, _ in rounds), high
+
+
+def weight_s(known: dict[str, Any], options: argparse.Namespace) -> float:
+    """Seconds that a byte of weights takes longer where it comes from memory, as in frames, than in a piece that runs
+    again and again: what the heaviest layers take longer after a frame of the whole network."""
+    network, wholes = prepare(known["whole"], options.threads), [one["measurements"][0] for one in known["layers"]]
+    heaviest, longer = sorted(wholes, key=lambda task: -task["weights"])[:HEAVIEST], 0.0
+    for task in heaviest:
+        piece, found = prepare(task, options.threads), []
+        for _ in range(options.repeat):
+            _, cold, *_, warm = [run(one) for one in (network, piece, piece, piece, piece)]
+            found.append(cold - warm)
+        longer += max(0.0, statistics.median(found))
+    return float(longer / max(1, sum(task["weights"] for task in heaviest)))
+
+
+def run(piece: tuple[Any, dict[str, Any], list[str], Any], times: int = 1) -> float:
+    """Seconds of a run of what `prepare` made, of so many runs one after another."""
+    session, feeds, outputs, _ = piece
+    start = time.perf_counter()
+    for _ in range(times):
+        session.run_with_ort_values(outputs, feeds)
+    return (time.perf_counter() - start) / times
 
 
 def prepare(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any], list[str], Any]:
@@ -247,14 +255,13 @@ def runtimes(entries: list[dict[str, Any]]) -> dict[str, Any]:
             times, send_s = play(HERE / "runtime" / entry["target"], list(entry["programs"]))
             found[entry["target"]] = costs(entry, times, send_s)
         except (Failure, OSError, ValueError) as error:
-            why = f"runtime of {entry['target']}: it is not measured: {' '.join(str(error).split())}"
-            print(f"profile_run.py: {why}", file=sys.stderr)
+            why = " ".join(str(error).split())
+            print(f"profile_run.py: runtime of {entry['target']}: it is not measured: {why}", file=sys.stderr)
     return found
 
 
 def play(place: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
-    """The shortest frame of each program, in seconds, and how long it took at least to hand one message to the system,
-    where that is told."""
+    """The shortest frame of each program, and the least that handing a message over took, where that is told: in s."""
     times: dict[str, list[float]] = {name: [] for name in names}
     sends = []
     for round_ in range(PLAYS[1]):
@@ -324,12 +331,10 @@ def _answer(connection: socket.socket, name: str) -> None:
         raise Failure("it does not measure links")
     own = name.encode()[:255]
     connection.sendall(MAGIC + bytes([len(own)]) + own)
-    while True:
-        kind, count = HEAD.unpack(receive(connection, HEAD.size))
-        if count > LARGEST or kind not in (b"p", b"b", b"g", b"q"):
+    while (head := HEAD.unpack(receive(connection, HEAD.size)))[0] != b"q":
+        kind, count = head
+        if count > LARGEST or kind not in (b"p", b"b", b"g"):
             raise Failure("it does not measure links as agreed")
-        if kind == b"q":
-            return
         if kind == b"b":
             receive(connection, count)
         connection.sendall(bytes(count) if kind == b"g" else b"!")
@@ -358,14 +363,12 @@ def measure_link(host: str, port: int, name: str, repeat: int, count: int) -> di
         if receive(connection, len(MAGIC)) != MAGIC:
             raise Failure(f"{host}:{port} does not measure links: start profile_run.py --serve there")
         other = receive(connection, receive(connection, 1)[0]).decode(errors="replace")
-        trips = [_timed(connection, b"p", 0, 1) for _ in range(20 * repeat)]
-        trip = statistics.median(trips)
-        there = [_timed(connection, b"b", count, 1) for _ in range(repeat)]
-        back = [_timed(connection, b"g", count, count) for _ in range(repeat)]
+        trip = statistics.median(_timed(connection, b"p", 0, 1) for _ in range(20 * repeat))
+        there = statistics.median(_timed(connection, b"b", count, 1) for _ in range(repeat))
+        back = statistics.median(_timed(connection, b"g", count, count) for _ in range(repeat))
         connection.sendall(HEAD.pack(b"q", 0))
-    slower = max(statistics.median(there), statistics.median(back))
     # Both take a round trip besides: the request there, the answer back.
-    rate = 8 * count * (1 + HEADERS) / max(slower - trip, 1e-9)
+    rate = 8 * count * (1 + HEADERS) / max(max(there, back) - trip, 1e-9)
     return {"hosts": [name, other], "bandwidth": rate, "latency": trip / 2}
 
 
@@ -387,8 +390,7 @@ def receive(connection: socket.socket, count: int) -> bytearray:
     data = bytearray(count)
     view, done = memoryview(data), 0
     while done < count:
-        got = connection.recv_into(view[done:])
-        if got == 0:
+        if not (got := connection.recv_into(view[done:])):
             raise Failure("the other end closed the connection")
         done += got
     return data

@@ -191,6 +191,22 @@ def test_whole_layers_take_together_what_the_network_does(model: Any, tmp_path: 
         assert within.seconds(layers, conv, share, FAST) == pytest.approx(alone.seconds(layers, conv, share, FAST))
 
 
+@pytest.mark.parametrize("model", [Measured, Linear])
+def test_parts_read_their_weights_from_memory_and_whole_layers_as_the_network_does(model: Any, tmp_path: Path) -> None:
+    layers = network()
+    warm = model((written(tmp_path, document(layers)),))
+    cold = model((written(tmp_path, document(layers, weight_s=1e-9), "q.json"),))
+    conv, everything = layers.layers[1], full((1, 8, 16, 16))
+    rows, channels = (Share(with_interval(everything, axis, (0, 4))) for axis in (2, 1))
+    read = count(layers, conv).weights
+    assert count(layers, conv, *rows).weights == read > count(layers, conv, *channels).weights > 0
+    for share in (rows, channels, Share(None, (0, 4))):
+        more = cold.seconds(layers, conv, share, FAST) - warm.seconds(layers, conv, share, FAST)
+        assert more == pytest.approx(1e-9 * count(layers, conv, *share).weights)
+    for share in (Share(), Share(everything), Share(merge=2)):
+        assert cold.seconds(layers, conv, share, FAST) == warm.seconds(layers, conv, share, FAST)
+
+
 def test_parts_that_go_on_in_a_session_take_what_they_take_there(tmp_path: Path) -> None:
     layers = network()
     alone = Measured((written(tmp_path, document(layers)),))

@@ -303,6 +303,7 @@ class TestCommand:
         assert printed.startswith("8 layers, 8 of them different")
         assert "\nruntime of sockets: a message takes " in printed
         assert set(profile.runtime) == {"sockets"} and profile.whole_s is not None
+        assert 0 <= profile.weight_s < 1e-6  # a byte comes at a MB/s at least
         assert printed.endswith(f"written: {output}\n")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["lenet.onnx", "p.json"]
 
