@@ -339,6 +339,7 @@ def _ordered(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Topological order, ties by the order in the file: a layer may wait for a shortcut that comes in late.
 
     Products of one tensor with matrices stand side by side: what others need of keys and values leaves together then.
+    Behind them stand those that a product of tensors takes row by row: queries can wait until that has left.
     """
     producer = {name: i for i, layer in enumerate(layers) for name in layer.outputs}
     waiting = [{producer[t] for t in layer.inputs if t in producer} for layer in layers]
@@ -350,6 +351,8 @@ def _ordered(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     for i, layer in enumerate(layers):
         if (anchor := layer.nodes[layer.anchor]).op in ("MatMul", "Gemm"):
             beside.setdefault(anchor.inputs[0], []).append(i)
+    queries = _queries(layers, producer)
+    beside = {tensor: sorted(own, key=lambda i: i in queries) for tensor, own in beside.items()}
     ready = [i for i, before in enumerate(waiting) if not before]  # sorted, and so a heap
     ordered: dict[int, Layer] = {}
     while ready:
@@ -365,3 +368,19 @@ def _ordered(layers: Sequence[Layer]) -> tuple[Layer, ...]:
                 if not waiting[i]:
                     heapq.heappush(ready, i)
     return tuple(ordered.values())
+
+
+def _queries(layers: Sequence[Layer], producer: Mapping[str, int]) -> set[int]:
+    """The products that lead, through layers of one input each, to the first operand of a product of two tensors."""
+    found: set[int] = set()
+    for layer in layers:
+        anchor = layer.nodes[layer.anchor]
+        if anchor.op != "MatMul" or any(name not in producer for name in anchor.inputs):
+            continue
+        at: int | None = producer[anchor.inputs[0]]
+        while at is not None and len(layers[at].inputs) == 1:
+            if layers[at].nodes[layers[at].anchor].op in ("MatMul", "Gemm"):
+                found.add(at)
+                break
+            at = producer.get(layers[at].inputs[0])
+    return found

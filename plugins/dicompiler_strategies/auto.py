@@ -22,7 +22,7 @@ from dicompiler.plugin_api import (
 from dicompiler_strategies.candidates import CandidateSearch, Evaluated, evaluate
 from dicompiler_strategies.cpsat import MOST, TRIES, CpSat
 from dicompiler_strategies.dp.strategy import Dp
-from dicompiler_strategies.heads import few_choices, has_attention
+from dicompiler_strategies.heads import Heads, few_choices, has_attention, rows_alone
 from dicompiler_strategies.tables.cost_tables import Tables
 
 log = logging.getLogger("dicompiler")
@@ -122,6 +122,8 @@ class _Run:
             if self.attends:
                 self.search.spare(self.tables)
             self.search.trim()
+        if not self.search.is_late():
+            self.search.overlap(rows_alone(self.tables) if self.attends else ())
 
     @cached_property
     def problems(self) -> tuple[Problem, ...]:
@@ -171,6 +173,8 @@ class _Run:
             return refined.plan
         if isinstance(strategy, Dp):
             strategy = replace(strategy, budget=max(1.0, self.search.deadline - time.monotonic()))
+        if isinstance(strategy, Heads):
+            strategy = replace(strategy, waves=False)  # of the plan that is best in the end
         plan = strategy.plan(problem)
         self.search.evaluate([(plan, name)])
         return plan

@@ -24,6 +24,7 @@ from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
 from dicompiler_strategies.tables.cost_tables import Edge, Tables, original, restricted
 from dicompiler_strategies.tables.footprints import Floats
 from dicompiler_strategies.trimming import trimmed
+from dicompiler_strategies.waves import waves
 
 log = logging.getLogger("dicompiler")
 
@@ -186,6 +187,17 @@ class CandidateSearch:
         """Evaluates the best plan without what nobody reads."""
         if self.best is not None and self.problem.model is not None and _size(self.best.plan) <= PARTS:
             self.evaluate([(trimmed(self.problem, self.best.plan), self.best.origin)])
+
+    def overlap(self, others: Iterable[Plan] = ()) -> None:
+        """Evaluates the best plan, and others, in waves: what others wait for first, the rest while that travels."""
+        if self.best is None or self.problem.objective != "latency" or self.problem.model is None:
+            return
+        origin = self.best.origin
+        for plan in (self.best.plan, *others):
+            for waved in waves(self.problem, plan) if _size(plan) <= PARTS // 2 else ():
+                if self.is_late():
+                    return
+                self.evaluate([(waved, origin)])
 
     def _is_hopeless(self, tables: Tables, selection: Sequence[int]) -> bool:
         """Whether the tables' seconds are so many that simulating them is in vain."""

@@ -6,11 +6,13 @@ and TPI-LLM (Li et al., arXiv 2410.00531).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, macs
 from dicompiler_strategies.candidates import LAMBDAS, CandidateSearch
@@ -20,6 +22,8 @@ from dicompiler_strategies.tables.cost_tables import Tables, original, restricte
 from dicompiler_strategies.trimming import trimmed
 
 KINDS = ("whole", "height", "lop", "lip")
+Kept = Sequence[NDArray[np.intp]]
+"""Of each layer the numbers of the choices that are looked at."""
 TIE = 1e-7
 """Seconds that rows of what multiplies nothing count beside: of equals a product's rows travel, not what is made of
 them, so that those of products that stand side by side leave together."""
@@ -38,6 +42,7 @@ class Heads(Strategy):
 
     name: ClassVar[str] = "heads"
     counts: tuple[int, ...] = field(default=(), metadata={"help": "numbers of devices; by default all, and half"})
+    waves: bool = field(default=True, metadata={"help": "whether parts may go in waves, what others wait for first"})
 
     def __post_init__(self) -> None:
         if any(count < 2 for count in self.counts):
@@ -57,7 +62,10 @@ class Heads(Strategy):
         if search.best is None:
             raise DicompilerError("heads: no plan fits into memory: give hosts more, or add some")
         search.spare(best)
-        return trimmed(problem, search.best.plan)
+        search.best = replace(search.best, plan=trimmed(problem, search.best.plan))
+        if self.waves:
+            search.overlap(rows_alone(best))
+        return search.best.plan
 
 
 def few_choices(problem: Problem, count: int, shares: str) -> Tables:
@@ -73,27 +81,43 @@ def has_attention(problem: Problem) -> bool:
     return any(sum(bool(name) and not layers.tensors[name].constant for name in node.inputs) > 1 for node in anchors)
 
 
+def rows_alone(cost_tables: Tables) -> list[Plan]:
+    """The best plan of rows alone, if there is one: in waves it may be better than what is better without."""
+    return list(itertools.islice(_best(cost_tables, _rows(cost_tables)), 1))
+
+
 def _plans(cost_tables: Tables) -> Iterator[Plan]:
     """The best for each price of sending, first of the choices with the least weights on the fullest device; of rows
     alone and of all choices where memory is not what is asked for. Of rows keys and values leave in one message, which
     the tables take for two: they need not be better by these."""
     least = [np.flatnonzero(held.max(axis=1) == held.max(axis=1).min()) for held in cost_tables.weights]
     every = [np.arange(count) for count in cost_tables.counts]
-    rows = [
+    memory = cost_tables.problem.objective == "memory"
+    for kept in (least,) if memory else (least, _rows(cost_tables), every):
+        yield from _best(cost_tables, kept)
+
+
+def _rows(cost_tables: Tables) -> Kept:
+    """The choices that cut rows, or nothing."""
+    return [
         np.array([i for i, choice in enumerate(choices) if choice.kind in ("whole", "height")])
         for choices in cost_tables.choices
     ]
+
+
+def _best(cost_tables: Tables, kept: Kept) -> Iterator[Plan]:
+    """The best of the choices that are kept for each price of sending, the dearest first; nothing where the layers are
+    too entangled."""
     layers = cost_tables.problem.layers
     nodes = [
         seconds + TIE * (not macs(layers, layer)) * np.array([choice.kind == "height" for choice in choices])
         for layer, seconds, choices in zip(layers.layers, cost_tables.node, cost_tables.choices, strict=True)
     ]
-    for kept in (least,) if cost_tables.problem.objective == "memory" else (least, rows, every):
-        order = graph([len(numbers) for numbers in kept], list(cost_tables.edge))
-        if order.widest > LIMIT:
-            continue
-        node = [seconds[numbers] for seconds, numbers in zip(nodes, kept, strict=True)]
-        edge = restricted(cost_tables.edge, kept)
-        for scale in LAMBDAS:
-            _, chosen = minimise(order, node, {key: scale * table for key, table in edge.items()})
-            yield cost_tables.plan(original(kept, chosen))
+    order = graph([len(numbers) for numbers in kept], list(cost_tables.edge))
+    if order.widest > LIMIT:
+        return
+    node = [seconds[numbers] for seconds, numbers in zip(nodes, kept, strict=True)]
+    edge = restricted(cost_tables.edge, kept)
+    for scale in LAMBDAS:
+        _, chosen = minimise(order, node, {key: scale * table for key, table in edge.items()})
+        yield cost_tables.plan(original(kept, chosen))

@@ -97,13 +97,14 @@ def test_keys_and_values_leave_together_first_to_the_next_device() -> None:
     }"""
     model = given(text, w=(4, 4), z=(4,))
     graph = form_layers(model, rules())
-    assert [layer.name for layer in graph.layers] == ["q", "k", "v", "turned", "s", "p"]
+    assert [layer.name for layer in graph.layers] == ["k", "v", "q", "turned", "s", "p"]  # others wait for k and v
     third = tuple(Part(device, ((0, 1), (2 * i, 2 * i + 2), (0, 4))) for i, device in enumerate("abc"))
     scores = tuple(Part(part.device, (*part.region[:2], (0, 6))) for part in third if part.region)
     plan = {"v": third, "k": third, "q": third, "turned": tuple(Part(d) for d in "abc"), "s": scores, "p": third}
     placed = Partition().run(Compilation(model=model, layers=graph, plan=Plan(plan, ("a", "b", "c"), ("a",))))
     made = cut(placed.model, ("a", "b", "c"))
-    assert nodes(made, "b")[:1] == [["Slice", "MatMul", "Relu", "MatMul", "MatMul", "Add"]]
+    first, second, *_ = nodes(made, "b")
+    assert first == ["Slice", "MatMul", "MatMul", "Add"] and second[:2] == ["MatMul", "Relu"]
     sends = [made.transfers[step.index] for step in made.devices[1].steps if step.kind == "send"][:4]
     pairs = [("c", "c@b"), ("c", "g@b"), ("a", "c@b"), ("a", "g@b")]
     assert [(one.receiver, one.value.name) for one in sends] == pairs
