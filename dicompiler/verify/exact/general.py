@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from dicompiler.ir.regions import Shape
 from dicompiler.verify.exact.calls import Call, centred, constant, given, total, whole
@@ -119,13 +119,14 @@ def resampled(call: Call) -> list[NodeProto]:
     ]
 
 
-def zeros(call: Call) -> list[NodeProto]:
-    """Zeros of the shape that the operator gives: what takes the place of a layer that is left out."""
+def ones(call: Call) -> list[NodeProto]:
+    """Ones of the shape that the operator gives, zeros in types that are no floats: a new input takes the place of a
+    layer that is left out, the same in all parts of it, and what reads it is checked: a tap that is wrong shows."""
     nodes = [call.node(call.op, _given(call), [f"T{i}" for i in range(len(call.results))])]
     for i, (kind, _) in enumerate(call.results):
-        zero = onnx.numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(kind)))
+        one = numpy_helper.from_array(np.full(1, kind in _FLOATS).astype(helper.tensor_dtype_to_np_dtype(kind)))
         nodes.append(helper.make_node("Shape", [f"T{i}"], [f"shape{i}"]))
-        nodes.append(helper.make_node("ConstantOfShape", [f"shape{i}"], [output(i)], value=zero))
+        nodes.append(helper.make_node("ConstantOfShape", [f"shape{i}"], [output(i)], value=one))
     return nodes
 
 
@@ -243,6 +244,6 @@ BODIES = {
     "remainder": remainder,
     "resampled": resampled,
     "rounded": rounded,
-    "zeros": zeros,
+    "ones": ones,
 }
 """By the names that rules give them; `zeros` is no rule's."""

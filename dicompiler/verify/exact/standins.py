@@ -119,7 +119,7 @@ def stand_in(node: NodeProto, known: Facts) -> str:
     rule, treatment = known.rule(node), known.treatment
     word = rule.stand_in if rule is not None else ""
     if node.name in treatment.left:
-        return "zeros"
+        return "ones"
     if (own_domain(node), node.op_type) in treatment.replaced:
         if list(control_bodies(node)):
             return ""
@@ -227,7 +227,7 @@ def prepare(node: NodeProto, known: Facts, own: StandIn | None) -> None:
         dtype = known.dtypes.get(node.input[0], onnx.TensorProto.FLOAT)
         numbers = {name: wide(name, value, dtype) for name, value in bounds.items() if value is not None}
     rule = known.rule(node)
-    for pair in rule.numbers.split() if rule is not None and word not in ("zeros", "rounded") else ():
+    for pair in rule.numbers.split() if rule is not None and word not in ("ones", "rounded") else ():
         name, _, become = pair.partition("=")
         given = attribute(node, name, None)
         if given:
