@@ -162,9 +162,18 @@ def grouped(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
 
 
 RULES = (
-    OperatorRule("Attention", attention, cost=attended, stand_in="attended"),
-    OperatorRule("MultiHeadAttention", multi_head, OWN_DOMAIN, cost=partial(attended, past=6), stand_in="attended"),
-    OperatorRule("GroupQueryAttention", grouped_query, OWN_DOMAIN, cost=grouped, stand_in="attended"),
+    OperatorRule("Attention", attention, cost=attended, stand_in="attended", constants="shift"),
+    OperatorRule(
+        "MultiHeadAttention",
+        multi_head,
+        OWN_DOMAIN,
+        cost=partial(attended, past=6),
+        stand_in="attended",
+        constants="shift",
+    ),
+    OperatorRule(
+        "GroupQueryAttention", grouped_query, OWN_DOMAIN, cost=grouped, stand_in="attended", constants="shift"
+    ),
     *(OperatorRule("RotaryEmbedding", rotary, domain, stand_in="remainder") for domain in ("", OWN_DOMAIN)),
     *counted(projected, "Attention"),
     *counted(partial(projected, past=8), "QAttention"),

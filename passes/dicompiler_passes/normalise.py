@@ -12,14 +12,8 @@ from dicompiler.plugin_api import Compilation, Model, Pass
 from dicompiler_passes.folding import fold
 from dicompiler_passes.legality import propagated
 from dicompiler_passes.quantised import own_dequantise
-from dicompiler_passes.tidying import (
-    fix_initializers,
-    maps_to_tensors,
-    outputs_from_nodes,
-    split_to_slices,
-    trim_outputs,
-    words_to_numbers,
-)
+from dicompiler_passes.sendable import makes_outputs, maps_to_tensors, sequences_to_tensors, words_to_numbers
+from dicompiler_passes.tidying import fix_initializers, outputs_from_nodes, split_to_slices, trim_outputs
 
 
 @dataclass(frozen=True)
@@ -33,6 +27,7 @@ class Normalise(Pass):
     Dropout → y, mask (unread)                   ⇒  Dropout → y
     DequantizeLinear → a, b                      ⇒  DequantizeLinear → a, DequantizeLinear → b
     scores → ZipMap → output                     ⇒  scores → Identity → output
+    SequenceConstruct(a, b) → output             ⇒  a → output_0, b → output_1
     labels that are words → output               ⇒  their numbers → output
     w → output, x → output, a → output twice     ⇒  Identity → output
     node or initializer that nobody reads        ⇒  (gone)
@@ -51,6 +46,8 @@ def normalise(model: Model) -> Model:
     fix_initializers(graph)
     graph.prune()
     fold(graph)
+    if makes_outputs(graph):
+        sequences_to_tensors(graph, _inferred(model.with_graph(graph)).tensors())
     if any(node.op == "Split" for node in graph.nodes):
         split_to_slices(graph, _inferred(model.with_graph(graph)).tensors())
     maps_to_tensors(graph)

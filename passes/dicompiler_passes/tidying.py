@@ -5,7 +5,6 @@ In: a Graph. Out: the same graph, in which outputs come from nodes, Splits are S
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 
@@ -14,11 +13,9 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Graph, Interval, Tensor, Variable, names_read
+from dicompiler.plugin_api import Graph, Interval, Tensor, Variable
 from dicompiler_passes.folding import STANDARD
 from dicompiler_passes.severing import sever
-
-log = logging.getLogger("dicompiler")
 
 _FIRST_IR_WITH_FREE_INITIALIZERS = 4
 
@@ -52,57 +49,6 @@ def outputs_from_nodes(graph: Graph) -> None:
         output = graph.outputs[index] = Variable(target, graph.messages["output"].get(name))
         graph.nodes.append(gs.Node("Identity", graph.unused_node(target), inputs=[source], outputs=[output]))
         seen[target] = output
-
-
-def maps_to_tensors(graph: Graph) -> None:
-    """An output that is a sequence of maps becomes the tensor that it is made of: scores → ZipMap → output  ⇒
-    scores → Identity → output. Nothing but tensors goes from device to device. A warning says so."""
-    outputs = {tensor.name: i for i, tensor in enumerate(graph.outputs)}
-    for node in graph.nodes:
-        if (node.op, node.domain) == ("ZipMap", "ai.onnx.ml") and node.outputs[0].name in outputs:
-            name = node.outputs[0].name
-            log.warning(
-                "output %r is a sequence of maps, which no device can send: it is given as the tensor of scores that "
-                "ZipMap %r makes it of, a row for each map, a column for each label",
-                name,
-                node.name,
-            )
-            node.op, node.domain = "Identity", ""
-            node.attrs.clear()
-            value = onnx.ValueInfoProto(name=name)
-            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-            graph.messages["output"][name] = value
-            node.outputs[0] = graph.outputs[outputs[name]] = Variable(name, value)
-
-
-_NUMBERED = {"TreeEnsembleClassifier": "classlabels_int64s"}
-"""How classifiers call the numbers of their classes; all others classlabels_ints."""
-
-
-def words_to_numbers(graph: Graph) -> None:
-    """Labels that are words become their numbers, where they are nothing but an output: LinearClassifier
-    (classlabels_strings = a, b) → output  ⇒  (classlabels_ints = 0, 1). A warning says so."""
-    classifiers = [node for node in graph.nodes if node.domain == "ai.onnx.ml" and node.op.endswith("Classifier")]
-    read = {name for node in graph.nodes for name in names_read(node)} if classifiers else set()
-    outputs = {tensor.name for tensor in graph.outputs}
-    for node in classifiers:
-        words, name = node.attrs.get("classlabels_strings"), node.outputs[0].name
-        if not words or name in read:
-            continue
-        del node.attrs["classlabels_strings"]
-        node.attrs[_NUMBERED.get(node.op, "classlabels_ints")] = list(range(len(words)))
-        value = onnx.ValueInfoProto(name=name)
-        value.type.tensor_type.elem_type = onnx.TensorProto.INT64
-        if name in outputs:
-            log.warning(
-                "output %r is of words, which no device can send: it is given as their numbers, 0 to %d, of %s",
-                name,
-                len(words) - 1,
-                ", ".join(map(repr, words)),
-            )
-            graph.messages["output"][name] = value
-            index = [tensor.name for tensor in graph.outputs].index(name)
-            node.outputs[0] = graph.outputs[index] = Variable(name, value)
 
 
 def trim_outputs(graph: Graph) -> None:
@@ -143,7 +89,7 @@ def split_to_slices(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
     for node in [node for node in graph.nodes if id(node) in known]:
         axis, intervals = known[id(node)]
         slices[id(node)] = [
-            _slice(graph, node, index, axis, interval)
+            sliced(graph, node, index, axis, interval)
             for index, (output, interval) in enumerate(zip(node.outputs, intervals, strict=True))
             if output.name in read
         ]
@@ -201,8 +147,8 @@ def scalar_ranges(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
     return changed
 
 
-def _slice(graph: Graph, split: gs.Node, index: int, axis: int, interval: Interval) -> gs.Node:
-    """A Slice of the split's input; attributes before opset 10, inputs from then on."""
+def sliced(graph: Graph, split: gs.Node, index: int, axis: int, interval: Interval) -> gs.Node:
+    """A Slice of the split's input for output `index`; attributes before opset 10, inputs from then on."""
     node = split.copy([split.inputs[0]], [split.outputs[index]])
     node.op, node.name, node.attrs = "Slice", graph.unused_node(f"{split.name}_{index}"), {}
     for key, value in {"starts": interval[0], "ends": interval[1], "axes": axis}.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -19,9 +18,11 @@ from dicompiler.plugin_api import (
     objective_terms,
     registry,
 )
+from dicompiler_strategies.allowance import BUDGET, Allowance
 from dicompiler_strategies.candidates import CandidateSearch, Evaluated, evaluate
 from dicompiler_strategies.cpsat import MOST, TRIES, CpSat
 from dicompiler_strategies.dp.strategy import Dp
+from dicompiler_strategies.gradient.strategy import Gradient
 from dicompiler_strategies.heads import Heads, few_choices, has_attention, rows_alone
 from dicompiler_strategies.tables.cost_tables import Tables
 
@@ -46,12 +47,12 @@ class Auto(Strategy):
 
     Of an objective that is a weighted sum the strategies are asked for each term, and the sum ranks their plans.
 
-    The work is the same on every run. Only where the budget runs out before it is done does the plan depend on the
-    machine's speed; then its note says so.
+    The work is counted, in seconds of a common computer, and the same on every run. Only where a slower machine's clock
+    says that the budget is over before does the plan depend on the machine; then its note says so.
     """
 
     name: ClassVar[str] = "auto"
-    budget: float = field(default=30.0, metadata={"help": "seconds after which it takes what it has"})
+    budget: float = field(default=BUDGET, metadata={"help": "seconds after which it takes what it has"})
     tries: int = field(default=TRIES, metadata={"help": "plans to try around the best one"})
     seed: int = field(default=0, metadata={"help": "of the plans that are tried"})
     strategies: tuple[str, ...] = field(default=STRATEGIES, metadata={"help": "whose plans to begin with"})
@@ -75,8 +76,7 @@ class Auto(Strategy):
             note = INTERRUPTED
         if search.best is None:
             raise run.error() or DicompilerError("auto: no strategy has a plan: raise the budget")
-        if search.late:
-            note = note or f"the search ended after its budget of {self.budget:g} s"
+        note = note or search.allowance.note()
         if note:
             log.warning("auto: %s: this is the best plan so far", note)
         log.info("auto: the best plan is of %s", search.best.origin)
@@ -98,7 +98,7 @@ class _Run:
 
     def __init__(self, problem: Problem, options: Auto) -> None:
         self.problem, self.options = problem, options
-        self.search = CandidateSearch(problem, "auto", time.monotonic() + options.budget)
+        self.search = CandidateSearch(problem, "auto", Allowance.of(options.budget))
         self.refined: Evaluated | None = None  # the best plan around which plans were tried
         self.errors: dict[str, DicompilerError] = {}
 
@@ -106,23 +106,23 @@ class _Run:
         strategies = {name: registry().make("strategies", name) for name in self.options.strategies}
         size = len(self.problem.layers.layers) * len(self.problem.platform.devices)
         for name, strategy in strategies.items():
-            if self.search.is_late() and self.search.best is not None:
+            if self.search.allowance.over() and self.search.best is not None:
                 return
             # Where cpsat tries plans it has evaluated what gradient finds.
             known = name == "gradient" and self.refined is not None and self.options.tries > 0
             if size <= SLOW.get(name, math.inf) and not known and not (self.attends and name in OTHERS):
                 for problem in self.problems:
                     self._strategy(name, strategy, problem)
-        if self.refined is None and not self.search.is_late():
+        if self.refined is None and not self.search.allowance.over():
             self.search.evaluate_optima(self.tables)
         best = self.search.best
         if best is None or self.refined is None or best.value(self.problem) < self.refined.value(self.problem):
-            if not self.search.is_late():
+            if not self.search.allowance.over():
                 self.search.polish(self.tables, self.options.tries, self.options.seed)
             if self.attends:
                 self.search.spare(self.tables)
             self.search.trim()
-        if not self.search.is_late():
+        if not self.search.allowance.over():
             self.search.overlap(rows_alone(self.tables) if self.attends else ())
 
     @cached_property
@@ -143,8 +143,8 @@ class _Run:
         heads. DicompilerError where it is over before they are filled, and there is a plan already."""
         if self.attends:
             return few_choices(self.problem, len(self.problem.platform.computing), "equal")
-        deadline = math.inf if self.search.best is None else self.search.deadline
-        return CpSat().tables(self.problem, self.options.budget / 2, deadline)
+        allowance = Allowance(self.options.budget) if self.search.best is None else self.search.allowance
+        return CpSat().tables(self.problem, allowance)
 
     def error(self) -> DicompilerError | None:
         """Why there is no plan: cpsat tells most, else the first who told."""
@@ -167,14 +167,15 @@ class _Run:
         """The strategy's plan, evaluated."""
         if isinstance(strategy, CpSat) and problem is self.problem:
             tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
-            refined = tried.evaluated(self.tables, self.search.deadline)
+            refined = tried.evaluated(self.tables, self.search.allowance)
             self.search.take([refined])
             self.refined = refined if self.problem.objective == "latency" else None
             return refined.plan
-        if isinstance(strategy, Dp):
-            strategy = replace(strategy, budget=max(1.0, self.search.deadline - time.monotonic()))
         if isinstance(strategy, Heads):
             strategy = replace(strategy, waves=False)  # of the plan that is best in the end
-        plan = strategy.plan(problem)
+        if isinstance(strategy, Dp | Gradient):
+            plan = strategy.plan_within(problem, self.search.allowance)
+        else:
+            plan = strategy.plan(problem)
         self.search.evaluate([(plan, name)])
         return plan

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import Metrics, Plan, Problem, fits_constraints
+from dicompiler_strategies.allowance import EVALUATED, Allowance
 from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
 from dicompiler_strategies.tables.cost_tables import Edge, Tables, original, restricted
 from dicompiler_strategies.tables.footprints import Floats
@@ -99,30 +99,27 @@ class CandidateSearch:
     """The best plan so far, by simulation. Plans are evaluated a few at a time, the same ones whether there is
     somebody to evaluate them at once or not.
 
-    name: who searches, for the log. deadline: of `time.monotonic`, from which on `late` is true.
+    name: who searches, for the log. allowance: what may still be tried; it is spent.
     """
 
-    def __init__(self, problem: Problem, name: str, deadline: float = math.inf) -> None:
-        self.problem, self.name, self.deadline = problem, name, deadline
+    def __init__(self, problem: Problem, name: str, allowance: Allowance | None = None) -> None:
+        self.problem, self.name, self.allowance = problem, name, allowance or Allowance()
         # A target has no part in any objective, and to ask it what it adds to memory takes a program: only what would
         # be the best is evaluated with it.
         self.untargeted = replace(problem, target=None)
         self.best: Evaluated | None = None
-        self.late = False
         self._seen: set[object] = set()
 
-    def is_late(self) -> bool:
-        """Whether the deadline is over; it stays so."""
-        self.late = self.late or time.monotonic() > self.deadline
-        return self.late
-
     def evaluate(self, plans: Iterable[tuple[Plan, str]]) -> bool:
-        """Whether one of the plans is better than the best so far, which it then is."""
+        """Whether one of the plans is better than the best so far, which it then is. Where there is one, plans that
+        would take more than what is left of the allowance are left out."""
         new = []
         for plan, origin in plans:
             key = tuple(plan.layers.values()), tuple(tuple(one.items()) for one in plan.replicas)
             if key not in self._seen:
                 self._seen.add(key)
+                if not self._may_evaluate(plan):
+                    break
                 new.append((plan, origin))
         return self.take(evaluate(self.untargeted, new))
 
@@ -139,10 +136,18 @@ class CandidateSearch:
                 return True
         return False
 
+    def _may_evaluate(self, plan: Plan) -> bool:
+        """Counts an evaluation; whether it may still be done: the first one is, whatever it takes."""
+        seconds = _size(plan) / EVALUATED
+        if self.best is None:
+            self.allowance.spend(seconds)
+            return True
+        return self.allowance.take(seconds)
+
     def evaluate_optima(self, tables: Tables) -> None:
         """Evaluates the optima of the tables with cheaper sending."""
         for selection in optima(tables):
-            if self.is_late():
+            if self.allowance.over():
                 return
             if not self._is_hopeless(tables, selection):
                 self.evaluate([(tables.plan(selection), "cpsat")])
@@ -153,7 +158,7 @@ class CandidateSearch:
         selection = None if self.best is None else tables.selection(self.best.plan)
         effort, last = EFFORT, 0
         for step in range(0, tries, AT_ONCE):
-            if self.best is None or selection is None or effort < 0 or step - last > PATIENCE or self.is_late():
+            if self.best is None or selection is None or effort < 0 or step - last > PATIENCE or self.allowance.over():
                 return
             moves = itertools.islice(neighbours(tables, selection, seed + step), min(AT_ONCE, tries - step))
             plans = [tables.plan(move) for move in moves if not self._is_hopeless(tables, move)]
@@ -173,12 +178,15 @@ class CandidateSearch:
         beyond = [int(held[chosen] - held.min()) for held, chosen in zip(most, selection, strict=True)]
         worth = sum(int(held[chosen]) for held, chosen in zip(most, selection, strict=True)) / 100
         for i in sorted(range(len(beyond)), key=lambda i: -beyond[i])[:SPARING]:
-            if beyond[i] <= worth or self.is_late():
+            if beyond[i] <= worth or self.allowance.over():
                 return
             (seconds,), _ = _within(tables, selection, [i], 1.0)
             fewest = np.flatnonzero(most[i] == most[i].min())
             tried = (*selection[:i], int(fewest[seconds[fewest].argmin()]), *selection[i + 1 :])
-            for one in evaluate(self.untargeted, [(tables.plan(tried), self.best.origin)]):
+            plan = tables.plan(tried)
+            if not self._may_evaluate(plan):
+                return
+            for one in evaluate(self.untargeted, [(plan, self.best.origin)]):
                 alike = one.value(self.problem) <= limit
                 if alike and (self.problem.target is None or evaluate(self.problem, [(one.plan, one.origin)])):
                     self.best, selection = one, tried
@@ -195,7 +203,7 @@ class CandidateSearch:
         origin = self.best.origin
         for plan in (self.best.plan, *others):
             for waved in waves(self.problem, plan) if _size(plan) <= PARTS // 2 else ():
-                if self.is_late():
+                if self.allowance.over():
                     return
                 self.evaluate([(waved, origin)])
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dicompiler.plugin_api import INTERRUPTED, Plan, Problem, Strategy, UsageError
+from dicompiler_strategies.allowance import BUDGET, Allowance
 from dicompiler_strategies.candidates import CandidateSearch, Evaluated
 from dicompiler_strategies.tables.choices import BASES, FINISHES, KINDS, SHARES, ChoiceSet
 from dicompiler_strategies.tables.cost_tables import Tables, tables
@@ -41,6 +41,7 @@ class CpSat(Strategy):
     finishes: tuple[str, ...] = field(default=FINISHES, metadata={"help": "how partial sums are merged"})
     rank: bool = field(default=True, metadata={"help": "let the simulator choose among optima, see candidates.py"})
     tries: int = field(default=TRIES, metadata={"help": "plans to try around the best one and gradient's; 0: neither"})
+    budget: float = field(default=BUDGET, metadata={"help": "seconds of a common computer that its work may come to"})
 
     def __post_init__(self) -> None:
         if not self.time > 0:
@@ -51,6 +52,8 @@ class CpSat(Strategy):
             raise UsageError(f"cpsat: seed is {self.seed}: give it 0 to 2147483647")
         if self.tries < 0:
             raise UsageError(f"cpsat: tries must not be below 0, and is {self.tries}")
+        if not self.budget > 0:
+            raise UsageError(f"cpsat: budget is {self.budget:g}: give it more than 0 s")
         self.options()
 
     def options(self) -> ChoiceSet:
@@ -64,21 +67,22 @@ class CpSat(Strategy):
         tables, and plans around the best of them, the one that the simulator, in which sending goes on beside
         computing, finds best; without what nobody reads of it.
         """
-        return self.evaluated(self.tables(problem)).plan
+        allowance = Allowance(self.budget)
+        return self.evaluated(self.tables(problem, allowance), allowance).plan
 
-    def evaluated(self, cost_tables: Tables, deadline: float = math.inf) -> Evaluated:
-        """The same with its metrics, over tables that are there already. deadline: of `time.monotonic`, from which on
-        nothing more is tried. An interrupt gives the best plan so far."""
-        problem = cost_tables.problem
-        solution = self.solve(cost_tables, deadline)
-        search = CandidateSearch(problem, self.name, deadline)
+    def evaluated(self, cost_tables: Tables, allowance: Allowance | None = None) -> Evaluated:
+        """The same with its metrics, over tables that are there already; nothing more is tried once the allowance is
+        over. An interrupt gives the best plan so far."""
+        problem, allowance = cost_tables.problem, allowance or Allowance(self.budget)
+        solution = self.solve(cost_tables, allowance)
+        search = CandidateSearch(problem, self.name, allowance)
         interrupted = solution.interrupted
         try:
             search.evaluate([(solution.plan, self.name)])
             if self.rank and problem.objective == "latency" and problem.model is not None and not interrupted:
                 search.evaluate_optima(cost_tables)
-                if self.tries and not search.is_late():
-                    selections = gradient_selections(cost_tables)
+                if self.tries and not allowance.over():
+                    selections = gradient_selections(cost_tables, allowance)
                     search.evaluate((cost_tables.plan(selection), "gradient") for selection in selections)
                 search.polish(cost_tables, self.tries, self.seed)
                 search.trim()
@@ -86,37 +90,37 @@ class CpSat(Strategy):
             log.warning("cpsat: interrupted: this is the best plan so far")
             interrupted = True
         best = search.best or Evaluated(solution.plan, problem.estimate(solution.plan), self.name)
-        note = INTERRUPTED if interrupted else best.plan.note
+        note = INTERRUPTED if interrupted else allowance.note()
         return replace(best, plan=replace(best.plan, note=note), origin=self.name)
 
-    def solve(self, cost_tables: Tables, deadline: float = math.inf) -> JointSolution:
-        """The best plan found over the tables, with its bound; deadline: when the solver stops, as `evaluated`."""
+    def solve(self, cost_tables: Tables, allowance: Allowance | None = None) -> JointSolution:
+        """The best plan found over the tables, with its bound; the solver stops where the allowance is over."""
         from dicompiler_strategies.joint.search import solve
         from dicompiler_strategies.joint.solving import Effort
 
-        solution = solve(cost_tables, Effort(self.time, self.workers, self.seed, deadline))
+        solution = solve(cost_tables, Effort(self.time, self.workers, self.seed, allowance or Allowance()))
         log.info("cpsat: %s", solution.text())
         return solution
 
-    def tables(self, problem: Problem, seconds: float = math.inf, deadline: float = math.inf) -> Tables:
+    def tables(self, problem: Problem, allowance: Allowance | None = None) -> Tables:
         """The tables of the choices that are asked for, or of fewer where those are too many, or would take more than
-        about so many seconds on a common computer. DicompilerError where the deadline comes before they are filled."""
+        about half of what is allowed. DicompilerError where that is over before they are filled."""
         from dicompiler_strategies.joint.fitting import fitting
 
-        options = self.options()
+        options, allowance = self.options(), allowance or Allowance()
         if problem.objective not in ("latency", "communication"):
             # Extra rows save messages, not work: there are no more than needed, for the solver's sake.
             options = replace(options, extra=min(self.extra, 1), bases=self.bases[:2][-1:])
-        return tables(problem, fitting(problem, options, seconds), deadline)
+        return tables(problem, fitting(problem, options, allowance.seconds / 2), allowance)
 
 
-def gradient_selections(cost_tables: Tables) -> list[tuple[int, ...]]:
+def gradient_selections(cost_tables: Tables, allowance: Allowance) -> list[tuple[int, ...]]:
     """The selections that gradient finds best in the tables; none where it would take too long."""
     from dicompiler_strategies.gradient.strategy import Gradient
 
     if len(cost_tables.choices) * len(cost_tables.problem.platform.devices) > MOST:
         return []
-    best = Gradient().search(cost_tables)
+    best = Gradient().search(cost_tables, allowance=allowance)
     if best.interrupted:
         raise KeyboardInterrupt
     return [best.selection, *best.others]

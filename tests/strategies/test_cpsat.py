@@ -26,6 +26,7 @@ from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
 from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem
+from dicompiler_strategies.allowance import Allowance
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.joint import relaxation
 from dicompiler_strategies.joint.elimination import graph, min_marginals, minimise
@@ -216,7 +217,7 @@ def test_large_problems_get_a_smaller_choice_set() -> None:
 
 def test_little_time_for_tables_means_a_smaller_choice_set() -> None:
     problem = Problem(small(), cluster(*[1e9] * 4, kind="switch"), PAPERS)
-    sizes = [sum(CpSat().tables(problem, seconds).counts) for seconds in (math.inf, 60, 0.05, 0.02)]
+    sizes = [sum(CpSat().tables(problem, Allowance(seconds)).counts) for seconds in (math.inf, 120, 0.1, 0.04)]
     assert sizes[0] == sizes[1] > sizes[2] > sizes[3]
 
 
@@ -246,6 +247,6 @@ def test_a_graph_too_wide_to_eliminate_is_eliminated_over_its_promising_choices(
     model = JointModel(node, edge, alive=tuple(np.arange(4) for _ in range(6)))
     best = min(model.value(selection) for selection in itertools.product(range(4), repeat=6))
     monkeypatch.setattr(relaxation, "LIMIT", 2**6)
-    monkeypatch.setattr(relaxation, "coordinate_descent", lambda _, selection: selection)
+    monkeypatch.setattr(relaxation, "coordinate_descent", lambda _model, selection, _allowance: selection)
     found = relaxation.unrelaxed(model, [(0,) * 6])
     assert found.bound <= best <= found.value < 1.1 * best < model.value((0,) * 6)

@@ -77,7 +77,7 @@ def made(model: Model, seed: int, rules: Rules | None = None, treatment: Treatme
     It has the nodes, tensor names, attributes and shapes of `model`; only numbers differ, and operators that round
     move to domains under DOMAIN (see `standins`). Filters have one to three elements of ±1, or as many as it takes to
     read everything within few seeds. It is run until every sum in it is below what its type holds exactly (2^24 in
-    float32): each time what is not exact although its inputs are is treated further. At last it is left out: zeros
+    float32): each time what is not exact although its inputs are is treated further. At last it is left out: ones
     stand in its place. NotExact where onnxruntime refuses the check model, DicompilerError for an input without a
     static shape.
     """

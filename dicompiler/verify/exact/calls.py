@@ -28,7 +28,8 @@ class Call:
     """What the calls of the operator `op` in a model have in common: the greatest number of inputs (`arity`), the type
     of the first one, the opset; `given`: the attributes that are not 0 in some call; `domain`: of the operator;
     `first`: one of the calls; `results`: (type, shape or None) of each of its outputs; `kinds`: types of its inputs, 0
-    of one that is left out or not known; `weight`: which input is a filter of ±1 in all of them.
+    of one that is left out or not known; `ranks`: their ranks, likewise; `weight`: which input is a filter of ±1
+    in all of them.
     """
 
     op: str
@@ -40,6 +41,7 @@ class Call:
     first: NodeProto | None = None
     results: tuple[tuple[int, Shape | None], ...] = ()
     kinds: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
     weight: int | None = None
 
     @property

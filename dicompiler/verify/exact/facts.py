@@ -86,6 +86,14 @@ class Facts:
         """Whether `tensor` holds strings."""
         return self.dtypes.get(tensor) == onnx.TensorProto.STRING
 
+    def shape(self, tensor: str) -> tuple[int, ...] | None:
+        """The static shape of a tensor; None where it has none or is not known."""
+        return self.tensors[tensor].shape if tensor in self.tensors else None
+
+    def ranks(self, node: onnx.NodeProto) -> tuple[int, ...]:
+        """The ranks of the node's inputs; 0 of one that is left out or not known."""
+        return tuple(len(self.shape(name) or ()) for name in node.input)
+
     def readers(self, tensor: str) -> tuple[Use, ...] | None:
         """Where `tensor` is read; None where a control-flow body or the graph's output reads it too."""
         return None if tensor in self.captured or tensor in self.outputs else self.uses.get(tensor, ())

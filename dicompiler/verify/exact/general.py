@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from dicompiler.ir.regions import Shape
 from dicompiler.verify.exact.calls import Call, centred, constant, given, total, whole
@@ -50,48 +50,6 @@ def indexed(call: Call) -> list[NodeProto]:
         helper.make_node("Cast", ["extent"], ["length"], to=call.kinds[1]),
         helper.make_node("Mod", ["X1", "length"], ["index"]),
         call.node(call.op, ["X0", "index"], ["Y"]),
-    ]
-
-
-def attended(call: Call) -> list[NodeProto]:
-    """Attention: q, plus all rows of the keys and values of its head. Heads are an axis, or blocks of the last one."""
-    flat = len(call.results[0][1] or (0, 0, 0)) == 3
-    own = "kv_num_heads" if "kv_num_heads" in call.given else "num_heads"
-    nodes = [node for i in range(3) for node in centred(call, f"X{i}", f"B{i}")]
-    shapes = {"one": [1], "rows": [0, 0], "rest": [-1], "flat": [0, 0, -1], "upright": [0, 1, -1, 1]}
-    nodes += [constant(name, np.array(value, np.int64)) for name, value in shapes.items()]
-    if flat:
-        nodes += [
-            given("count", "value_int", own, onnx.AttributeProto.INT),
-            helper.make_node("Reshape", ["count", "one"], ["heads"]),
-            helper.make_node("Concat", ["rows", "heads", "rest"], ["split"], axis=0),
-            *(helper.make_node("Reshape", [f"B{i}", "split"], [f"H{i}"]) for i in range(3)),
-            *(helper.make_node("Transpose", [f"H{i}"], [f"T{i}"], perm=[0, 2, 1, 3]) for i in (1, 2)),
-        ]
-    keys, values = ("T1", "T2") if flat else ("B1", "B2")
-    nodes += [
-        helper.make_node("Reshape", [keys, "flat"], ["F1"]),
-        helper.make_node("Reshape", [values, "flat"], ["F2"]),
-        helper.make_node("Concat", ["F1", "F2"], ["pairs"], axis=2),
-        *total(call, "pairs", 2, "sum"),
-    ]
-    if flat:
-        nodes.append(helper.make_node("Reshape", ["sum", "upright"], ["share"]))
-    else:  # heads of q that share keys are neighbours
-        nodes += [
-            constant("firsts", np.arange(2)),
-            helper.make_node("Shape", ["F1"], ["of_keys"]),
-            helper.make_node("Gather", ["of_keys", "firsts"], ["groups"]),
-            helper.make_node("Concat", ["groups", "rest"], ["split"], axis=0),
-            helper.make_node("Reshape", ["B0", "split"], ["H0"]),
-            helper.make_node("Reshape", ["sum", "flat"], ["share"]),
-        ]
-    return [
-        *nodes,
-        helper.make_node("Add", ["H0", "share"], ["mix"]),
-        helper.make_node("Shape", ["X0"], ["shape"]),
-        helper.make_node("Reshape", ["mix", "shape"], ["Y"]),
-        *(helper.make_node("Identity", ["X0"], [output(i)]) for i in range(1, len(call.results))),  # nobody reads them
     ]
 
 
@@ -161,13 +119,14 @@ def resampled(call: Call) -> list[NodeProto]:
     ]
 
 
-def zeros(call: Call) -> list[NodeProto]:
-    """Zeros of the shape that the operator gives: what takes the place of a layer that is left out."""
+def ones(call: Call) -> list[NodeProto]:
+    """Ones of the shape that the operator gives, zeros in types that are no floats: a new input takes the place of a
+    layer that is left out, the same in all parts of it, and what reads it is checked: a tap that is wrong shows."""
     nodes = [call.node(call.op, _given(call), [f"T{i}" for i in range(len(call.results))])]
     for i, (kind, _) in enumerate(call.results):
-        zero = onnx.numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(kind)))
+        one = numpy_helper.from_array(np.full(1, kind in _FLOATS).astype(helper.tensor_dtype_to_np_dtype(kind)))
         nodes.append(helper.make_node("Shape", [f"T{i}"], [f"shape{i}"]))
-        nodes.append(helper.make_node("ConstantOfShape", [f"shape{i}"], [output(i)], value=zero))
+        nodes.append(helper.make_node("ConstantOfShape", [f"shape{i}"], [output(i)], value=one))
     return nodes
 
 
@@ -275,7 +234,6 @@ def _spread(tensor: str, i: int, kind: int, shape: Shape) -> list[NodeProto]:
 
 
 BODIES = {
-    "attended": attended,
     "bounded": bounded,
     "cumulated": cumulated,
     "digest": digest,
@@ -286,6 +244,6 @@ BODIES = {
     "remainder": remainder,
     "resampled": resampled,
     "rounded": rounded,
-    "zeros": zeros,
+    "ones": ones,
 }
 """By the names that rules give them; `zeros` is no rule's."""

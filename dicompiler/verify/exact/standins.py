@@ -19,7 +19,7 @@ from onnx import FunctionProto, NodeProto, helper
 
 from dicompiler.base.seeded import generator
 from dicompiler.ir.rule import STAND_IN_DOMAIN
-from dicompiler.verify.exact import general, normalised
+from dicompiler.verify.exact import attended, general, normalised
 from dicompiler.verify.exact.calls import Body, Call, bounded, centred, of_old, total, whole
 from dicompiler.verify.exact.facts import FLOATS, Facts, attribute, control_bodies, own_domain, set_attribute
 from dicompiler.verify.exact.normalised import AXES
@@ -107,6 +107,7 @@ BODIES: Mapping[str, Body] = {
     "window": _window,
     **normalised.BODIES,
     **general.BODIES,
+    "attended": attended.body,
 }
 """By the name that rules give them. Any other name is that of an operator, which takes the same inputs. What is bounded
 stays bounded (Sigmoid → a remainder), what rectifies rectifies, an average becomes a sum over the same window of what
@@ -118,7 +119,7 @@ def stand_in(node: NodeProto, known: Facts) -> str:
     rule, treatment = known.rule(node), known.treatment
     word = rule.stand_in if rule is not None else ""
     if node.name in treatment.left:
-        return "zeros"
+        return "ones"
     if (own_domain(node), node.op_type) in treatment.replaced:
         if list(control_bodies(node)):
             return ""
@@ -131,7 +132,8 @@ def stand_in(node: NodeProto, known: Facts) -> str:
         assert rule is not None
         return word if treatment.bounded and known.dynamic(node) > rule.elementwise else ""
     read = any(name and known.readers(name) != () for name in node.output[1:])
-    if (word in ("attended", "recurrent") and (read or not all(node.input[1:3]))) or _laid_out(node, word):  # never cut
+    never_cut = word in ("attended", "recurrent") and (read or not all(node.input[1:3]))
+    if never_cut or _laid_out(node, word) or (word == "attended" and not attended.understood(node, known)):
         word = "digest"
     if word == "digest":
         return word if _digestible(node, known) else "rounded"
@@ -171,10 +173,10 @@ def chosen(known: Facts) -> dict[int, StandIn]:
         if not (word := stand_in(node, known)):
             continue
         own, signature, weight = own_domain(node), tuple[Any, ...](), None
-        if word in general.BODIES:
+        if word in general.BODIES or word == "attended":
             weight = weight_index(known, node)
             signature = (weight, *(known.dtype(name) for name in node.input), *map(bool, node.output))
-            signature += (index,) if word == "digest" else ()
+            signature += (index,) if word == "digest" else known.ranks(node) if word == "attended" else ()
         numbers = functions.setdefault((own, node.op_type), {})
         number = numbers.setdefault((word, *signature), len(numbers))
         domain = f"{DOMAIN}.{own}" if own else DOMAIN
@@ -204,6 +206,8 @@ def prepare(node: NodeProto, known: Facts, own: StandIn | None) -> None:
             _round_results(body, known)
     if word == "lrn":
         numbers = {"alpha": float(attribute(node, "size", 1)), "beta": 1.0, "bias": 1.0}
+    elif word == "attended" and (flag := attended.causal(node)):
+        numbers = {flag: attribute(node, flag, 0)}
     elif word in ("layer", "lp"):
         numbers = {"axis": attribute(node, "axis", -1)}
     elif word == "softmax":
@@ -223,7 +227,7 @@ def prepare(node: NodeProto, known: Facts, own: StandIn | None) -> None:
         dtype = known.dtypes.get(node.input[0], onnx.TensorProto.FLOAT)
         numbers = {name: wide(name, value, dtype) for name, value in bounds.items() if value is not None}
     rule = known.rule(node)
-    for pair in rule.numbers.split() if rule is not None and word not in ("zeros", "rounded") else ():
+    for pair in rule.numbers.split() if rule is not None and word not in ("ones", "rounded") else ():
         name, _, become = pair.partition("=")
         given = attribute(node, name, None)
         if given:
@@ -286,7 +290,7 @@ def _function(made: StandIn, op: str, nodes: Sequence[NodeProto], known: Facts) 
     call = Call(
         op, known.opset, len(most.input), dtype, given, own, most,
         tuple((known.dtype(name), shape) for name, shape in zip(results, shapes, strict=True)),
-        tuple(known.dtype(name) for name in most.input), made.weight,
+        tuple(known.dtype(name) for name in most.input), known.ranks(most), made.weight,
     )  # fmt: skip
     body = BODIES.get(made.word, _one(made.word))(call)
     body = of_old(body) if known.opset < 9 else body

@@ -28,6 +28,7 @@ from dicompiler.plugin_api import (
     volume,
     with_interval,
 )
+from dicompiler_strategies.allowance import MOVES, Allowance
 from dicompiler_strategies.dp.boxes import Boxes, missing
 from dicompiler_strategies.dp.rows import Rows, lengths, union
 from dicompiler_strategies.dp.team import Form, Team
@@ -108,9 +109,10 @@ def packed_element_bytes(layers: LayerGraph, tensor: str) -> float:
     return sent_nbytes(layers, tensor, (8,)) / 8
 
 
-def moves(team: Team, rules: Rules) -> list[list[Move]]:
-    """For each layer the moves that begin with it; at least one, all of it on the leader."""
-    held = team.facts.weights
+def moves(team: Team, rules: Rules, allowance: Allowance | None = None) -> list[list[Move]]:
+    """For each layer the moves that begin with it; at least one, all of it on the leader. Spent where the allowance is
+    over before all are made."""
+    held, allowance = team.facts.weights, allowance or Allowance()
     beginning: list[list[Move]] = [[] for _ in team.layers.layers]
     singles: dict[int, tuple[float, float]] = {}
     for stop, layer in enumerate(team.layers.layers, 1):
@@ -121,6 +123,8 @@ def moves(team: Team, rules: Rules) -> list[list[Move]]:
             *(() if alone else _cut(team, layer, rules, held)),
             *_rows(team, stop, rules, held, singles),
         ):
+            allowance.check()
+            allowance.spend(1 / MOVES)
             beginning[move.start].append(move)
     return beginning
 

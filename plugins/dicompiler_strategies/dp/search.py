@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dicompiler.plugin_api import LayerGraph, Problem, full
+from dicompiler_strategies.allowance import MOVES, Allowance
 from dicompiler_strategies.dp.boxes import Boxes, missing
 from dicompiler_strategies.dp.moves import Move, packed_element_bytes
 from dicompiler_strategies.dp.team import Form, Team
@@ -85,21 +86,26 @@ class _Node:
         return tuple(reversed(result))
 
 
-def cheapest_path(team: Team, moves: Sequence[Sequence[Move]], pricing: Pricing, beam: int = 24) -> MovePath:
+def cheapest_path(
+    team: Team, moves: Sequence[Sequence[Move]], pricing: Pricing, allowance: Allowance | None = None, beam: int = 24
+) -> MovePath:
     """The cheapest path of moves: T_i = min over the moves that end with layer i of T_before + e(move).
 
     e depends on the forms in which the tensors lie that the move reads, so that T has a value for each State. At most
     `beam` states are kept at a place, the cheapest: in a chain there are never more than five, so that the result is
     optimal over the moves; where many branches are open at once it need not be. What several moves read of a tensor is
     counted for each of them, though a device gets nothing twice: with branches a plan may send less than is said here.
+    Spent where the allowance is over before all is covered.
     """
-    graph = team.layers
+    graph, allowance = team.layers, allowance or Allowance()
     last = _last_readers(graph)
     best: list[dict[State, _Node]] = [{} for _ in range(len(graph.layers) + 1)]
     opening: State = tuple((name, "source") for name in graph.inputs)
     best[0][_still_read(opening, last, 0)] = _Node(0.0, 0.0, 0.0, None, None)
     for place in range(len(graph.layers)):
         kept = sorted(best[place].items(), key=lambda entry: entry[1].cost)[:beam]
+        allowance.check()
+        allowance.spend(len(kept) * len(moves[place]) / MOVES)
         for state, node in kept:
             forms = dict(state)
             for move in moves[place]:

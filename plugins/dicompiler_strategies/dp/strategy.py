@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
@@ -22,6 +20,7 @@ from dicompiler.plugin_api import (
     memory_needed,
     raw_nbytes,
 )
+from dicompiler_strategies.allowance import BUDGET, Allowance, Spent
 from dicompiler_strategies.dp.moves import Rules, moves, parts
 from dicompiler_strategies.dp.paper import choose, plan_parts
 from dicompiler_strategies.dp.search import SUMMED_OBJECTIVES, MovePath, Pricing, cheapest_path
@@ -70,8 +69,7 @@ class Dp(Strategy):
         default=False,
         metadata={"help": "layers with rows may be cut by channels too (done anyhow where memory is short)"},
     )
-
-    budget: float = field(default=math.inf, metadata={"help": "seconds after which no larger team is tried"})
+    budget: float = field(default=BUDGET, metadata={"help": "seconds of a common computer that its work may come to"})
 
     def __post_init__(self) -> None:
         if not self.budget > 0:
@@ -84,6 +82,10 @@ class Dp(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """Raises UsageError for an objective that is no sum over layers, DicompilerError for more devices than there
         are, a memory limit that no plan found keeps, and with paper=true for what CoopAI does not speak of."""
+        return self.plan_within(problem, Allowance(self.budget))
+
+    def plan_within(self, problem: Problem, allowance: Allowance) -> Plan:
+        """The same with what is allowed in the place of the budget: where that is over no larger team is tried."""
         known = ("latency",) if self.paper else SUMMED_OBJECTIVES
         if problem.objective not in known:
             raise UsageError(f"dp: objective {problem.objective!r} is none that it knows (known: {', '.join(known)})")
@@ -100,15 +102,18 @@ class Dp(Strategy):
             return self._as_printed(facts, order, counts)
         paths: list[MovePath] = []
         try:
-            end = time.monotonic() + self.budget
-            paths.extend(self._search(facts, order[:k]) for k in counts if not paths or time.monotonic() < end)
+            for k in counts:
+                paths.append(self._search(facts, order[:k], allowance, bool(paths)))
+        except Spent:
+            log.info("dp: the budget is over: %d of %d teams are tried", len(paths), len(counts))
         except KeyboardInterrupt:
             plan = _cheapest_that_fits(problem, paths)
             if plan is None:
                 raise
             return replace(plan, note=INTERRUPTED)
         best = min(paths, key=lambda path: path.cost)
-        return _cheapest_that_fits(problem, paths) or self._short_of_memory(facts, order, counts, best)
+        plan = _cheapest_that_fits(problem, paths) or self._short_of_memory(facts, order, counts, best, allowance)
+        return replace(plan, note=plan.note or allowance.note())
 
     def _as_printed(self, facts: Facts, order: Sequence[str], counts: Sequence[int]) -> Plan:
         everyone = self._team(facts, order[: max(counts)], equal=True)
@@ -124,12 +129,19 @@ class Dp(Strategy):
         span = self.span or max(_SPAN[0], min(_SPAN[1], _WORK // max(layers, 1)))
         return Rules(self.method == "mls", span, channels)
 
-    def _search(self, facts: Facts, names: Sequence[str]) -> MovePath:
+    def _search(self, facts: Facts, names: Sequence[str], allowance: Allowance, limited: bool) -> MovePath:
+        """The best of a team. limited: Spent where the allowance is over before; else it is spent alone."""
         team = self._team(facts, names)
         rules = self._rules(len(team.layers.layers), self.channels)
-        return cheapest_path(team, moves(team, rules), Pricing(facts.problem))
+        own = allowance if limited else Allowance()
+        path = cheapest_path(team, moves(team, rules, own), Pricing(facts.problem), own)
+        if not limited:
+            allowance.spend(own.spent)
+        return path
 
-    def _short_of_memory(self, facts: Facts, order: Sequence[str], counts: Sequence[int], best: MovePath) -> Plan:
+    def _short_of_memory(
+        self, facts: Facts, order: Sequence[str], counts: Sequence[int], best: MovePath, allowance: Allowance
+    ) -> Plan:
         """Layers may be cut by channels now, which cuts their weights; teams of the devices with the most memory are
         tried as well. Weights get a price on the hosts that lack most, a higher one from round to round."""
         platform = facts.problem.platform
@@ -140,15 +152,21 @@ class Dp(Strategy):
         teams = dict.fromkeys(tuple(ranking[:k]) for k in counts for ranking in (order, roomy))
         try:
             for number, chosen in enumerate(teams):
-                one, lack = self._within_memory(facts, chosen, unit)
+                one, lack = self._within_memory(facts, chosen, unit, allowance)
                 least = min(least, lack)
                 fitting.extend((cost, number, plan) for cost, plan in one)
+        except Spent:
+            log.info("dp: the budget is over: %d plans fit the memory", len(fitting))
         except KeyboardInterrupt:
             if not fitting:
                 raise
             return replace(min(fitting)[2], note=INTERRUPTED)
         if fitting:
             return min(fitting)[2]
+        if allowance.late:
+            raise DicompilerError(
+                "dp: the budget is over before a plan is found that fits the memory: give a larger one"
+            )
         host = platform.hosts[least[1]]
         largest = max(facts.weights, key=lambda layer: facts.weights[layer])
         raise DicompilerError(
@@ -158,18 +176,18 @@ class Dp(Strategy):
         )
 
     def _within_memory(
-        self, facts: Facts, chosen: Sequence[str], unit: float
+        self, facts: Facts, chosen: Sequence[str], unit: float, allowance: Allowance
     ) -> tuple[list[tuple[float, Plan]], tuple[float, int]]:
         """(a team's plan that fits, with its cost, if one is found; the least that a host lacked, and which host).
-        unit: the first price of a byte."""
+        unit: the first price of a byte. Spent where the allowance is over."""
         team = self._team(facts, chosen)
-        known = moves(team, self._rules(len(team.layers.layers), channels=True))
+        known = moves(team, self._rules(len(team.layers.layers), channels=True), allowance)
         hosts = facts.problem.platform.hosts
         price: dict[str, float] = {}
         least = (np.inf, 0)
         for _ in range(_ROUNDS):
             pricing = Pricing(facts.problem, dict(price))
-            path = cheapest_path(team, known, pricing)
+            path = cheapest_path(team, known, pricing, allowance)
             plan, over = _limited(facts.problem, path)
             if not over.any():
                 return [(path.cost - pricing.weights_cost(team, path.weights), plan)], least

@@ -6,12 +6,13 @@ Landscape + selections (plans, layers) → selections that no change of one laye
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
+from dicompiler_strategies.allowance import Allowance
 from dicompiler_strategies.gradient.landscape import Landscape, Selections
 from dicompiler_strategies.tables.cost_tables import Edge
 from dicompiler_strategies.tables.footprints import Floats
@@ -24,9 +25,11 @@ _BLOCK = 1 << 22  # elements of the largest array that a step over pairs makes a
 
 @dataclass(frozen=True, eq=False)
 class Polish:
-    """Coordinate descent on Σ node + Σ edge, and the price of what passes the memory limits."""
+    """Coordinate descent on Σ node + Σ edge, and the price of what passes the memory limits. Where the allowance is
+    over selections stay as they are by then."""
 
     land: Landscape
+    allowance: Allowance = field(default_factory=Allowance)
 
     @cached_property
     def _around(self) -> tuple[tuple[tuple[int, Floats], ...], ...]:
@@ -82,6 +85,8 @@ class Polish:
         for _ in range(_SWEEPS):
             before = current.copy()
             for a in (*layers, *reversed(layers)):
+                if not self.allowance.step(*self._looking(len(current), (a,))):
+                    return current
                 costs = self._around_cost(current, a)
                 if len(self.land.limits):
                     rest = self.land.loads(current) - self.land.weights[a][current[:, a]]
@@ -120,6 +125,8 @@ class Polish:
         current = selections.copy()
         alone = prices is None and not len(self.land.limits)  # then only what a run is joined to matters
         for path in self._paths:
+            if not self.allowance.step(*self._looking(len(current), path)):
+                break
             rows = np.arange(len(current))
             if alone:
                 rows = rows[[self._near(row, path) not in self._optimal for row in current]]
@@ -179,6 +186,13 @@ class Polish:
     def _backwards(self) -> dict[Edge, Floats]:
         """The tables of edges with the first layer's choices last: a minimum over them is fast along memory."""
         return {edge: np.ascontiguousarray(table.T) for edge, table in self.land.edge.items()}
+
+    def _looking(self, plans: int, layers: Sequence[int]) -> tuple[int, int]:
+        """(elements, steps) of deciding these layers anew, one or a run, in so many plans."""
+        elements = sum(len(self.land.node[a]) * (1 + len(self._around[a])) for a in layers)
+        pairs = sum(self.land.edge[pair].size for pair in pairwise(layers))
+        loads = len(self.land.node) if len(self.land.limits) else 0
+        return plans * (elements + pairs + 4 * loads), 2 * len(layers) + loads // 4
 
     def _around_cost(self, selections: Selections, a: int, without: Collection[int] = ()) -> Floats:
         """Costs (plans, choices of a) of layer a and of its edges but those to `without`, all else as selected."""

@@ -15,10 +15,12 @@ from functools import cached_property
 
 import numpy as np
 
+from dicompiler_strategies.allowance import Allowance
 from dicompiler_strategies.gradient.landscape import Landscape, Selections
 from dicompiler_strategies.tables.footprints import Floats
 
 WARM, COLD = 1.0, 0.2  # the softmax's temperature at the first and the last iteration
+AT_ONCE = 10  # multiplications of a product in the time of an element that is read
 _SERIAL = 1 << 18  # multiplications of a product that linear algebra libraries do not spread over threads
 
 
@@ -113,8 +115,8 @@ class Interrupted(KeyboardInterrupt):
         self.selections = selections
 
 
-def descend(land: Landscape, how: Descent) -> Selections:
-    """Selections (restarts, layers), decoded from where the restarts came to.
+def descend(land: Landscape, how: Descent, allowance: Allowance | None = None) -> Selections:
+    """Selections (restarts, layers), decoded from where the restarts came to by the last step or the allowance's end.
 
     The step is natural: ∂L/∂W without its factor p, which is the gradient in the softmax's own (Fisher) metric. With
     the factor a choice that has become unlikely never comes back, which is what plain descent is stuck on. Ctrl-C
@@ -122,9 +124,12 @@ def descend(land: Landscape, how: Descent) -> Selections:
     """
     flat = FlatLandscape(land)
     W = initial(land, flat, how)
-    memory = how.memory * land.scale
+    memory, allowance = how.memory * land.scale, allowance or Allowance()
+    multiplied = 2 * how.restarts * sum(table.size for table in land.edge.values()) / AT_ONCE
     try:
         for step in range(how.iterations):
+            if not allowance.step(multiplied + how.restarts * len(flat.layer), 4 * len(land.edge)):
+                break
             temperature = WARM * (COLD / WARM) ** (step / max(1, how.iterations - 1))
             p = flat.softmax(W, temperature)
             W -= how.rate / land.scale * flat.centred(p, flat.slope(p, memory))

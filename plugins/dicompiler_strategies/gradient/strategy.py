@@ -10,11 +10,13 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from dicompiler.plugin_api import INTERRUPTED, DicompilerError, Plan, Problem, Strategy, UsageError, memory_lacking
+from dicompiler_strategies.allowance import BUDGET, Allowance
 from dicompiler_strategies.gradient import paper
 from dicompiler_strategies.gradient.landscape import Landscape, check_objective, landscapes
 from dicompiler_strategies.gradient.opportunities import space
 from dicompiler_strategies.gradient.polish import Polish
 from dicompiler_strategies.gradient.relax import Descent, Interrupted, descend
+from dicompiler_strategies.joint.fitting import fitting
 from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import Tables, original, renumbered, tables
 
@@ -72,6 +74,7 @@ class Gradient(Strategy):
     counts: tuple[int, ...] = field(
         default=(), metadata={"help": "numbers of devices to split over; by default all up to 8, then fewer and fewer"}
     )
+    budget: float = field(default=BUDGET, metadata={"help": "seconds of a common computer that its work may come to"})
 
     def __post_init__(self) -> None:
         """Raises UsageError for numbers that make no sense."""
@@ -80,6 +83,8 @@ class Gradient(Strategy):
             value = getattr(self, name)
             if value is not None and value < bound:
                 raise UsageError(f"gradient: option {name!r}: expected at least {bound}, got {value}")
+        if not self.budget > 0:
+            raise UsageError(f"gradient: option 'budget': expected a number above 0, got {self.budget:g}")
         rate = self.learning_rate
         if rate is not None and not (rate > 0 and math.isfinite(rate)):
             raise UsageError(f"gradient: option 'learning_rate': expected a number above 0, got {rate}")
@@ -93,10 +98,16 @@ class Gradient(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """The best plan found. UsageError for another objective than latency and energy, DicompilerError where none is
         found that fits into the hosts' memory."""
+        return self.plan_within(problem, Allowance(self.budget))
+
+    def plan_within(self, problem: Problem, allowance: Allowance) -> Plan:
+        """The same with what is allowed in the place of the budget. DicompilerError where it is over before the tables
+        are filled: they are of fewer choices where those that are asked for would take more than half of it."""
         check_objective(problem.objective)
         if self.paper:
             return self._as_printed(problem)
-        return self.plan_of(tables(problem, self.choices(problem)))
+        choices = fitting(problem, self.choices(problem), allowance.left / 2)
+        return self.plan_of(tables(problem, choices, allowance), allowance)
 
     def choices(self, problem: Problem) -> ChoiceSet:
         """The choices that the default method picks from: `fusion_limit` extra rows let as many 3×3 layers go without
@@ -104,16 +115,16 @@ class Gradient(Strategy):
         counts = self.counts or some_counts(len(problem.platform.computing))
         return ChoiceSet(counts=counts, extra=self.fusion_limit, shares=_SHARES[self.partition or "all"])
 
-    def plan_of(self, cost_tables: Tables) -> Plan:
+    def plan_of(self, cost_tables: Tables, allowance: Allowance | None = None) -> Plan:
         """The best plan over tables, its tensors within the hosts' memory. Raises as `plan`."""
-        problem = cost_tables.problem
-        best = self.search(cost_tables)
+        problem, allowance = cost_tables.problem, allowance or Allowance(self.budget)
+        best = self.search(cost_tables, allowance=allowance)
         reserve: dict[str, int] = {}
         for _ in range(_REPAIRS):
             plan = cost_tables.plan(best.selection)
             short = memory_lacking(problem, plan)
             if not short:
-                return replace(plan, note=INTERRUPTED) if best.interrupted else plan
+                return replace(plan, note=INTERRUPTED if best.interrupted else allowance.note())
             if best.interrupted:
                 raise KeyboardInterrupt
             if not best.fits:
@@ -123,7 +134,7 @@ class Gradient(Strategy):
             wanted = {host: reserve.get(host, 0) + 5 * short.get(host, 0) // 4 for host in {*reserve, *short}}
             most = max(wanted.values()) if reserve else 0
             reserve = {host.name: max(most, wanted.get(host.name, 0)) for host in problem.platform.hosts}
-            best = self.search(cost_tables, (best.selection, *best.others), reserve, descent=False)
+            best = self.search(cost_tables, (best.selection, *best.others), reserve, descent=False, allowance=allowance)
         raise _no_room(problem, short)
 
     def search(
@@ -132,17 +143,19 @@ class Gradient(Strategy):
         hints: Sequence[Sequence[int]] = (),
         reserve: Mapping[str, int] | None = None,
         descent: bool = True,
+        allowance: Allowance | None = None,
     ) -> BestSelection:
         """The best selection over tables for their problem's objective.
 
         hints: selections to polish beside the decoded ones. reserve: bytes by host that weights must leave free.
-        descent: without it only the hints are polished. UsageError for another objective than latency and energy.
+        descent: without it only the hints are polished. allowance: what may be done; where it is over, the best by
+        then. UsageError for another objective than latency and energy.
         """
         best: BestSelection | None = None
         lands = landscapes(cost_tables, cost_tables.problem.objective, reserve)
         how = self._descent(lands) if descent else None
         for land in lands:
-            one = _search_one(land, how, hints)
+            one = _search_one(land, how, hints, allowance or Allowance())
             if one is not None and (best is None or (not one.fits, one.value) < (not best.fits, best.value)):
                 best = one
             if one is not None and one.interrupted:
@@ -188,20 +201,22 @@ class Gradient(Strategy):
         return min(fitting, key=lambda entry: entry[1].value(problem.objective))[0]
 
 
-def _search_one(land: Landscape, how: Descent | None, hints: Sequence[Sequence[int]]) -> BestSelection | None:
+def _search_one(
+    land: Landscape, how: Descent | None, hints: Sequence[Sequence[int]], allowance: Allowance
+) -> BestSelection | None:
     """The best of one landscape; None where there is nothing to polish."""
     placed = [place for hint in hints if (place := renumbered(land.kept, hint)) is not None]
     starts = np.array(placed, np.intp).reshape(-1, len(land.node))
     stopped = False
     if how is not None:
         try:
-            descended = descend(land, how)
+            descended = descend(land, how, allowance)
         except Interrupted as stop:
             descended, stopped = stop.selections, True
         starts = np.concatenate((descended, starts))
     if not len(starts):
         return None
-    polish = Polish(land)
+    polish = Polish(land, allowance)
     try:
         best = (polish.ranked(starts) if stopped else polish.run(starts))[:_OTHERS]
     except KeyboardInterrupt:

@@ -57,7 +57,12 @@ class Graph:
     @property
     def widest(self) -> int:
         """Elements of the largest table on the way."""
-        return max((math.prod(self.sizes[v] for v in bucket.scope) for bucket in self.buckets), default=1)
+        return max(self.elements, default=1)
+
+    @cached_property
+    def elements(self) -> tuple[int, ...]:
+        """Elements of each bucket's table."""
+        return tuple(math.prod(self.sizes[v] for v in bucket.scope) for bucket in self.buckets)
 
 
 def graph(sizes: Sequence[int], edges: Sequence[Edge]) -> Graph:

@@ -8,16 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dicompiler.plugin_api import Problem
+from dicompiler_strategies.allowance import FILLED
 from dicompiler_strategies.joint.elimination import LIMIT
 from dicompiler_strategies.tables.choices import ChoiceSet, choices
 from dicompiler_strategies.tables.footprints import shareable
 from dicompiler_strategies.tables.lines import lines
 
 WORK = 1 << 23  # elements of the largest array of a table that the choice set may ask for
-
-PACE = {True: 10_000, False: 7_000}
-"""Places for parts that tables fill in a second on a common computer, on a network of uniform lines and on another:
-measured on DenseNet-121 with 6 and 8 devices."""
 
 
 def fitting(problem: Problem, options: ChoiceSet, seconds: float = math.inf) -> ChoiceSet:
@@ -35,7 +32,7 @@ def fitting(problem: Problem, options: ChoiceSet, seconds: float = math.inf) -> 
     chosen = options
     for chosen in _smaller(problem, options):
         counts = [len(choices(problem, layer, chosen, most + 1)) for layer in sample]
-        if max(counts) <= most and places * sum(counts) <= seconds * PACE[uniform]:
+        if max(counts) <= most and places * sum(counts) <= seconds * FILLED[uniform]:
             break
     return chosen
 

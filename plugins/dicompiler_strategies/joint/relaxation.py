@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dicompiler_strategies.allowance import Allowance
 from dicompiler_strategies.joint.elimination import LIMIT, min_marginals, minimise
 from dicompiler_strategies.joint.model import JointModel
 from dicompiler_strategies.tables.footprints import Floats
@@ -38,17 +39,22 @@ class Relaxed:
         return self.best is not None and self.value <= self.bound + SLACK * abs(self.value)
 
 
-def coordinate_descent(model: JointModel, selection: Sequence[int], rounds: int = 20) -> tuple[int, ...]:
-    """Local search: layer by layer the best choice with all others held, until nothing gets better.
+def coordinate_descent(
+    model: JointModel, selection: Sequence[int], allowance: Allowance | None = None, rounds: int = 20
+) -> tuple[int, ...]:
+    """Local search: layer by layer the best choice with all others held, until nothing gets better or the allowance is
+    over.
 
     Loads above their caps count first, then the value.
     """
-    chosen = list(selection)
+    chosen, allowance = list(selection), allowance or Allowance()
     around: dict[int, list[tuple[int, int]]] = {}
     for i, j in model.edge:
         around.setdefault(i, []).append((i, j))
         around.setdefault(j, []).append((i, j))
     for _ in range(rounds):
+        if not allowance.step(sum(map(len, model.node)), 2 * len(chosen)):
+            break
         before = list(chosen)
         loads = model.loads(chosen)
         for v in range(len(chosen)):
@@ -77,8 +83,8 @@ def coordinate_descent(model: JointModel, selection: Sequence[int], rounds: int 
 class _PriceSearch:
     """The state of one relaxation: prices, the best bound and the best selection."""
 
-    def __init__(self, model: JointModel, start: Sequence[Sequence[int]]) -> None:
-        self.model = model
+    def __init__(self, model: JointModel, start: Sequence[Sequence[int]], allowance: Allowance) -> None:
+        self.model, self.allowance = model, allowance
         self.bound, self.best, self.value = -np.inf, None, np.inf
         self.least: tuple[Floats, ...] = ()
         self.scale = np.where(np.isfinite(model.caps) & (model.caps > 0), model.caps, 1.0)
@@ -86,7 +92,7 @@ class _PriceSearch:
             now = model.now(selection)
             if now is not None:
                 self.offer(now)
-                self.offer(coordinate_descent(model, now))
+                self.descend(now)
 
     best: tuple[int, ...] | None
 
@@ -96,6 +102,15 @@ class _PriceSearch:
             value = self.model.value(selection)
             if value < self.value:
                 self.best, self.value = self.model.first(selection), value
+
+    def descend(self, selection: tuple[int, ...]) -> None:
+        """Offers what local search makes of a selection."""
+        self.offer(coordinate_descent(self.model, selection, self.allowance))
+
+    def may_eliminate(self) -> bool:
+        """Counts an elimination; whether it may still be done."""
+        order = self.model.graph
+        return self.allowance.step(sum(order.elements), 3 * len(order.buckets))
 
     def step(self, prices: Floats) -> tuple[int, ...]:
         """The best selection at these prices; it gives a bound."""
@@ -115,9 +130,11 @@ class _PriceSearch:
         unit = np.where(capped, max(abs(self.bound), 1e-12) / self.scale, 0.0)
         raised, step = prices.copy(), 0.02
         for _ in range(40):
+            if not self.may_eliminate():
+                break
             node, edge = self.model.priced(raised)
             _, selection = minimise(self.model.graph, node, edge)
-            self.offer(coordinate_descent(self.model, selection))
+            self.descend(selection)
             over = np.where(capped, self.model.loads(selection) - np.where(capped, self.model.caps, 0.0), 0.0)
             if (over <= 0).all():
                 raised, step = raised - np.minimum(raised - prices, step * unit), step / 2
@@ -140,13 +157,15 @@ class _PriceSearch:
             self.bound = max(self.bound, self.value)
 
 
-def relax(model: JointModel, start: Sequence[Sequence[int]] = (), iterations: int = 60) -> Relaxed:
+def relax(
+    model: JointModel, start: Sequence[Sequence[int]] = (), allowance: Allowance | None = None, iterations: int = 60
+) -> Relaxed:
     """Subgradient steps on the prices; `start`: selections to begin with.
 
     Without loads one elimination is the proof. Prices of capped loads are at least 0; those of a minimax sum to 1 (the
-    largest load is at least any mean of them). Deterministic.
+    largest load is at least any mean of them). Deterministic. Where the allowance is over, what there is by then.
     """
-    search = _PriceSearch(model, start)
+    search = _PriceSearch(model, start, allowance or Allowance())
     if not len(model.caps):
         search.step(np.zeros(0))
         return Relaxed(search.bound, search.best, search.value, search.model, search.least)
@@ -154,9 +173,11 @@ def relax(model: JointModel, start: Sequence[Sequence[int]] = (), iterations: in
     prices = np.where(free, 1.0 / max(1, free.sum()), 0.0) if model.minimax else np.zeros(len(model.caps))
     best_prices, factor, stale = prices, 1.0, 0
     for number in range(iterations):
+        if not search.may_eliminate() and number:
+            break
         before = search.bound
         selection = search.step(prices)
-        search.offer(coordinate_descent(search.model, selection))
+        search.descend(selection)
         if search.bound > before + 1e-4 * abs(before) or number == 0:
             best_prices, stale = prices, 0
         else:
@@ -175,23 +196,23 @@ def relax(model: JointModel, start: Sequence[Sequence[int]] = (), iterations: in
     return Relaxed(search.bound, search.best, search.value, search.model, search.least)
 
 
-def unrelaxed(model: JointModel, start: Sequence[Sequence[int]]) -> Relaxed:
+def unrelaxed(model: JointModel, start: Sequence[Sequence[int]], allowance: Allowance | None = None) -> Relaxed:
     """The same for a graph that is too wide to eliminate: every table's own minimum is the bound; elimination over the
     most promising choices, and local search, find the best."""
-    search = _PriceSearch(model, start)
+    search = _PriceSearch(model, start, allowance or Allowance())
     edge_least = {e: float(table.min()) for e, table in model.edge.items()}
     rest = sum(float(costs.min()) for costs in model.node) + sum(edge_least.values())
     least = [costs + (rest - costs.min()) for costs in model.node]
     for (i, j), table in model.edge.items():
         least[i] = least[i] + table.min(axis=1) - edge_least[i, j]
         least[j] = least[j] + table.min(axis=0) - edge_least[i, j]
-    if not model.minimax:
+    if not model.minimax:  # one elimination, whatever is allowed
         promising = _promising(model, least)
         _, selection = minimise(promising.graph, promising.node, promising.edge)
         chosen = model.now(promising.first(selection))
         assert chosen is not None
         search.offer(chosen)
-        search.offer(coordinate_descent(model, chosen))
+        search.descend(chosen)
     return Relaxed(max(float(totals.min()) for totals in least), search.best, search.value, model, tuple(least))
 
 

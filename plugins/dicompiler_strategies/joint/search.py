@@ -153,7 +153,7 @@ class _Joint:
         relaxed: Relaxed | None = None
         try:
             wide = limited.graph.widest > LIMIT
-            relaxed = unrelaxed(limited, start) if wide else relax(limited, start)
+            relaxed = (unrelaxed if wide else relax)(limited, start, self.effort.allowance)
             left = sum(len(costs) for costs in relaxed.left.node)
             log.info("cpsat: value %.6g, bound %.6g, %d choices left", relaxed.value, relaxed.bound, left)
             if relaxed.proven:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
+from dicompiler_strategies.allowance import Allowance
 from dicompiler_strategies.joint.model import JointModel
 from dicompiler_strategies.joint.relaxation import SLACK, Relaxed
 
@@ -29,12 +29,12 @@ UNITS = 1 << 40
 @dataclass(frozen=True)
 class Effort:
     """How long CP-SAT works: deterministic seconds (not the clock's), workers, seed. Equal ones give equal results, but
-    where the deadline (of `time.monotonic`) comes first."""
+    where the allowance's deadline comes first. What it worked is spent of the allowance, and no more than is left."""
 
     time: float = 10.0
     workers: int = 2
     seed: int = 0
-    deadline: float = math.inf
+    allowance: Allowance = field(default_factory=Allowance)
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,13 @@ def _attempt(relaxed: Relaxed, effort: Effort, pairs: int) -> SolverResult:
         builder.hint(start)
     solver = cp_model.CpSolver()
     parameters = solver.parameters
-    parameters.max_deterministic_time = effort.time
-    if effort.deadline < math.inf:
-        parameters.max_time_in_seconds = max(0.1, effort.deadline - time.monotonic())
+    parameters.max_deterministic_time = min(effort.time, max(0.1, effort.allowance.left))
+    if effort.allowance.deadline < math.inf:
+        parameters.max_time_in_seconds = max(0.1, effort.allowance.seconds_to_deadline())
     parameters.num_workers, parameters.random_seed = effort.workers, effort.seed
     parameters.interleave_search = effort.workers > 1  # without it several workers do not repeat their results
     status, interrupted = run(solver, builder.model, _Watch(scale / UNITS, relaxed.bound))
+    effort.allowance.spend(solver.response_proto.deterministic_time)
     best, value = relaxed.best, relaxed.value
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         chosen = tuple(next(c for c, x in enumerate(xs) if solver.boolean_value(x)) for xs in builder.chosen)

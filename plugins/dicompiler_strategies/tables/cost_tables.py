@@ -6,7 +6,6 @@ Problem + ChoiceSet → Tables;   Tables + selections (a choice for each layer) 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import DicompilerError, Layer, LayerGraph, Plan, Problem
+from dicompiler_strategies.allowance import FILLED, Allowance, Spent
 from dicompiler_strategies.tables.choices import Choice, ChoiceSet, choices
 from dicompiler_strategies.tables.footprints import (
     Floats,
@@ -129,10 +129,13 @@ def restricted(edge: Mapping[Edge, Floats], kept: Sequence[NDArray[np.intp]]) ->
     return {(i, j): table[np.ix_(kept[i], kept[j])] for (i, j), table in edge.items()}
 
 
-def tables(problem: Problem, options: ChoiceSet = ChoiceSet(), deadline: float = math.inf) -> Tables:  # noqa: B008
+def tables(problem: Problem, options: ChoiceSet = ChoiceSet(), allowance: Allowance | None = None) -> Tables:  # noqa: B008
     """The barrier model over the choices of every layer of `problem`. Layers of one structure share their arrays.
-    DicompilerError where they are not filled by `deadline`, of `time.monotonic`."""
-    return _Filler(problem, options, deadline).fill()
+    DicompilerError where the allowance is over before they are filled."""
+    try:
+        return _Filler(problem, options, allowance or Allowance()).fill()
+    except Spent:
+        raise DicompilerError("tables: the budget is over before they are filled: give a larger one") from None
 
 
 def edges(layers: LayerGraph) -> dict[Edge, Slots]:
@@ -161,8 +164,8 @@ def kept_edges(layers: LayerGraph) -> dict[Edge, Slots]:
 class _Filler:
     """Builds each footprint and each edge once."""
 
-    def __init__(self, problem: Problem, options: ChoiceSet, deadline: float) -> None:
-        self.problem, self.options, self.deadline = problem, options, deadline
+    def __init__(self, problem: Problem, options: ChoiceSet, allowance: Allowance) -> None:
+        self.problem, self.options, self.allowance = problem, options, allowance
         self.lines = lines(problem)
         self.known: dict[Hashable, tuple[tuple[Choice, ...], Footprint]] = {}
         self.pairs: dict[Hashable, tuple[Floats, Floats]] = {}
@@ -195,16 +198,14 @@ class _Filler:
             prints,
         )
 
-    def _check_time(self) -> None:
-        if time.monotonic() > self.deadline:
-            raise DicompilerError("tables: the time is over before they are filled: give a larger budget")
-
     def _layer(self, i: int) -> tuple[tuple[Choice, ...], Footprint]:
         layer = self.problem.layers.layers[i]
         key = shareable(self.problem, layer)
         if key not in self.known:
-            self._check_time()
+            self.allowance.check()
             layer_choices = choices(self.problem, layer, self.options)
+            places = len(layer_choices) * len(self.problem.platform.devices)
+            self.allowance.spend(places / FILLED[self.lines.uniform])
             self.known[key] = layer_choices, footprint(self.problem, layer, layer_choices)
         return self.known[key]
 
@@ -212,7 +213,7 @@ class _Filler:
         producer, consumer = prints[edge[0]], prints[edge[1]]
         key = producer, consumer, slots
         if key not in self.pairs:
-            self._check_time()
+            self.allowance.check()
             flows = edge_flows(self.problem.layers, edge, slots, prints)
             self.pairs[key] = carried(self.lines, flows, (len(producer.final), len(consumer.final)))
         return self.pairs[key]

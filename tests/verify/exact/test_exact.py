@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import numpy as np
+import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 from support.exact_models import SMALL, from_text, network
@@ -107,9 +108,33 @@ def test_what_can_be_cut_and_has_no_stand_in_is_left_out_alone_and_says_why() ->
     assert list(found.left) == ["shares"]
     assert "made by Softmax 'shares', is no whole number" in found.left["shares"]
     values = every_tensor(found.model, found.inputs)
-    assert not values["b"].any() and np.array_equal(values["y"], values["c"]) and values["y"].any()
+    assert (values["b"] == 1).all() and np.array_equal(values["y"], values["c"] + 1) and values["y"].any()
     again = form_layers(found.model, known)
     assert [layer.nodes for layer in again.layers] != [] and again.by_name.keys() == layers.by_name.keys()
+
+
+def test_every_tap_behind_a_layer_that_is_left_out_is_checked() -> None:
+    """Convolution → what is left out → convolution, in the middle of a network: no tap of either can be wrong."""
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[4, 3, 5, 5] x) => (float[4, 4, 5, 5] y) {
+          a = Conv <pads = [1, 1, 1, 1]> (x, v)  square = Mul (a, a)
+          ["shares"] b = Softmax (square)  c = Add (b, a)  ["last"] y = Conv <pads = [1, 1, 1, 1]> (c, w) }""")
+    random = np.random.default_rng(0)
+    for name, shape in {"v": (3, 3, 3, 3), "w": (4, 3, 3, 3)}.items():
+        array = random.standard_normal(shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    found = made(Model.load(proto), 0, {**rules(), ("", "Softmax"): OperatorRule("Softmax", images)})
+    assert list(found.left) == ["shares"]
+    right = run_model(found.model, found.inputs)["y"]
+    for name in ("v", "w"):
+        entry = next(entry for entry in found.model.proto.graph.initializer if entry.name == name)
+        weight = onnx.numpy_helper.to_array(entry)
+        for place in zip(*np.nonzero(weight), strict=True):
+            wrong = weight.copy()
+            wrong[place] = 0
+            entry.CopyFrom(onnx.numpy_helper.from_array(wrong, name))
+            assert not np.array_equal(run_model(found.model, found.inputs)["y"], right), (name, place)
+        entry.CopyFrom(onnx.numpy_helper.from_array(weight, name))
 
 
 def test_a_check_model_that_onnxruntime_refuses_is_an_error_of_one_line_that_names_the_operator() -> None:

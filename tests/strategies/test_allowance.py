@@ -1,0 +1,94 @@
+"""Searches keep to what they are allowed, by counted work, whatever the clock says, and stop where it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from support.planning import cluster
+
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.devices import Host
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Plan
+from dicompiler.plugin.registry import registry
+from dicompiler.search.problem import Problem
+from dicompiler_strategies.allowance import Allowance
+from dicompiler_strategies.cpsat import CpSat
+from dicompiler_strategies.dp.strategy import Dp
+from dicompiler_strategies.gradient.strategy import Gradient
+
+Search = Callable[[Problem, Allowance], Plan]
+
+
+def by_cpsat(problem: Problem, allowance: Allowance) -> Plan:
+    strategy = CpSat(time=1)
+    return strategy.evaluated(strategy.tables(problem, allowance), allowance).plan
+
+
+SEARCHES: dict[str, Search] = {
+    "cpsat": by_cpsat,
+    "gradient": lambda problem, allowance: Gradient().plan_within(problem, allowance),
+    "dp": lambda problem, allowance: Dp().plan_within(problem, allowance),
+}
+
+
+def posed(name: str = "tiny", memory: int = 0) -> Problem:
+    problem = load_problem(Model.load(networks.build(name, 0)), cluster("switch", 1, 1, 1))
+    if not memory:
+        return problem
+    hosts = tuple(Host(host.name, memory) for host in problem.platform.hosts)
+    return replace(problem, platform=replace(problem.platform, hosts=hosts))
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("part", [0.8, 0.5])
+def test_a_search_stops_where_its_work_is_over_and_says_so(name: str, part: float) -> None:
+    problem, whole = posed(), Allowance()
+    assert SEARCHES[name](problem, whole).note == ""
+    allowance = Allowance(part * whole.spent)
+    plan = SEARCHES[name](problem, allowance)
+    assert allowance.spent <= 1.1 * allowance.seconds
+    said = f"the search ended after its budget of {allowance.seconds:g} s"
+    assert plan.note == (said if allowance.late else "")  # with tables of fewer choices all of it can be done
+    assert allowance.late or name == "gradient"
+    problem.evaluate(plan)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_the_clock_decides_nothing_where_only_work_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, whole = posed(), Allowance()
+    SEARCHES[name](problem, whole)
+    expected = SEARCHES[name](problem, Allowance(0.6 * whole.spent))
+    clock = itertools.count(0.0, 1e6)
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    assert SEARCHES[name](problem, Allowance(0.6 * whole.spent)) == expected
+
+
+@pytest.mark.parametrize("name", ["cpsat", "gradient"])
+def test_a_search_with_memory_limits_stops_too(name: str) -> None:
+    problem, whole = posed(memory=60_000), Allowance()
+    SEARCHES[name](problem, whole)
+    allowance = Allowance(0.7 * whole.spent)
+    with contextlib.suppress(DicompilerError):  # where no plan that fits is found in time
+        SEARCHES[name](problem, allowance)
+    assert allowance.spent <= 1.1 * allowance.seconds
+
+
+def test_a_deadline_stops_a_search() -> None:
+    allowance = Allowance(deadline=0.0)
+    assert allowance.over() and allowance.late and not allowance.step()
+    assert allowance.spent == 0.0
+    with pytest.raises(DicompilerError, match="tables: the budget is over before they are filled: give a larger one"):
+        Gradient().plan_within(posed(), allowance)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_budget_is_more_than_nothing(name: str) -> None:
+    with pytest.raises(UsageError, match="budget"):
+        registry().make("strategies", f"{name}{{budget=0}}")
