@@ -149,6 +149,29 @@ def test_frames_go_on_without_a_rank_or_host(way: str, boards: Cluster, covered:
     wait_until(lambda: not ranks(home, own=False), 30)
 
 
+def test_a_host_that_cannot_be_reached_when_ranks_are_started_is_a_loss(
+    boards: Cluster, net: Path, covered: Path, tmp_path: Path
+) -> None:
+    hosts = Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
+    options = RunOptions(hosts=hosts, insecure=True, timeout_s=100)
+    install(covered, options)
+    frames = [{"input": np.full((1, 1, 32, 32), 3, np.float32)}] * 2
+    boards.boards["two"].stop()
+    try:
+        result = MpiTarget().run(covered, frames, options)
+        with pytest.raises(RunError, match="Connection refused"):
+            MpiTarget().run(net, frames, options)
+    finally:
+        boards.boards["two"].start()
+        wait_until(boards.boards["two"].answers)
+    assert [(event.kind, event.device) for event in result.events] == [
+        ("loss", "d2"), ("loss", "d3"), ("take-over", "d3")
+    ]  # fmt: skip
+    assert "host 'two' cannot be reached" in result.events[0].why
+    wanted = run_model(Model.load(networks.build("lenet")), frames[0])["output"]
+    assert all(compare("", wanted, outputs["output"]).passed for outputs in result.outputs)
+
+
 def test_what_cannot_be_deployed_is_one_line(boards: Cluster, net: Path, tmp_path: Path) -> None:
     hosts = Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
     with pytest.raises(UsageError, match=r"^deploy: MPI encrypts nothing: allow connections in the clear"):

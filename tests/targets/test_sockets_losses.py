@@ -10,9 +10,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.hostile import Hostile
@@ -27,6 +28,9 @@ from dicompiler.search.constraints import check_dealing
 from dicompiler.target.records import RunEvent, RunOptions
 from dicompiler.target.remote.certificates import make
 from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.leaving import Leaving, Telling
+from dicompiler_targets.sockets.processes import Process
+from dicompiler_targets.sockets.root_cause import CAUSE, LOSS, Failure
 from dicompiler_targets.sockets.runtime.device import Device
 from dicompiler_targets.sockets.runtime.frames import Gate, Header, Kind, ProtocolError, Window
 from dicompiler_targets.sockets.runtime.roles import Schedule
@@ -122,6 +126,17 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+@dataclass
+class Noting:
+    """A channel that notes what is posted."""
+
+    peer: str
+    words: list[tuple[str, Kind, int]]
+
+    def post(self, kind: Kind, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None) -> None:  # noqa: ARG002
+        self.words.append((self.peer, kind, frame))
 
 
 class Told(logging.Handler):
@@ -352,6 +367,57 @@ def test_a_peer_that_hears_of_a_loss_sooner_waits_to_be_heard(one: Survivor) -> 
     device.changed = 5
     assert deliver(word, b"") is False
     device.lines.end()
+
+
+def test_peers_are_told_of_a_change_once_before_the_next_tensor(one: Survivor) -> None:
+    manifest = json.loads((one.directory / "c" / "manifest.json").read_bytes())
+    device, words = Device(one.directory / "c", manifest, time.monotonic() + 5), list[tuple[str, Kind, int]]()
+    for peer in ("a", "b"):
+        device.peers[peer] = cast(Any, Noting(peer, words))
+    device.changed, device._unaware = 7, {"a", "b"}
+    for index, receiver in enumerate(("b", "b", "a")):
+        device._post({"receiver": receiver, "index": index}, 7, b"", None)
+    assert words == [
+        ("b", Kind.CHANGED, 7), ("b", Kind.TENSOR, 7), ("b", Kind.TENSOR, 7), ("a", Kind.CHANGED, 7),
+        ("a", Kind.TENSOR, 7),
+    ]  # fmt: skip
+    device.lines.end()
+
+
+def event(kind: Any, device: str) -> RunEvent:
+    return RunEvent(kind, device, "its connection was lost", (device,), 0.0, 0)
+
+
+def test_a_loss_is_told_with_its_reason_and_before_what_follows() -> None:
+    heard = list[RunEvent]()
+    telling = Telling(heard.append)
+    leaving = Leaving(telling.explain)
+    process = Process({"device": "b"}, subprocess.Popen(["sleep", "60"]))
+    leaving.add(process, Failure("b", "its connection was lost", "b", LOSS, gone=True))
+    telling.add(event("loss", "b"), known=False)
+    telling.add(event("take-over", "b"))
+    leaving.look()
+    assert telling and leaving and not heard
+    assert process.popen is not None
+    process.popen.kill()
+    process.popen.wait()
+    leaving.look()
+    assert [(one.kind, one.why) for one in heard] == [
+        ("loss", "its process was ended by signal 9 (SIGKILL)"), ("take-over", "its connection was lost")
+    ]  # fmt: skip
+    assert telling.events == heard and not telling and not leaving
+
+
+def test_a_lost_process_that_does_not_end_is_ended_and_the_loss_told() -> None:
+    telling = Telling(None)
+    leaving = Leaving(telling.explain)
+    process = Process({"device": "b"}, subprocess.Popen(["sleep", "60"]))
+    telling.add(event("loss", "b"), known=False)
+    leaving.add(process, Failure("b", "nothing was heard of it", "b", CAUSE, gone=True))
+    leaving.look()
+    assert [one.why for one in telling.events] == ["nothing was heard of it"]
+    assert process.popen is not None and process.popen.wait(LIMIT_S) == -signal.SIGKILL
+    leaving.end(())
 
 
 def test_what_is_late_is_let_in_only_as_planned() -> None:

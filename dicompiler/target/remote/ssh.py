@@ -139,6 +139,14 @@ def failure(place: Place, errors: str, file: str = "hosts.toml") -> str:
     return one_line(lines[-1]) if lines else "the ssh connection was lost"
 
 
+class Unreached(RunError):
+    """ssh itself failed. why: in words, without the host."""
+
+    def __init__(self, place: Place, why: str) -> None:
+        super().__init__(f"{place.title}: {why}")
+        self.why = why
+
+
 class Calls:
     """Scripts that run on other hosts; whoever leaves by an error (an interrupt too) ends those that still do.
 
@@ -178,7 +186,7 @@ class Calls:
         kept: int = KEPT,
     ) -> Done:
         """Runs the script to its end. feed: writes what it reads. kept: bytes that are kept of the beginning of what it
-        prints, and of its end. RunError where ssh itself fails or time is up."""
+        prints, and of its end. Unreached where ssh itself fails, RunError where time is up."""
         popen = self._start(command(place, script, words))
         assert popen.stdin is not None and popen.stdout is not None and popen.stderr is not None
         output, errors = Written(popen.stdout, kept), Written(popen.stderr)
@@ -199,7 +207,7 @@ class Calls:
                 self._running.discard(popen)
         done = Done(code, output.read().decode(errors="replace"), errors.read().decode(errors="replace"))
         if code == SSH_FAILED:
-            raise RunError(f"{place.title}: {failure(place, done.errors, self._file)}")
+            raise Unreached(place, failure(place, done.errors, self._file))
         if code < 0:
             raise RunError(f"{place.title}: it did not answer in time: allow more (--timeout)")
         return done

@@ -7,6 +7,7 @@ sshd, Open MPI of the version that is here, a C++ compiler, cmake and onnxruntim
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import posixpath
 import shlex
@@ -37,7 +38,7 @@ from dicompiler.plugin_api import (
 from dicompiler_targets.mpi import mpirun, restart, tools
 from dicompiler_targets.mpi.artifact import Artifact, Delivered, read_outputs, read_partial, write_inputs
 from dicompiler_targets.mpi.emit import CONTENTS, MANIFEST
-from dicompiler_targets.mpi.watch import START, Watch, Watched
+from dicompiler_targets.mpi.watch import START, Gone, Watch, Watched
 
 NEEDED = ("mpirun", "mpicxx", "cmake", "make", "g++", "sha256sum")
 # Arguments: the package's place, the directory of its Python where that is no plain command. Reads what sha256sum does.
@@ -157,9 +158,7 @@ def _call(
     with tempfile.TemporaryDirectory(prefix="dicompiler-mpi-") as temporary:
         scratch = Path(temporary)
         write_inputs(scratch / "inputs", frames)
-        places = dict(
-            zip([s.host for s in sites], calls.each(lambda s: _ready(calls, s, artifact, scratch), sites), strict=True)
-        )
+        places = _all_ready(calls, sites, artifact, scratch, away)
         agent = scratch / "agent"
         named = [(site.host, site) for site in sites] + [(_beside(name), sites[0]) for name in away]
         agent.write_text(_agent(named), encoding="utf-8")
@@ -187,7 +186,9 @@ def _call(
         finally:
             watch.end()
         for site in sites:
-            _fetch(calls, site, scratch / "outputs")
+            # What lies on one more that cannot be reached is computed again.
+            with contextlib.suppress(ssh.Unreached) if lost is not None else contextlib.nullcontext():
+                _fetch(calls, site, scratch / "outputs")
         if lost is not None:
             raise restart.Unfinished(lost, read_partial(artifact, scratch / "outputs", keep, roles[0]))
         return report, read_outputs(artifact, scratch / "outputs", keep)
@@ -242,6 +243,32 @@ def _kept(files: Mapping[str, Path], state: HostState) -> frozenset[str]:
     """What of a package on a host stays: files as they should be, and what was built of such."""
     built = {name for name in files if name.endswith((".cc", ".hpp", ".h", ".txt")) and not name.endswith(CONTENTS)}
     return state.held | ({"build"} if built <= state.held else set())
+
+
+def _all_ready(
+    calls: ssh.Calls, sites: Sequence[Site], artifact: Artifact, scratch: Path, away: Collection[str]
+) -> dict[str, str]:
+    """Makes the hosts ready, see `_ready`: host → its package's path. Unfinished where some cannot be reached and plans
+    do without others."""
+
+    def work(site: Site) -> str | ssh.Unreached:
+        try:
+            return _ready(calls, site, artifact, scratch)
+        except ssh.Unreached as error:
+            if "lost" not in artifact.program:
+                raise
+            return error
+
+    places, gone, why = dict[str, str](), list[str](), ""
+    for site, found in zip(sites, calls.each(work, sites), strict=True):
+        if isinstance(found, str):
+            places[site.host] = found
+        else:
+            gone += [name for name in site.devices if name not in away]
+            why = why or f"host {site.host!r} cannot be reached: {found.why}"
+    if gone:
+        raise restart.Unfinished(mpirun.Lost(artifact, Gone(tuple(gone), why)), ())
+    return places
 
 
 def _ready(calls: ssh.Calls, site: Site, artifact: Artifact, scratch: Path) -> str:

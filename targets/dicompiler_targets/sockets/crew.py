@@ -6,9 +6,7 @@ where a device fails whose loss is not covered.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import subprocess
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
@@ -18,9 +16,10 @@ from dicompiler.plugin_api import RunError, RunOptions
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.joining import Door
 from dicompiler_targets.sockets.kept import Calls
-from dicompiler_targets.sockets.processes import Process, Start, dismiss, end, read_report
+from dicompiler_targets.sockets.leaving import Leaving
+from dicompiler_targets.sockets.processes import Process, Start, dismiss, read_report
 from dicompiler_targets.sockets.returns import Returns
-from dicompiler_targets.sockets.root_cause import CAUSE, LOSS, Event, Failure, ending, endings, failure_of, root_cause
+from dicompiler_targets.sockets.root_cause import CAUSE, LOSS, Event, Failure, endings, failure_of, root_cause
 from dicompiler_targets.sockets.runtime.frames import (
     Gate,
     Header,
@@ -36,14 +35,12 @@ from dicompiler_targets.sockets.runtime.lines import Lines
 
 log = logging.getLogger("dicompiler")
 
-TICK_S = 0.05
-"""Seconds between two looks at the processes."""
+TICK_S, SHORT_S = 0.05, 0.002
+"""Seconds between two looks at the processes; while lost ones are ending."""
 SETTLE_S = 0.3
 """Seconds in which the cause of a failure can show: that a connection was lost is told before the death behind it."""
 DOUBT_S = 0.15
 """Seconds in which a device that others have lost can show that it is gone for us too."""
-ENDING_S = 0.05
-"""Seconds that a process takes to end after its connections, at most, if it ends."""
 MESSAGES = 64
 """Reports and errors of a device that can wait here, as they do until somebody asks for outputs."""
 
@@ -53,8 +50,10 @@ class Crew:
     each device knows them by; `schedule`: the role of each.
 
     A loss that the artifact's roles cover makes all frames before `window.end` void: `void` is true until the session
-    has given them again. More may follow once `changing` (who has not answered yet) is empty. `told`: called with each
-    loss and return: (kind, device, why). beside: as of Lines.
+    has given them again. More may follow once `changing` (who has not answered yet) is empty. `lost`: who was lost
+    last; `lost_s`: when the first loss was noticed (of time.perf_counter) after which no frame was finished, 0 without
+    one, for the session to set back. `told`: called with each loss and return: (kind, device, why); leaving: where the
+    reason of a loss shows later. beside: as of Lines.
     """
 
     def __init__(
@@ -65,6 +64,7 @@ class Crew:
         start: Start,
         beside: int,
         told: Callable[[Any, str, str], None],
+        leaving: Leaving,
     ) -> None:
         self.artifact, self.options, self.told = artifact, options, told
         self._in_flight = in_flight
@@ -72,14 +72,14 @@ class Crew:
         self.window, self.schedule = Window(None), artifact.schedule()
         self.away = set(options.without)
         self.changing: set[str] = set()
-        self.void = False
+        self.void, self.lost, self.lost_s = False, "", 0.0
         self.lines = Lines(options.heartbeat_s, beside)
         self._events: deque[Event] = deque()
         self._ready: set[str] = set()
         self._told = self._joined = self._finishing = False
         self._doubts: list[tuple[Failure, float]] = []
         self._changed, self._looked = 0, 0.0
-        self._start = start
+        self._start, self._leaving = start, leaving
         self._roles = artifact.roles
         self._returns: Returns | None = None
         self._door: Door | Calls | None = None
@@ -127,7 +127,7 @@ class Crew:
         for name in self.there:
             self._tell_peers(name, {"away": sorted(self.away), "lost": sorted(lost)} if self.away else {})
         self._told = True
-        while (waiting := [name for name in self.there if name not in self._ready]) or self._doubts:
+        while (waiting := [name for name in self.there if name not in self._ready]) or self._doubts or self._leaving:
             self._hear(lambda: False)
             self._miss(waiting, deadline)
             check_time(deadline, waiting or self.there)
@@ -172,7 +172,7 @@ class Crew:
         self.lines.end()
         if self._door is not None:
             self._door.close()
-        end(list(self.processes.values()))
+        self._leaving.end(list(self.processes.values()))
 
     # -- what devices say
 
@@ -221,7 +221,8 @@ class Crew:
 
     def events(self, ready: Callable[[], object]) -> Iterator[Event]:
         """What has come, or comes within a tick; does not wait where something else is `ready`."""
-        self.lines.drive(lambda: self._events or ready(), time.monotonic() + TICK_S)
+        tick_s = SHORT_S if self._leaving and not self.lost_s else TICK_S
+        self.lines.drive(lambda: self._events or ready(), time.monotonic() + tick_s)
         while self._events:
             yield self._events.popleft()
 
@@ -256,8 +257,11 @@ class Crew:
         """Looks at processes, doubts and returns, if the last look was a tick ago. Raises RunError as the class."""
         now = time.monotonic()
         if now < self._looked + TICK_S:
+            if self._leaving and not self.lost_s:
+                self._leaving.look()
             return
         self._looked = now
+        self._leaving.look()
         for failure in endings(tuple(self.processes.values())):
             self._failed(failure)
         if any(now > until for _, until in self._doubts):
@@ -295,28 +299,31 @@ class Crew:
         self._lose(max(fit, key=lambda one: blamed[one.device]))
 
     def _lose(self, failure: Failure) -> None:
-        """Goes on without the device: it is ended, all others forget what is on its way and take other roles."""
-        name = failure.device
-        process = self.processes[name]
-        if process.popen is not None and failure.rank == LOSS:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.popen.wait(ENDING_S)
-        why = found.message if (found := ending(process)) is not None else failure.message
+        """Goes on without the device: all others forget what is on its way and take other roles."""
+        self.lost = name = failure.device
+        self.lost_s = self.lost_s or time.perf_counter()
+        self._looked = time.monotonic()  # nothing of that now
         assert self._returns is not None
         if self._returns.coming:  # which may be on its way to the lost one
             self._give_up(self._returns.coming, f"{name!r} was lost meanwhile")
-        self._dismiss(name)
         self.away.add(name)
         self._doubts = [(one, at) for one, at in self._doubts if name not in (one.device, one.says)]
-        self._returns.lost(name)
-        self.told("loss", name, why)
+        process = self._forget(name)
         self._change(None)
+        self._returns.lost(name)
+        self._leaving.add(process, failure)
+        self.told("loss", name, failure.message)
 
     def _dismiss(self, name: str) -> None:
         """Ends a device's process and connection, and forgets what it said."""
+        dismiss(self._forget(name))
+
+    def _forget(self, name: str) -> Process:
+        """Ends a device's connection and forgets what it said; its process, no longer in use."""
         process = self.processes[name]
         with self.lines.turn:
-            dismiss(process)
+            if process.channel is not None:
+                process.channel.close()
             for _ in range(len(self._events)):
                 if (event := self._events.popleft()).device != name:
                     self._events.append(event)
@@ -325,10 +332,12 @@ class Crew:
         self.processes[name] = Process(process.manifest)
         assert self._door is not None
         self._door.forget(name)
+        return process
 
     def _change(self, back: str | None) -> None:
-        """Tells everybody who is away, and by which roles all goes from the next frame on. back: the device whose
-        return changes that, for which nothing is dropped. Who was not told its peers hears of it with them."""
+        """Tells everybody, those first that begin, who is away and by which roles all goes from the next frame on, with
+        the next push. back: the device whose return changes that, for which nothing is dropped. Who was not told its
+        peers hears of it with them."""
         if not self._told:
             return
         first = self._changed = self.window.end
@@ -340,9 +349,10 @@ class Crew:
             self.void = True
         self.changing = set() if self._finishing else set(self.there)
         words = {"away": sorted(self.away), "lost": sorted(lost), "first": first}
-        for name in self.there:
+        inputs = self._roles[self.schedule.role(first)].inputs
+        for name in sorted(self.there, key=lambda name: not inputs[name]):
             drop = back in (None, name)  # it begins there
-            self.processes[name].connection().send_json(Kind.CHANGE, {**words, "drop": drop})
+            self.processes[name].connection().post_json(Kind.CHANGE, {**words, "drop": drop})
 
     def _raise(self, failures: list[Failure]) -> None:
         """Raises RunError for the failure that is behind the first ones that were noticed."""

@@ -7,7 +7,6 @@ are ended and waited for, and one RunError names the device and the cause.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import subprocess
 import time
@@ -23,12 +22,11 @@ from dicompiler_targets.sockets.feed import Feed
 from dicompiler_targets.sockets.guarded import Guarded, overdue
 from dicompiler_targets.sockets.joining import LOOPBACK, Door
 from dicompiler_targets.sockets.kept import Calls
+from dicompiler_targets.sockets.leaving import Leaving, Telling
 from dicompiler_targets.sockets.processes import Process, Start, here, unreported
 from dicompiler_targets.sockets.root_cause import Event
 from dicompiler_targets.sockets.runtime.frames import IN_FLIGHT_LIMIT, Kind
 from dicompiler_targets.sockets.runtime.line import left
-
-log = logging.getLogger("dicompiler")
 
 GRACE_S = 1.0
 """Seconds after a deadline in which devices can still say what they were waiting for."""
@@ -65,8 +63,8 @@ class Session(Guarded):
     """The processes of an artifact and the frames on their way. Use it from one thread at a time.
 
     start: how devices are started, by default on this host, but those that `options.elsewhere` names, which someone
-    else starts. `deadline` (of time.monotonic) bounds all of it, if given. `events`: what befell it so far. Errors:
-    RunError, UsageError for options that cannot be.
+    else starts. `deadline` (of time.monotonic) bounds all of it, if given. `events`: what befell it so far; `begun_s`:
+    when it began, of time.perf_counter. Errors: RunError, UsageError for options that cannot be.
     """
 
     def __init__(
@@ -79,17 +77,19 @@ class Session(Guarded):
         self.artifact, self.options, self.deadline = artifact, options, deadline
         self.in_flight = in_flight(options, len(artifact.devices))
         self.reports: tuple[DeviceReport, ...] = ()
-        self.events: list[RunEvent] = []
+        self._telling = Telling(options.on_event)
+        self.events = self._telling.events
         self._roles = artifact.roles
         self._anew = False
         self._flights = dict[int, Flight]()
-        self._begun_s, self._lost_s, self._replays, self._finished = time.perf_counter(), 0.0, 0, 0
+        self.begun_s, self._replays, self._finished = time.perf_counter(), 0, 0
         self._change_until = math.inf
         count = len({*artifact.devices} - {*options.elsewhere, *options.without})
         door = start if isinstance(start, Calls) else Door(options.listen or LOOPBACK, options.keys, options.insecure)
         beside = 0 if start else count
         start = start or here(artifact.directory, options, max(1, count))
-        self._crew = Crew(artifact, options, self.in_flight, start, beside, self._tell)
+        leaving = Leaving(self._telling.explain)
+        self._crew = Crew(artifact, options, self.in_flight, start, beside, self._tell, leaving)
         self._window, self._lines = self._crew.window, self._crew.lines
         with self._guarded(), contextlib.ExitStack() as stack:
             stack.callback(door.close)
@@ -108,7 +108,9 @@ class Session(Guarded):
         """The outputs of one frame by name. RunError as for the class; DicompilerError for inputs that do not fit."""
         given = self.artifact.arrays(inputs)
         with self._guarded():
-            return self.artifact.first(self._collect(self._submit(given)))
+            delivered = self._collect(self._submit(given))
+            self._settle()
+            return self.artifact.first(delivered)
 
     def reset(self) -> None:
         """States begin anew, as zeros, with the frame that is given next."""
@@ -135,6 +137,8 @@ class Session(Guarded):
                     if flight is not None:
                         delivered = self._collect(flight)
                         self._lines.rest(away_s if self._busy() else 0.0)
+                    else:
+                        self._settle()
                 if flight is None:
                     if feed.error is not None:
                         raise feed.error
@@ -159,9 +163,11 @@ class Session(Guarded):
 
     def _stop(self) -> None:
         self._crew.end()
+        self._telling.end()
 
     def _finish(self) -> None:
         crew, deadline = self._crew, self._until()
+        self._settle()
         crew.finish()
         self._wait(lambda: [name for name in crew.there if crew.processes[name].report is None], deadline)
         processes = [crew.processes[name] for name in crew.there]
@@ -208,10 +214,11 @@ class Session(Guarded):
         while self._full():
             self._round(self._unfinished())
         flight = Flight(inputs if self._crew.schedule.survives else None, time.perf_counter())
-        self._give(flight, inputs)
+        self._give(flight, inputs, self._lines.push)
         return flight
 
-    def _give(self, flight: Flight, inputs: Mapping[str, Any]) -> None:
+    def _give(self, flight: Flight, inputs: Mapping[str, Any], each: Callable[[], object]) -> None:
+        """Posts a frame to its devices; `each` is called after every one."""
         crew = self._crew
         flight.number = number = self._window.open()
         flight.role = role = self._roles[crew.schedule.role(number)]
@@ -234,18 +241,19 @@ class Session(Guarded):
             for value in role.inputs[name]:
                 payload = to_payload(inputs[value["name"]], value)
                 connection.post(Kind.INPUT, payload, value["index"], number)
-            self._lines.push()
+            each()
         self._anew = False
 
     def _give_again(self) -> None:
-        """Gives what was on its way when a device was lost, behind the word of it: who hears of it sooner tells its
-        peers so, before what they would not expect."""
-        self._crew.void = False
+        """Gives what was on its way when a device was lost, together with the word of it: who hears of it sooner tells
+        its peers so, before what they would not expect."""
+        self._crew.void, self._change_until = False, self._until()
         flights, self._flights = [self._flights[number] for number in sorted(self._flights)], {}
         for flight in flights:
             if flight.missing and flight.inputs is not None:
                 self._replays += 1
-                self._give(flight, flight.inputs)
+                self._give(flight, flight.inputs, lambda: None)
+        self._lines.push()
         if not self._flights:
             self._taken_over()
 
@@ -291,10 +299,17 @@ class Session(Guarded):
         for event in crew.events(lambda: feed is not None and feed.tells()):
             if crew.notice(event) and event.header is not None and event.header.frame in self._flights:
                 self._progress(self._flights[event.header.frame], event)
+            if crew.void:
+                self._give_again()
         crew.look()
         if crew.void:
             self._give_again()
         self._check_time(deadline, waiting)
+
+    def _settle(self) -> None:
+        """Waits until all is told that has happened: how a lost process ends shows soon."""
+        while self._telling:
+            self._round([])
 
     def _progress(self, flight: Flight, event: Event) -> None:
         """An output of a frame came, or a device has finished it."""
@@ -316,25 +331,19 @@ class Session(Guarded):
             self._window.finish(flight.number)
 
     def _tell(self, kind: Any, device: str, why: str, replays: int = 0, interruption_s: float = 0.0) -> None:
-        """Tells the user of a loss, a take-over or a return."""
-        now = time.perf_counter()
-        if kind == "loss":
-            self._lost_s = self._lost_s or now
+        """Tells the user of a loss, a take-over or a return; of a loss once more is known of why."""
         self._change_until = self._until()
         away = tuple(name for name in self.artifact.devices if name in self._crew.away)
-        event = RunEvent(kind, device, why, away, now - self._begun_s, self._finished, replays, interruption_s)
-        self.events.append(event)
-        log.warning("%s", event.line)
-        if self.options.on_event is not None:
-            self.options.on_event(event)
+        at_s = time.perf_counter() - self.begun_s
+        event = RunEvent(kind, device, why, away, at_s, self._finished, replays, interruption_s)
+        self._telling.add(event, known=kind != "loss")
 
     def _taken_over(self) -> None:
         """After a loss the first frame is finished, or there was none to finish."""
-        if self._lost_s:
-            seconds, self._lost_s = time.perf_counter() - self._lost_s, 0.0
-            device = next(event.device for event in reversed(self.events) if event.kind == "loss")
+        if self._crew.lost_s:
+            seconds, self._crew.lost_s = time.perf_counter() - self._crew.lost_s, 0.0
             replays, self._replays = self._replays, 0
-            self._tell("take-over", device, "", replays, seconds)
+            self._tell("take-over", self._crew.lost, "", replays, seconds)
 
     def _check_time(self, deadline: float, waiting: Sequence[str], more: str = "") -> None:
         if time.monotonic() > deadline + GRACE_S:

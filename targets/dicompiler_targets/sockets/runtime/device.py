@@ -69,6 +69,7 @@ class Device(Member):
         self.window = Window(1)
         self.announced = self.changed = 0
         self.departed: set[str] = set()
+        self._unaware: set[str] = set()  # peers that are told of the last change before anything else
         self.inputs, *self.other_inputs = (
             {value["index"]: value for value in (*role["inputs"], *role.get("states", ()))} for role in roles(manifest)
         )
@@ -204,9 +205,7 @@ class Device(Member):
         if self.player is not None:
             self.player.halt(first)
         self.mailbox.drop(first)
-        for peer, channel in self.peers.items():
-            if peer not in self.gone and channel in self.channels:
-                channel.send(Kind.CHANGED, frame=first)
+        self._unaware = set(self.peers)
         self._release()
 
     def _release(self) -> None:
@@ -283,9 +282,17 @@ class Device(Member):
     def _post(self, value: Mapping[str, Any], frame: int, payload: Any, keep: Any) -> None:
         """Posts a transfer to its receiver, or an output to the coordinator."""
         if "receiver" in value:
-            self.peers[value["receiver"]].post(Kind.TENSOR, payload, value["index"], frame, keep)
+            self._to_peer(value["receiver"]).post(Kind.TENSOR, payload, value["index"], frame, keep)
         else:
             self._to_control().post(Kind.OUTPUT, payload, value["index"], frame, keep)
+
+    def _to_peer(self, peer: str) -> Channel:
+        """The channel of a peer, which has been told of the last change."""
+        channel = self.peers[peer]
+        if peer in self._unaware:
+            self._unaware.discard(peer)
+            channel.post(Kind.CHANGED, frame=self.changed)
+        return channel
 
     def _play(self, player: Player) -> None:
         """All frames, until the coordinator says that there are no more."""
@@ -323,7 +330,7 @@ class Device(Member):
     def _finish(self, player: Player) -> None:
         """Says good-bye to the peers, hears theirs, and reports."""
         deadline, peers = time.monotonic() + PATIENCE_S, tuple(self.peers)
-        for channel in self.peers.values():
+        for channel in map(self._to_peer, peers):
             channel.send(Kind.BYE)
             channel.flush(deadline)
         self.lines.drive(lambda: all(peer in self.gone or self.mailbox.has(("bye", peer)) for peer in peers), deadline)

@@ -210,7 +210,7 @@ class Lines:
                 finally:
                     self._wheel.release()
             if time.monotonic() >= due and not self._ended:
-                due = time.monotonic() + tick_s
+                due = max(due, time.monotonic() - tick_s / 2) + tick_s  # being late a little does not add up
                 self._beat(tick_s)
 
     def _beat(self, tick_s: float) -> None:

@@ -55,9 +55,9 @@ class Slots:
         names = [(*segment["inputs"], *segment["outputs"]) for segment in self._segments]
         bound = {name for own in names if all(name in small for name in own) for name in own}
         self._small = {name: value for name, value in small.items() if name in bound}
-        self._free: list[Slot] = []
         self._none = Slot({}, (), ())
-        self._made = 0
+        self._free = [Slot(self._small, self._segments, self._sessions)]  # a role that takes over has no time for it
+        self._made = 1
 
     def take(self) -> Slot:
         """A slot for a frame that begins, an empty one where there are enough."""

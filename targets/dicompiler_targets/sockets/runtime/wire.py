@@ -146,7 +146,13 @@ class Channel:
             with contextlib.suppress(OSError):
                 self.greet(kind, message, time.monotonic() + 1)
         else:
-            self.send(kind, json.dumps(message).encode())
+            with self._lines.turn:
+                self.post_json(kind, message)
+                self.push()
+
+    def post_json(self, kind: Kind, message: Any) -> None:
+        """Queues a JSON message, as `post`."""
+        self.post(kind, json.dumps(message).encode())
 
     def flush(self, deadline: float) -> None:
         """Waits until what was sent has been handed to the system, or cannot be."""
