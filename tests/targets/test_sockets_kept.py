@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -37,6 +39,10 @@ from dicompiler_targets.sockets.runtime.service import LOG_LIMIT
 from dicompiler_targets.sockets.session import Session
 
 
+TGKILL = {"x86_64": 234}.get(platform.machine(), 131)
+"""The number of the system call that gives a signal to one thread."""
+
+
 def idle(directory: Path) -> bool:
     """Whether no device serves anybody."""
     return all(one.answers and not one.client for one in service(directory, RunOptions()).status())
@@ -51,6 +57,18 @@ def open_files(processes: dict[str, int]) -> list[int]:
 def net(tmp_path: Path) -> tuple[Path, Made]:
     made = halo()
     return emit(made, tmp_path / "net"), made
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_whichever_of_its_threads_gets_the_signal(net: tuple[Path, Made], number: int) -> None:
+    """The system gives it to any thread: it has done so to a process that had just been continued."""
+    directory, _ = net
+    with kept(directory):
+        pid = pids(directory)["a"]
+        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid]
+        assert ctypes.CDLL(None, use_errno=True).syscall(TGKILL, pid, threads[-1], number) == 0
+        wait_until(lambda: "a" not in pids(directory))
+        assert "it was told to end" in (directory / KEPT / "a.log").read_text()
 
 
 def test_clients_join_one_after_another_and_strangers_do_not(

@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -240,16 +240,31 @@ def listening(listen: tuple[str, int] | None, control: tuple[str, int] | None) -
     return found
 
 
+def _at_signals(end: Callable[[], object]) -> None:
+    """Calls `end` from a thread of its own at SIGTERM and SIGINT: the main thread may be computing, or asleep, as it is
+    where the signal went to another thread, which happens to a process that has just been continued."""
+    told, teller = socket.socketpair()
+    teller.setblocking(False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(teller.detach())
+
+    def wait() -> None:
+        told.recv(1)
+        end()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def serve(service: Service, held: Held, threads: int, log: Log, announce: int | None) -> int:
     """Runs it until it is told to end. announce: a descriptor that is told when it can be called."""
 
-    def end(*_: Any) -> None:
+    def end() -> None:
         log.say("it was told to end")
         held.release()
         os._exit(0)
 
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
+    _at_signals(end)
     try:
         service.prepare(threads)
         words = {"pid": os.getpid(), "address": list(service.address)}
