@@ -38,7 +38,6 @@ from dicompiler_targets.sockets.runtime.greeting import TOKEN
 from dicompiler_targets.sockets.runtime.service import LOG_LIMIT
 from dicompiler_targets.sockets.session import Session
 
-
 TGKILL = {"x86_64": 234}.get(platform.machine(), 131)
 """The number of the system call that gives a signal to one thread."""
 
