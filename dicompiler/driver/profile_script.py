@@ -30,7 +30,7 @@ OPTIMIZATION, LEVEL = "all", "ORT_ENABLE_ALL"
 """What the targets run at by default, and onnxruntime's name for it."""
 SHORTEST_S = 0.002
 """Seconds that one timing takes at least: short pieces run several times in it."""
-APART, ROUNDS, HEAVIEST = 1.3, 6, 3
+APART, ROUNDS, SOME = 1.3, 6, 3
 """How many times the shortest time a median may be before a piece is timed again, and how often it is at most; of how
 many layers is measured what their weights cost that come from memory."""
 HEAD = struct.Struct("!cQ")
@@ -177,24 +177,24 @@ def seconds(task: dict[str, Any], options: argparse.Namespace) -> tuple[float, f
     times = max(1, min(1000, round(SHORTEST_S / max(1e-7, run(piece, 2)))))
     rounds: list[tuple[float, float, float]] = []
     while not rounds or (rounds[-1][0] > APART * min(low for _, low, _ in rounds) and len(rounds) < ROUNDS):
-        found = [run(piece, times) for _ in range(options.repeat)]
-        rounds.append((statistics.median(found), min(found), max(found)))
-    median, _, high = min(rounds)
-    return median, min(low for _, low, _ in rounds), high
+        found = sorted(run(piece, times) for _ in range(options.repeat))
+        rounds.append((statistics.median(found), found[0], found[-1]))
+    return min(rounds)[0], min(low for _, low, _ in rounds), min(rounds)[2]
 
 
 def weight_s(known: dict[str, Any], options: argparse.Namespace) -> float:
     """Seconds that a byte of weights takes longer where it comes from memory, as in frames, than in a piece that runs
-    again and again: what the heaviest layers take longer after a frame of the whole network."""
+    again and again: what the heaviest layers take longer after a frame of the whole network, beside the lightest."""
     network, wholes = prepare(known["whole"], options.threads), [one["measurements"][0] for one in known["layers"]]
-    heaviest, longer = sorted(wholes, key=lambda task: -task["weights"])[:HEAVIEST], 0.0
-    for task in heaviest:
-        piece, found = prepare(task, options.threads), []
-        for _ in range(options.repeat):
-            _, cold, *_, warm = [run(one) for one in (network, piece, piece, piece, piece)]
-            found.append(cold - warm)
-        longer += max(0.0, statistics.median(found))
-    return float(longer / max(1, sum(task["weights"] for task in heaviest)))
+    wholes.sort(key=lambda task: task["weights"])
+
+    def longer(task: dict[str, Any]) -> float:
+        piece = prepare(task, options.threads)
+        runs = [[run(one) for one in (network, piece, piece, piece, piece)] for _ in range(options.repeat)]
+        return statistics.median(cold - warm for _, cold, *_, warm in runs)
+
+    other, heaviest = statistics.median(map(longer, wholes[:SOME])), wholes[-SOME:]
+    return float(max(0.0, sum(longer(task) - other for task in heaviest)) / max(1, sum(t["weights"] for t in heaviest)))
 
 
 def run(piece: tuple[Any, dict[str, Any], list[str], Any], times: int = 1) -> float:
