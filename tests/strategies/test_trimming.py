@@ -8,27 +8,18 @@ import numpy as np
 import onnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.generators import DEVICES, integers, random_model, random_plan
+from support.generators import CLUSTER, integers, random_model, random_plan
 from support.layer_graphs import rules, stack
 
 from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.platform import Platform
 from dicompiler.partition.segmentation import cut
 from dicompiler.search.problem import Problem
 from dicompiler.verify.executor import Executor, run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import Partition
 from dicompiler_strategies.trimming import trimmed
-
-CLUSTER = Platform(
-    "test",
-    tuple(Host(name, 2**40) for name in DEVICES),
-    tuple(Device(name, name, 1e9) for name in DEVICES),
-    Network("switch", 1e8),
-)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

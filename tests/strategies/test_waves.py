@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.generators import DEVICES, integers, random_model, random_plan
+from support.generators import CLUSTER, integers, random_model, random_plan
 from support.layer_graphs import rules
 from support.modern_transformers import vit
 from support.planning import cluster
@@ -17,10 +17,8 @@ from support.planning import cluster
 from dicompiler import networks
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Loss, Plan
-from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram
 from dicompiler.partition.routing import route
 from dicompiler.partition.segmentation import cut
@@ -32,13 +30,6 @@ from dicompiler_passes.partition import Partition
 from dicompiler_strategies.auto import Auto
 from dicompiler_strategies.heads import Heads, few_choices, rows_alone
 from dicompiler_strategies.waves import SHARES, waves
-
-CLUSTER = Platform(
-    "test",
-    tuple(Host(name, 2**40) for name in DEVICES),
-    tuple(Device(name, name, 1e9) for name in DEVICES),
-    Network("switch", 1e8),
-)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

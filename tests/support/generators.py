@@ -16,12 +16,21 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from support.generator_steps import ANY, SPATIAL
 
+from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import Interval, Region, full, with_interval
 from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
 
 DEVICES = ("a", "b", "c", "d")
+CLUSTER = Platform(
+    "test",
+    tuple(Host(name, 2**40) for name in DEVICES),
+    tuple(Device(name, name, 1e9) for name in DEVICES),
+    Network("switch", 1e8),
+)
+"""Of these devices, all alike: a host each, with memory for whatever is drawn."""
 
 
 @dataclass
