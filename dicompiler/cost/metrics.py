@@ -107,7 +107,7 @@ def simulated(simulation: Simulation, work: Workload, routing: Routing, platform
 
 def _calls(work: Workload, device: int) -> float:
     """Seconds that calls of segments take beside their computing, in a frame of each role."""
-    return sum(len(role.devices[device].jobs) * role.devices[device].runtime.call for role in work.roles)
+    return sum(one.runtime.calls(len(one.jobs)) for one in (role.devices[device] for role in work.roles))
 
 
 def _metrics(
@@ -170,7 +170,7 @@ def _handled(boxes: Sequence[_Sent], runtime: Mapping[str, RuntimeCosts]) -> flo
     for box in boxes if runtime else ():
         sender, receiver = runtime.get(box.sender, FREE), runtime.get(box.receiver, FREE)
         sending[box.sender] = sending.get(box.sender, 0.0) + sender.sending(box.count)
-        first = receiver.latency + receiver.call
+        first = receiver.latency + receiver.calling
         receiving[box.receiver] = receiving.get(box.receiver, first) + receiver.receiving(box.count)
     return max(sending.values(), default=0.0) + max(receiving.values(), default=0.0)
 

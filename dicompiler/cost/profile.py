@@ -116,7 +116,8 @@ class Profile(Remembers):
     layers: by signature; unmeasured: layer → why it could not be; links: between hosts; runtime: what targets' runtimes
     cost on it, by the target's name; whole_s: seconds of the whole network in one session, the call too (None: not
     measured); weight_s: seconds that a byte of weights takes longer in a frame than in a piece that runs again and
-    again, because it comes from memory."""
+    again, because it comes from memory; cold_s: that any piece takes longer there, as the device has computed others
+    since."""
 
     place: str
     network: str
@@ -129,6 +130,7 @@ class Profile(Remembers):
     runtime: Mapping[str, RuntimeCosts] = field(default_factory=dict)
     whole_s: float | None = None
     weight_s: float = 0.0
+    cold_s: float = 0.0
 
     def samples(self) -> Iterator[tuple[str, float, float, float]]:
         """(layer kind, FLOP, bytes, seconds without the call) of all pieces."""
@@ -227,6 +229,7 @@ def from_json(document: Any, place: str) -> Profile:
         {target: RuntimeCosts(**costs) for target, costs in document.get("runtime", {}).items()},
         document.get("whole_s"),
         document.get("weight_s", 0.0),
+        document.get("cold_s", 0.0),
     )
 
 
@@ -272,8 +275,9 @@ class Profiles:
             return scaled
         if target not in profile.runtime:
             _say_unmeasured(profile.place, target)
-            return scaled
-        return replace(profile.runtime[target], end=scaled.end, tls=scaled.tls, joined=scaled.joined)
+            return replace(scaled, cold=profile.cold_s)
+        known = profile.runtime[target]
+        return replace(known, cold=profile.cold_s, end=scaled.end, tls=scaled.tls, joined=scaled.joined)
 
     def _holding(self, device: Device) -> Profile | None:
         """The first profile that holds for `device`."""

@@ -21,6 +21,7 @@ class RuntimeCosts:
     """Seconds, on one device. latency: from when a message has come until the device, which waits for it, is awake (L);
     send, receive: of its processor for a message (o of both ends); byte: for each byte of it, at each end; gap: for
     which a message that it sends holds its line beside its bytes (g). call: of a segment's call beside its computing;
+    cold: of that where the device has computed others since: its code and what it reads have left the caches;
     copy: for each byte that a slice, a join or a cast for the wire copies; end: for each byte of the network's inputs
     and outputs between the device and whoever gives the frames, at both ends together; tls: for each byte at each end,
     beside `byte`, in TLS. headers: what travels beside a message's bytes, as a share of them; no time. joined: the
@@ -33,6 +34,7 @@ class RuntimeCosts:
     byte: float = 0.0
     gap: float = 0.0
     call: float = 0.0
+    cold: float = 0.0
     copy: float = 0.0
     end: float = 0.0
     tls: float = 0.0
@@ -55,6 +57,15 @@ class RuntimeCosts:
     def on_line(self, line: Line, nbytes: int, message: float) -> float:
         """Seconds for which a message that the device sends occupies a line, where each takes `message` beside."""
         return line.seconds(nbytes * (1 + self.headers), message + self.gap)
+
+    @property
+    def calling(self) -> float:
+        """Seconds of a segment's call, beside its computing, where the device computes several."""
+        return self.calls(2) / 2
+
+    def calls(self, segments: int) -> float:
+        """Seconds that calls take beside computing on a device with so many segments: a single one is never cold."""
+        return segments * (self.call + (self.cold if segments > 1 else 0.0))
 
     @property
     def secured(self) -> RuntimeCosts:

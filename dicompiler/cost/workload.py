@@ -156,12 +156,13 @@ def _device(
             sends.setdefault(latest, []).append(step.index)
         else:
             received[program.transfers[step.index].value.name] = step.index
+    calling = runtime.calls(len(device.segments)) / max(1, len(device.segments))
     maker = {name: i for i, segment in enumerate(device.segments) for name in segment.outputs}
     delivering = [maker[name] for name in device.sinks]
     jobs = tuple(
         Job(
             segment.name,
-            seconds.get(segment.name, 0.0) + runtime.call,
+            seconds.get(segment.name, 0.0) + calling,
             tuple(received[name] for name in segment.inputs if name in received),
             tuple(sends.get(i, ())),
             delivering.count(i),

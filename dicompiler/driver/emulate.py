@@ -95,7 +95,7 @@ def emulate(
     if not target.emulates:
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
     options = options or RunOptions()
-    problem = _runtime(problem, at_host_speed(problem, target, program, secure=options.keys is not None))
+    problem = at_host_speed(problem, target, program, secure=options.keys is not None)
     work = problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
     here, board = _measured(program, problem, inputs), computing(work)
@@ -117,12 +117,6 @@ def emulate(
     else:
         what, frame_s = "a frame", usual_s(result.frames_s, len(program.turns))
     return Emulated(result, what, frame_s, told.frame_s, board, late, expected, platform)
-
-
-def _runtime(boards: Problem, here: Problem) -> Problem:
-    """The problem with the runtime as fast as here, but for slices and joins: segments do them, which are held back."""
-    runtime = {name: replace(costs, copy=boards.runtime[name].copy) for name, costs in here.runtime.items()}
-    return replace(here, runtime=runtime)
 
 
 @contextlib.contextmanager

@@ -92,10 +92,13 @@ def expect(directory: str | Path, cost: str, frames: int, in_flight: int) -> Exp
 
 def at_host_speed(problem: Problem, target: Target, program: Program, own: int = 0, secure: bool = False) -> Problem:
     """The problem where boards are emulated: their runtimes are as fast as a host with `own` processors (default: as
-    this one) runs them together. secure: messages are in TLS."""
+    this one) runs them together, but for what segments do, which are held back: slices, joins, and filling caches.
+    secure: messages are in TLS."""
     crowd = crowding(sum(bool(device.segments) for device in program.devices), own)
     costs = target.costs.secured if secure else target.costs
-    return replace(problem, runtime=dict.fromkeys(problem.runtime, costs.times(crowd)))
+    here = costs.times(crowd)
+    held = {name: replace(here, copy=boards.copy, cold=boards.cold) for name, boards in problem.runtime.items()}
+    return replace(problem, runtime=held)
 
 
 def crowding(boards: int, own: int = 0) -> float:

@@ -40,7 +40,7 @@ from dicompiler.target.interface import Target
 
 log = logging.getLogger("dicompiler")
 
-SCRIPT, TASKS, PIECES, RUNTIME = "profile_run.py", "tasks.json", "pieces", "runtime"
+SCRIPT, LINKS, TASKS, PIECES, RUNTIME = "profile_run.py", "profile_links.py", "tasks.json", "pieces", "runtime"
 FORMAT = "dicompiler.profile-tasks/1"
 LABELS: tuple[Label, ...] = ("height", "width", "channel")
 TILES = (1, 2, 3, 4, 6, 8)
@@ -74,8 +74,8 @@ def write_package(
     layers, model = compilation.layers, compilation.model
     assert layers is not None
     (directory / PIECES).mkdir()
-    script = resources.files("dicompiler.driver").joinpath("profile_script.py").read_bytes()
-    (directory / SCRIPT).write_bytes(script)
+    for name, source in ((SCRIPT, "profile_script.py"), (LINKS, LINKS)):
+        (directory / name).write_bytes(resources.files("dicompiler.driver").joinpath(source).read_bytes())
     entries: dict[str, dict[str, Any]] = {}
     unmeasured = []
     for layer in layers.layers:

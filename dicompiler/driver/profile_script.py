@@ -4,7 +4,8 @@
     python3 profile_run.py --serve 7000                              on one host, then on another:
     python3 profile_run.py -o PROFILE.json --connect HOST:7000       adds the link between both to PROFILE.json
 
-It needs Python, numpy and onnxruntime, nothing else (links: Python alone). Large weights are seeded random numbers.
+It needs Python, numpy and onnxruntime, nothing else (links, which profile_links.py measures: Python alone). Large
+weights are seeded random numbers.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ import argparse
 import json
 import os
 import platform
-import socket
 import statistics
-import struct
 import subprocess
 import sys
 import time
@@ -30,20 +29,11 @@ OPTIMIZATION, LEVEL = "all", "ORT_ENABLE_ALL"
 """What the targets run at by default, and onnxruntime's name for it."""
 SHORTEST_S = 0.002
 """Seconds that one timing takes at least: short pieces run several times in it."""
-APART, ROUNDS, SOME = 1.3, 6, 3
-"""How many times the shortest time a median may be before a piece is timed again, and how often it is at most; of how
-many layers is measured what their weights cost that come from memory."""
-HEAD = struct.Struct("!cQ")
-"""A message between hosts: what it is, and the bytes that follow."""
-MAGIC = b"dicompiler links 1\n"
-LARGEST = 1 << 26
-"""Bytes of the largest message that is taken from another host."""
-TIMEOUT_S = 30.0
+APART, ROUNDS = 1.3, 6
+"""How many times the shortest time a median may be before a piece is timed again, and how often it is at most."""
 PLAYS, PLAY_S, ALIKE = (2, 3), 0.25, 1.05
 """How often a runtime's programs are played, at least and at most, for how many seconds each, and how far the two best
 plays of each may be apart for no further one."""
-HEADERS = 0.05
-"""What travels beside a message's bytes, as a share of them: see RuntimeCosts.headers."""
 
 
 class Failure(Exception):
@@ -55,7 +45,7 @@ def main() -> int:
     options = _options()
     try:
         if options.serve is not None:
-            serve(*address(options.serve), options.name)
+            links().serve(*links().address(options.serve), options.name)
         elif options.connect is not None:
             add_link(options)
         else:
@@ -161,7 +151,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def _network(known: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
     """What is measured of the whole network; nothing where it is not there or does not run so, for whatever reason."""
     with suppress(Exception):  # onnxruntime's errors share no other base; the network's layers are named with theirs
-        return {"whole_s": seconds(known["whole"], options)[0], "weight_s": weight_s(known, options)}
+        return {"whole_s": seconds(known["whole"], options)[0], **coldness(known["layers"], known["call"], options)}
     return {}
 
 
@@ -182,19 +172,34 @@ def seconds(task: dict[str, Any], options: argparse.Namespace) -> tuple[float, f
     return min(rounds)[0], min(low for _, low, _ in rounds), min(rounds)[2]
 
 
-def weight_s(known: dict[str, Any], options: argparse.Namespace) -> float:
-    """Seconds that a byte of weights takes longer where it comes from memory, as in frames, than in a piece that runs
-    again and again: what the heaviest layers take longer after a frame of the whole network, beside the lightest."""
-    network, wholes = prepare(known["whole"], options.threads), [one["measurements"][0] for one in known["layers"]]
-    wholes.sort(key=lambda task: task["weights"])
+def coldness(layers: list[dict[str, Any]], call: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
+    """What a piece takes longer in a frame, where the device has computed others since, than again and again: seconds
+    for each byte of its weights, which come from memory then, and beside those. Measured of a piece of each layer, one
+    after another: they leave in caches what a device's share of the network does."""
+    tasks = [usual(layer["measurements"]) for layer in layers for _ in layer["names"]]
+    pieces = [prepare(task, options.threads) for task in (*tasks, call)]
+    rounds = [[run(piece) for piece in pieces] for _ in range(options.repeat + 1)]
+    cold = [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
+    warm = [statistics.median([run(piece) for _ in rounds][1:]) for piece in pieces]
+    longer = [max(0.0, c - w) for c, w in zip(cold, warm, strict=True)]
+    each, byte = line([(task["weights"], more - longer[-1]) for task, more in zip(tasks, longer[:-1], strict=True)])
+    return {"weight_s": byte, "cold_s": each}
 
-    def longer(task: dict[str, Any]) -> float:
-        piece = prepare(task, options.threads)
-        runs = [[run(one) for one in (network, piece, piece, piece, piece)] for _ in range(options.repeat)]
-        return statistics.median(cold - warm for _, cold, *_, warm in runs)
 
-    other, heaviest = statistics.median(map(longer, wholes[:SOME])), wholes[-SOME:]
-    return float(max(0.0, sum(longer(task) - other for task in heaviest)) / max(1, sum(t["weights"] for t in heaviest)))
+def usual(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    """The piece in the middle of those that read all of the layer's weights, by the bytes that they move."""
+    own = sorted((one for one in pieces if one["weights"] == pieces[0]["weights"]), key=lambda one: one["moved"])
+    return own[len(own) // 2]
+
+
+def line(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """The line with the least squares through the points, its height at 0 and its slope, neither below 0."""
+    x, y = (statistics.fmean(values) for values in zip(*points, strict=True))
+    spread = sum((a - x) ** 2 for a, _ in points)
+    slope = max(0.0, sum((a - x) * (b - y) for a, b in points) / spread) if spread else 0.0
+    if y >= slope * x:
+        return y - slope * x, slope
+    return 0.0, max(0.0, sum(a * b for a, b in points) / (sum(a * a for a, _ in points) or 1.0))
 
 
 def run(piece: tuple[Any, dict[str, Any], list[str], Any], times: int = 1) -> float:
@@ -299,50 +304,20 @@ def costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) 
     return {**found, "call": max(0.0, call), "copy": max(0.0, copy), "headers": entry["headers"]}
 
 
-# -- links: plain TCP; "p" is answered at once, "b" brings bytes, "g" asks for bytes, "q" ends
+# -- links
 
 
-def address(text: str) -> tuple[str, int]:
-    """("", 7000) of "7000"; (host, port) of "host:7000" and "[::1]:7000"."""
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
-        raise Failure(f"{text!r} is no HOST:PORT")
-    return host.strip("[]"), int(port)
+def links() -> Any:
+    """What measures them: the module beside this script, which nothing else needs."""
+    import profile_links  # type: ignore[import-not-found]
 
-
-def serve(host: str, port: int, name: str) -> None:
-    """Answers until one measurement has ended well; who does not speak this is sent away."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listener:
-        print(f"serving at port {listener.getsockname()[1]}", flush=True)
-        while True:
-            connection, peer = listener.accept()
-            try:
-                with connection:
-                    _answer(connection, name)
-                return
-            except (Failure, OSError) as error:
-                print(f"{peer[0]}: {error}", file=sys.stderr)
-
-
-def _answer(connection: socket.socket, name: str) -> None:
-    _tune(connection)
-    if receive(connection, len(MAGIC)) != MAGIC:
-        raise Failure("it does not measure links")
-    own = name.encode()[:255]
-    connection.sendall(MAGIC + bytes([len(own)]) + own)
-    while (head := HEAD.unpack(receive(connection, HEAD.size)))[0] != b"q":
-        kind, count = head
-        if count > LARGEST or kind not in (b"p", b"b", b"g"):
-            raise Failure("it does not measure links as agreed")
-        if kind == b"b":
-            receive(connection, count)
-        connection.sendall(bytes(count) if kind == b"g" else b"!")
+    return profile_links
 
 
 def add_link(options: argparse.Namespace) -> None:
     """Measures the link and puts it into the profile, in place of an earlier one between the same hosts."""
-    link = measure_link(*address(options.connect), options.name, options.repeat, options.megabytes << 20)
+    ends = links().address(options.connect)
+    link = links().measure_link(*ends, options.name, options.repeat, options.megabytes << 20)
     profile = empty(options)
     if options.output.exists():
         profile = json.loads(options.output.read_text(encoding="utf-8"))
@@ -352,48 +327,6 @@ def add_link(options: argparse.Namespace) -> None:
     save(options.output, {**profile, "links": [*others, link]})
     print("[[link]]", f"hosts = {json.dumps(link['hosts'])}", sep="\n")
     print(f'bandwidth = "{link["bandwidth"] / 1e6:.1f} Mbit/s"\nlatency = "{link["latency"] * 1e3:.3f} ms"')
-
-
-def measure_link(host: str, port: int, name: str, repeat: int, count: int) -> dict[str, Any]:
-    """Bandwidth in bit/s, the lower of both directions, headers included, as lines are rated; and latency in seconds,
-    half a round trip: medians."""
-    with socket.create_connection((host, port), TIMEOUT_S) as connection:
-        _tune(connection)
-        connection.sendall(MAGIC)
-        if receive(connection, len(MAGIC)) != MAGIC:
-            raise Failure(f"{host}:{port} does not measure links: start profile_run.py --serve there")
-        other = receive(connection, receive(connection, 1)[0]).decode(errors="replace")
-        trip = statistics.median(_timed(connection, b"p", 0, 1) for _ in range(20 * repeat))
-        there = statistics.median(_timed(connection, b"b", count, 1) for _ in range(repeat))
-        back = statistics.median(_timed(connection, b"g", count, count) for _ in range(repeat))
-        connection.sendall(HEAD.pack(b"q", 0))
-    # Both take a round trip besides: the request there, the answer back.
-    rate = 8 * count * (1 + HEADERS) / max(max(there, back) - trip, 1e-9)
-    return {"hosts": [name, other], "bandwidth": rate, "latency": trip / 2}
-
-
-def _timed(connection: socket.socket, kind: bytes, count: int, answer: int) -> float:
-    payload = HEAD.pack(kind, count) + (bytes(count) if kind == b"b" else b"")
-    start = time.perf_counter()
-    connection.sendall(payload)
-    receive(connection, answer)
-    return time.perf_counter() - start
-
-
-def _tune(connection: socket.socket) -> None:
-    connection.settimeout(TIMEOUT_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def receive(connection: socket.socket, count: int) -> bytearray:
-    """Exactly `count` bytes. Failure if the other end closes before."""
-    data = bytearray(count)
-    view, done = memoryview(data), 0
-    while done < count:
-        if not (got := connection.recv_into(view[done:])):
-            raise Failure("the other end closed the connection")
-        done += got
-    return data
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def _tried(problem: Problem, layer: Layer, home: str, operator: str, parts: tupl
         if region is not None
     ]
     nbytes, runtime = sum(sizes), problem.runtime.get(home, FREE)
-    fixed = sum(runtime.sending(size) for size in sizes) + runtime.call
+    fixed = sum(runtime.sending(size) for size in sizes) + runtime.calling
     fixed += 2 * (platform.network.latency + runtime.latency)
     gain = saved - fixed
     if saved <= 0:

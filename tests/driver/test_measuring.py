@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dicompiler.base.errors import UsageError
-from dicompiler.driver import measuring, profile_script
+from dicompiler.driver import measuring, profile_links, profile_script
 from dicompiler.plugin.registry import registry
 
 
@@ -62,7 +62,7 @@ def test_sockets_are_measured_where_dicompiler_is_not(
     before = content(package[0])
     (costs,) = profile_script.runtimes([package[1]]).values()
     assert set(costs) == {"latency", "send", "receive", "byte", "gap", "call", "copy", "headers"}
-    assert all(0 <= seconds < 0.1 for seconds in costs.values()) and costs["headers"] == profile_script.HEADERS
+    assert all(0 <= seconds < 0.1 for seconds in costs.values()) and costs["headers"] == profile_links.HEADERS
     assert costs["send"] + costs["receive"] + costs["byte"] > 0
     assert content(package[0]) == before
 
@@ -138,4 +138,4 @@ def test_a_target_without_a_player_cannot_be_measured(tmp_path: Path) -> None:
 
 def test_headers_of_links_are_those_of_the_targets() -> None:
     for name in ("sockets", "mpi"):
-        assert registry().make("targets", name).costs.headers == profile_script.HEADERS
+        assert registry().make("targets", name).costs.headers == profile_links.HEADERS

@@ -24,7 +24,7 @@ from dicompiler.cli import main
 from dicompiler.cost.counting import count
 from dicompiler.cost.profile import Profile, load, network_digest, signature
 from dicompiler.driver import profile as profiling
-from dicompiler.driver import profile_script
+from dicompiler.driver import profile_links
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
@@ -87,7 +87,7 @@ class TestPackage:
     def test_the_same_model_gives_the_same_bytes(self, tmp_path: Path) -> None:
         one, two = content(packed(tmp_path / "one")), content(packed(tmp_path / "two"))
         assert one == two
-        assert {"profile_run.py", "tasks.json", "pieces/call.onnx"} <= set(one)
+        assert {"profile_run.py", "profile_links.py", "tasks.json", "pieces/call.onnx"} <= set(one)
         assert not any(str(tmp_path).encode() in text for text in one.values())
 
     def test_large_weights_are_not_in_it(self, tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ class TestLinks:
 
     def test_the_bandwidth_is_the_lines_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """With the headers that travel beside what arrives, as platforms rate lines."""
-        monkeypatch.setattr(profile_script, "_timed", lambda _, kind, *__: 0.5 if kind == b"p" else 1.5)
+        monkeypatch.setattr(profile_links, "_timed", lambda _, kind, *__: 0.5 if kind == b"p" else 1.5)
         with serving(packed(tmp_path / "p", (1,))) as (_, port):
-            link = profile_script.measure_link("127.0.0.1", port, "here", 1, 1000)
+            link = profile_links.measure_link("127.0.0.1", port, "here", 1, 1000)
         assert (link["bandwidth"], link["latency"]) == (pytest.approx(8 * 1000 * 1.05), 0.25)
 
     def test_a_stranger_is_sent_away_and_the_next_is_served(self, tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ class _Batch:
         self.into[receiver] += seconds
         costs = self.model.runtimes
         s, r = np.divmod(pair, self.devices)
-        handled = costs.send[s] + costs.receive[r] + costs.call[r] + nbytes * (costs.byte[s] + costs.byte[r])
+        handled = costs.send[s] + costs.receive[r] + costs.calling[r] + nbytes * (costs.byte[s] + costs.byte[r])
         self.time[chosen] += seconds + handled
         waited = self.waited[flow.producer]
         waited[chosen] = np.maximum(waited[chosen], self.model.latency[pair])

@@ -21,7 +21,7 @@ class Runtimes:
     send: Floats
     receive: Floats
     byte: Floats
-    call: Floats
+    calling: Floats
     copy: Floats
 
     def handled(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
@@ -45,7 +45,7 @@ class Runtimes:
 
     def _taken(self, missing: Ints | Floats, messages: Ints, needed: Ints | Floats | None) -> Floats:
         """Seconds (…, receivers) of receivers."""
-        taken = messages * self.receive + missing * self.byte + (messages > 0) * self.call
+        taken = messages * self.receive + missing * self.byte + (messages > 0) * self.calling
         if needed is None or not self.copy.any():
             return taken
         joins = (messages > 1) | ((missing > 0) & (missing < needed))
@@ -130,7 +130,7 @@ def lines(problem: Problem) -> Lines:
 
 def runtimes(problem: Problem) -> Runtimes:
     """What the problem's runtimes cost."""
-    return Runtimes(*(_each(problem, name) for name in ("send", "receive", "byte", "call", "copy")))
+    return Runtimes(*(_each(problem, name) for name in ("send", "receive", "byte", "calling", "copy")))
 
 
 def line_times(problem: Problem) -> tuple[Floats, Floats, Floats]:
