@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dicompiler")
 
-CALLS = 9
-"""How often a segment is called to find out what it takes here: the least of all but the first counts."""
+CALLS, TURNS, MEASURED_S = 3, 3, 2.0
+"""How often a segment is called to find out what it takes here, in how many turns at least, and for how many seconds
+all of them are: the least of all calls but the first counts. A host that others share is slow for a while at a time."""
 LOAD_LIMIT = 0.8
 """The share of this host's processors that computing may need: above it the boards would wait for each other here."""
 LATE_LIMIT = 0.05
@@ -175,17 +176,24 @@ def _measured(program: Program, problem: Problem, inputs: Mapping[str, Any] | No
     assert problem.model is not None
     empty = _Timed(program, empty_model(), "empty")
     empty.run({"x": np.zeros(1, np.float32)})
-    found: dict[str, list[float]] = {device.device: [] for device in program.devices}
     timed: dict[int, _Timed] = {}
     for role in program.roles:
         executor = Executor(role, make=lambda one: timed.setdefault(id(one), _Timed(program, one.model, one.name)))
         executor.run(given_inputs(problem.model, inputs))
-        for device in role.devices:
-            own = [timed[id(segment)] for segment in device.segments]
-            for _ in range(CALLS):
-                for one in (*own, empty):
-                    one.again()
-            found[device.device] += [max(0.0, one.seconds - empty.seconds) for one in own]
+    frames = [
+        (device.device, [timed[id(segment)] for segment in device.segments])
+        for role in program.roles
+        for device in role.devices
+    ]
+    turns, end = 0, time.monotonic() + MEASURED_S
+    while turns < TURNS or time.monotonic() < end:
+        for _, own in frames:
+            for one in CALLS * (*own, empty):
+                one.again()
+        turns += 1
+    found: dict[str, list[float]] = {device.device: [] for device in program.devices}
+    for name, own in frames:
+        found[name] += [max(0.0, one.seconds - empty.seconds) for one in own]
     return {name: tuple(seconds) for name, seconds in found.items()}
 
 
