@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -44,9 +45,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dicompiler")
 
-CALLS, TURNS, MEASURED_S = 3, 3, 2.0
-"""How often a segment is called to find out what it takes here, in how many turns at least, and for how many seconds
-all of them are: the least of all calls but the first counts. A host that others share is slow for a while at a time."""
+CALLS, TURNS, MEASURED_S = 5, 3, 2.0
+"""How often a segment is called in a turn to find out what it takes here, how many turns there are at least, and for
+how many seconds: of the turns' medians the lower quartile counts, as a host that others share is slow for a while at a
+time."""
 LOAD_LIMIT = 0.8
 """The share of this host's processors that computing may need: above it the boards would wait for each other here."""
 LATE_LIMIT = 0.05
@@ -149,6 +151,7 @@ class _Timed:
         self._session = Session(model, program.weights, f"segment {name!r}", "all")
         self._inputs: Mapping[str, Any] = {}
         self._taken: list[float] = []
+        self._turns: list[float] = []
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         self._inputs = inputs
@@ -161,10 +164,15 @@ class _Timed:
         """With the same inputs once more."""
         self.run(self._inputs)
 
+    def end_turn(self) -> None:
+        """Notes what its calls since the last turn took, but for the first, before which came another device's."""
+        self._turns.append(statistics.median(self._taken[1:]))
+        self._taken.clear()
+
     @property
     def seconds(self) -> float:
-        """Of the quickest call but for the first."""
-        return min(self._taken[1:])
+        """Of a call in a quick turn."""
+        return sorted(self._turns)[len(self._turns) // 4]
 
 
 def _measured(program: Program, problem: Problem, inputs: Mapping[str, Any] | None) -> Seconds:
@@ -190,6 +198,8 @@ def _measured(program: Program, problem: Problem, inputs: Mapping[str, Any] | No
         for _, own in frames:
             for one in CALLS * (*own, empty):
                 one.again()
+            for one in (*own, empty):
+                one.end_turn()
         turns += 1
     found: dict[str, list[float]] = {device.device: [] for device in program.devices}
     for name, own in frames:

@@ -29,7 +29,7 @@ OPTIMIZATION, LEVEL = "all", "ORT_ENABLE_ALL"
 """What the targets run at by default, and onnxruntime's name for it."""
 SHORTEST_S = 0.002
 """Seconds that one timing takes at least: short pieces run several times in it."""
-APART, ROUNDS = 1.3, 6
+APART, ROUNDS = 1.1, 6
 """How many times the shortest time a median may be before a piece is timed again, and how often it is at most."""
 PLAYS, PLAY_S, ALIKE = (2, 3), 0.25, 1.05
 """How often a runtime's programs are played, at least and at most, for how many seconds each, and how far the two best
