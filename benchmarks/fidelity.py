@@ -154,7 +154,11 @@ def slowed(profile: dict[str, Any], times: float) -> dict[str, Any]:
         return entry | {key: times * entry[key] for key in ("seconds", "low", "high")}
 
     layers = [one | {"measurements": [longer(entry) for entry in one["measurements"]]} for one in profile["layers"]]
-    return profile | {"layers": layers} | {key: times * profile[key] for key in ("call_s", "whole_s", "weight_s", "cold_s")}
+    return (
+        profile
+        | {"layers": layers}
+        | {key: times * profile[key] for key in ("call_s", "whole_s", "weight_s", "cold_s")}
+    )
 
 
 def measured(setting: tuple[str, int, str, str], strategy: str, setup: Setup) -> Case:

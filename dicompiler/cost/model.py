@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dicompiler.base.errors import UsageError
 from dicompiler.cost.counting import count, flops
-from dicompiler.cost.runtime import RuntimeCosts, slowness
+from dicompiler.cost.runtime import RuntimeCosts, scaled
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Share as Share
@@ -56,7 +56,7 @@ class CostModel(ABC):
         """What the runtime of `target` costs on `device`; stated: what the target says of the host on which that was
         measured. A model that has measured it on the device says that. UsageError for a factor below 0."""
         if self.runtime is None:
-            return stated.times(slowness(device))
+            return scaled(stated, device)
         if not 0 <= self.runtime < math.inf:
             raise UsageError(f"{self.name}: runtime must be at least 0, and is {self.runtime:g}")
         return stated.times(self.runtime)

@@ -86,6 +86,15 @@ NONE: Mapping[str, RuntimeCosts] = MappingProxyType({})
 """Device → costs, where no runtime is known."""
 
 
+def scaled(stated: RuntimeCosts, device: Device) -> RuntimeCosts:
+    """What a runtime costs on a device, by what it costs on the reference host; a byte that is copied is read and
+    written, for which the memory's bandwidth is the limit where it is known."""
+    costs = stated.times(slowness(device))
+    if not costs.copy or not device.memory_bandwidth:
+        return costs
+    return replace(costs, copy=max(costs.copy, 2 / device.memory_bandwidth))
+
+
 def slowness(device: Device) -> float:
     """How many times as long as the reference host a device takes for what a runtime does: the fourth root of how many
     times slower its cores compute, and at least once as long: 2.5 times on a Raspberry Pi 4, 3.4 on a Pi 3.

@@ -39,19 +39,20 @@ PLATFORM = Platform(
     Network("switch", 1e9),
 )
 STEPS = 4
-WORK, LARGE = (1, 1, 16, 512), (1, 4, 1024, 64)
+WORK, LARGE, HUGE = (1, 1, 16, 512), (1, 4, 1024, 64), (1, 4, 4096, 256)
 PROGRAMS: Mapping[str, tuple[str, Shape, int]] = {  # name: what is between steps, the shape, layers in a step
     "one": ("nothing", WORK, 8),
     "calls": ("calls", WORK, 8),
     "messages": ("messages", WORK, 8),
     "calls-large": ("calls", LARGE, 8),
     "messages-large": ("messages", LARGE, 8),
-    "one-large": ("nothing", LARGE, 1),
-    "copies-large": ("copies", LARGE, 1),
+    "one-huge": ("nothing", HUGE, 1),
+    "copies-huge": ("copies", HUGE, 1),
 }
 """Each does its steps one after another: in one call; in one call, every other in halves; each a call; or each a call
 on the other one of two devices, with a message between. Where there are calls and messages a step computes for about as
-long as a small layer: who waits falls asleep, and caches get cold."""
+long as a small layer: who waits falls asleep, and caches get cold. What
+is copied is more than caches hold, as in frames of a network."""
 
 
 def write(target: Target, directory: Path) -> Mapping[str, Any]:

@@ -298,7 +298,7 @@ def costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) 
     byte = max(0.0, (large - small) / (size("messages-large") - size("messages"))) / 2
     both = max(0.0, small - 2 * byte * size("messages"))
     send = both / 3 if send_s is None else min(both, max(0.0, send_s - byte * size("messages")))
-    call, copy = each("calls", "calls", "one"), each("copied", "copies-large", "one-large")
+    call, copy = each("calls", "calls", "one"), each("copied", "copies-huge", "one-huge")
     waking = entry["waking"] * (both - send)
     found = {"latency": waking, "send": send, "receive": both - send - waking, "byte": byte, "gap": 0.0}
     return {**found, "call": max(0.0, call), "copy": max(0.0, copy), "headers": entry["headers"]}

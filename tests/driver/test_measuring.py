@@ -38,7 +38,7 @@ def test_two_programs_that_are_compared_differ_in_one_thing(package: tuple[Path,
         ("calls", "one", {"calls"}),
         ("messages", "calls", {"messages", "bytes"}),
         ("messages-large", "calls-large", {"messages", "bytes"}),
-        ("copies-large", "one-large", {"copied"}),
+        ("copies-huge", "one-huge", {"copied"}),
     ):
         assert {kind for kind in programs[more] if programs[more][kind] > programs[less][kind]} == kinds
         assert all(programs[more][kind] == programs[less][kind] for kind in set(programs[more]) - kinds)
@@ -110,8 +110,8 @@ def test_costs_are_found_again() -> None:
         "messages": {"calls": 17, "messages": 16, "bytes": 16 << 15, "copied": 0},
         "calls-large": {"calls": 17, "messages": 0, "bytes": 0, "copied": 0},
         "messages-large": {"calls": 17, "messages": 16, "bytes": 16 << 20, "copied": 0},
-        "one-large": {"calls": 1, "messages": 0, "bytes": 0, "copied": 0},
-        "copies-large": {"calls": 1, "messages": 0, "bytes": 0, "copied": 1 << 24},
+        "one-huge": {"calls": 1, "messages": 0, "bytes": 0, "copied": 0},
+        "copies-huge": {"calls": 1, "messages": 0, "bytes": 0, "copied": 1 << 24},
     }
     entry = {"programs": programs, "waking": 0.75, "headers": 0.05}
     known = {"send": 6e-5, "receive": 2e-5, "byte": 8e-10, "call": 5e-5, "copy": 2.5e-10, "gap": 0.0}
