@@ -18,7 +18,7 @@ from dicompiler.cli.tables import show, show_json, tell, wrapped
 
 if TYPE_CHECKING:
     from dicompiler.cost.losses import Stretch
-    from dicompiler.cost.simulator import Simulation
+    from dicompiler.cost.simulation import Simulation
     from dicompiler.driver.compare import Comparison, Row
     from dicompiler.driver.compiled import Compiled
     from dicompiler.ir.compilation import Compilation

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.units import TIME, format_seconds, parse
-from dicompiler.cost.simulator import Simulation, Span, simulate
+from dicompiler.cost.simulation import Simulation, Span
+from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import Workload
 from dicompiler.ir.platform import Platform
 

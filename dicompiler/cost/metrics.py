@@ -14,7 +14,8 @@ from dicompiler.cost.counting import weight_regions
 from dicompiler.cost.memory import Span, peak
 from dicompiler.cost.model import CostModel
 from dicompiler.cost.runtime import FREE, NONE, RuntimeCosts
-from dicompiler.cost.simulator import Simulation, simulate
+from dicompiler.cost.simulation import Simulation
+from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import Workload, task_flops, task_seconds
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.metrics import DeviceMetrics, Method, Metrics

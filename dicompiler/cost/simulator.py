@@ -6,67 +6,17 @@ Workload + Platform → Simulation: when each segment ran, when each message tra
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate, count
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from dicompiler.base.collecting import no_collection
 from dicompiler.cost.lines import Lines, Way
+from dicompiler.cost.simulation import Simulation, Span
 from dicompiler.cost.workload import Message, Workload
 from dicompiler.ir.platform import Platform
-
-
-class Span(NamedTuple):
-    """Something that took time, in seconds from the start of the first frame. compute: a segment on `device`; handle:
-    its runtime sends a message to `peer`, or takes one from it; message: bytes on the line from `device` to `peer`;
-    wait: `device` had nothing that it could do, for want of a message from `peer` ("": for want of a frame)."""
-
-    kind: Literal["compute", "handle", "message", "wait"]
-    device: str
-    name: str
-    frame: int
-    start: float
-    end: float
-    peer: str = ""
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """frames: (start, end) of each, in seconds: from inputs on sources to outputs on all sinks; waited: before a device
-    began it. waits: device → device that it waited for → seconds. spans: in order of their ends; none if unwanted."""
-
-    frames: tuple[tuple[float, float], ...]
-    sums: Mapping[tuple[str, bool], Mapping[str, float]] = field(repr=False)
-    """(kind, whether its peer is meant) → device → seconds."""
-    waits: Mapping[str, Mapping[str, float]] = field(repr=False)
-    spans: tuple[Span, ...] = field(repr=False)
-    waited: tuple[float, ...] = ()
-
-    @property
-    def latency_s(self) -> float:
-        """Seconds of the first frame, which had the devices to itself if no other was on its way."""
-        return self.frames[0][1] - self.frames[0][0]
-
-    @property
-    def period_s(self) -> float:
-        """Mean seconds between the ends of frames in the middle half of the stream: at its start and its end the
-        devices are not all at work. Of fewer than four frames: the whole time by their number."""
-        ends = sorted(end for _, end in self.frames)
-        count = len(ends)
-        if count < 4:
-            return ends[-1] / count
-        first, last = count // 4, 3 * count // 4
-        return (ends[last] - ends[first]) / (last - first)
-
-    def seconds(self, kind: str, device: str, peer: bool = False) -> float:
-        """All seconds of "compute", "handle" or "message" of a device (`peer`: of messages to it, not from it)."""
-        return self.sums[kind, peer].get(device, 0.0)
 
 
 @dataclass(slots=True, eq=False)

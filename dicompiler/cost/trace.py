@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dicompiler.cost.simulator import Simulation, Span
+from dicompiler.cost.simulation import Simulation, Span
 
 _TRACKS = ("computing", "sending", "receiving")
 

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dicompiler.cost.simulator import Simulation, simulate
+from dicompiler.cost.simulation import Simulation
+from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import DeviceWork, Workload
 from dicompiler.driver.artifact import reopen
 from dicompiler.ir.platform import Platform

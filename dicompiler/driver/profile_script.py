@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ SHORTEST_S = 0.002
 """Seconds that one timing takes at least: short pieces run several times in it."""
 APART, ROUNDS = 1.1, 6
 """How many times the shortest time a median may be before a piece is timed again, and how often it is at most."""
+LONG_S, TURN = 1.0, 5
+"""For how many seconds the whole network is timed, and what pieces take longer in a frame, of so many runs in a turn: a
+host that others share is slow for a while at a time."""
 PLAYS, PLAY_S, ALIKE = (2, 3), 0.25, 1.05
 """How often a runtime's programs are played, at least and at most, for how many seconds each, and how far the two best
 plays of each may be apart for no further one."""
@@ -151,7 +155,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def _network(known: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
     """What is measured of the whole network; nothing where it is not there or does not run so, for whatever reason."""
     with suppress(Exception):  # onnxruntime's errors share no other base; the network's layers are named with theirs
-        return {"whole_s": seconds(known["whole"], options)[0], **coldness(known["layers"], known["call"], options)}
+        return {"whole_s": whole_s(known["whole"], options), **coldness(known["layers"], known["call"], options)}
     return {}
 
 
@@ -172,16 +176,35 @@ def seconds(task: dict[str, Any], options: argparse.Namespace) -> tuple[float, f
     return min(rounds)[0], min(low for _, low, _ in rounds), min(rounds)[2]
 
 
+def whole_s(task: dict[str, Any], options: argparse.Namespace) -> float:
+    """Seconds of the whole network, in a quick turn of many."""
+    piece = prepare(task, options.threads)
+    return quick(lambda: [statistics.median([run(piece) for _ in range(TURN + 1)][1:])])[0]
+
+
+def quick(turn: Callable[[], list[float]]) -> list[float]:
+    """What turns find in LONG_S and at least three of them, each number by itself: the lower quartile."""
+    found, end = [turn() for _ in range(3)], time.perf_counter() + LONG_S
+    while time.perf_counter() < end:
+        found.append(turn())
+    return [sorted(each)[len(found) // 4] for each in zip(*found, strict=True)]
+
+
 def coldness(layers: list[dict[str, Any]], call: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
     """What a piece takes longer in a frame, where the device has computed others since, than again and again: seconds
     for each byte of its weights, which come from memory then, and beside those. Measured of a piece of each layer, one
     after another: they leave in caches what a device's share of the network does."""
     tasks = [usual(layer["measurements"]) for layer in layers for _ in layer["names"]]
     pieces = [prepare(task, options.threads) for task in (*tasks, call)]
-    rounds = [[run(piece) for piece in pieces] for _ in range(options.repeat + 1)]
-    cold = [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
-    warm = [statistics.median([run(piece) for _ in rounds][1:]) for piece in pieces]
-    longer = [max(0.0, c - w) for c, w in zip(cold, warm, strict=True)]
+
+    def cold() -> list[float]:
+        rounds = [[run(piece) for piece in pieces] for _ in range(TURN + 1)]
+        return [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
+
+    def warm() -> list[float]:
+        return [statistics.median([run(piece) for _ in range(TURN + 1)][1:]) for piece in pieces]
+
+    longer = [max(0.0, c - w) for c, w in zip(quick(cold), quick(warm), strict=True)]
     each, byte = line([(task["weights"], more - longer[-1]) for task, more in zip(tasks, longer[:-1], strict=True)])
     return {"weight_s": byte, "cold_s": each}
 

@@ -15,7 +15,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.mistaken import mistaken
 from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.memory import MemoryCourse, memory_course
-from dicompiler.cost.simulator import Simulation
+from dicompiler.cost.simulation import Simulation
 from dicompiler.driver.artifact import reopen
 from dicompiler.driver.explore import FILE as FRONT
 from dicompiler.driver.fidelity import at_host_speed

@@ -22,7 +22,8 @@ from dicompiler.cost.memory import MemoryUse, program_memory
 from dicompiler.cost.metrics import measure, simulated
 from dicompiler.cost.model import Analytic, CostModel
 from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.cost.simulator import Simulation, simulate
+from dicompiler.cost.simulation import Simulation
+from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import Workload, workload
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.devices import Device

@@ -16,7 +16,8 @@ from support.workloads import MEGABIT, cluster, fan, job, work
 
 from dicompiler import networks
 from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.cost.simulator import Simulation, simulate
+from dicompiler.cost.simulation import Simulation
+from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import DeviceWork, Job, Message, Workload, workload
 from dicompiler.driver.prepare import pose, prepare
 from dicompiler.ir.compilation import Compilation

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dicompiler.cost.simulator import Simulation, simulate
+from dicompiler.cost.simulation import Simulation
+from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import workload
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
