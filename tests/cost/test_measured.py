@@ -207,6 +207,17 @@ def test_parts_read_their_weights_from_memory_and_whole_layers_as_the_network_do
         assert cold.seconds(layers, conv, share, FAST) == warm.seconds(layers, conv, share, FAST)
 
 
+@pytest.mark.parametrize("model", [Measured, Linear])
+def test_calls_are_cold_where_the_device_has_computed_others(model: Any, tmp_path: Path) -> None:
+    layers = network()
+    for runtime, call in (({"acme": COSTS}, COSTS["call"]), ({}, STATED.call)):
+        own = model((written(tmp_path, document(layers, cold_s=2e-5, runtime=runtime), f"{len(runtime)}.json"),))
+        costs = own.runtime_costs(FAST, STATED, "acme")
+        assert (costs.call, costs.cold) == (call, 2e-5)
+        assert costs.calls(1) == pytest.approx(call)  # what a device has for itself stays in its caches
+        assert costs.calls(3) == pytest.approx(3 * costs.calling) == pytest.approx(3 * (call + 2e-5))
+
+
 def test_parts_that_go_on_in_a_session_take_what_they_take_there(tmp_path: Path) -> None:
     layers = network()
     alone = Measured((written(tmp_path, document(layers)),))

@@ -13,7 +13,7 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import UsageError
 from dicompiler.cost.model import Analytic
-from dicompiler.cost.runtime import FREE, REFERENCE_RATE, RuntimeCosts, slowness
+from dicompiler.cost.runtime import FREE, REFERENCE_RATE, RuntimeCosts, scaled, slowness
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.devices import Device, Network
 from dicompiler.ir.platform import Platform
@@ -78,3 +78,11 @@ def test_strategies_do_not_split_what_messages_would_slow_down(strategy: str) ->
     assert free.metrics is not None and slow.metrics is not None and slow.single is not None
     assert slow.metrics.latency_s <= slow.single.latency_s * (1 + 1e-9)
     assert free.metrics.devices[0].runtime_s == 0.0
+
+
+def test_a_byte_that_is_copied_is_read_and_written() -> None:
+    slow, fast = (Device("d", "d", 4 * REFERENCE_RATE, 4, memory_bandwidth=bandwidth) for bandwidth in (1e9, 1e12))
+    stated = RuntimeCosts(copy=1e-10)
+    assert scaled(stated, slow).copy == pytest.approx(2e-9)
+    assert scaled(stated, fast).copy == pytest.approx(1e-10)
+    assert scaled(FREE, slow) == FREE

@@ -24,7 +24,7 @@ from dicompiler.cli import main
 from dicompiler.cost.counting import count
 from dicompiler.cost.profile import Profile, load, network_digest, signature
 from dicompiler.driver import profile as profiling
-from dicompiler.driver import profile_links
+from dicompiler.driver import profile_links, profile_script
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
@@ -99,13 +99,14 @@ class TestPackage:
         assert max(path.stat().st_size for path in (package / "pieces").iterdir()) < 4096
 
     def test_the_script_needs_numpy_and_onnxruntime_alone(self, tmp_path: Path) -> None:
-        tree = ast.parse((packed(tmp_path / "p") / profiling.SCRIPT).read_text())
-        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        package = packed(tmp_path / "p")
+        trees = [ast.parse((package / name).read_text()) for name in (profiling.SCRIPT, profiling.LINKS)]
+        imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {
             (node.module or "" if isinstance(node, ast.ImportFrom) else alias.name).partition(".")[0]
             for node in imports
             for alias in node.names
-        }
+        } - {Path(profiling.LINKS).stem}
         assert names - set(sys.stdlib_module_names) == {"numpy", "onnxruntime"}
 
     def test_equal_layers_are_in_it_once(self, tmp_path: Path) -> None:
@@ -227,6 +228,21 @@ class TestMeasuring:
             assert (made.element_type(), made.shape()) == (number, [2, 3])
 
 
+class TestColdness:
+    def test_what_each_piece_and_each_byte_take_longer_are_found_again(self) -> None:
+        points = [(size, 2e-5 + 3e-11 * size) for size in (0.0, 1e5, 2e6, 9e6)]
+        assert profile_script.line(points) == pytest.approx((2e-5, 3e-11))
+
+    def test_neither_is_below_zero(self) -> None:
+        assert profile_script.line([(0.0, 5.0), (1.0, 3.0)]) == (4.0, 0.0)
+        assert profile_script.line([(1.0, 0.0), (2.0, 3.0)]) == (0.0, pytest.approx(6 / 5))
+        assert profile_script.line([(0.0, -1.0)]) == (0.0, 0.0)
+
+    def test_the_piece_in_the_middle_reads_all_weights(self) -> None:
+        pieces = [{"weights": w, "moved": moved} for w, moved in ((8, 100), (8, 60), (8, 40), (4, 50))]
+        assert profile_script.usual(pieces) == pieces[1]
+
+
 @contextlib.contextmanager
 def serving(package: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A script that serves on a free port of this host."""
@@ -304,6 +320,7 @@ class TestCommand:
         assert "\nruntime of sockets: a message takes " in printed
         assert set(profile.runtime) == {"sockets"} and profile.whole_s is not None
         assert 0 <= profile.weight_s < 1e-6  # a byte comes at a MB/s at least
+        assert 0 <= profile.cold_s < 1e-2
         assert printed.endswith(f"written: {output}\n")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["lenet.onnx", "p.json"]
 
