@@ -101,7 +101,7 @@ def emulate(
     problem = at_host_speed(problem, target, program, secure=options.keys is not None)
     work = problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
-    here, board = _measured(program, problem, inputs), computing(work)
+    here, board = _measured(program, problem, inputs, slower is not None), computing(work)
     if slower is not None:
         board = {name: tuple(s * slower * _slowness(platform, name) for s in seconds) for name, seconds in here.items()}
         work = work if cost else taking(work, board)
@@ -175,9 +175,9 @@ class _Timed:
         return sorted(self._turns)[len(self._turns) // 4]
 
 
-def _measured(program: Program, problem: Problem, inputs: Mapping[str, Any] | None) -> Seconds:
+def _measured(program: Program, problem: Problem, inputs: Mapping[str, Any] | None, long: bool) -> Seconds:
     """What each segment takes here on one thread, beside a call that computes nothing: after the device's others, as in
-    frames, so that weights come from where they come from then."""
+    frames, so that weights come from where they come from then. long: for MEASURED_S."""
     from dicompiler.verify.executor import Executor
     from dicompiler.verify.given import given_inputs
 
@@ -193,7 +193,7 @@ def _measured(program: Program, problem: Problem, inputs: Mapping[str, Any] | No
         for role in program.roles
         for device in role.devices
     ]
-    turns, end = 0, time.monotonic() + MEASURED_S
+    turns, end = 0, time.monotonic() + MEASURED_S * long
     while turns < TURNS or time.monotonic() < end:
         for _, own in frames:
             for one in CALLS * (*own, empty):
