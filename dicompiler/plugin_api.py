@@ -192,8 +192,8 @@ __all__ = [
     "part_of", "partition", "peak", "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_samples",
     "read_sealed", "read_text", "read_within", "reduction", "registry", "remembered", "route_on", "run_model",
     "sealed_text", "segment_values", "sent_dtype", "sent_nbytes", "set_states", "shape_of", "share_task", "shares",
-    "shift", "sized", "slices", "split", "ssh", "states_of", "taken", "task_macs", "tile", "transfer_document", "unannotated",
-    "unique", "validate", "value_document", "version", "volume", "weight_regions", "whole", "whole_plan",
+    "shift", "sized", "slices", "split", "ssh", "states_of", "taken", "task_macs", "tile", "transfer_document",
+    "unannotated", "unique", "validate", "value_document", "version", "volume", "weight_regions", "whole", "whole_plan",
     "with_interval", "without",
 ]  # fmt: skip
 

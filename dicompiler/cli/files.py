@@ -1,4 +1,5 @@
-"""Files that commands read and write: npz and JSON in, npz and text out. What is written appears whole or not at all."""
+"""Files that commands read and write: npz and JSON in, npz and text out. What is written appears whole or
+not at all."""
 
 from __future__ import annotations
 
@@ -103,7 +104,7 @@ def read_inputs(path: Path | None) -> dict[str, Any] | None:
         return None if path is None else read_npz(path)
     document = load_json(path)
     if not isinstance(document, dict):
-        raise DicompilerError(f"{path}: is no JSON object: give inputs by name, as {{\"words\": [\"a\", \"b\"]}}")
+        raise DicompilerError(f'{path}: is no JSON object: give inputs by name, as {{"words": ["a", "b"]}}')
     return document
 
 

@@ -167,7 +167,7 @@ class PlacedGraph:
 
     @cached_property
     def unsized(self) -> frozenset[str]:
-        """The inputs that do not travel: words, and what is no tensor. They are given to each device that reads them."""
+        """The inputs that do not travel, words and what is no tensor: they are given to each device that reads them."""
         return frozenset(name for name in self.inputs if not sized(self.value(name).dtype))
 
     @cached_property

@@ -25,7 +25,7 @@ TYPES = {
 }  # fmt: skip
 """The element types that can be sent, and go into and out of a network."""
 WORDS, NESTED = "STRING", "NESTED"
-"""What only goes into and out of a network: tensors of words, and what is no tensor (a sequence, a map, an optional)."""
+"""What goes into and out of a network alone: words, and what is no tensor (a sequence, a map, an optional value)."""
 
 Json = dict[str, Any]
 
@@ -62,8 +62,8 @@ def artifact_document(program: Program, target: str, digest: str) -> Json:
 
 
 def value_document(value: Value) -> Json:
-    """A tensor's name, type, shape and bytes (None: not known before the run). DicompilerError for a type that cannot be
-    exchanged."""
+    """A tensor's name, type, shape and bytes (None: not known before the run). DicompilerError for a type that cannot
+    be exchanged."""
     from dicompiler.ir.onnx.weights import dtype_name  # clients, which read manifests, do without onnx
 
     dtype = dtype_name(value.dtype) if value.dtype else NESTED

@@ -69,9 +69,7 @@ def compare(
     return _compare_values(name, reference, got, tolerance)
 
 
-def _nested(
-    name: str, reference: Any, got: Any, exact: bool, allowed: Tolerance | None, more: float
-) -> Check:
+def _nested(name: str, reference: Any, got: Any, exact: bool, allowed: Tolerance | None, more: float) -> Check:
     """As `compare`, of what is no tensor: lists and maps entry by entry, numbers as tensors; all else must be equal."""
     if isinstance(reference, list) and isinstance(got, list):
         pairs = dict(enumerate(zip(reference, got, strict=False)))

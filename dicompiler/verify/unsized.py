@@ -1,5 +1,5 @@
-"""Inputs whose bytes no shape tells: words, sequences, maps and optional values. Seeded ones that a network can take, and
-those that a user gives.
+"""Inputs whose bytes no shape tells: words, sequences, maps and optional values. Seeded ones that a network can take,
+and those that a user gives.
 
 In: the model and its inputs' types. Out: what onnxruntime takes: arrays of words, lists, dicts, None.
 """
@@ -122,5 +122,5 @@ def as_array(given: Any, dtype: int, place: str) -> Any:
     if array.size and array.dtype.kind not in "biufcUO":
         raise DicompilerError(f"{place} is no array: give numbers or words")
     if wanted.kind in "biu" and not np.array_equal(made, array):
-        raise DicompilerError(f"{place} must be of type {wanted}: {array.ravel()[(made != array).ravel()][:1].tolist()}")
+        raise DicompilerError(f"{place} must be of type {wanted}: give numbers that it can hold")
     return made

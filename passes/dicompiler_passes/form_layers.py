@@ -56,7 +56,9 @@ class FormLayers(Pass):
 def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> LayerGraph:
     """The layers of `model`. Raises where a graph input has no static shape, and where an output is no node's work."""
     graph = model.proto.graph
-    tensors = {name: tensor if sized(tensor.dtype) else replace(tensor, shape=None) for name, tensor in model.tensors().items()}
+    tensors = {
+        name: tensor if sized(tensor.dtype) else replace(tensor, shape=None) for name, tensor in model.tensors().items()
+    }
     states = states_of(model.proto) or ()
     inputs = tuple(v.name for v in graph.input if not tensors[v.name].constant)
     for name in inputs:

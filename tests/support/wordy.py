@@ -43,7 +43,7 @@ def sentences() -> onnx.ModelProto:
         helper.make_node("MatMul", ["h", "u"], ["scores"]),
         helper.make_node("ArgMax", ["scores"], ["best"], axis=-1, keepdims=0),
         helper.make_node(
-            "LabelEncoder", ["best"], ["label"], domain=ML, keys_int64s=[0, 1, 2, 3], values_strings=["ü", "b", "c", "d"]
+            "LabelEncoder", ["best"], ["label"], domain=ML, keys_int64s=[0, 1, 2, 3], values_strings=["ü", *"bcd"]
         ),
     ]  # fmt: skip
     outputs = [tensor("scores", TensorProto.FLOAT, [4]), tensor("label", TensorProto.STRING, None)]

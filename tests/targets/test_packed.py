@@ -53,7 +53,8 @@ def test_any_bytes_are_a_value_or_refused(head: bytes, rest: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"tensor": [-1], "type": "<f4"}', '{"tensor": [9], "type": "O"}', '{"words": [1], "lengths": [-1]}', "[[]"]
+    "text",
+    ['{"tensor": [-1], "type": "<f4"}', '{"tensor": [9], "type": "O"}', '{"words": [1], "lengths": [-1]}', "[[]"],
 )
 def test_a_hostile_head_is_refused(text: str) -> None:
     raw = np.frombuffer(len(text).to_bytes(8, "little") + text.encode(), np.uint8)

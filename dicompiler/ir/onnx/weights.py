@@ -46,8 +46,8 @@ def _bits(dtype: int) -> int:
 
 def sized(dtype: int) -> bool:
     """Whether the shape of a value of that onnx type tells its bytes: not those of words, nor of what is no tensor (a
-    sequence, a map or an optional value). What is not sized never goes from device to device: it is given to the devices
-    that read it, and delivered by the one that makes it."""
+    sequence, a map or an optional value). What is not sized never goes from device to device: it is given to the
+    devices that read it, and delivered by the one that makes it."""
     return dtype not in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
 
 

@@ -117,7 +117,8 @@ def _check(program: Program, places: Iterable[Place]) -> None:
         if not sized(value.dtype):
             what = "words" if value.dtype else "no tensor but a sequence, a map or an optional value"
             raise DicompilerError(
-                f"{value.name!r} is {what}, which programs of target mpi neither take nor give: compile for target sockets"
+                f"{value.name!r} is {what}, which programs of target mpi neither take nor give: "
+                "compile for target sockets"
             )
     for transfer in program.all_transfers:
         if transfer.value.shape is not None and transfer.value.nbytes > MESSAGE:

@@ -109,8 +109,8 @@ class Artifact:
         )
 
     def arrays(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs as contiguous arrays, what is no tensor as it is; where a state is among them, all states, as zeros if they are not.
-        DicompilerError for a missing, unknown or unfitting one."""
+        """The inputs as contiguous arrays, what is no tensor as it is; where a state is among them, all states, as
+        zeros if they are not. DicompilerError for a missing, unknown or unfitting one."""
         expect(inputs, (Mapping,), "the inputs", "arrays by name, as {'x': array}")
         states = [value for value in self.states if any(state["name"] in inputs for state in self.states)]
         missing = [value for value in states if value["name"] not in inputs]

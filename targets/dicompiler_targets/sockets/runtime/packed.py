@@ -1,8 +1,8 @@
 """Values of which no plan knows the bytes, as bytes: words, sequences, maps and optional values.
 
-In: what onnxruntime gives to Python (arrays, lists, dicts, numbers, None). Out: an array of bytes, and back: 8 bytes that
-tell the length of a JSON text, that text, which says what there is, then the elements of tensors one after another; words
-as UTF-8.
+In: what onnxruntime gives to Python (arrays, lists, dicts, numbers, None). Out: an array of bytes, and back: 8 bytes
+that tell the length of a JSON text, that text, which says what there is, then the elements of tensors one after
+another; words as UTF-8.
 """
 
 from __future__ import annotations
