@@ -109,8 +109,8 @@ def _typed(kind: onnx.TypeProto, given: Any, place: str) -> Any:
 
 
 def as_array(given: Any, dtype: int, place: str) -> Any:
-    """What was given as an array in C order. Numbers, words and lists become of the onnx type `dtype` where that changes
-    none of them; arrays keep theirs. DicompilerError for what is no array, or would change."""
+    """What was given as an array in C order. Numbers, words and lists become of the onnx type `dtype` where that
+    changes none of them; arrays keep theirs. DicompilerError for what is no array, or would change."""
     wanted = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
     try:
         array = np.asarray(given, order="C")
