@@ -49,7 +49,7 @@ def read_plan(path: Path) -> Plan:
     return plan
 
 
-def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
     """Writes arrays by name, uncompressed, whole or not at all; the same arrays give the same bytes.
 
     Not with `numpy.savez`, which cannot take tensors that are called like its own arguments ("file").

@@ -78,6 +78,8 @@ def value_document(value: Value) -> Json:
 def transfer_document(transfer: Transfer) -> Json:
     """A transfer with what it carries. DicompilerError for a tensor that cannot be sent."""
     if not transfer.value.sized:
-        raise DicompilerError(f"tensor {transfer.value.name!r}: its bytes are not known, so it cannot be sent")
+        raise DicompilerError(
+            f"tensor {transfer.value.name!r}: its bytes are not known before the run, so it cannot be sent"
+        )
     ends = {"index": transfer.index, "sender": transfer.sender, "receiver": transfer.receiver}
     return ends | value_document(transfer.value)

@@ -78,7 +78,7 @@ def _nested(name: str, reference: Any, got: Any, exact: bool, allowed: Tolerance
         pairs = {key: (reference[key], got[key]) for key in reference if key in got}
         alike = list(reference) == list(got)
     elif isinstance(reference, float) and isinstance(got, float):
-        return compare(name, np.float32(reference)[...], np.float32(got)[...], exact, allowed, more)
+        return compare(name, np.asarray(reference, np.float32), np.asarray(got, np.float32), exact, allowed, more)
     else:
         same = bool(repr(reference) == repr(got))
         return Check(name, same, "equal" if same else f"{one_line(repr(got))} where onnxruntime gives {reference!r}")
