@@ -49,7 +49,17 @@ if TYPE_CHECKING:
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.onnx.soundness import check_size
     from dicompiler.ir.onnx.structure import captures
-    from dicompiler.ir.onnx.weights import LARGE, Weight, array_dtype, dense, dtype_name, hollow, is_hollow, raw_nbytes
+    from dicompiler.ir.onnx.weights import (
+        LARGE,
+        Weight,
+        array_dtype,
+        dense,
+        dtype_name,
+        hollow,
+        is_hollow,
+        raw_nbytes,
+        sized,
+    )
     from dicompiler.ir.plan import Part, Plan, Share, load_plan
     from dicompiler.ir.platform import Platform, PlatformFamily, PlatformFormat
 
@@ -182,8 +192,8 @@ __all__ = [
     "part_of", "partition", "peak", "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_samples",
     "read_sealed", "read_text", "read_within", "reduction", "registry", "remembered", "route_on", "run_model",
     "sealed_text", "segment_values", "sent_dtype", "sent_nbytes", "set_states", "shape_of", "share_task", "shares",
-    "shift", "slices", "split", "ssh", "states_of", "taken", "task_macs", "tile", "transfer_document", "unannotated",
-    "unique", "validate", "value_document", "version", "volume", "weight_regions", "whole", "whole_plan",
+    "shift", "sized", "slices", "split", "ssh", "states_of", "taken", "task_macs", "tile", "transfer_document",
+    "unannotated", "unique", "validate", "value_document", "version", "volume", "weight_regions", "whole", "whole_plan",
     "with_interval", "without",
 ]  # fmt: skip
 

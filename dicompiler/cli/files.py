@@ -1,14 +1,16 @@
-"""Files that commands read and write: npz in, npz and text out. What is written appears whole or not at all."""
+"""Files that commands read and write: npz and JSON in, npz and text out. What is written appears whole or
+not at all."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.atomic import whole
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.schema import load_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,7 +49,7 @@ def read_plan(path: Path) -> Plan:
     return plan
 
 
-def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
     """Writes arrays by name, uncompressed, whole or not at all; the same arrays give the same bytes.
 
     Not with `numpy.savez`, which cannot take tensors that are called like its own arguments ("file").
@@ -57,10 +59,25 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     import numpy as np
 
     with whole(path) as stage, zipfile.ZipFile(stage, "w") as archive:
-        for name, array in arrays.items():
+        for name, array in _tensors(arrays):
             # A ZipInfo made from a name alone bears no time of writing.
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, _storable(array, f"{path}: {name!r}"), allow_pickle=False)
+
+
+def _tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What is no tensor as tensors: of a sequence x → x_0, x_1, …; of a map → x_keys, x_values (of one to each number);
+    of an optional value that is not there → nothing."""
+    import numpy as np
+
+    for name, value in values.items():
+        if isinstance(value, list):
+            yield from _tensors({f"{name}_{i}": one for i, one in enumerate(value)})
+        elif isinstance(value, Mapping):
+            yield f"{name}_keys", np.array(list(value))
+            yield f"{name}_values", np.array(list(value.values()))
+        elif value is not None:
+            yield name, value
 
 
 def _array(value: Any, place: str) -> NDArray[Any]:
@@ -81,9 +98,14 @@ def _storable(array: Any, place: str) -> NDArray[Any]:
     return array.astype(str) if array.dtype.kind == "O" else array
 
 
-def read_inputs(path: Path | None) -> dict[str, NDArray[Any]] | None:
-    """What --inputs names; None: nothing was given."""
-    return None if path is None else read_npz(path)
+def read_inputs(path: Path | None) -> dict[str, Any] | None:
+    """What --inputs names, an npz file or one of JSON; None: nothing was given."""
+    if path is None or path.suffix != ".json":
+        return None if path is None else read_npz(path)
+    document = load_json(path)
+    if not isinstance(document, dict):
+        raise DicompilerError(f'{path}: is no JSON object: give inputs by name, as {{"words": ["a", "b"]}}')
+    return document
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:

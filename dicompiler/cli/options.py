@@ -203,7 +203,10 @@ class Request:
 
 directory_argument = click.argument("directory", metavar="DIR", type=PATH)
 inputs_option = click.option(
-    "--inputs", metavar="X.npz", type=PATH, help="One array for each graph input; without it seeded random ones."
+    "--inputs",
+    metavar="X.npz",
+    type=PATH,
+    help="One array for each graph input (or lists of numbers and words in X.json); without it seeded random ones.",
 )
 frames_option = functools.partial(click.option, "--frames", metavar="N", type=click.IntRange(1, MOST_FRAMES), default=1)
 in_flight_option = click.option(

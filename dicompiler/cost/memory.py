@@ -90,7 +90,7 @@ def memory_course(program: Program) -> dict[str, MemoryCourse]:
     """Device → what it holds step by step for one frame, of the first role where there are several."""
     kept = (state.value for device in program.devices for state in device.states)
     values: Sequence[Value] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers), *kept)
-    border = {value.name: 0 if value.shape is None else value.nbytes for value in values}
+    border = {value.name: value.nbytes if value.sized else 0 for value in values}
     return {device.device: _course(program, device, border) for device in program.devices}
 
 

@@ -127,7 +127,7 @@ def _role(
 
 def _ends_s(program: Program, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
     """One message to each source with all of its inputs, and one from each sink with all of its outputs."""
-    sizes = {value.name: value.nbytes for value in (*program.inputs, *program.outputs) if value.shape is not None}
+    sizes = {value.name: value.nbytes for value in (*program.inputs, *program.outputs) if value.sized}
     first = program.devices[0].device
 
     def seconds(device: str, names: Iterable[str]) -> float:

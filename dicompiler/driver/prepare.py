@@ -43,6 +43,7 @@ _REMEDIES = {
     "": "it depends on values; compile the network without that part, or take the prediction for the rest",
     "com.microsoft": "compile the network as it was before onnxruntime optimised it, or add value_info to the model",
 }
+STRING = 8
 _ELSE = "add value_info to the model"
 
 
@@ -148,4 +149,4 @@ def uncounted(layers: LayerGraph) -> Iterator[str]:
 
 
 def _unknown(layers: LayerGraph, name: str) -> bool:
-    return bool(name) and layers.tensors[name].shape is None
+    return bool(name) and layers.tensors[name].shape is None and layers.tensors[name].dtype != STRING

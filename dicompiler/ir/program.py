@@ -8,7 +8,7 @@ from typing import Literal
 
 import onnx
 
-from dicompiler.ir.onnx.weights import Weight, raw_nbytes
+from dicompiler.ir.onnx.weights import Weight, raw_nbytes, sized
 from dicompiler.ir.regions import Region, Shape
 from dicompiler.ir.tasks import TaskId
 
@@ -28,8 +28,13 @@ class Value:
     shape: Shape | None
 
     @property
+    def sized(self) -> bool:
+        """Whether its bytes are known before it is there."""
+        return self.shape is not None and sized(self.dtype)
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of the raw tensor; its shape must be static."""
+        """Bytes of the raw tensor; it must be sized."""
         assert self.shape is not None
         return raw_nbytes(self.dtype, self.shape)
 

@@ -199,8 +199,8 @@ RULES = (
     OperatorRule("Tile", tile, cost=free),
     OperatorRule("Gather", gather, cost=free, stand_in="indexed", constants="shift -"),  # the rows of an embedding
     OperatorRule("GatherElements", gather_elements, cost=free, stand_in="indexed"),
-    OperatorRule("ScatterND", scatter_nd, cost=free),
-    OperatorRule("ScatterElements", scatter_elements, cost=free),
+    OperatorRule("ScatterND", scatter_nd, cost=free, constants="shift - shift"),
+    OperatorRule("ScatterElements", scatter_elements, cost=free, constants="shift - shift"),
     *counted(free, "CenterCropPad Compress GatherND ReverseSequence Scatter", ""),
     *counted(free, "ExpandDims GatherND Pad"),
     OperatorRule("DepthToSpace", depth_to_space, cost=free),

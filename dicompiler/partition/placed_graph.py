@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dicompiler.ir.onnx.importing import unique
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.structure import bodies, body_names, body_reads, rename_captures
+from dicompiler.ir.onnx.weights import sized
 from dicompiler.ir.program import Value
 from dicompiler.ir.regions import Region, full, shape_of, with_interval
 from dicompiler.ir.rule import Piece
@@ -165,6 +166,11 @@ class PlacedGraph:
         return frozenset(piece.made for piece in self.pieces)
 
     @cached_property
+    def unsized(self) -> frozenset[str]:
+        """The inputs that do not travel, words and what is no tensor: they are given to each device that reads them."""
+        return frozenset(name for name in self.inputs if not sized(self.value(name).dtype))
+
+    @cached_property
     def uses(self) -> Sequence[Sequence[str]]:
         """Of each node the tensors that it reads, constants left out."""
         there = self.maker.keys() | set(self.inputs) | self.past
@@ -186,7 +192,7 @@ class PlacedGraph:
         travels: list[tuple[int, str, int, str]] = []
         devices = [node.place.device for node in self.nodes]
         for name, indices in self.users.items():
-            if name in self.past:
+            if name in self.past or name in self.unsized:
                 continue
             at = self.maker.get(name, GIVEN)
             there = self.source if at == GIVEN else (devices[at],)

@@ -165,7 +165,12 @@ def _device(
         steps += [Step("run", k), *sends(segment.outputs)]
     made = {name for segment in segments for name in segment.outputs}
     sinks = {name: output for name, output in graph.sinks.items() if name in made}
-    sources = graph.inputs if device in graph.source else ()
+    read = {
+        name for name in graph.unsized if any(graph.nodes[i].place.device == device for i in graph.users.get(name, ()))
+    }
+    sources = tuple(
+        name for name in graph.inputs if (name in read if name in graph.unsized else device in graph.source)
+    )
     states = tuple(
         State(graph.value(piece.read), piece.made, piece.past, piece.present, piece.region)
         for piece in graph.pieces

@@ -24,6 +24,8 @@ TYPES = {
     "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ",
 }  # fmt: skip
 """The element types that can be sent, and go into and out of a network."""
+WORDS, NESTED = "STRING", "NESTED"
+"""What goes into and out of a network alone: words, and what is no tensor (a sequence, a map, an optional value)."""
 
 Json = dict[str, Any]
 
@@ -60,26 +62,24 @@ def artifact_document(program: Program, target: str, digest: str) -> Json:
 
 
 def value_document(value: Value) -> Json:
-    """A tensor's name, type, shape and bytes. DicompilerError for a type that cannot be exchanged."""
+    """A tensor's name, type, shape and bytes (None: not known before the run). DicompilerError for a type that cannot
+    be exchanged."""
     from dicompiler.ir.onnx.weights import dtype_name  # clients, which read manifests, do without onnx
 
-    if not value.dtype:
-        raise DicompilerError(
-            f"{value.name!r} is no tensor but a sequence, a map or an optional value, which cannot be sent between "
-            "devices or into and out of them: end the network before it"
-        )
-    dtype = dtype_name(value.dtype)
-    if dtype not in TYPES:
+    dtype = dtype_name(value.dtype) if value.dtype else NESTED
+    if dtype not in (*TYPES, WORDS, NESTED):
         raise DicompilerError(
             f"tensor {value.name!r}: values of type {dtype} cannot be sent between devices or into and out of them"
         )
     shape = None if value.shape is None else list(value.shape)
-    return {"name": value.name, "dtype": dtype, "shape": shape, "bytes": None if shape is None else value.nbytes}
+    return {"name": value.name, "dtype": dtype, "shape": shape, "bytes": value.nbytes if value.sized else None}
 
 
 def transfer_document(transfer: Transfer) -> Json:
     """A transfer with what it carries. DicompilerError for a tensor that cannot be sent."""
-    if transfer.value.shape is None:
-        raise DicompilerError(f"tensor {transfer.value.name!r}: its shape is not static, so it cannot be sent")
+    if not transfer.value.sized:
+        raise DicompilerError(
+            f"tensor {transfer.value.name!r}: its bytes are not known before the run, so it cannot be sent"
+        )
     ends = {"index": transfer.index, "sender": transfer.sender, "receiver": transfer.receiver}
     return ends | value_document(transfer.value)

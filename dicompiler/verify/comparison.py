@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from dicompiler.base.errors import one_line
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program, Transfer, Value
@@ -54,8 +55,7 @@ def compare(
     default that is the type's tolerance (bit-equal for integers and bool, and for all types where `exact`). more: what
     is allowed beside that, as a share of max|reference|."""
     if not isinstance(reference, np.ndarray) or not isinstance(got, np.ndarray):
-        same = bool(repr(reference) == repr(got))
-        return Check(name, same, "equal" if same else "differs (no tensor: compared as text)")
+        return _nested(name, reference, got, exact, allowed, more)
     if reference.dtype != got.dtype or reference.shape != got.shape:
         detail = f"{got.dtype} {got.shape} where onnxruntime gives {reference.dtype} {reference.shape}"
         return Check(name, False, detail)
@@ -67,6 +67,26 @@ def compare(
     if more and tolerance.step is None:
         tolerance = Tolerance(tolerance.times + more)
     return _compare_values(name, reference, got, tolerance)
+
+
+def _nested(name: str, reference: Any, got: Any, exact: bool, allowed: Tolerance | None, more: float) -> Check:
+    """As `compare`, of what is no tensor: lists and maps entry by entry, numbers as tensors; all else must be equal."""
+    if isinstance(reference, list) and isinstance(got, list):
+        pairs = dict(enumerate(zip(reference, got, strict=False)))
+        alike = len(reference) == len(got)
+    elif isinstance(reference, dict) and isinstance(got, dict):
+        pairs = {key: (reference[key], got[key]) for key in reference if key in got}
+        alike = list(reference) == list(got)
+    elif isinstance(reference, float) and isinstance(got, float):
+        return compare(name, np.asarray(reference, np.float32), np.asarray(got, np.float32), exact, allowed, more)
+    else:
+        same = bool(repr(reference) == repr(got))
+        return Check(name, same, "equal" if same else f"{one_line(repr(got))} where onnxruntime gives {reference!r}")
+    if not alike:
+        return Check(name, False, f"{len(got)} entries where onnxruntime gives {len(reference)}, or of other names")
+    checks = [(key, compare(name, *pair, exact, allowed, more)) for key, pair in pairs.items()]
+    wrong = next((f"[{key!r}]: {check.detail}" for key, check in checks if not check.passed), "")
+    return Check(name, not wrong, wrong or f"{len(checks)} entries, each as onnxruntime gives it")
 
 
 def _same(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:

@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.weights import sized
 from dicompiler.ir.states import states_of
 from dicompiler.verify import executor
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler.verify.executor import begun, check_inputs
 from dicompiler.verify.levels import Optimization
 from dicompiler.verify.ranges import check_range, limits, ranged
+from dicompiler.verify.unsized import seeded, understood
 
 STEPS = 4
 """Frames in a row with which a network with states is verified."""
@@ -28,10 +30,12 @@ def given_inputs(model: Model, inputs: Mapping[str, NDArray[Any]] | None = None,
     values = graph_inputs(model)
     if inputs is not None:
         pasts = dict(states_of(model.proto) or ())
+        inputs = understood(model, inputs)
         given = check_inputs(values, begun([value for value in values if value.name in pasts], inputs, first=True))
         check_range(model, given)
         return given
-    return check_inputs(values, ranged(random_inputs(values, seed), limits(model), seed))
+    numbers = random_inputs([value for value in values if sized(value.dtype)], seed)
+    return check_inputs(values, ranged(numbers, limits(model), seed) | seeded(model, seed))
 
 
 def without_states(model: Model, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +84,7 @@ def advising(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> Iterato
     try:
         yield
     except DicompilerError as error:
-        if inputs is not None or "onnxruntime" not in str(error).lower():
+        if inputs is not None or "onnxruntime" not in str(error).lower() or "cannot be loaded" in str(error):
             raise
         names = ", ".join(value.name for value in graph_inputs(model))
         more = f"; its inputs were random numbers: give arrays that it takes (--inputs X.npz with {names})"

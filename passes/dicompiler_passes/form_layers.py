@@ -25,6 +25,7 @@ from dicompiler.plugin_api import (
     Shape,
     Tensor,
     captures,
+    sized,
     states_of,
 )
 from dicompiler_passes.quantised import with_reader
@@ -55,11 +56,13 @@ class FormLayers(Pass):
 def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> LayerGraph:
     """The layers of `model`. Raises where a graph input has no static shape, and where an output is no node's work."""
     graph = model.proto.graph
-    tensors = dict(model.tensors())
+    tensors = {
+        name: tensor if sized(tensor.dtype) else replace(tensor, shape=None) for name, tensor in model.tensors().items()
+    }
     states = states_of(model.proto) or ()
     inputs = tuple(v.name for v in graph.input if not tensors[v.name].constant)
     for name in inputs:
-        if tensors[name].shape is None:
+        if tensors[name].shape is None and sized(tensors[name].dtype):
             raise DicompilerError(
                 f"form-layers: input {name!r} has no static shape: fix it by infer-shapes (--shape {name}=1x3x224x224)"
             )
@@ -155,7 +158,7 @@ def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, Te
     members: dict[int, list[Node]] = {}
     for i, node in enumerate(nodes):
         members.setdefault(find(i), []).append(node)
-    reason = "what lies between its nodes has no static shape or is captured by control flow"
+    reason = "what lies between its nodes has no static shape, is of words or is captured by control flow"
     return [_Group(tuple(group), len(group) - 1, reason if len(group) > 1 else "") for group in members.values()]
 
 
@@ -328,7 +331,8 @@ def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str
     if 0 < anchor.opset < 4 and not anchor.domain and graph.tensors[outgoing[0]].dtype not in _JOINED_BEFORE_4:
         return f"opset {anchor.opset} cannot join pieces of its type"
     if any(graph.tensors[name].shape is None for name in (*anchor.inputs, *anchor.outputs) if name):
-        return "a tensor of it has no static shape"
+        words = any(not sized(graph.tensors[name].dtype) for name in (*anchor.inputs, *anchor.outputs) if name)
+        return "words or no tensors go in or out" if words else "a tensor of it has no static shape"
     used = [graph.tensors[name] for name in (*anchor.inputs, *anchor.outputs) if name]
     if any(0 in (tensor.shape or ()) for tensor in used if not (tensor.constant and tensor.shape == (0,))):
         return "a tensor of it is empty"  # but for a parameter: exporters write an absent one as an empty vector

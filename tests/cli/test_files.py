@@ -24,11 +24,16 @@ def test_npz_round_trip_keeps_names_and_gives_the_same_bytes(tmp_path: Path) -> 
         np.testing.assert_array_equal(read[name], array)
 
 
-def test_texts_are_stored_and_what_is_no_tensor_is_refused(tmp_path: Path) -> None:
+def test_texts_are_stored_and_what_is_no_tensor_is_taken_apart_or_refused(tmp_path: Path) -> None:
     write_npz(tmp_path / "x.npz", {"t": np.array(["a", "bc"], dtype=object)})
     assert read_npz(tmp_path / "x.npz")["t"].tolist() == ["a", "bc"]
-    with pytest.raises(DicompilerError, match=r"x\.npz: 'list' is no tensor"):
-        write_npz(tmp_path / "x.npz", {"list": [np.ones(1)]})  # type: ignore[dict-item]
+    write_npz(tmp_path / "x.npz", {"s": [np.ones(1), np.zeros(2)], "none": None, "m": {"a": 1.0}})
+    read = read_npz(tmp_path / "x.npz")
+    assert {name: array.tolist() for name, array in read.items()} == {
+        "s_0": [1], "s_1": [0, 0], "m_keys": ["a"], "m_values": [1]
+    }  # fmt: skip
+    with pytest.raises(DicompilerError, match=r"x\.npz: 'set' is no tensor"):
+        write_npz(tmp_path / "x.npz", {"set": {1}})
     assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
 
 

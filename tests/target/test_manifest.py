@@ -54,11 +54,19 @@ def test_a_tensor_of_unknown_shape_may_come_in_and_out_but_not_travel() -> None:
     program, _, _ = unknown_shape()
     document = value_document(program.inputs[0])
     assert (document["shape"], document["bytes"]) == (None, None)
-    with pytest.raises(DicompilerError, match="tensor 'x': its shape is not static, so it cannot be sent"):
+    with pytest.raises(DicompilerError, match="tensor 'x': its bytes are not known before the run, so it"):
         transfer_document(Transfer(0, "a", "b", program.inputs[0]))
 
 
-@pytest.mark.parametrize("dtype", [TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.INT4])
+def test_words_and_what_is_no_tensor_come_in_and_out_but_do_not_travel() -> None:
+    for dtype, named in ((TensorProto.STRING, "STRING"), (TensorProto.UNDEFINED, "NESTED")):
+        value = Value("x", dtype, (2,))
+        assert value_document(value) == {"name": "x", "dtype": named, "shape": [2], "bytes": None}
+        with pytest.raises(DicompilerError, match="tensor 'x': its bytes are not known before the run, so it"):
+            transfer_document(Transfer(0, "a", "b", value))
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.COMPLEX64, TensorProto.INT4])
 def test_a_type_that_cannot_be_sent_is_named(dtype: int) -> None:
     kind = TensorProto.DataType.Name(dtype)
     with pytest.raises(DicompilerError, match=f"tensor 'x': values of type {kind} cannot be sent between devices"):

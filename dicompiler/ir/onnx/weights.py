@@ -44,6 +44,13 @@ def _bits(dtype: int) -> int:
     return _BITS.get(dtype_name(dtype)) or 8 * int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
 
 
+def sized(dtype: int) -> bool:
+    """Whether the shape of a value of that onnx type tells its bytes: not those of words, nor of what is no tensor (a
+    sequence, a map or an optional value). What is not sized never goes from device to device: it is given to the
+    devices that read it, and delivered by the one that makes it."""
+    return dtype not in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
+
+
 def raw_nbytes(dtype: int, shape: Shape) -> int:
     """Bytes of a raw tensor of onnx type `dtype`: types below a byte are packed (INT4: two elements a byte)."""
     return (math.prod(shape) * _bits(dtype) + 7) // 8

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.weights import LARGE, Weight, hollow, is_hollow
+from dicompiler.ir.onnx.weights import LARGE, Weight, hollow, is_hollow, sized
 from dicompiler.verify.deadline import Late
 from dicompiler.verify.exact.covering import Coverage, coverage, seeds_needed
 from dicompiler.verify.exact.facts import (
@@ -37,6 +37,7 @@ from dicompiler.verify.exact.patterns import weight_index
 from dicompiler.verify.exact.standins import DOMAIN, chosen, declare, prepare
 from dicompiler.verify.exact.values import SCHEDULES, constants, inputs
 from dicompiler.verify.ranges import limits, ranged
+from dicompiler.verify.unsized import seeded
 
 __all__ = [
     "DOMAIN", "CheckModel", "Coverage", "NotExact", "Treatment", "check_model", "coverage", "made", "measure",
@@ -88,6 +89,7 @@ def made(model: Model, seed: int, rules: Rules | None = None, treatment: Treatme
         schedule = SCHEDULES[known.treatment.schedule]
         check = _with_constants(known, constants(known, seed, schedule))
         feed = ranged(inputs(_open_inputs(model), seed, schedule), limits(model), seed)
+        feed |= seeded(model, seed, whole=True)
         try:
             found = inexact(of_model(known, check), feed)
         except Late:
@@ -143,14 +145,14 @@ def _why(known: Facts, index: int, worst: Peak) -> str:
 
 
 def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """(dtype, shape) of the graph's inputs that have no default."""
+    """(dtype, shape) of the graph's inputs that have no default, but of those whose bytes no shape tells."""
     tensors, constants_of_model = model.tensors(), model.initializers()
     open_inputs = {}
     for value in model.proto.graph.input:
         tensor = tensors[value.name]
-        if value.name in constants_of_model:
+        if value.name in constants_of_model or not sized(tensor.dtype):
             continue
-        if tensor.shape is None or tensor.dtype == 0:
+        if tensor.shape is None:
             raise DicompilerError(
                 f"exact check: input {value.name!r} has no static shape: give one (--shape {value.name}=1x3x224x224)"
             )

@@ -82,6 +82,10 @@ class Facts:
         """Whether `tensor` is of a floating-point type; a type that could not be inferred counts as one."""
         return self.dtypes.get(tensor, onnx.TensorProto.FLOAT) in FLOATS
 
+    def is_tensor(self, tensor: str) -> bool:
+        """Whether `tensor` is one, and no sequence, map or optional value; what could not be inferred counts as one."""
+        return not tensor or self.dtypes.get(tensor) != onnx.TensorProto.UNDEFINED
+
     def is_text(self, tensor: str) -> bool:
         """Whether `tensor` holds strings."""
         return self.dtypes.get(tensor) == onnx.TensorProto.STRING

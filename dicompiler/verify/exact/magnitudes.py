@@ -72,7 +72,9 @@ def inexact(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> list[tuple[int,
 
 
 def _peaks(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[int, Peak]]:
-    tensors = {**inputs, **every_tensor(known.model, inputs)}
+    given = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray) and value.dtype != object}
+    computed = every_tensor(known.model, inputs)
+    tensors = given | {name: array for name, array in computed.items() if array.dtype != object}  # words are no numbers
     run = _Run(known, {name: array.shape for name, array in tensors.items()}, {})
     limits = {}
     for name, array in tensors.items():

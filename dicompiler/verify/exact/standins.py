@@ -116,6 +116,8 @@ is bounded first: a maximum would hide most faults."""
 
 def stand_in(node: NodeProto, known: Facts) -> str:
     """What stands in for the node: a name of BODIES or an operator's; '' where it stays as it is."""
+    if not all(known.is_tensor(name) for name in node.output):
+        return ""
     rule, treatment = known.rule(node), known.treatment
     word = rule.stand_in if rule is not None else ""
     if node.name in treatment.left:

@@ -298,7 +298,8 @@ def _tiles(split: _Split, cut: _Cut, along: tuple[int, int], columns: int) -> li
 
 def _copies(split: _Split) -> Iterator[Choice]:
     """All of a layer that multiplies nothing on each device: quicker than sending it where it is small."""
-    if "all" in split.options.finishes and split.alike and not macs(split.problem.layers, split.layer):
+    known = split.problem.layers.tensors[split.layer.output].shape is not None  # else nobody else reads it
+    if known and "all" in split.options.finishes and split.alike and not macs(split.problem.layers, split.layer):
         parts = tuple(Part(device.name) for device in split.devices)
         yield Choice("whole", f"whole on {len(parts)}", parts, _apart([split.whole()] * len(parts)))
 
@@ -312,6 +313,8 @@ def _lop(split: _Split) -> Iterator[Choice]:
 
 def _apart(regions: Sequence[Region]) -> tuple[Region, ...]:
     """The regions without what earlier ones have, along the first axis that is cut; () where they are disjoint."""
+    if not regions[0]:  # a number is one element
+        return ()
     bounds = tuple(zip(*regions, strict=True))
     axis = next((axis for axis, cuts in enumerate(bounds) if len(set(cuts)) > 1), 0)
     end, own = 0, list[Region]()

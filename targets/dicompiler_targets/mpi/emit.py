@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from dicompiler.plugin_api import DicompilerError, Program
+from dicompiler.plugin_api import DicompilerError, Program, sized
 from dicompiler_targets.files import (
     Contents,
     Json,
@@ -113,6 +113,13 @@ def _check(program: Program, places: Iterable[Place]) -> None:
         for name, what, reserved in ((place.host, "host", OUTSIDE), (place.device, "device", INSIDE)):
             if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) or name in reserved:
                 raise DicompilerError(f"{what} {name!r}: no name for the {what}'s directory: give it another one")
+    for value in (*program.inputs, *program.outputs):
+        if not sized(value.dtype):
+            what = "words" if value.dtype else "no tensor but a sequence, a map or an optional value"
+            raise DicompilerError(
+                f"{value.name!r} is {what}, which programs of target mpi neither take nor give: "
+                "compile for target sockets"
+            )
     for transfer in program.all_transfers:
         if transfer.value.shape is not None and transfer.value.nbytes > MESSAGE:
             raise DicompilerError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import DicompilerError, check_files, expect, nearest, one_line, open_artifact, read_sealed
 from dicompiler_targets.copies import WEIGHTS, check_sources, hashes, runtime_sources
+from dicompiler_targets.sockets.runtime.packed import NESTED, UNSIZED, WORDS, from_packed, to_packed
 from dicompiler_targets.sockets.runtime.roles import Schedule, roles, takes_part
 
 Manifest = Mapping[str, Any]
@@ -106,9 +108,9 @@ class Artifact:
             )
         )
 
-    def arrays(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        """The inputs as contiguous arrays; where a state is among them, all states, as zeros if they are not.
-        DicompilerError for a missing, unknown or unfitting one."""
+    def arrays(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs as contiguous arrays, what is no tensor as it is; where a state is among them, all states, as
+        zeros if they are not. DicompilerError for a missing, unknown or unfitting one."""
         expect(inputs, (Mapping,), "the inputs", "arrays by name, as {'x': array}")
         states = [value for value in self.states if any(state["name"] in inputs for state in self.states)]
         missing = [value for value in states if value["name"] not in inputs]
@@ -119,9 +121,9 @@ class Artifact:
                 raise DicompilerError(f"the network has no input {name!r}{nearest(name, known)}")
         return {value["name"]: _checked(value, {**zeros, **inputs}) for value in (*self.inputs, *states)}
 
-    def copies(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    def copies(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as arrays of their own. DicompilerError as for `arrays`."""
-        return {name: array.copy() for name, array in self.arrays(inputs).items()}
+        return {name: deepcopy(array) for name, array in self.arrays(inputs).items()}
 
     def first(self, delivered: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Each output as the first device that has it delivered it."""
@@ -148,14 +150,19 @@ def _check_manifest(directory: Path, document: Manifest, device: str, manifest: 
     check_sources(directory / device, document, code, hashes(own))
 
 
-def _checked(value: Mapping[str, Any], inputs: Mapping[str, Any]) -> NDArray[Any]:
-    name, dtype = value["name"], numpy_type(value["dtype"])
+def _checked(value: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
+    name = value["name"]
     if name not in inputs:
         raise DicompilerError(f"input {name!r} is missing: give all of the network's inputs")
+    if value["dtype"] == NESTED:
+        return inputs[name]
+    dtype = numpy_type(value["dtype"])
     try:
         array: NDArray[Any] = np.asarray(inputs[name], order="C")
     except ValueError as error:
         raise DicompilerError(f"input {name!r} is no array: {one_line(str(error))}") from None
+    if value["dtype"] == WORDS and array.dtype.kind in "OSU":
+        array = array.astype(str if array.dtype.kind == "S" else object).astype(object)
     if array.dtype != dtype:
         raise DicompilerError(f"input {name!r} must be of type {dtype}, not {array.dtype}")
     if value["shape"] is not None and array.shape != tuple(value["shape"]):
@@ -165,6 +172,8 @@ def _checked(value: Mapping[str, Any], inputs: Mapping[str, Any]) -> NDArray[Any
 
 def numpy_type(name: str) -> np.dtype[Any]:
     """numpy's type for the name of ONNX's. DicompilerError where that takes a package that is missing."""
+    if name == WORDS:
+        return np.dtype(object)
     name = _NUMPY.get(name, name.lower())
     if not name.startswith(("bfloat", "float8")):
         return np.dtype(name)
@@ -181,16 +190,27 @@ def piece(array: NDArray[Any], state: Mapping[str, Any]) -> NDArray[Any]:
     return np.asarray(array[tuple(slice(start, stop) for start, stop in state["region"])], order="C")
 
 
-def to_payload(array: NDArray[Any], value: Mapping[str, Any]) -> Any:
-    """The bytes of an input; rank and dimensions stand before them where the manifest knows no shape."""
+def to_payload(array: Any, value: Mapping[str, Any]) -> Any:
+    """The bytes of an input; rank and dimensions stand before them where the manifest knows no shape. DicompilerError
+    for words and nested values that cannot be packed."""
+    if value["dtype"] in UNSIZED:
+        try:
+            return to_packed(array)
+        except ValueError as error:
+            raise DicompilerError(f"input {value['name']!r}: {error}") from None
     raw = array.reshape(-1).view(np.uint8)
     if value["shape"] is not None:
         return raw
     return np.concatenate([np.array([array.ndim, *array.shape], np.int64).view(np.uint8), raw])
 
 
-def from_payload(payload: Any, value: Mapping[str, Any]) -> NDArray[Any]:
+def from_payload(payload: Any, value: Mapping[str, Any]) -> Any:
     """The output on the bytes that came: the reverse of `to_payload`. ValueError if they do not hold what they say."""
+    if value["dtype"] in UNSIZED:
+        try:
+            return from_packed(payload)
+        except ValueError as error:
+            raise ValueError(f"output {value['name']!r}: {error}") from None
     shape, start = value["shape"], 0
     if shape is None:
         dims: Sequence[int] = payload[: len(payload) // 8 * 8].view(np.int64)

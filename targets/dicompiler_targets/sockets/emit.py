@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dicompiler.plugin_api import DeviceProgram, DicompilerError, Program, State, sealed_text
+from dicompiler.plugin_api import DeviceProgram, DicompilerError, Program, Segment, State, sealed_text, sized
 from dicompiler_targets.files import (
     Contents,
     Json,
@@ -96,12 +96,19 @@ def _role(program: Program, device: DeviceProgram, files: Sequence[str], first: 
         ],
         **({"states": [_state(program, state) for state in device.states]} if device.states else {}),
         "segments": [
-            {"name": s.name, "file": file, "inputs": list(s.inputs), "outputs": list(s.outputs)}
+            {"name": s.name, "file": file, "inputs": list(s.inputs), "outputs": list(s.outputs)} | _unsized(s)
             for s, file in zip(device.segments, files, strict=True)
         ],
         "steps": [[step.kind, step.index + (0 if step.kind == "run" else first)] for step in device.steps],
         "transfers": [transfer_document(transfer) for transfer in mine],
     }
+
+
+def _unsized(segment: Segment) -> Json:
+    """Which of its inputs and outputs are words or no tensors, where some are."""
+    graph = segment.model.graph
+    names = [value.name for value in (*graph.input, *graph.output) if not sized(value.type.tensor_type.elem_type)]
+    return {"unsized": names} if names else {}
 
 
 def _state(program: Program, state: State) -> Json:

@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime as ort
 
 from .heap import returning
+from .packed import UNSIZED, from_packed, to_packed
 from .roles import roles
 
 TYPES = {
@@ -31,8 +32,11 @@ LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EX
 def from_bytes(payload: Any, value: Mapping[str, Any]) -> Any:
     """The onnxruntime value on an array of bytes, of the type and shape that `value` of the manifest tells.
 
-    Where the manifest knows no shape, rank and dimensions stand before the data, as 64-bit numbers.
+    Where the manifest knows no shape, rank and dimensions stand before the data, as 64-bit numbers. Words and what is
+    no tensor, which no onnxruntime value can be made of, as Python has them.
     """
+    if value["dtype"] in UNSIZED:
+        return from_packed(payload)
     size = TYPES[value["dtype"]][1]
     shape, start = value["shape"], 0
     if shape is None:
@@ -54,6 +58,8 @@ def to_bytes(tensor: Any, value: Mapping[str, Any]) -> Any:
     """The tensor's bytes, on its own memory: it must stay alive as long as they do. ValueError if they are not of the
     type and shape that `value` of the manifest tells.
     """
+    if value["dtype"] in UNSIZED:
+        return to_packed(tensor)
     number, shape = TYPES[value["dtype"]][0], value["shape"]
     if not tensor.is_tensor() or tensor.element_type() != number or shape not in (None, list(tensor.shape())):
         made = f"{tensor.data_type()} {list(tensor.shape())}" if tensor.is_tensor() else "no tensor"
@@ -105,6 +111,8 @@ def run_segment(
     """The segment's outputs by name, those in `places` there. halt: onnxruntime's RunOptions, whose `terminate` ends
     it. ValueError naming the segment."""
     try:
+        if segment.get("unsized"):
+            return _run_unsized(session, segment, values, places or {}, halt)
         # A binding takes a fifth of the time of run_with_ort_values, which tests, lists and copies.
         binding = session.io_binding()
         for name in segment["inputs"]:
@@ -118,6 +126,20 @@ def run_segment(
         return dict(zip(segment["outputs"], binding.get_outputs(), strict=True))
     except Exception as error:  # see run_bound
         raise _unable(segment, error) from error
+
+
+def _run_unsized(
+    session: Any, segment: Mapping[str, Any], values: Mapping[str, Any], places: Mapping[str, Any], halt: Any
+) -> dict[str, Any]:
+    """As run_segment, where words or what is no tensor come or go: they cannot be bound."""
+    made = session.run(segment["outputs"], {name: values[name] for name in segment["inputs"]}, halt)
+    found = dict(zip(segment["outputs"], made, strict=True))
+    for name in found.keys() - set(segment["unsized"]):
+        array = np.asarray(found[name], order="C")
+        if name in places:
+            places[name].update_inplace(array)
+        found[name] = places[name] if name in places else ort.OrtValue.ortvalue_from_numpy(array)
+    return found
 
 
 def run_bound(session: Any, segment: Mapping[str, Any], binding: Any, halt: Any = None) -> None:

@@ -1,0 +1,126 @@
+"""Inputs whose bytes no shape tells: words, sequences, maps and optional values. Seeded ones that a network can take,
+and those that a user gives.
+
+In: the model and its inputs' types. Out: what onnxruntime takes: arrays of words, lists, dicts, None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from dicompiler.base.errors import DicompilerError, one_line
+from dicompiler.base.seeded import generator
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.weights import sized
+
+LENGTH = 3
+"""Elements of a seeded sequence or map."""
+_WORDS = ("", "alpha", "beta gamma", "ünïcødé")
+"""Words that nobody has to know."""
+_STRINGS = (onnx.AttributeProto.STRINGS, onnx.AttributeProto.STRING)
+
+
+def seeded(model: Model, seed: int, whole: bool = False) -> dict[str, Any]:
+    """A value for each input that is not sized: words of those that the network knows, and some that it does not.
+    whole: numbers in sequences, maps and optional values are whole."""
+    types = _types(model)
+    known = vocabulary(model) if types else ()
+    return {name: _random(kind, known, generator(seed, f"{name}/unsized"), whole) for name, kind in types.items()}
+
+
+def vocabulary(model: Model) -> tuple[str, ...]:
+    """The words in constants and lists of the model's nodes."""
+    found: dict[str, None] = {}
+    for name, (dtype, _) in model.initializers().items():
+        if dtype == onnx.TensorProto.STRING:
+            found.update(dict.fromkeys(map(_text, model.array(name).ravel().tolist())))
+    for node in model.proto.graph.node:
+        for attribute in node.attribute:
+            words = [*attribute.strings, *(attribute.t.string_data if attribute.HasField("t") else ())]
+            found.update(dict.fromkeys(map(_text, words)))
+    return (*found, *_WORDS)
+
+
+def _text(word: Any) -> str:
+    return word.decode("utf-8", "replace") if isinstance(word, bytes) else str(word)
+
+
+def _types(model: Model) -> dict[str, onnx.TypeProto]:
+    """The types of the inputs that are not sized."""
+    constants = model.initializers()
+    values = (value for value in model.proto.graph.input if value.name not in constants)
+    return {value.name: value.type for value in values if not sized(value.type.tensor_type.elem_type)}
+
+
+def _random(kind: onnx.TypeProto, known: Sequence[str], rng: np.random.Generator, whole: bool) -> Any:
+    which = kind.WhichOneof("value")
+    if which == "sequence_type":
+        return [_random(kind.sequence_type.elem_type, known, rng, whole) for _ in range(LENGTH)]
+    if which == "optional_type":
+        return _random(kind.optional_type.elem_type, known, rng, whole)
+    if which == "map_type":
+        words = kind.map_type.key_type == onnx.TensorProto.STRING
+        keys: Sequence[Any] = list(known[:LENGTH]) if words else range(LENGTH)
+        return {key: _random(kind.map_type.value_type, known, rng, whole).item() for key in keys}
+    shape = tuple(dim.dim_value or 1 for dim in kind.tensor_type.shape.dim)
+    if kind.tensor_type.elem_type == onnx.TensorProto.STRING:
+        return np.array(known, object)[rng.integers(0, len(known), shape)]
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type))
+    real = dtype.kind == "f" and not whole
+    numbers = rng.standard_normal(shape) if real else rng.integers(0, 2 if dtype.kind == "b" else 4, shape)
+    return np.asarray(numbers).astype(dtype)
+
+
+def understood(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """`inputs` as onnxruntime takes what is no tensor: of plain lists the arrays that the types say; arrays called x_0,
+    x_1, … are the sequence x; an optional value that is not given is None. DicompilerError for what does not fit."""
+    nested = {name: kind for name, kind in _types(model).items() if kind.WhichOneof("value") != "tensor_type"}
+    given = dict(inputs)
+    for name, kind in nested.items():
+        row = 0
+        while name not in inputs and f"{name}_{row}" in given:
+            given.setdefault(name, []).append(given.pop(f"{name}_{row}"))
+            row += 1
+        if name not in given and kind.WhichOneof("value") == "optional_type":
+            given[name] = None
+        if name in given:
+            given[name] = _typed(kind, given[name], f"input {name!r}")
+    return given
+
+
+def _typed(kind: onnx.TypeProto, given: Any, place: str) -> Any:
+    which = kind.WhichOneof("value")
+    if which == "optional_type":
+        return None if given is None else _typed(kind.optional_type.elem_type, given, place)
+    if which == "sequence_type":
+        if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str):
+            raise DicompilerError(f"{place} is a sequence: give a list")
+        return [_typed(kind.sequence_type.elem_type, one, f"{place}[{i}]") for i, one in enumerate(given)]
+    if which == "map_type":
+        if not isinstance(given, Mapping):
+            raise DicompilerError(f"{place} is a map: give a dict")
+        words = kind.map_type.key_type == onnx.TensorProto.STRING
+        return {key if words else int(key): one for key, one in given.items()}
+    return as_array(given, kind.tensor_type.elem_type, place)
+
+
+def as_array(given: Any, dtype: int, place: str) -> Any:
+    """What was given as an array in C order. Numbers, words and lists become of the onnx type `dtype` where that
+    changes none of them; arrays keep theirs. DicompilerError for what is no array, or would change."""
+    wanted = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
+    try:
+        array = np.asarray(given, order="C")
+        if isinstance(given, np.ndarray | np.generic):
+            return array
+        made = np.array(given, object) if dtype == onnx.TensorProto.STRING else array.astype(wanted)
+    except (ValueError, TypeError) as error:
+        raise DicompilerError(f"{place} is no array: {one_line(str(error))}") from None
+    if array.size and array.dtype.kind not in "biufcUO":
+        raise DicompilerError(f"{place} is no array: give numbers or words")
+    if wanted.kind in "biu" and not np.array_equal(made, array):
+        raise DicompilerError(f"{place} must be of type {wanted}: give numbers that it can hold")
+    return made

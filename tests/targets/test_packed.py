@@ -1,0 +1,62 @@
+"""Values without a size as bytes: what is packed comes out again, and what is no packed value is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dicompiler_targets.sockets.runtime.packed import from_packed, to_packed
+
+numbers = st.sampled_from(["<f4", "<f8", "<i8", "|b1", "<f2", "|u1"]).flatmap(
+    lambda kind: st.lists(st.integers(0, 3), max_size=3).map(lambda shape: np.ones(shape, kind))
+)
+words = st.lists(st.text(max_size=5), max_size=4).map(lambda some: np.array([*some, ""], object)[:-1])
+leaves = st.one_of(st.none(), numbers, words, st.floats(allow_nan=False), st.integers(-(2**60), 2**60), st.text())
+values = st.recursive(
+    leaves, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3))
+)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    return bool(a == b and type(a) is type(b))
+
+
+@given(values)
+def test_what_is_packed_comes_out_again(value: Any) -> None:
+    assert _same(value, from_packed(to_packed(value)))
+
+
+@given(values, st.data())
+def test_what_is_cut_off_is_refused(value: Any, data: st.DataObject) -> None:
+    raw = to_packed(value)
+    with pytest.raises(ValueError, match="do not hold what they say"):
+        from_packed(raw[: data.draw(st.integers(0, len(raw) - 1))])
+
+
+@given(st.binary(max_size=40), st.binary(max_size=20))
+def test_any_bytes_are_a_value_or_refused(head: bytes, rest: bytes) -> None:
+    raw = np.frombuffer(len(head).to_bytes(8, "little") + head + rest, np.uint8)
+    try:
+        from_packed(raw)
+    except ValueError:
+        return
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"tensor": [-1], "type": "<f4"}', '{"tensor": [9], "type": "O"}', '{"words": [1], "lengths": [-1]}', "[[]"],
+)
+def test_a_hostile_head_is_refused(text: str) -> None:
+    raw = np.frombuffer(len(text).to_bytes(8, "little") + text.encode(), np.uint8)
+    with pytest.raises(ValueError, match="do not hold"):
+        from_packed(raw)
