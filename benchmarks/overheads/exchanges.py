@@ -24,8 +24,11 @@ from overheads.measuring import APART_S, FIRST, Figure, Side, inputs_of, timed
 EXCHANGES = "lenet"
 GOALS = {("sockets", 2): 0.9, ("sockets", 4): 2.5, ("mpi", 2): 0.2, ("mpi", 4): 1.0}
 """Milliseconds of a frame by target and devices, all on this host."""
-EXCHANGE, SECURE = 0.15, 1.3
+EXCHANGE, TLS = 0.15, 1.3
 """Milliseconds of an exchange through sockets; the time with TLS by that without."""
+CLEAR, SECURE = "sockets", "sockets with TLS"
+SLICES = 40
+"""Slices of each side in a round."""
 
 
 def exchanges(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
@@ -33,19 +36,26 @@ def exchanges(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
     figures = []
     for name in names or (EXCHANGES,):
         for count in (2, 4):
-            with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
-                sides, depth = _exchanging(name, count, Path(place), frames, stack)
-                seconds: dict[str, list[float]] = {side: [] for side in sides}
+            with tempfile.TemporaryDirectory() as scratch:
+                place = Path(scratch)
+                others, depth = _made(name, count, place, frames)
+                seconds: dict[str, list[float]] = {side: [] for side in (*others, CLEAR, SECURE)}
+                ratios: list[list[float]] = []
                 for _ in range(rounds):
-                    for side, run in sides.items():
+                    for side, run in others.items():
                         time.sleep(APART_S)
                         seconds[side] += run()
-            figures += _judged(f"{name} on {count} devices", count, depth, seconds)
+                    pairs = _drawn(place, frames)
+                    for side, slices in zip((CLEAR, SECURE), zip(*pairs, strict=True), strict=True):
+                        seconds[side] += [one for own in slices for one in own]
+                    ratios.append([statistics.median(secure) / statistics.median(clear) for clear, secure in pairs])
+            figures += _judged(f"{name} on {count} devices", count, depth, seconds, ratios)
     return figures
 
 
-def _exchanging(name: str, count: int, place: Path, frames: int, stack: ExitStack) -> tuple[dict[str, Side], int]:
-    """What is measured in turn, and how many exchanges follow each other in a frame."""
+def _made(name: str, count: int, place: Path, frames: int) -> tuple[dict[str, Side], int]:
+    """The artifacts, and the keys of one; what is measured beside sockets, and how many exchanges follow each other in
+    a frame."""
     for target in ("sockets", "mpi"):
         made = dicompiler.compile(
             networks.build(name), platform=f"rpi4x{count}", strategy="modnn", target=target, output=place / target
@@ -53,15 +63,30 @@ def _exchanging(name: str, count: int, place: Path, frames: int, stack: ExitStac
     assert made.program is not None
     if command(["keys", str(place / "sockets")]):
         sys.exit("no keys could be made")
-    inputs = inputs_of(place / "sockets")
+    inputs, options = inputs_of(place / "sockets"), RunOptions(in_flight=1, keep=1)
     alone = ort.InferenceSession(str(place / "sockets" / "reference" / "model.onnx"))
-    sides: dict[str, Side] = {"onnxruntime": timed(lambda: alone.run(None, inputs), frames)}
-    for side, keys in (("sockets", None), ("sockets with TLS", place / "sockets.keys")):
-        session = stack.enter_context(dicompiler.connect(place / "sockets", RunOptions(in_flight=1, keys=keys)))
-        sides[side] = timed(lambda session=session: session.infer(inputs), frames)  # type: ignore[misc]
-    options = RunOptions(in_flight=1, keep=1)
-    sides["mpi"] = lambda: MpiTarget().run(place / "mpi", [inputs] * (frames + FIRST), options).frames_s[FIRST:]
-    return sides, _depth(made.program)
+    return {
+        "onnxruntime": timed(lambda: alone.run(None, inputs), frames),
+        "mpi": lambda: MpiTarget().run(place / "mpi", [inputs] * (frames + FIRST), options).frames_s[FIRST:],
+    }, _depth(made.program)
+
+
+def _drawn(place: Path, frames: int) -> list[tuple[Sequence[float], Sequence[float]]]:
+    """Starts all devices anew, in the clear and with TLS, and gives both short slices of frames in turn: the seconds of
+    each frame, slice by slice. What this host does beside is in both of a pair; where processes lie in memory, which
+    makes some a tenth slower than others that do the same, changes with each start."""
+    inputs, found = inputs_of(place / "sockets"), list[tuple[Sequence[float], Sequence[float]]]()
+    with ExitStack() as stack:
+        sides = []
+        for keys in (None, place / "sockets.keys"):
+            session = stack.enter_context(dicompiler.connect(place / "sockets", RunOptions(in_flight=1, keys=keys)))
+            sides.append(timed(lambda session=session: session.infer(inputs), frames))  # type: ignore[misc]
+        for number in range(-1, SLICES):  # the first one lets both begin
+            first = sides[number % 2]()
+            second = sides[1 - number % 2]()
+            if number >= 0:
+                found.append((second, first) if number % 2 else (first, second))
+    return found
 
 
 def _depth(program: Program) -> int:
@@ -77,13 +102,19 @@ def _depth(program: Program) -> int:
     return 2 + max(depth.values())
 
 
-def _judged(where: str, count: int, depth: int, seconds: Mapping[str, Sequence[float]]) -> list[Figure]:
+def _judged(
+    where: str, count: int, depth: int, seconds: Mapping[str, Sequence[float]], ratios: Sequence[Sequence[float]]
+) -> list[Figure]:
     found = {side: (1000 * statistics.median(own), 1000 * min(own)) for side, own in seconds.items()}
-    alone = found["onnxruntime"]
+    alone, clear, secure = found["onnxruntime"], found[CLEAR], found[SECURE]
     click.echo(f"{where}, onnxruntime alone: {alone[0]:.3f} ms a frame (shortest {alone[1]:.3f})")
-    clear, secure = found["sockets"], found["sockets with TLS"]
     figures = [Figure(f"{where}, {t}, ms a frame", *found[t], goal) for (t, n), goal in GOALS.items() if n == count]
-    figures.append(Figure(f"{where}, sockets, TLS by clear", secure[0] / clear[0], secure[1] / clear[1], SECURE))
+    starts, slices = sorted(map(statistics.median, ratios)), sorted(one for own in ratios for one in own)
+    tenth = len(slices) // 10
+    spread = f"starts {starts[0]:.2f} to {starts[-1]:.2f}, slices {slices[tenth]:.2f} to {slices[-1 - tenth]:.2f}"
+    figures.append(
+        Figure(f"{where}, sockets, TLS by clear", statistics.median(starts), secure[1] / clear[1], TLS, spread)
+    )
     each = ((clear[i] - alone[i]) / depth for i in (0, 1))
     figures.append(Figure(f"{where}, sockets, ms an exchange, {depth} in a row", *each, EXCHANGE))
     for figure in figures:

@@ -24,15 +24,17 @@ FIRST = 3
 @dataclass(frozen=True)
 class Figure:
     """What was measured, of medians and of the shortest of all rounds, and the most that it may be: times of one side
-    by the other's where the name says nothing else."""
+    by the other's where the name says nothing else. spread: how far single measurements lie apart, in words."""
 
     name: str
     median: float
     shortest: float
     goal: float
+    spread: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.median:.3f} (of the shortest: {self.shortest:.3f}; at most {self.goal:.3f})"
+        spread = self.spread and f"; {self.spread}"
+        return f"{self.name}: {self.median:.3f} (of the shortest: {self.shortest:.3f}; at most {self.goal:.3f}{spread})"
 
 
 Side = Callable[[], Sequence[float]]

@@ -67,7 +67,7 @@ class Bound:
 
 
 def parts(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
-    """The segments of all devices, summed, beside the whole, by the shortest times of each."""
+    """The segments of all devices, summed, beside the whole: round by round, and the median of the rounds."""
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     figures = []
     for name in names or IN_PARTS:
@@ -85,10 +85,14 @@ def parts(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
             whole = Bound(model.proto, model.weights, inputs, level)
             sides = [[Bound(proto, program.weights, values, level) for proto in protos] for protos in devices]
             bare = [Bound(without_cuts(p, own), program.weights, values, level) for ps in devices for p in ps]
-            found = measured([whole, *(side for device in sides for side in device), *bare], frames, rounds)
-            base, split, uncut = found[0], found[1 : count + 1], found[count + 1 :]
-            medians, shortest = (summed(split, of) / of(base) / again for of in (statistics.median, min))
-            figures.append(Figure(f"{where}, at {level}", medians, shortest, PARTS))
+            all_sides = [whole, *(side for device in sides for side in device), *bare]
+            turns = [measured(all_sides, frames) for _ in range(rounds)]
+            ratios = sorted(summed(turn[1 : count + 1], statistics.median) / whole_s(turn) / again for turn in turns)
+            found = [[one for turn in turns for one in turn[side]] for side in range(len(all_sides) + 1)]
+            base, split, uncut = [*found[0], *found[-1]], found[1 : count + 1], found[count + 1 : -1]
+            spread = f"rounds {ratios[0]:.3f} to {ratios[-1]:.3f}"
+            shortest = summed(split, min) / min(base) / again
+            figures.append(Figure(f"{where}, at {level}", statistics.median(ratios), shortest, PARTS, spread))
             click.echo(figures[-1])
             cuts = [(summed(split, of) - summed(uncut, of)) / of(base) for of in (statistics.median, min)]
             cold = sum(map(in_order, sides)) / in_order([whole]) / again
@@ -100,15 +104,20 @@ def parts(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
     return figures
 
 
-def measured(sides: Sequence[Bound], frames: int, rounds: int) -> list[list[float]]:
-    """Seconds of each side, measured in turn."""
-    found: list[list[float]] = [[] for _ in sides]
-    for _ in range(rounds):
-        for side, seconds in zip(sides, found, strict=True):
-            for _ in range(SETTLED):
-                side.seconds()
-            seconds += [side.seconds() for _ in range(max(1, frames // 4))]
+def measured(sides: Sequence[Bound], frames: int) -> list[list[float]]:
+    """Seconds of each side, measured one after another, and of the first once more at the end: a host that becomes
+    faster or slower meanwhile is not taken for a difference between the sides."""
+    found = []
+    for side in (*sides, sides[0]):
+        for _ in range(SETTLED):
+            side.seconds()
+        found.append([side.seconds() for _ in range(max(1, frames // 4))])
     return found
+
+
+def whole_s(turn: Sequence[Sequence[float]]) -> float:
+    """Seconds of the whole network, of what was measured before its parts and behind them."""
+    return statistics.median([*turn[0], *turn[-1]])
 
 
 def in_order(sides: Sequence[Bound], frames: int = 12) -> float:

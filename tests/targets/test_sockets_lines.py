@@ -136,6 +136,10 @@ class Counted(socket.socket):
         self.sends += 1
         return super().sendmsg(*given)
 
+    def send(self, *given: Any) -> int:
+        self.sends += 1
+        return super().send(*given)
+
     def recv_into(self, *given: Any) -> int:
         self.receives += 1
         return super().recv_into(*given)

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from dicompiler.plugin_api import RunError, RunOptions
 from dicompiler_targets.sockets.artifact import Artifact
+from dicompiler_targets.sockets.hearing import Hearing
 from dicompiler_targets.sockets.joining import Door
 from dicompiler_targets.sockets.kept import Calls
 from dicompiler_targets.sockets.leaving import Leaving
-from dicompiler_targets.sockets.processes import Process, Start, dismiss, read_report
+from dicompiler_targets.sockets.processes import Process, Start, dismiss
 from dicompiler_targets.sockets.returns import Returns
 from dicompiler_targets.sockets.root_cause import CAUSE, LOSS, Event, Failure, endings, failure_of, root_cause
 from dicompiler_targets.sockets.runtime.frames import (
-    Gate,
-    Header,
     Kind,
-    ProtocolError,
     Window,
-    check_empty,
-    check_message,
-    decode,
 )
 from dicompiler_targets.sockets.runtime.greeting import CONTROL, TOKEN, Membership
 from dicompiler_targets.sockets.runtime.lines import Lines
@@ -41,8 +36,6 @@ SETTLE_S = 0.3
 """Seconds in which the cause of a failure can show: that a connection was lost is told before the death behind it."""
 DOUBT_S = 0.15
 """Seconds in which a device that others have lost can show that it is gone for us too."""
-MESSAGES = 64
-"""Reports and errors of a device that can wait here, as they do until somebody asks for outputs."""
 
 
 class Crew:
@@ -74,13 +67,12 @@ class Crew:
         self.changing: set[str] = set()
         self.void, self.lost, self.lost_s = False, "", 0.0
         self.lines = Lines(options.heartbeat_s, beside)
-        self._events: deque[Event] = deque()
-        self._ready: set[str] = set()
         self._told = self._joined = self._finishing = False
         self._doubts: list[tuple[Failure, float]] = []
         self._changed, self._looked = 0, 0.0
         self._start, self._leaving = start, leaving
         self._roles = artifact.roles
+        self._hearing = Hearing(self._roles, self.window, self.schedule, self._awaits_ready)
         self._returns: Returns | None = None
         self._door: Door | Calls | None = None
         self._member = Membership()
@@ -118,7 +110,7 @@ class Crew:
                 self.processes[process.device] = Process(process.manifest)
                 door.forget(process.device)
             elif process is not None:
-                self._listen_to(process)
+                self._hearing.listen(process, self.lines)
             self._hear(lambda: True)
             self._miss(waiting, deadline)
             check_time(deadline, waiting, door.refused)
@@ -127,7 +119,11 @@ class Crew:
         for name in self.there:
             self._tell_peers(name, {"away": sorted(self.away), "lost": sorted(lost)} if self.away else {})
         self._told = True
-        while (waiting := [name for name in self.there if name not in self._ready]) or self._doubts or self._leaving:
+        while (
+            (waiting := [name for name in self.there if name not in self._hearing.ready])
+            or self._doubts
+            or self._leaving
+        ):
             self._hear(lambda: False)
             self._miss(waiting, deadline)
             check_time(deadline, waiting or self.there)
@@ -176,55 +172,13 @@ class Crew:
 
     # -- what devices say
 
-    def _listen_to(self, process: Process) -> None:
-        name = process.device
-        expected, *others = (role.outputs[name] for role in self._roles)
-        gate = Gate(expected, self.window, others, self.schedule)
-        process.connection().start(
-            self.lines,
-            lambda header: self._admit(process, gate, header),
-            lambda header, payload: self._deliver(name, header, payload),
-            lambda error: self._events.append(Event(name, None, error)),
-        )
-
-    def _admit(self, process: Process, gate: Gate, header: Header) -> None:
-        if header.kind is Kind.OUTPUT:
-            gate.admit(header)
-        elif header.kind is Kind.DONE:
-            check_empty(header)
-            if header.frame >= self.window.first:
-                self.window.check(header.frame, "DONE")
-                if process.device not in self._roles[self.schedule.role(header.frame)].players:
-                    raise ProtocolError(f"DONE came for frame {header.frame}, in which it has no part")
-        elif header.kind is Kind.READY:
-            check_empty(header)
-            if process.device in self._ready:
-                raise ProtocolError("READY came twice")
-            if process.device in self.away and (self._returns is None or self._returns.coming != process.device):
-                raise ProtocolError("READY came before PEERS")
-        elif header.kind is Kind.CHANGED and self.schedule.survives:
-            check_empty(header)
-        elif header.kind in (Kind.REPORT, Kind.ERROR) or (header.kind is Kind.LOST and self.schedule.survives):
-            check_message(header)
-            process.messages += 1
-            if process.messages > MESSAGES:
-                raise ProtocolError(f"more than {MESSAGES} messages came at once")
-        else:
-            raise ProtocolError(f"{header.kind.name} came, which no device sends")
-
-    def _deliver(self, name: str, header: Header, payload: Any) -> None:
-        if header.kind is Kind.REPORT:
-            payload = read_report(name, decode(payload))
-        elif header.kind in (Kind.ERROR, Kind.LOST):
-            payload = decode(payload)
-        self._events.append(Event(name, header, payload, time.perf_counter()))
-
     def events(self, ready: Callable[[], object]) -> Iterator[Event]:
         """What has come, or comes within a tick; does not wait where something else is `ready`."""
         tick_s = SHORT_S if self._leaving and not self.lost_s else TICK_S
-        self.lines.drive(lambda: self._events or ready(), time.monotonic() + tick_s)
-        while self._events:
-            yield self._events.popleft()
+        heard = self._hearing.events
+        self.lines.drive(lambda: heard or ready(), time.monotonic() + tick_s)
+        while heard:
+            yield heard.popleft()
 
     def notice(self, event: Event) -> bool:
         """Whether the event is about a frame, which is the session's to handle. Raises RunError as the class."""
@@ -239,7 +193,7 @@ class Crew:
         elif header is None:
             return False
         elif header.kind is Kind.READY:
-            self._ready.add(event.device)
+            self._hearing.ready.add(event.device)
             if event.device in self.away:
                 self._take_back(event.device)
         elif header.kind is Kind.CHANGED:
@@ -250,6 +204,10 @@ class Crew:
         else:
             return header.frame >= self.window.first
         return False
+
+    def _awaits_ready(self, name: str) -> bool:
+        """Whether a device has been told its peers, so that it may be ready."""
+        return name not in self.away or (self._returns is not None and self._returns.coming == name)
 
     # -- who is there
 
@@ -324,10 +282,7 @@ class Crew:
         with self.lines.turn:
             if process.channel is not None:
                 process.channel.close()
-            for _ in range(len(self._events)):
-                if (event := self._events.popleft()).device != name:
-                    self._events.append(event)
-        self._ready.discard(name)
+            self._hearing.forget(name)
         self.changing.discard(name)
         self.processes[name] = Process(process.manifest)
         assert self._door is not None
@@ -379,7 +334,7 @@ class Crew:
             log.warning("%s", error)
             process = None
         if process is not None:
-            self._listen_to(process)
+            self._hearing.listen(process, self.lines)
             returns.arrived(process.device)
         if not self.changing and not self.void and (guest := returns.next()):
             self._tell_peers(guest, {"away": sorted(self.away - {guest}), "again": True})

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .frames import MAGIC, Header, Kind, ProtocolError, Refused, pack
+from .refusals import AGAIN, reason
 
 KEY_FILES = ("ca.pem", "crl.pem", "cert.pem", "key.pem")
 """What a directory of keys holds: the cluster's authority and the list of what it revoked, and the certificate and
@@ -28,8 +29,6 @@ NOTICE_S = 30 * 24 * 3600.0
 COORDINATOR = "dicompiler:coordinator"
 DEVICE = "dicompiler:device:{}"
 """Names in certificates (URIs among the alternative names of the subject)."""
-AGAIN = "make new ones with 'dicompiler keys'"
-ANEW = "if the device is to be trusted again, 'dicompiler keys' with --revoke and --renew makes new ones"
 CHUNK = 1 << 16
 """Bytes that are encrypted, or received, in one go."""
 
@@ -62,7 +61,7 @@ class Line:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._deadline: float | None = None
-        self._waits, self.emptied, self._full = True, False, 0
+        self._waits, self.emptied, self._dry, self._full = True, False, False, 0
         self._awaited = 1
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -114,9 +113,7 @@ class Line:
             self.emptied = False
             return None
         count = self._receive(view)
-        if count and not self._waits:  # where less came than could, there is no more; nor may it go on for long
-            self._full = self._full + 1 if count == len(view) else 0
-            self.emptied = self._full % IN_A_ROW == 0
+        self.emptied = self._dry
         return count
 
     def await_bytes(self, count: int) -> None:
@@ -129,12 +126,17 @@ class Line:
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def _receive(self, view: memoryview) -> int | None:
+        """As receive_into, from the network; `_dry` says that this was all that it had."""
         if self._waits:
             self._limit()
         try:
-            return self._socket.recv_into(view)
+            count = self._socket.recv_into(view)
         except BlockingIOError:
-            return None
+            count = None
+        self._full = self._full + 1 if count == len(view) else 0
+        # Where less came than could, there is no more; nor may it go on for long.
+        self._dry = bool(count) and not self._waits and self._full % IN_A_ROW == 0
+        return count
 
     def linger(self) -> None:
         """Lets the other end read why it is refused: if we close while it sends, the system throws that away."""
@@ -154,15 +156,18 @@ class Line:
 
 
 class SecureLine(Line):
-    """A connection in TLS, which works on buffers in memory: a TLS object cannot take back what it has encrypted."""
+    """A connection in TLS, which works on buffers in memory: a TLS object cannot take back what it has encrypted.
+
+    To decrypt a small message takes no longer than a few calls of functions: there are as few as can be on its way.
+    """
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, server: bool, deadline: float) -> None:
         super().__init__(connection)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
         self._sealed: bytes | memoryview = b""  # encrypted, and not sent yet
-        self._chunk, self._dry = memoryview(bytearray(CHUNK)), False
-        self._begun = False  # a record may have been read in part
+        self._chunk = memoryview(bytearray(CHUNK))
+        self._there = False  # something came that may not be decrypted
         self.wait_until(deadline)
         try:
             if server and connection.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL) == MAGIC:
@@ -174,7 +179,7 @@ class SecureLine(Line):
             with contextlib.suppress(OSError):  # the alert that tells the other end why
                 self._flush()
             self.linger()
-            raise _reason(error) from None
+            raise reason(error) from None
         certificate = self._tls.getpeercert() or {}
         names: Sequence[tuple[str, str]] = certificate.get("subjectAltName", ())  # type: ignore[assignment]
         self.identity = next((name for kind, name in names if kind == "URI"), "")
@@ -194,18 +199,26 @@ class SecureLine(Line):
     def _flush(self) -> bool:
         """Sends what is encrypted; whether all of it has left."""
         rest = self._sealed or self._outgoing.read()
-        while rest and (count := super().send((rest,))):
+        while rest:
+            if self._waits:
+                self._limit()
+            try:
+                count = self._socket.send(rest)
+            except BlockingIOError:
+                break
             rest = memoryview(rest)[count:] if count < len(rest) else b""
         self._sealed = rest
         return not rest
 
     def _fill(self) -> int | None:
         """Takes from the network what is to be decrypted: as receive_into."""
-        self.emptied = self._dry  # of the network; what is decrypted may be more than was asked for
-        count = super().receive_into(self._chunk)
-        self._dry, self.emptied = self.emptied, False
+        if self._dry:
+            self._dry = False
+            return None
+        count = self._receive(self._chunk)
         if count:
             self._incoming.write(self._chunk[:count])
+            self._there = True
         return count
 
     def _refuse_clear(self) -> None:
@@ -218,7 +231,7 @@ class SecureLine(Line):
     def send(self, buffers: Sequence[bytes | memoryview]) -> int:
         if self._sealed and not self._flush():
             return 0
-        plain = _first(buffers, CHUNK)
+        plain = b"".join(buffers) if sum(map(len, buffers)) <= CHUNK else _first(buffers, CHUNK)
         count = self._tls.write(plain) if plain else 0
         self._flush()
         return count
@@ -234,69 +247,33 @@ class SecureLine(Line):
         if self.emptied or not len(view):
             self.emptied = False
             return None if len(view) else 0
+        size = len(view)
         while True:
-            if self._incoming.pending or (self._begun and self._tls.pending()):
-                try:
-                    return self._decrypted(view)
-                except ssl.SSLWantReadError:  # a part of a record came: the rest is filled in below
-                    pass
-                except ssl.SSLZeroReturnError:
-                    return 0
-                except ssl.SSLError as error:
-                    raise _reason(error) from None
-            if not (count := self._fill()):
-                return count
-
-    def _decrypted(self, view: memoryview) -> int:
-        """Stores of the record that is there as much as fits; the number of bytes."""
-        count = int(self._tls.read(len(view), view))
-        self._begun = count == len(view)
-        if self._dry and not self._begun and not self._incoming.pending:
-            self._dry, self.emptied = False, True
-        return count
+            if not self._there and not (came := self._fill()):
+                return came
+            try:
+                count = int(self._tls.read(size, view))
+            except ssl.SSLWantReadError:  # a part of a record came
+                self._there = False
+                continue
+            except ssl.SSLZeroReturnError:
+                return 0
+            except ssl.SSLError as error:
+                raise reason(error) from None
+            self._there = self._incoming.pending > 0 or (count == size and self._tls.pending() > 0)
+            if self._dry and not self._there:
+                self._dry, self.emptied = False, True
+            return count
 
 
 def _first(buffers: Sequence[bytes | memoryview], size: int) -> bytes | memoryview:
-    """The first bytes of all that is in the buffers, at most `size`: what is small goes into one record."""
-    if sum(map(len, buffers)) <= size:
-        return b"".join(buffers)
+    """The first `size` bytes of what is in the buffers, which is more."""
     parts: list[bytes | memoryview] = []
     for buffer in buffers:
-        if buffer:
+        if buffer and size:
             parts.append(buffer[:size])
             size -= len(parts[-1])
-        if size == 0:
-            break
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _reason(error: ssl.SSLError) -> Exception:
-    """The error in words; Refused where the other end sent it, as an alert."""
-    code, reason = getattr(error, "verify_code", 0), str(error.reason)
-    if isinstance(error, ssl.SSLCertVerificationError):
-        if code == 10:
-            return ProtocolError(f"its certificate has expired: {AGAIN}")
-        if code == 9:
-            return ProtocolError("its certificate is not valid yet: compare the clocks of both hosts")
-        if code == 23:
-            return ProtocolError(f"its certificate was revoked: {ANEW}")
-        if code in (3, 8, 11, 12):
-            what = "has expired" if code == 12 else "is not one of this cluster"
-            return ProtocolError(f"crl.pem, the list of revoked certificates, {what}: {AGAIN}")
-        return ProtocolError(f"its certificate is not one of this cluster: {AGAIN}")
-    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return ProtocolError("it shows no certificate: give it keys (--keys)")
-    if "ALERT" not in reason:
-        return ProtocolError(f"it does not speak TLS as expected ({reason}): give both of them keys (--keys)")
-    if "CERTIFICATE_REQUIRED" in reason:
-        return Refused("it wants a certificate and was shown none: give this end keys (--keys)")
-    if "CERTIFICATE_EXPIRED" in reason:
-        return Refused(f"it refuses the certificate of this end, which has expired: {AGAIN}")
-    if "CERTIFICATE_REVOKED" in reason:
-        return Refused(f"it refuses the certificate of this end, which was revoked: {ANEW}")
-    if "UNKNOWN_CA" in reason or "DECRYPT_ERROR" in reason:
-        return Refused(f"it refuses the certificate of this end, which is not one of its cluster: {AGAIN}")
-    return Refused(f"it refuses the TLS connection ({reason}): {AGAIN}")
 
 
 class Keys:
@@ -341,7 +318,7 @@ class Keys:
             except ssl.SSLWantReadError:
                 continue
             except ssl.SSLError as error:
-                raise ValueError(f"keys: {directory}: {_reason(error)}") from None
+                raise ValueError(f"keys: {directory}: {reason(error)}") from None
         certificate: dict[str, Any] = client.getpeercert() or {}
         return ssl.cert_time_to_seconds(certificate["notAfter"])
 

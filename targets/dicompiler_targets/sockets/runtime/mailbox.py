@@ -70,8 +70,7 @@ class Mailbox:
 
     def pop(self, key: Any) -> Any:
         """An item, which is removed; None if it is not there. Raises as `check`."""
-        if self._failure is not None:
-            raise self._failure
+        self.check()
         return self._items.pop(key, None)
 
     def take(self, lines: Lines, key: Any, deadline: float, what: str, peer: str | None = None) -> Any:
