@@ -1,9 +1,9 @@
 """Devices of boards in network namespaces, started over ssh, are lost at random moments of a stream of frames and come
 back: killed, stopped, their cable cut, their sshd killed. No frame may be lost, twice or wrong. Prints a line for each:
 how long until the loss was noticed, and from then on how long no frame was finished, beside the frames of the plan that
-took over: those of its stream, and those before which nothing was done for as long as the loss was not noticed, since
-processors and caches that have rested make the first frame slower, whatever it is. Exit code 1 where something was not
-as it must be.
+took over, measured in two ways: one after another in the stream; and each after a pause as long as nothing was finished
+until the loss was noticed, with nothing lost, since processors and caches that have rested make any frame slower. Exit
+code 1 where something was not as it must be.
 
 In: how many moments, a seed, a network. Out: lines on stdout. Run it as README.md says, as root.
 """
@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -39,8 +39,8 @@ WAYS = ("kill", "stop", "cable", "sshd")
 AT_ONCE_S, BEATS = 0.3, 3.75
 """Within which a loss must be noticed: an end; and silence, in heartbeats, three and how late they are counted."""
 BACK_S = 60.0
-COLD = 3
-"""Frames after a pause."""
+RESTED, PAUSE_S = 5, 0.1
+"""Frames that are measured after a pause each, and how long that is at most."""
 LEAST_S = 0.05
 """What the change itself may take where frames are shorter."""
 
@@ -97,10 +97,10 @@ def mend(boards: Cluster, device: str, way: str, pid: int | None) -> None:
 
 
 def plot(
-    boards: Cluster, watch: Watch, rng: Random, moments: int, way: str, beat_s: float, only: str
+    boards: Cluster, watch: Watch, rng: Random, moments: int, way: str, beat_s: float, only: str, alone: bool
 ) -> Iterator[None]:
     """Loses a device again and again; prints a line for each."""
-    wrong, rests, colds = 0, list[float](), list[float]()
+    wrong, over, over_rested = 0, list[float](), list[float]()
     for number in range(moments):
         until = time.perf_counter() + rng.uniform(0.05, 1.0)
         while time.perf_counter() < until:
@@ -110,17 +110,12 @@ def plot(
         lose(boards, device, how)
         while len(watch.losses) == count or watch.last is None or watch.last.kind == "loss":
             yield
-        found, interrupted = watch.losses[count] - at, watch.last.interruption_s
+        noticed, interrupted = watch.losses[count], watch.last.interruption_s
+        found, pause_s = noticed - at, noticed - max(end for end in watch.frames if end < noticed)
         for _ in range(12):
             yield
         frame = statistics.median(b - a for a, b in zip(watch.frames[-11:], watch.frames[-10:], strict=False))
-        rested = []
-        for _ in range(COLD):
-            time.sleep(min(found, 0.1))
-            begun = time.perf_counter()
-            yield
-            rested.append(time.perf_counter() - begun)
-        cold = statistics.median(rested)
+        rested = yield from after(pause_s)
         mend(boards, device, how, pid)
         back = time.perf_counter()
         while watch.returns < len(watch.losses):
@@ -129,17 +124,38 @@ def plot(
         due = AT_ONCE_S if how in ("kill", "sshd") else BEATS * beat_s
         bad = found > due or interrupted > 1.5 * frame + LEAST_S
         wrong += bad
-        rests.append(interrupted - 1.5 * frame)
-        colds.append(interrupted - max(1.5 * frame, cold))
+        over.append(interrupted - 1.5 * frame)
+        over_rested.append(interrupted - 1.5 * rested)
         click.echo(
             f"{number:3} {device} {how:5}: noticed after {found:.3f} s, then no frame for {1000 * interrupted:.1f} ms, "
-            f"{interrupted / frame:.2f} frames of {1000 * frame:.1f} ms ({1000 * cold:.1f} after such a pause); back "
-            f"after {time.perf_counter() - back:.1f} s" + ("  LATE" if bad else "")
+            f"{interrupted / frame:.2f} frames of {1000 * frame:.1f} ms ({1000 * rested:.1f} "
+            f"each after a pause of {1000 * pause_s:.0f}); back after {time.perf_counter() - back:.1f} s"
+            + ("  LATE" if bad else "")
         )
     click.echo(f"{moments} losses, {wrong} noticed or taken over late")
-    for name, over in (("1.5 frames", rests), ("them, or one frame after such a pause", colds)):
-        middle, most = 1000 * statistics.median(over), 1000 * max(over)
-        click.echo(f"above {name}: {middle:.1f} ms in the median, {most:.1f} ms at most")
+    if alone:  # with others on their way, what lies between two frames is not what one takes
+        tell(over, over_rested)
+
+
+def tell(over: list[float], over_rested: list[float]) -> None:
+    """How far the interruptions were from 1.5 frames, in both ways."""
+    for name, values in (("of the stream", over), ("each after the same pause", over_rested)):
+        middle, least, most = (1000 * find(values) for find in (statistics.median, min, max))
+        held = sum(value <= 0 for value in values)
+        click.echo(
+            f"beside 1.5 frames {name}: {middle:+.2f} ms in the median, {least:+.2f} to {most:+.2f}; {held} within them"
+        )
+
+
+def after(pause_s: float) -> Generator[None, None, float]:
+    """Seconds of a frame after a pause , the median."""
+    taken = []
+    for _ in range(RESTED):
+        time.sleep(min(pause_s, PAUSE_S))
+        begun = time.perf_counter()
+        yield
+        taken.append(time.perf_counter() - begun)
+    return statistics.median(taken)
 
 
 @click.command()
@@ -167,7 +183,7 @@ def main(moments: int, seed: int, network: str, way: str, in_flight: int, heartb
             with dicompiler.connect(net, options) as session:
                 assert isinstance(session, Session)
                 watch.begun = session.begun_s
-                steps = plot(boards, watch, rng, moments, way, heartbeat, device)
+                steps = plot(boards, watch, rng, moments, way, heartbeat, device, in_flight == 1)
 
                 def step() -> Iterator[None]:
                     for _ in steps:

@@ -28,6 +28,7 @@ from dicompiler.search.constraints import check_dealing
 from dicompiler.target.records import RunEvent, RunOptions
 from dicompiler.target.remote.certificates import make
 from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.joining import LOOPBACK, Door
 from dicompiler_targets.sockets.leaving import Leaving, Telling
 from dicompiler_targets.sockets.processes import Process
 from dicompiler_targets.sockets.root_cause import CAUSE, LOSS, Failure
@@ -382,6 +383,31 @@ def test_peers_are_told_of_a_change_once_before_the_next_tensor(one: Survivor) -
         ("a", Kind.TENSOR, 7),
     ]  # fmt: skip
     device.lines.end()
+
+
+class Waiting:
+    """An entrance at which one device waits."""
+
+    def __init__(self, process: Process) -> None:
+        self.here, self.closed = process, False
+
+    def take(self, _: float) -> Any:
+        return self.here, self, ("127.0.0.1", 1)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_who_was_given_up_while_it_waited_at_the_door_is_not_let_in() -> None:
+    door = Door(LOOPBACK, None, False)
+    before, now = Process({"device": "b"}), Process({"device": "b"})
+    waiting = Waiting(before)
+    door._processes, door._entrance = {"b": now}, cast(Any, waiting)
+    assert door.admit(0) is None
+    assert waiting.closed and before.channel is None
+    waiting.here = now
+    assert door.admit(0) is now and now.address == ("127.0.0.1", 1)
+    door.close()
 
 
 def event(kind: Any, device: str) -> RunEvent:

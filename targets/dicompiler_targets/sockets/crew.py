@@ -196,13 +196,12 @@ class Crew:
             self._hearing.ready.add(event.device)
             if event.device in self.away:
                 self._take_back(event.device)
-        elif header.kind is Kind.CHANGED:
-            if header.frame == self._changed:
-                self.changing.discard(event.device)
         elif header.kind is Kind.REPORT:
             process.report = event.payload
         else:
-            return header.frame >= self.window.first
+            if header.frame >= self._changed:  # CHANGED, or a frame by the roles that are in force now
+                self.changing.discard(event.device)
+            return header.kind is not Kind.CHANGED and header.frame >= self.window.first
         return False
 
     def _awaits_ready(self, name: str) -> bool:

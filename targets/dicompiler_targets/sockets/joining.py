@@ -96,6 +96,9 @@ class Door:
         if joined is None:
             return None
         process, channel, address = joined
+        if self._processes[process.device] is not process:  # it was given up while it waited here
+            channel.close()
+            return None
         process.channel, process.address = channel, address
         return process
 

@@ -197,17 +197,15 @@ class Session(Guarded):
         return self._crew.void or bool(self._crew.changing) or len(self._window) > 0
 
     def _unfinished(self) -> list[str]:
-        """The devices that everything waits for: those that have not heard of a loss, or the oldest frame's."""
-        if self._crew.changing:
-            return sorted(self._crew.changing)
+        """The devices that everything waits for: the oldest frame's, or those that have not answered to a change."""
         if not len(self._window):
-            return []
+            return sorted(self._crew.changing)
         oldest = self._flights[self._window.oldest]
         return [name for name in oldest.players if name not in oldest.done]
 
     def _due(self) -> float:
         """Until when they may take."""
-        return self._change_until if self._crew.changing else self._flights[self._window.oldest].deadline
+        return self._flights[self._window.oldest].deadline if len(self._window) else self._change_until
 
     def _submit(self, inputs: Mapping[str, Any]) -> Flight:
         """Gives a frame to the devices once it may be on its way."""
@@ -254,6 +252,7 @@ class Session(Guarded):
                 self._replays += 1
                 self._give(flight, flight.inputs, lambda: None)
         self._lines.push()
+        self._lines.hurry()
         if not self._flights:
             self._taken_over()
 

@@ -70,6 +70,7 @@ class Device(Member):
         self.announced = self.changed = 0
         self.departed: set[str] = set()
         self._unaware: set[str] = set()  # peers that are told of the last change before anything else
+        self._unanswered = False  # the coordinator has not heard that the last change is in force here
         self.inputs, *self.other_inputs = (
             {value["index"]: value for value in (*role["inputs"], *role.get("states", ()))} for role in roles(manifest)
         )
@@ -206,6 +207,7 @@ class Device(Member):
             self.player.halt(first)
         self.mailbox.drop(first)
         self._unaware = set(self.peers)
+        self.lines.hurry()  # frames come with it
         self._release()
 
     def _release(self) -> None:
@@ -305,6 +307,8 @@ class Device(Member):
                 last = last or self.mailbox.pop("finish") is not None
             self.mailbox.check()
             if not player.advance(self._done) and (player.frames or not last):
+                if self._unanswered and not player.frames:
+                    self._answer()
                 player.wait(seen)
 
     def _obey(self, player: Player, opened: int) -> int:
@@ -312,18 +316,23 @@ class Device(Member):
         next."""
         if (first := self.mailbox.pop("drop")) is not None:
             player.drop()
-            opened = first
-            self._to_control().send(Kind.CHANGED, frame=first)
+            opened, self._unanswered = first, True
         opened = self.mailbox.pop(("skip", opened)) or opened
         while (times := self.mailbox.pop(("frame", opened))) is not None:
             player.begin(opened, *times)
             opened = self.mailbox.pop(("skip", opened + 1)) or opened + 1
         return opened
 
+    def _answer(self) -> None:
+        """Tells the coordinator that the last change is in force here: a message of its own where no frame tells it."""
+        self._unanswered = False
+        self._to_control().send(Kind.CHANGED, frame=self.changed)
+
     def _done(self, frame: Frame) -> None:
         with self.lines.turn:  # frames may be dropped at any time
             self.window.finish(frame.number)  # before DONE: more frames' tensors can come at once
         self.finished += 1
+        self._unanswered = False
         since = int(1e6 * (time.perf_counter() - frame.begun)) + 1 if frame.begun else 0
         self._to_control().post(Kind.DONE, index=min(since, 2**32 - 1), frame=frame.number)
 

@@ -128,6 +128,10 @@ class Lines:
             self._lent = True
             self._call.set()
 
+    def hurry(self) -> None:
+        """What comes next comes soon, however long the last wait was: it is looked for."""
+        self._waited_s = 0.0
+
     def behind(self) -> bool:
         """Whether something that was pushed has not left."""
         return bool(self._blocked or self._paused)

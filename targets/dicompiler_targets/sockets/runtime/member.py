@@ -192,3 +192,4 @@ class Member(ABC):
         """Goes on without a peer, and tells the coordinator, which knows of all."""
         self._part(peer)
         self._to_control().send_json(Kind.LOST, {"message": words, "peer": peer})
+        self.lines.hurry()  # most times all have noticed it, and a change is on its way

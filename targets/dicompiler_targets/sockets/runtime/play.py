@@ -130,7 +130,7 @@ class Player:
         self._kept: dict[tuple[int, str], Any] = {}  # by frame and name, what the frame before made of states
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
-        self._last_s = [math.inf] * len(sessions)  # of each segment, as far as is known
+        self._last_s: dict[int, float] = {}  # of each segment that has run; others are taken for the longest of these
         self.begun = 0.0
         self.timeline: list[tuple[str, int, int, float, float]] = []
 
@@ -264,7 +264,7 @@ class Player:
     def _run(self, step: _Step, frame: Frame) -> None:
         """Runs a segment."""
         slot, number = frame.slot or self._slot(frame), frame.role.first + step.index
-        self._lines.rest(self._last_s[number])
+        self._lines.rest(self._last_s.get(number, max(self._last_s.values(), default=math.inf)))
         start = time.perf_counter()
         frame.begun = frame.begun or start
         if self._least:
