@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
+from dicompiler.search.allowance import Allowance
 from dicompiler.search.constraints import check_constraints
 from dicompiler.search.fronts import Front, Tell, single_point
 from dicompiler.search.problem import Problem
@@ -28,6 +29,12 @@ class Strategy(ABC):
     @abstractmethod
     def plan(self, problem: Problem) -> Plan:
         """A plan for every layer of the problem. DicompilerError where there is none."""
+
+    def plan_within(self, problem: Problem, allowance: Allowance) -> Plan:  # noqa: ARG002
+        """A plan for who asks several strategies and goes on from the best of their plans: the work is counted in
+        `allowance`, and ends where that is over; what may be done to any plan in the end (its parts in waves) is left
+        to who asks. By default the plan of `plan`, whose work nobody counts."""
+        return self.plan(problem)
 
     def front(self, problem: Problem, tell: Tell | None = None) -> Front:
         """Plans of which none is better than another in every objective; of a strategy that makes one plan, that one.

@@ -60,8 +60,13 @@ class Trim(Pass):
         given = replace(compilation, layers=replace(layers, sparing=sparing), platform=None)
         plan = Plan({name: (Part(ALONE, region),) for name, region in read.items()}, (ALONE,), (ALONE,))
         model = unannotated(partition(replace(given, plan=plan), quiet=True, sound=False).model)
+        # What only takes what is read of a tensor that several devices hold is not to be sent all of it.
+        known = {node.name for layer in layers.layers for node in layer.nodes}
+        formed = form_layers(model, registry().rules)
+        slices = (node.name for layer in formed.layers for node in layer.nodes if node.op == "Slice")
+        formed = replace(formed, sparing=frozenset(slices) - known)
         reference = compilation.reference or compilation.model
-        return replace(compilation, model=model, layers=form_layers(model, registry().rules), reference=reference)
+        return replace(compilation, model=model, layers=formed, reference=reference)
 
 
 def regions_read(layers: LayerGraph) -> dict[str, Region | None]:

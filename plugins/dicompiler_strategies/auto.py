@@ -9,7 +9,9 @@ from functools import cached_property
 from typing import ClassVar
 
 from dicompiler.plugin_api import (
+    BUDGET,
     INTERRUPTED,
+    Allowance,
     DicompilerError,
     Plan,
     Problem,
@@ -18,22 +20,22 @@ from dicompiler.plugin_api import (
     objective_terms,
     registry,
 )
-from dicompiler_strategies.allowance import BUDGET, Allowance
 from dicompiler_strategies.candidates import CandidateSearch, Evaluated, evaluate
 from dicompiler_strategies.cpsat import MOST, TRIES, CpSat
-from dicompiler_strategies.dp.strategy import Dp
-from dicompiler_strategies.gradient.strategy import Gradient
-from dicompiler_strategies.heads import Heads, few_choices, has_attention, rows_alone
+from dicompiler_strategies.heads import few_choices, has_attention, rows_alone
 from dicompiler_strategies.tables.cost_tables import Tables
 
 log = logging.getLogger("dicompiler")
 
-SLOW = {"dp": 2_000, "gradient": MOST, "modnn": 20_000}
+SLOW = {"gradient": MOST, "modnn": 20_000}
 """Strategies that are left out where layers times devices are more than that: they would take the whole budget."""
 WORTH = 1.05
 """How many times as good as one device alone a plan must be predicted to be: predictions are some per cent off."""
 STRATEGIES = ("single", "pipeline", "modnn", "heads", "cpsat", "dp", "gradient", "replicate")
 """cpsat before those that take long and seldom win: what the budget leaves out is theirs."""
+AT_ONCE = ("cpsat", "gradient")
+"""They look at all layers at once. Of a network of MOST layers times devices for whose tables the budget does not pay,
+dp, which counts less work, is asked before them, and they are left out if anybody has a plan that splits."""
 OTHERS = ("cpsat", "dp", "gradient")
 """Not asked for the latency or the memory of a network with attention, which heads cuts better in a tenth of the
 time."""
@@ -103,16 +105,29 @@ class _Run:
         self.errors: dict[str, DicompilerError] = {}
 
     def run(self) -> None:
-        strategies = {name: registry().make("strategies", name) for name in self.options.strategies}
-        size = len(self.problem.layers.layers) * len(self.problem.platform.devices)
+        names = self.options.strategies
+        if self.crowded:
+            names = tuple(sorted(names, key=lambda name: name in AT_ONCE))
+        strategies = {name: registry().make("strategies", name) for name in names}
         for name, strategy in strategies.items():
             if self.search.allowance.over() and self.search.best is not None:
                 return
+            if name in AT_ONCE and self.crowded and self.splits:
+                continue
             # Where cpsat tries plans it has evaluated what gradient finds.
             known = name == "gradient" and self.refined is not None and self.options.tries > 0
-            if size <= SLOW.get(name, math.inf) and not known and not (self.attends and name in OTHERS):
+            if self.size <= SLOW.get(name, math.inf) and not known and not (self.attends and name in OTHERS):
                 for problem in self.problems:
                     self._strategy(name, strategy, problem)
+        if self.crowded and self.splits:
+            self.search.trim()
+        else:
+            self._around()
+        if not self.search.allowance.over():
+            self.search.overlap(rows_alone(self.tables) if self.attends else ())
+
+    def _around(self) -> None:
+        """Looks for better plans in the tables, around the best one."""
         if self.refined is None and not self.search.allowance.over():
             self.search.evaluate_optima(self.tables)
         best = self.search.best
@@ -122,8 +137,21 @@ class _Run:
             if self.attends:
                 self.search.spare(self.tables)
             self.search.trim()
-        if not self.search.allowance.over():
-            self.search.overlap(rows_alone(self.tables) if self.attends else ())
+
+    @cached_property
+    def crowded(self) -> bool:
+        """Whether the network is too large for the tables of cpsat."""
+        return not self.attends and self.size > MOST and not CpSat().pays(self.problem, self.options.budget)
+
+    @cached_property
+    def size(self) -> int:
+        """Layers times devices."""
+        return len(self.problem.layers.layers) * len(self.problem.platform.devices)
+
+    @property
+    def splits(self) -> bool:
+        """Whether the best plan so far has several devices."""
+        return self.search.best is not None and len(self.search.best.plan.devices) > 1
 
     @cached_property
     def problems(self) -> tuple[Problem, ...]:
@@ -171,11 +199,6 @@ class _Run:
             self.search.take([refined])
             self.refined = refined if self.problem.objective == "latency" else None
             return refined.plan
-        if isinstance(strategy, Heads):
-            strategy = replace(strategy, waves=False)  # of the plan that is best in the end
-        if isinstance(strategy, Dp | Gradient):
-            plan = strategy.plan_within(problem, self.search.allowance)
-        else:
-            plan = strategy.plan(problem)
+        plan = strategy.plan_within(problem, self.search.allowance)
         self.search.evaluate([(plan, name)])
         return plan

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Metrics, Plan, Problem, fits_constraints
-from dicompiler_strategies.allowance import EVALUATED, Allowance
+from dicompiler.plugin_api import Allowance, Metrics, Plan, Problem, fits_constraints
 from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
 from dicompiler_strategies.tables.cost_tables import Edge, Tables, original, restricted
 from dicompiler_strategies.tables.footprints import Floats
 from dicompiler_strategies.trimming import trimmed
-from dicompiler_strategies.waves import waves
+from dicompiler_strategies.waves import NEARER, SHARES, waves
+from dicompiler_strategies.work import EVALUATED
 
 log = logging.getLogger("dicompiler")
 
@@ -200,12 +200,21 @@ class CandidateSearch:
         """Evaluates the best plan, and others, in waves: what others wait for first, the rest while that travels."""
         if self.best is None or self.problem.objective != "latency" or self.problem.model is None:
             return
-        origin = self.best.origin
         for plan in (self.best.plan, *others):
-            for waved in waves(self.problem, plan) if _size(plan) <= PARTS // 2 else ():
+            if _size(plan) <= PARTS // 2:
+                self._in_waves(plan, self.best.origin)
+
+    def _in_waves(self, plan: Plan, origin: str) -> None:
+        """Evaluates a plan in waves of the usual shares, then of shares nearer and nearer to that of the best one."""
+        best = 1.0
+        for step in (0.0, *NEARER):
+            for share, waved in waves(self.problem, plan, (best - step, best + step) if step else SHARES):
                 if self.allowance.over():
                     return
-                self.evaluate([(waved, origin)])
+                if self.evaluate([(waved, origin)]):
+                    best = share
+            if best == 1.0:
+                return
 
     def _is_hopeless(self, tables: Tables, selection: Sequence[int]) -> bool:
         """Whether the tables' seconds are so many that simulating them is in vain."""

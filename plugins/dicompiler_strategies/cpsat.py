@@ -6,8 +6,7 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from dicompiler.plugin_api import INTERRUPTED, Plan, Problem, Strategy, UsageError
-from dicompiler_strategies.allowance import BUDGET, Allowance
+from dicompiler.plugin_api import BUDGET, INTERRUPTED, Allowance, Plan, Problem, Strategy, UsageError
 from dicompiler_strategies.candidates import CandidateSearch, Evaluated
 from dicompiler_strategies.tables.choices import BASES, FINISHES, KINDS, SHARES, ChoiceSet
 from dicompiler_strategies.tables.cost_tables import Tables, tables
@@ -67,7 +66,10 @@ class CpSat(Strategy):
         tables, and plans around the best of them, the one that the simulator, in which sending goes on beside
         computing, finds best; without what nobody reads of it.
         """
-        allowance = Allowance(self.budget)
+        return self.plan_within(problem, Allowance(self.budget))
+
+    def plan_within(self, problem: Problem, allowance: Allowance) -> Plan:
+        """The same with what is allowed in the place of the budget."""
         return self.evaluated(self.tables(problem, allowance), allowance).plan
 
     def evaluated(self, cost_tables: Tables, allowance: Allowance | None = None) -> Evaluated:
@@ -112,6 +114,12 @@ class CpSat(Strategy):
             # Extra rows save messages, not work: there are no more than needed, for the solver's sake.
             options = replace(options, extra=min(self.extra, 1), bases=self.bases[:2][-1:])
         return tables(problem, fitting(problem, options, allowance.seconds / 2), allowance)
+
+    def pays(self, problem: Problem, seconds: float) -> bool:
+        """Whether half of so many seconds fill the tables of all choices that are asked for."""
+        from dicompiler_strategies.joint.fitting import fitting
+
+        return fitting(problem, self.options(), seconds / 2) == self.options()
 
 
 def gradient_selections(cost_tables: Tables, allowance: Allowance) -> list[tuple[int, ...]]:

@@ -14,10 +14,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, macs
+from dicompiler.plugin_api import BUDGET, Allowance, DicompilerError, Plan, Problem, Strategy, macs
 from dicompiler_strategies.candidates import LAMBDAS, CandidateSearch
 from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
-from dicompiler_strategies.tables.choices import ChoiceSet
+from dicompiler_strategies.tables.choices import NEAR, ChoiceSet
 from dicompiler_strategies.tables.cost_tables import Tables, original, restricted, tables
 from dicompiler_strategies.trimming import trimmed
 
@@ -43,35 +43,51 @@ class Heads(Strategy):
     name: ClassVar[str] = "heads"
     counts: tuple[int, ...] = field(default=(), metadata={"help": "numbers of devices; by default all, and half"})
     waves: bool = field(default=True, metadata={"help": "whether parts may go in waves, what others wait for first"})
+    budget: float = field(default=BUDGET, metadata={"help": "seconds of a common computer that its work may come to"})
 
     def __post_init__(self) -> None:
         if any(count < 2 for count in self.counts):
             raise ValueError(f"counts are numbers of devices of at least 2, not {min(self.counts)}")
+        if not self.budget > 0:
+            raise ValueError(f"budget must be more than 0 s, not {self.budget:g}")
 
     def plan(self, problem: Problem) -> Plan:
-        """The best plan found. Raises DicompilerError for a network without attention, and where none fits."""
+        """The best plan found. Raises DicompilerError for a network without attention, and where none fits, or the
+        budget is over before there is one."""
+        return self._plan(problem, Allowance(self.budget), self.waves)
+
+    def plan_within(self, problem: Problem, allowance: Allowance) -> Plan:
+        """The same of what is allowed, not in waves."""
+        return self._plan(problem, allowance, waves=False)
+
+    def _plan(self, problem: Problem, allowance: Allowance, waves: bool) -> Plan:
         if not has_attention(problem):
             raise DicompilerError("heads: the network has no attention that can be cut: take another strategy")
-        search = CandidateSearch(problem, self.name)
+        search = CandidateSearch(problem, self.name, allowance)
         devices = len(problem.platform.computing)
         for count in self.counts or sorted({devices, -(-devices // 2)} - {1}, reverse=True):
             for shares in ("equal", "rate"):
-                cost_tables = few_choices(problem, count, shares)
+                if search.best is not None and allowance.over():
+                    break
+                filled = Allowance()
+                cost_tables = few_choices(problem, count, shares, filled)
+                allowance.spend(filled.spent)
                 if search.evaluate((plan, "heads") for plan in _plans(cost_tables)):
                     best = cost_tables
         if search.best is None:
             raise DicompilerError("heads: no plan fits into memory: give hosts more, or add some")
         search.spare(best)
         search.best = replace(search.best, plan=trimmed(problem, search.best.plan))
-        if self.waves:
+        if waves:
             search.overlap(rows_alone(best))
-        return search.best.plan
+        return replace(search.best.plan, note=allowance.note())
 
 
-def few_choices(problem: Problem, count: int, shares: str) -> Tables:
-    """The tables of the few choices that each layer has: all on so many devices, in such shares."""
-    options = ChoiceSet(KINDS, (count,), 0, (shares,), ("balanced",), ("rows", "all"), each=False)
-    return tables(problem, options)
+def few_choices(problem: Problem, count: int, shares: str, allowance: Allowance | None = None) -> Tables:
+    """The tables of the few choices that each layer has: all on so many devices, in such shares. DicompilerError where
+    the allowance is over before they are filled."""
+    options = ChoiceSet(KINDS, (count,), 0, (shares, NEAR), ("balanced",), ("rows", "all"), each=False)
+    return tables(problem, options, allowance)
 
 
 def has_attention(problem: Problem) -> bool:

@@ -7,7 +7,7 @@ After Galaxy (Ye et al., arXiv 2405.17245), which sends what is computed while i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dicompiler.plugin_api import (
@@ -32,22 +32,25 @@ from dicompiler.plugin_api import (
 SHARES = (1.0, 0.7, 0.6, 0.8, 0.5)
 """Of the rows that the first wave has. 1: there is but one, and what nobody waits for comes behind it. What it sends
 travels while the second one computes, so it is the larger one."""
+NEARER = (0.05, 0.025)
+"""How far from the best of these shares others may be better, in turn: rows are whole ones."""
 BEHIND, FIRST, SECOND = range(3)
 """Lanes. What comes behind the waves is read by the next run of layers, and comes before all else of it."""
 
 
-def waves(problem: Problem, plan: Plan) -> Iterator[Plan]:
-    """The plan with its parts in waves, for each of the SHARES; nothing where no device has work that can be put off,
-    and for plans that have lanes, replicas or losses. Raises DicompilerError where the plan does not fit the layers."""
+def waves(problem: Problem, plan: Plan, shares: Sequence[float] = SHARES) -> Iterator[tuple[float, Plan]]:
+    """The plan with its parts in waves, for each of the shares, which it stands beside; nothing where no device has
+    work that can be put off, and for plans that have lanes, replicas or losses. Raises DicompilerError where the plan
+    does not fit the layers."""
     if plan.replicas or plan.losses or any(part.lane for parts in plan.layers.values() for part in parts):
         return
     flow = _Flow.of(route_on(problem.platform, problem.layers, plan))
     tried = [plan]
-    for share in SHARES:
+    for share in shares:
         waved = flow.waved(plan, share)
         if waved not in tried:
             tried.append(waved)
-            yield waved
+            yield share, waved
 
 
 @dataclass(frozen=True)

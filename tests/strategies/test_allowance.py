@@ -17,8 +17,8 @@ from dicompiler.ir.devices import Host
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.plugin.registry import registry
+from dicompiler.search.allowance import Allowance
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.allowance import Allowance
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.dp.strategy import Dp
 from dicompiler_strategies.gradient.strategy import Gradient

@@ -24,9 +24,9 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
+from dicompiler.search.allowance import Allowance
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
-from dicompiler_strategies.allowance import Allowance
 from dicompiler_strategies.auto import Auto
 from dicompiler_strategies.candidates import neighbours, optima
 from dicompiler_strategies.cpsat import CpSat

@@ -25,8 +25,8 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
 from dicompiler.partition.routing import route
+from dicompiler.search.allowance import Allowance
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.allowance import Allowance
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.joint import relaxation
 from dicompiler_strategies.joint.elimination import graph, min_marginals, minimise

@@ -42,7 +42,7 @@ def test_a_plan_in_waves_computes_the_same_bits_and_sends_the_bytes_it_predicts(
     plan = replace(plan, layers={n: tuple(replace(p, lane=0) for p in own) for n, own in plan.layers.items()})
     inputs = integers(rng, model.proto)
     reference = run_model(model, inputs)
-    for waved in waves(Problem(layers, CLUSTER, model=model), plan):
+    for _, waved in waves(Problem(layers, CLUSTER, model=model), plan):
         placed = Partition().run(Compilation(model=model, layers=layers, plan=waved))
         execution = Executor(cut(placed.model, waved.devices)).run(inputs)
         assert all(np.array_equal(reference[name], execution.outputs[name]) for name in reference)
@@ -64,7 +64,7 @@ def rows() -> tuple[Problem, Plan]:
 def test_keys_and_values_leave_while_the_rest_is_computed_and_queries_come_last() -> None:
     """Some rows of keys and values → send, the other rows → send, queries, attention of all rows."""
     problem, plan = rows()
-    one, two, *_ = waves(problem, plan)
+    (_, one), (_, two), *_ = waves(problem, plan)
     before, once, twice = (problem.evaluate(each).latency_s for each in (plan, one, two))
     assert twice < once < before
     check_plan(problem, two)
@@ -111,7 +111,7 @@ def test_strategies_take_waves_where_the_simulator_likes_them() -> None:
 def test_plans_with_an_order_of_their_own_stay_as_they_are() -> None:
     """With lanes, replicas or losses, and where no device sends anything that it could compute sooner."""
     problem, plan = rows()
-    waved = next(waves(problem, plan))
+    _, waved = next(waves(problem, plan))
     replicas = replace(plan, replicas=({}, {"d0": "d1", "d1": "d0"}))
     losses = replace(plan, losses=(Loss(("d1",), problem.whole("d0")),))
     assert [list(waves(problem, one)) for one in (waved, replicas, losses, problem.whole("d0"))] == [[]] * 4
@@ -121,7 +121,7 @@ def test_plans_with_an_order_of_their_own_stay_as_they_are() -> None:
 def test_what_nobody_waits_for_comes_behind_what_is_sent() -> None:
     """The first is of one wave: parts are as they were, and queries alone have a lane of their own."""
     problem, plan = rows()
-    behind = next(waves(problem, plan))
+    _, behind = next(waves(problem, plan))
     regions = {name: [replace(part, lane=0) for part in own] for name, own in behind.layers.items()}
     assert regions == {name: list(own) for name, own in plan.layers.items()}
     late = [name for name, own in behind.layers.items() if own[0].lane == 0]

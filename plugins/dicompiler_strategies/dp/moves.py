@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from dicompiler.plugin_api import (
+    Allowance,
     Key,
     Layer,
     LayerGraph,
@@ -28,11 +29,11 @@ from dicompiler.plugin_api import (
     volume,
     with_interval,
 )
-from dicompiler_strategies.allowance import MOVES, Allowance
 from dicompiler_strategies.dp.boxes import Boxes, missing
 from dicompiler_strategies.dp.rows import Rows, lengths, union
 from dicompiler_strategies.dp.team import Form, Team
 from dicompiler_strategies.tables.footprints import Floats
+from dicompiler_strategies.work import MOVES
 
 Way = Literal["rows", "cut", "sums"]
 _HOPELESS = 2.0  # a block so many times slower than its layers one by one is not made longer
@@ -123,8 +124,7 @@ def moves(team: Team, rules: Rules, allowance: Allowance | None = None) -> list[
             *(() if alone else _cut(team, layer, rules, held)),
             *_rows(team, stop, rules, held, singles),
         ):
-            allowance.check()
-            allowance.spend(1 / MOVES)
+            allowance.claim(1 / MOVES)
             beginning[move.start].append(move)
     return beginning
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dicompiler.plugin_api import LayerGraph, Problem, full
-from dicompiler_strategies.allowance import MOVES, Allowance
+from dicompiler.plugin_api import Allowance, LayerGraph, Problem, full
 from dicompiler_strategies.dp.boxes import Boxes, missing
 from dicompiler_strategies.dp.moves import Move, packed_element_bytes
 from dicompiler_strategies.dp.team import Form, Team
 from dicompiler_strategies.tables.footprints import Floats
+from dicompiler_strategies.work import MOVES
 
 SUMMED_OBJECTIVES = ("latency", "energy", "communication")
 """Of dicompiler.base.objectives those that are sums over the moves; throughput and memory are maxima, which this search
@@ -104,8 +104,7 @@ def cheapest_path(
     best[0][_still_read(opening, last, 0)] = _Node(0.0, 0.0, 0.0, None, None)
     for place in range(len(graph.layers)):
         kept = sorted(best[place].items(), key=lambda entry: entry[1].cost)[:beam]
-        allowance.check()
-        allowance.spend(len(kept) * len(moves[place]) / MOVES)
+        allowance.claim(len(kept) * len(moves[place]) / MOVES)
         for state, node in kept:
             forms = dict(state)
             for move in moves[place]:

@@ -10,17 +10,19 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from dicompiler.plugin_api import (
+    BUDGET,
     INTERRUPTED,
+    Allowance,
     DicompilerError,
     Plan,
     Problem,
+    Spent,
     Strategy,
     UsageError,
     format_bytes,
     memory_needed,
     raw_nbytes,
 )
-from dicompiler_strategies.allowance import BUDGET, Allowance, Spent
 from dicompiler_strategies.dp.moves import Rules, moves, parts
 from dicompiler_strategies.dp.paper import choose, plan_parts
 from dicompiler_strategies.dp.search import SUMMED_OBJECTIVES, MovePath, Pricing, cheapest_path

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dicompiler_strategies.allowance import Allowance
+from dicompiler.plugin_api import Allowance
 from dicompiler_strategies.gradient.landscape import Landscape, Selections
 from dicompiler_strategies.tables.cost_tables import Edge
 from dicompiler_strategies.tables.footprints import Floats

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dicompiler_strategies.allowance import Allowance
+from dicompiler.plugin_api import Allowance
 from dicompiler_strategies.gradient.landscape import Landscape, Selections
 from dicompiler_strategies.tables.footprints import Floats
 

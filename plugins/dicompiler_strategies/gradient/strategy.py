@@ -9,8 +9,17 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from dicompiler.plugin_api import INTERRUPTED, DicompilerError, Plan, Problem, Strategy, UsageError, memory_lacking
-from dicompiler_strategies.allowance import BUDGET, Allowance
+from dicompiler.plugin_api import (
+    BUDGET,
+    INTERRUPTED,
+    Allowance,
+    DicompilerError,
+    Plan,
+    Problem,
+    Strategy,
+    UsageError,
+    memory_lacking,
+)
 from dicompiler_strategies.gradient import paper
 from dicompiler_strategies.gradient.landscape import Landscape, check_objective, landscapes
 from dicompiler_strategies.gradient.opportunities import space

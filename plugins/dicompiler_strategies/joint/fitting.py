@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dicompiler.plugin_api import Problem
-from dicompiler_strategies.allowance import FILLED
 from dicompiler_strategies.joint.elimination import LIMIT
 from dicompiler_strategies.tables.choices import ChoiceSet, choices
 from dicompiler_strategies.tables.footprints import shareable
 from dicompiler_strategies.tables.lines import lines
+from dicompiler_strategies.work import FILLED
 
 WORK = 1 << 23  # elements of the largest array of a table that the choice set may ask for
 

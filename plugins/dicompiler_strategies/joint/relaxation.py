@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dicompiler_strategies.allowance import Allowance
+from dicompiler.plugin_api import Allowance
 from dicompiler_strategies.joint.elimination import LIMIT, min_marginals, minimise
 from dicompiler_strategies.joint.model import JointModel
 from dicompiler_strategies.tables.footprints import Floats

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from dicompiler_strategies.allowance import Allowance
+from dicompiler.plugin_api import Allowance
 from dicompiler_strategies.joint.model import JointModel
 from dicompiler_strategies.joint.relaxation import SLACK, Relaxed
 

@@ -32,10 +32,12 @@ from dicompiler.plugin_api import (
     with_interval,
 )
 from dicompiler_strategies.named_axis import named_axis
+from dicompiler_strategies.tables.near import rows_near_source
 from dicompiler_strategies.tables.runs import cut_run, run_before, run_of
 
 KINDS = ("whole", "height", "grid", "lop", "lip")
 SHARES = ("equal", "rate", "memory")
+NEAR = "source"
 BASES = ("balanced", "nearest", "coarser")
 FINISHES = ("one", "channels", "rows", "all")
 
@@ -63,7 +65,8 @@ class ChoiceSet:
     kinds: of KINDS. counts: numbers of devices to split over, the fastest ones (of equals the first); () is every
     number from 2 on. extra: rows (and, of a grid, columns) that each tile computes beyond its share on each side, at
     most; they let a run of layers go without an exchange. shares: of SHARES: equal, in proportion to the compute rate,
-    or to the memory of the device's host (shared by the host's devices). bases: of BASES, where rows and columns are
+    or to the memory of the device's host (shared by the host's devices); or NEAR, rows of layers near the network's
+    input, of which its source computes more while the others' parts travel. bases: of BASES, where rows and columns are
     cut: "balanced" gives whole shares, the first ones one more; "nearest" cuts at the nearest row to the exact place,
     so that the cuts of maps of different sizes lie within a row of each other; "coarser" cuts where the next smaller
     map after the layer is cut (and takes its extra rows: twice as many before a pool of two). finishes: of FINISHES,
@@ -83,7 +86,7 @@ class ChoiceSet:
     def __post_init__(self) -> None:
         for field_name, given, known in (
             ("kinds", self.kinds, KINDS),
-            ("shares", self.shares, SHARES),
+            ("shares", self.shares, (*SHARES, NEAR)),
             ("bases", self.bases, BASES),
             ("finishes", self.finishes, FINISHES),
         ):
@@ -134,9 +137,11 @@ def _all(problem: Problem, layer: Layer, options: ChoiceSet) -> Iterator[Choice]
         if len(chosen) < count:
             continue
         for share in options.shares:
-            weights = _weights(problem, chosen, share)
+            weights = rows_near_source(problem, layer, chosen) if share == NEAR else _weights(problem, chosen, share)
+            if weights is None:
+                continue
             note = "" if share == "equal" else f" {share}"
-            for split in splitters:
+            for split in splitters if share != NEAR else (_height,):
                 yield from split(_Split(problem, layer, options, chosen, weights, note))
 
 

@@ -13,8 +13,7 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DicompilerError, Layer, LayerGraph, Plan, Problem
-from dicompiler_strategies.allowance import FILLED, Allowance, Spent
+from dicompiler.plugin_api import Allowance, DicompilerError, Layer, LayerGraph, Plan, Problem, Spent
 from dicompiler_strategies.tables.choices import Choice, ChoiceSet, choices
 from dicompiler_strategies.tables.footprints import (
     Floats,
@@ -31,6 +30,7 @@ from dicompiler_strategies.tables.footprints import (
     states_read,
 )
 from dicompiler_strategies.tables.lines import Lines, lines
+from dicompiler_strategies.work import FILLED
 
 Edge = tuple[int, int]
 Slots = tuple[tuple[int, int], ...]  # of an edge's tensors: places in the producer's outputs, in the consumer's inputs
@@ -49,9 +49,11 @@ class Tables:
     compute: seconds (choices, devices), weights: bytes (choices, devices), devices in the platform's order.
     node_traffic, traffic: the bytes that travel, where node and edge have the seconds.
 
-    Assumed: nothing overlaps, neither layers nor computing and sending; on a shared medium or a gateway one transfer
+    Assumed: nothing overlaps, neither layers nor computing and sending (but where runtimes cost something the source
+    computes while the network's inputs travel to others); on a shared medium or a gateway one transfer
     goes after another; on a switch all go at once, each edge by itself, until the busiest line is done; what several
-    devices hold is sent by the one whose share it is. A tensor that two layers read is sent for each of them, even to
+    devices hold is sent by the one whose share it is. Products of one tensor (keys and values) leave in one message. A
+    tensor that two layers read is sent for each of them, even to
     a device that has it by then; a part that nobody reads is computed. `cost.metrics.measure` counts such a tensor once
     and leaves such a part out: elsewhere the values are the same.
     """
@@ -150,6 +152,19 @@ def edges(layers: LayerGraph) -> dict[Edge, Slots]:
     return {edge: tuple(slots) for edge, slots in sorted(joined.items())}
 
 
+def accompanied(layers: LayerGraph) -> frozenset[int]:
+    """The layers, by place, that are a product of a tensor of which an earlier one is, too: keys and values. What they
+    make leaves together with what that makes, in one message for each receiver (`partition.segmentation`)."""
+    found, read = set[int](), set[str]()
+    for i, layer in enumerate(layers.layers):
+        node = layer.nodes[layer.anchor]
+        if not layer.reason and node.op in ("MatMul", "Gemm"):
+            if node.inputs[0] in read:
+                found.add(i)
+            read.add(node.inputs[0])
+    return frozenset(found)
+
+
 def kept_edges(layers: LayerGraph) -> dict[Edge, Slots]:
     """(who makes a state, who reads it), which can be one → the tensors in between."""
     joined: dict[Edge, list[tuple[int, int]]] = {}
@@ -169,6 +184,7 @@ class _Filler:
         self.lines = lines(problem)
         self.known: dict[Hashable, tuple[tuple[Choice, ...], Footprint]] = {}
         self.pairs: dict[Hashable, tuple[Floats, Floats]] = {}
+        self.accompanied = accompanied(problem.layers)
         self.alone: dict[Footprint, tuple[Floats, Floats]] = {}  # of layers without inputs and outputs of the graph
 
     def fill(self) -> Tables:
@@ -202,7 +218,7 @@ class _Filler:
         layer = self.problem.layers.layers[i]
         key = shareable(self.problem, layer)
         if key not in self.known:
-            self.allowance.check()
+            self.allowance.claim()
             layer_choices = choices(self.problem, layer, self.options)
             places = len(layer_choices) * len(self.problem.platform.devices)
             self.allowance.spend(places / FILLED[self.lines.uniform])
@@ -211,27 +227,46 @@ class _Filler:
 
     def _edge(self, prints: Sequence[Footprint], edge: Edge, slots: Slots) -> tuple[Floats, Floats]:
         producer, consumer = prints[edge[0]], prints[edge[1]]
-        key = producer, consumer, slots
+        lines = self.lines.together if edge[0] in self.accompanied else self.lines
+        key = producer, consumer, slots, lines is self.lines
         if key not in self.pairs:
-            self.allowance.check()
+            self.allowance.claim()
             flows = edge_flows(self.problem.layers, edge, slots, prints)
-            self.pairs[key] = carried(self.lines, flows, (len(producer.final), len(consumer.final)))
+            self.pairs[key] = carried(lines, flows, (len(producer.final), len(consumer.final)))
         return self.pairs[key]
 
     def _node(self, i: int, footprint: Footprint) -> tuple[Floats, Floats]:
         """Seconds and bytes (choices,) of what concerns this layer alone."""
         if footprint not in self.alone:
-            busy, merged = footprint.partial.max(axis=1) + footprint.final.max(axis=1), footprint.merged
-            self.alone[footprint] = busy + self.lines.time(merged), merged.sum(axis=(1, 2)).astype(np.float64)
+            merged = footprint.merged
+            self.alone[footprint] = self.lines.time(merged), merged.sum(axis=(1, 2)).astype(np.float64)
         seconds, sent = self.alone[footprint]
         inputs, outputs = end_flows(self.problem, self.problem.layers.layers[i], footprint)
+        there = np.zeros(len(seconds))
         for flow in inputs:
             time, moved = carried(self.lines, [flow], (1, len(seconds)))
-            seconds, sent = seconds + time[0], sent + moved[0]
+            there, sent = there + time[0], sent + moved[0]
+        seconds = seconds + self._busy(footprint, there)
         for flow in outputs:
             time, moved = carried(self.lines, [flow], (len(seconds), 1))
             seconds, sent = seconds + time[:, 0], sent + moved[:, 0]
         return seconds, sent
+
+    def _busy(self, footprint: Footprint, there: Floats) -> Floats:
+        """Seconds (choices,) until the slowest device has computed, `there` (choices,) until the network's inputs have
+        come. Where runtimes are known their source, which has them, computes meanwhile."""
+        waits = np.ones(len(self.problem.platform.devices), bool)
+        if there.any() and self.lines.runtime is not None:
+            source, _ = source_and_sink(self.problem)
+            waits = np.array([device.name not in source for device in self.problem.platform.devices])
+
+        def slowest(which: NDArray[np.bool_]) -> Floats:
+            partial, final = (
+                array[:, which].max(axis=1, initial=0.0) for array in (footprint.partial, footprint.final)
+            )
+            return np.asarray(partial + final)
+
+        return np.asarray(np.maximum(slowest(~waits), there + slowest(waits)))
 
 
 def edge_flows(layers: LayerGraph, edge: Edge, slots: Slots, footprints: Sequence[Footprint]) -> list[Flow]:

@@ -5,7 +5,7 @@ Problem → Lines;   Lines + bytes from device to device → seconds until all o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -23,6 +23,12 @@ class Runtimes:
     byte: Floats
     calling: Floats
     copy: Floats
+    joined: Floats
+
+    @cached_property
+    def together(self) -> Runtimes:
+        """Of messages that leave together with others for the same devices, for whom the receiver is called anyway."""
+        return replace(self, send=self.send * self.joined, receive=self.receive * self.joined, calling=0 * self.calling)
 
     def handled(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
         """Bytes (…, senders, receivers) → seconds (…) of the busiest sender, then of the busiest receiver, which calls
@@ -94,6 +100,13 @@ class Lines:
         return count * rate + latency * (count > 0)
 
     @cached_property
+    def together(self) -> Lines:
+        """Of messages that leave together with others for the same devices: what comes once has come with these."""
+        if self.runtime is None:
+            return self
+        return replace(self, latency=0 * self.latency, runtime=self.runtime.together)
+
+    @cached_property
     def _only(self) -> tuple[float, float]:
         return self.seconds.max(), self.latency.max(initial=0.0)
 
@@ -130,7 +143,7 @@ def lines(problem: Problem) -> Lines:
 
 def runtimes(problem: Problem) -> Runtimes:
     """What the problem's runtimes cost."""
-    return Runtimes(*(_each(problem, name) for name in ("send", "receive", "byte", "calling", "copy")))
+    return Runtimes(*(_each(problem, name) for name in ("send", "receive", "byte", "calling", "copy", "joined")))
 
 
 def line_times(problem: Problem) -> tuple[Floats, Floats, Floats]:

@@ -7,19 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 
 BUDGET = 30.0
 """Seconds that a search may take by default."""
-FILLED: Mapping[bool, int] = {True: 10_000, False: 7_000}
-"""Places for parts that tables fill in a second on a common computer, on a network of uniform lines and on another:
-measured on DenseNet-121 with 6 and 8 devices."""
-EVALUATED = 3_000
-"""Parts of plans that are simulated in a second on a common computer: measured on networks of 60 to 2 000 layers."""
 STEP, ELEMENT = 2e-5, 5e-9
 """Seconds of a step of a search over tables (some calls of numpy), and of each element that it reads."""
-MOVES = 5_000
-"""Moves of the dynamic programme that are made, and tried in some states, in a second."""
 
 
 class Spent(Exception):
@@ -78,10 +70,12 @@ class Allowance:
         self._over = self._over or self.spent >= self.seconds or self.seconds_to_deadline() < 0
         return self._over
 
-    def check(self) -> None:
-        """Raises Spent where it is over."""
+    def claim(self, seconds: float = 0.0) -> None:
+        """Counts a piece of work that has to be done for there to be any result: what is begun is done to its end.
+        Raises Spent where it is over already."""
         if self.over():
             raise Spent
+        self.spend(seconds)
 
     def note(self) -> str:
         """What a plan says that came of a search which was cut off; '' of one that was not."""
