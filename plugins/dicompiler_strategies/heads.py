@@ -104,8 +104,7 @@ def rows_alone(cost_tables: Tables) -> list[Plan]:
 
 def _plans(cost_tables: Tables) -> Iterator[Plan]:
     """The best for each price of sending, first of the choices with the least weights on the fullest device; of rows
-    alone and of all choices where memory is not what is asked for. Of rows keys and values leave in one message, which
-    the tables take for two: they need not be better by these."""
+    alone and of all choices where memory is not what is asked for: without barriers rows may be better than these."""
     least = [np.flatnonzero(held.max(axis=1) == held.max(axis=1).min()) for held in cost_tables.weights]
     every = [np.arange(count) for count in cost_tables.counts]
     memory = cost_tables.problem.objective == "memory"

@@ -102,7 +102,6 @@ SEARCH = """
 import logging, sys
 from dicompiler import networks
 from dicompiler.driver.prepare import load_problem
-from dicompiler_strategies.allowance import Allowance
 from dicompiler_strategies.auto import Auto
 logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
 posed = load_problem(networks.build("resnet18", 0), "rpi4x4")

@@ -30,6 +30,7 @@ from dicompiler_strategies.tables.footprints import (
     states_read,
 )
 from dicompiler_strategies.tables.lines import Lines, lines
+from dicompiler_strategies.tables.together import accompanied
 from dicompiler_strategies.work import FILLED
 
 Edge = tuple[int, int]
@@ -150,19 +151,6 @@ def edges(layers: LayerGraph) -> dict[Edge, Slots]:
                 i = layers.position[producer.name]
                 joined.setdefault((i, j), []).append((producer.outputs.index(tensor), slot))
     return {edge: tuple(slots) for edge, slots in sorted(joined.items())}
-
-
-def accompanied(layers: LayerGraph) -> frozenset[int]:
-    """The layers, by place, that are a product of a tensor of which an earlier one is, too: keys and values. What they
-    make leaves together with what that makes, in one message for each receiver (`partition.segmentation`)."""
-    found, read = set[int](), set[str]()
-    for i, layer in enumerate(layers.layers):
-        node = layer.nodes[layer.anchor]
-        if not layer.reason and node.op in ("MatMul", "Gemm"):
-            if node.inputs[0] in read:
-                found.add(i)
-            read.add(node.inputs[0])
-    return frozenset(found)
 
 
 def kept_edges(layers: LayerGraph) -> dict[Edge, Slots]:

@@ -23,11 +23,15 @@ from dicompiler.plugin_api import (
 )
 from dicompiler_strategies.named_axis import named_axis
 
+LEAST = 1e-12
+"""Seconds of a layer."""
+
 
 def rows_near_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -> list[float] | None:
     """How many rows each of the devices computes of the first layer that multiplies behind the network's input: all
-    are done at once, if those of the others are sent one after another and then computed. The same for what only puts
-    that layer's rows into another shape. None for other layers, and where not one of several devices is the source."""
+    are done at once, if those of the others, shared out by how fast they are, are sent one after another and then
+    computed. The same for what only puts that layer's rows into another shape. None for other layers, and where not
+    one of several devices is the source."""
     first, source = first_layers(problem.layers).get(layer.name), problem.source or (problem.platform.devices[0].name,)
     own = [device for device in devices if (device.name,) == source]
     axis = None if first is None else named_axis(problem.layers, first, "height")
@@ -35,12 +39,12 @@ def rows_near_source(problem: Problem, layer: Layer, devices: Sequence[Device]) 
         return None
     rows = output_shape(problem.layers, first)[axis]
     others = [device for device in devices if device is not own[0]]
-    computed, beside = (_seconds(problem, first, device) for device in (own[0], others[0]))
+    computed, rates = _seconds(problem, first, own[0]), [1 / _seconds(problem, first, device) for device in others]
     link = problem.platform.link(own[0].name, others[0].name)
     sent = 0.0 if link is None else sum(link.seconds(_nbytes(problem.layers, name), 0.0) for name in first.inputs)
-    there = sent + beside / len(others)
+    there = sent + 1 / sum(rates)
     kept = min(rows, round(rows * there / (computed + there)))
-    rest = iter([stop - start for start, stop in shares(rows - kept, [1.0] * len(others))])
+    rest = iter([stop - start for start, stop in shares(rows - kept, rates)])
     return [float(kept) if device is own[0] else float(next(rest)) for device in devices]
 
 
@@ -64,7 +68,9 @@ def first_layers(layers: LayerGraph) -> dict[str, Layer]:
 
 
 def _seconds(problem: Problem, layer: Layer, device: Device) -> float:
-    return problem.cost.seconds(problem.layers, layer, Share(full(output_shape(problem.layers, layer))), device)
+    """More than 0, whatever a profile says."""
+    seconds = problem.cost.seconds(problem.layers, layer, Share(full(output_shape(problem.layers, layer))), device)
+    return max(seconds, LEAST)
 
 
 def _nbytes(layers: LayerGraph, name: str) -> int:
