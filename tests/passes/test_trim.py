@@ -13,11 +13,16 @@ from support import modern
 import dicompiler
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.counting import flops
-from dicompiler.driver.prepare import prepare
+from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part
+from dicompiler.ir.regions import Region
+from dicompiler.partition.routing import route
 from dicompiler.partition.tiling import whole_plan
 from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.testing import check_plan, cluster
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler.verify.executor import run_model
 
@@ -30,6 +35,18 @@ g (float[1, 8, 4] x) => (float[1, 4] y)
     t = Concat <axis = 2> (s, s)
     m = Add (t, x)
     y = Gather <axis = 1> (m, row)
+}"""
+
+
+QUERY = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 8, 16] x) => (float[1, 1, 16] y)
+<int64[1] row = {2}> {
+    n = MatMul (x, w)
+    q = MatMul (n, w)
+    k = MatMul (n, w)
+    t = Transpose <perm = [0, 2, 1]> (k)
+    s = MatMul (q, t)
+    z = MatMul (s, n)
+    y = Gather <axis = 1> (z, row)
 }"""
 
 
@@ -47,6 +64,26 @@ def test_a_layer_computes_only_the_rows_that_are_read_and_the_numbers_stay() -> 
     expected, got = (run_model(model, given) for model in (prepared.reference, prepared.model))
     assert np.allclose(expected["y"], got["y"], atol=1e-6) and expected["y"].shape == got["y"].shape
     assert prepare(prepared.model).reference is None  # nothing is left to trim
+
+
+def test_a_slice_that_trim_makes_takes_only_what_it_reads() -> None:
+    """Of a tensor that is read in full by others, and of which several devices hold rows: a query of all keys."""
+    proto = onnx.parser.parse_model(QUERY)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(16, dtype=np.float32), "w"))
+    problem = load_problem(proto, cluster("switch", 1, 1, 1))
+    layers = problem.layers
+    (sliced,) = layers.sparing
+    assert layers.by_name[sliced].inputs == ("n",) and layers.tensors["q"].shape == (1, 1, 16)
+    parts = {layer.name: (Part("d1"),) for layer in layers.layers} | {sliced: (Part("d2"),)}
+    parts["n"] = tuple(Part(f"d{i}", ((0, 1), (4 * i, 4 * i + 4), (0, 16))) for i in range(2))
+    plan = problem.plan(parts | {layers.producer["q"].name: (Part("d2"),)})
+
+    def received(there: LayerGraph) -> list[Region | None]:
+        return [box.region for box in route(there, plan, problem.platform.host_of).received if box.device == "d2"]
+
+    assert received(layers) == [((0, 1), (2, 3), (0, 16))]
+    assert len(received(replace(layers, sparing=frozenset()))) == 2  # all rows, of both devices
+    check_plan(problem, plan)
 
 
 def test_where_all_is_read_the_model_stays_as_it_is() -> None:
