@@ -22,6 +22,8 @@ from dicompiler.search.problem import Problem
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.dp.strategy import Dp
 from dicompiler_strategies.gradient.strategy import Gradient
+from dicompiler_strategies.heads import Heads
+from dicompiler_strategies.single import Single
 
 Search = Callable[[Problem, Allowance], Plan]
 
@@ -80,6 +82,25 @@ def test_a_search_with_memory_limits_stops_too(name: str) -> None:
     assert allowance.spent <= 1.1 * allowance.seconds
 
 
+def test_heads_counts_its_work_and_has_a_plan_of_the_first_tables_at_least() -> None:
+    small = {"size": 3, "layers": 1, "hidden": 16, "heads": 4, "kv_heads": 2, "vocabulary": 20}
+    problem = load_problem(networks.build("llama_small", 1, **small), cluster("switch", 1, 1))
+    whole = Allowance()
+    best = Heads().plan_within(problem, whole)
+    assert best.note == "" and whole.spent > 0 and best == Heads(waves=False).plan(problem)
+    late = Heads(budget=1e-9).plan(problem)
+    assert late.note == "the search ended after its budget of 1e-09 s"
+    least = Allowance(1e-9)
+    assert Heads().plan_within(problem, least).note == late.note and 0 < least.spent < whole.spent
+    problem.evaluate(late)
+
+
+def test_a_strategy_that_counts_nothing_is_asked_for_its_plan() -> None:
+    problem, allowance = posed(), Allowance(1.0)
+    assert Single().plan_within(problem, allowance) == Single().plan(problem)
+    assert allowance.spent == 0.0 and not allowance.late
+
+
 def test_a_deadline_stops_a_search() -> None:
     allowance = Allowance(deadline=0.0)
     assert allowance.over() and allowance.late and not allowance.step()
@@ -88,7 +109,7 @@ def test_a_deadline_stops_a_search() -> None:
         Gradient().plan_within(posed(), allowance)
 
 
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("name", [*SEARCHES, "heads"])
 def test_a_budget_is_more_than_nothing(name: str) -> None:
     with pytest.raises(UsageError, match="budget"):
         registry().make("strategies", f"{name}{{budget=0}}")

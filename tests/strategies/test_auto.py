@@ -175,6 +175,33 @@ def test_auto_takes_its_plan_where_that_is_best() -> None:
     assert not latency.replicas
 
 
+@pytest.mark.parametrize("bandwidth", [1e9, 1e3])
+def test_of_a_large_network_dp_is_asked_before_cpsat_which_is_left_out_if_that_splits(
+    bandwidth: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Large: of more layers times devices than MOST, and of more choices than half of the budget pays for."""
+    monkeypatch.setattr("dicompiler_strategies.auto.MOST", 10)
+    monkeypatch.setattr(CpSat, "pays", lambda *_: False)
+    caplog.set_level(logging.INFO, logger="dicompiler")
+    posed = load_problem(networks.build("tiny", 0), rated("switch", 1, 1, 1, bandwidth=bandwidth))
+    plan = Auto(strategies=("single", "cpsat", "dp"), tries=0).plan(posed)
+    asked = [record.getMessage() for record in caplog.records if "auto: asks" in record.getMessage()]
+    split = len(plan.devices) > 1
+    assert split == (bandwidth > 1e6)
+    assert asked == [f"auto: asks {name}" for name in ("single", "dp", *(() if split else ("cpsat",)))]
+    monkeypatch.undo()  # what is paid for is asked in its turn
+    caplog.clear()
+    caplog.set_level(logging.INFO, logger="dicompiler")
+    Auto(strategies=("single", "cpsat", "dp"), tries=0).plan(posed)
+    asked = [record.getMessage() for record in caplog.records if "auto: asks" in record.getMessage()]
+    assert asked == [f"auto: asks {name}" for name in ("single", "cpsat", "dp")]
+
+
+def test_the_tables_of_a_small_budget_do_not_pay() -> None:
+    posed = problem("lenet")
+    assert CpSat().pays(posed, 1e3) and not CpSat().pays(posed, 1e-3)
+
+
 def test_what_takes_long_ends_with_the_budget() -> None:
     lenet = problem("lenet")
     with pytest.raises(DicompilerError, match="the budget is over before they are filled"):
