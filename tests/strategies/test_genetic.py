@@ -13,6 +13,7 @@ import pytest
 from support.layer_graphs import formed, stack
 
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.devices import Device, Host, Link, Network
 from dicompiler.ir.layers import LayerGraph
@@ -111,6 +112,16 @@ def test_the_batched_model_says_what_each_plan_is_estimated_at(
     check_agreement(
         problem, np.concatenate((rows, np.sort(rows[:10], axis=1), np.tile(np.arange(5), (len(rows[0]), 1)).T))
     )
+
+
+@pytest.mark.parametrize("kind", ["switch", "shared"])
+def test_the_batched_model_agrees_where_runtimes_cost_something(kind: str) -> None:
+    """Of a row of layers, of which each waits for one message; devices differ in what theirs cost."""
+    layers, platform = stack((1, 4, 16, 16), [("conv", 4, 3, 1, 1, 1)] * 6), boards(kind)
+    costs = RuntimeCosts(1e-4, 3e-4, 2e-4, 1e-9, 5e-5, call=1e-4, cold=3e-5, headers=0.05)
+    runtime = {device.name: costs.times(1 + i) for i, device in enumerate(platform.devices)}
+    problem = Problem(layers, platform, source=("a0",), runtime=runtime)
+    check_agreement(problem, np.random.default_rng(3).integers(0, 5, (30, 6)))
 
 
 @pytest.mark.parametrize("network", ["resnet18", "squeezenet", "quirks", "light/shufflenet"])

@@ -65,7 +65,7 @@ class AnalyticModel:
     """The tables of a problem: everything that does not depend on who computes which layer.
 
     seconds (L, D); per pair of devices (sender · D + receiver): `per_byte`, `per_message` and `latency` in seconds,
-    0 within a host. sources: for each device the source that it has the inputs from.
+    see `line_times`; `lines`: what of the latency is the network's. sources: for each device the source that it has the inputs from.
 
     Assumed: every layer whole on one device. The numbers are then those of `Problem.estimate`, but for five things:
     received pieces of a tensor whose readers on a device overlap without being equal are all held until the last of
@@ -80,6 +80,7 @@ class AnalyticModel:
     per_byte: Array = field(repr=False)
     per_message: Array = field(repr=False)
     latency: Array = field(repr=False)
+    lines: Array = field(repr=False)
     runtimes: Runtimes = field(repr=False)
     sources: tuple[int, ...] = field(repr=False)
 
@@ -126,6 +127,7 @@ def analytic_model(problem: Problem) -> AnalyticModel:
         flows(layers),
         np.concatenate([problem.cost.fill(layers, layer, [Share()], platform.devices) for layer in layers.layers]),
         *line_times(problem),
+        platform.times[2].ravel(),
         runtimes(problem),
         _sources(problem),
     )
@@ -169,6 +171,7 @@ class _Batch:
         self.waited = np.zeros(
             (layers + 1, len(self.row))
         )  # latency of what a layer sends; the last row: of the inputs
+        self.farthest = np.zeros(len(self.row))  # latency of the longest line that is taken
         self.time = np.zeros(len(self.row))
 
     def run(self) -> dict[str, NDArray[Any]]:
@@ -276,6 +279,7 @@ class _Batch:
         self.time[chosen] += seconds + handled
         waited = self.waited[flow.producer]
         waited[chosen] = np.maximum(waited[chosen], self.model.latency[pair])
+        self.farthest[chosen] = np.maximum(self.farthest[chosen], self.model.lines[pair])
 
     def _compute(self) -> None:
         for layer in self.model.flows.live:
@@ -317,7 +321,7 @@ class _Batch:
         used = used.reshape(shape)
         switch = model.problem.platform.network.kind == "switch"
         lines = np.concatenate([model.hosts @ out, model.hosts @ into]) if switch else out.sum(axis=0, keepdims=True)
-        period = np.maximum(compute.max(axis=0), lines.max(axis=0) + self.waited.max(axis=0))
+        period = np.maximum(compute.max(axis=0), lines.max(axis=0) + self.farthest)
         active, idle, network = (model.power(kind) for kind in ("active", "idle", "network"))
         frame = active * compute + idle * np.maximum(0.0, self.time - compute)
         stream = active * compute + idle * np.maximum(0.0, period - compute) + network * (out + into)

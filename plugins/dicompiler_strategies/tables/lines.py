@@ -63,8 +63,8 @@ class Lines:
     """The network as lines that carry bytes: one on a shared medium or a gateway, two for each host on a switch.
 
     seconds: (sender · receiver pairs, lines) for each byte; message: the same for each transfer; latency: (pairs,).
-    All are 0 between devices of one host. uniform: whether the lines are one and every byte costs the same on it, so
-    that senders do not matter. runtime: None where runtimes cost nothing.
+    Between devices of one host all are 0, but for the latency of the receiver's runtime. uniform: whether the lines are
+    one and every byte costs the same on it, so that senders do not matter. runtime: None where runtimes cost nothing.
     """
 
     seconds: Floats
@@ -117,9 +117,11 @@ class Lines:
 
     @cached_property
     def alike(self) -> float | None:
-        """The latency where all joined pairs have the same, so that it does not matter who sends; else None."""
-        latencies = set(self.latency[self.seconds.any(axis=1)].tolist())
-        return latencies.pop() if len(latencies) == 1 else None
+        """The latency where all joined pairs have the same, so that it does not matter who sends, and those of one host
+        none; else None."""
+        joined = self.seconds.any(axis=1)
+        latencies = set(self.latency[joined].tolist())
+        return latencies.pop() if len(latencies) == 1 and not self.latency[~joined].any() else None
 
 
 def lines(problem: Problem) -> Lines:
@@ -148,12 +150,12 @@ def runtimes(problem: Problem) -> Runtimes:
 
 def line_times(problem: Problem) -> tuple[Floats, Floats, Floats]:
     """Seconds (sender · receiver pairs,) on the lines: that a byte takes, with what travels beside it; that a message
-    takes beside its bytes; of latency, with that of the receiver's runtime. 0 on one host."""
+    takes beside its bytes; of latency, with that of the receiver's runtime. On one host the last alone is waited for."""
     byte, once, latency = problem.platform.times.reshape(3, -1)
     count = len(problem.platform.devices)
     headers, gap = (np.repeat(_each(problem, name), count) for name in ("headers", "gap"))
-    woken = np.tile(_each(problem, "latency"), count)
-    return byte * (1 + headers), np.where(byte > 0, once + gap, 0.0), np.where(byte > 0, latency + woken, 0.0)
+    woken = (_each(problem, "latency") * ~np.eye(count, dtype=bool)).ravel()
+    return byte * (1 + headers), np.where(byte > 0, once + gap, 0.0), np.where(byte > 0, latency, 0.0) + woken
 
 
 def _each(problem: Problem, name: str) -> Floats:
