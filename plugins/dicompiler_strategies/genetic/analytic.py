@@ -65,7 +65,8 @@ class AnalyticModel:
     """The tables of a problem: everything that does not depend on who computes which layer.
 
     seconds (L, D); per pair of devices (sender · D + receiver): `per_byte`, `per_message` and `latency` in seconds,
-    see `line_times`; `lines`: what of the latency is the network's. sources: for each device the source that it has the inputs from.
+    see `line_times`; `lines`: what of the latency is the network's.
+    sources: for each device the source that it has the inputs from.
 
     Assumed: every layer whole on one device. The numbers are then those of `Problem.estimate`, but for five things:
     received pieces of a tensor whose readers on a device overlap without being equal are all held until the last of

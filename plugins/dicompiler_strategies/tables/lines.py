@@ -150,7 +150,7 @@ def runtimes(problem: Problem) -> Runtimes:
 
 def line_times(problem: Problem) -> tuple[Floats, Floats, Floats]:
     """Seconds (sender · receiver pairs,) on the lines: that a byte takes, with what travels beside it; that a message
-    takes beside its bytes; of latency, with that of the receiver's runtime. On one host the last alone is waited for."""
+    takes beside its bytes; of latency, with that of the receiver's runtime, all there is on one host."""
     byte, once, latency = problem.platform.times.reshape(3, -1)
     count = len(problem.platform.devices)
     headers, gap = (np.repeat(_each(problem, name), count) for name in ("headers", "gap"))
