@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
+from dicompiler.ir.routing import Routing
 from dicompiler.ir.states import states_of
 from dicompiler.partition.lowering import split, split_unchecked
 from dicompiler.partition.routing import route_on
@@ -165,54 +166,70 @@ def verify(
     from dicompiler.verify.comparison import Verification, exact, transfers
     from dicompiler.verify.deadline import Deadline, until
     from dicompiler.verify.given import advising, given_frames
-    from dicompiler.verify.narrowed import check_held, deviation
+    from dicompiler.verify.narrowed import check_held
 
     deadline = Deadline(RunOptions().within(timeout).timeout_s)
     path, target, model = _open(directory, weights=True, runs=True)
-    plan, platform = plans.load_plan(path / PLAN), Platform.load(path / PLATFORM)
-    frames = given_frames(model, inputs)
-    given = frames[0]
-
-    def compiled(variant: Model, chosen: Plan | None = None) -> Compilation:
-        base = replace(prepare(variant), platform=platform)
-        assert base.layers is not None
-        return split(replace(base, plan=chosen or whole_plan(base.layers, platform.fastest.name)))
-
-    def program(variant: Model, chosen: Plan | None = None) -> Program:
-        result = compiled(variant, chosen).program
-        assert result is not None
-        return result
-
-    geometry = replace(plan, wire=plan.wire.exact)
+    plan, splits = plans.load_plan(path / PLAN), _Splits(Platform.load(path / PLATFORM))
+    frames, geometry = given_frames(model, inputs), replace(plan, wire=plan.wire.exact)
     log.info("check models, split by the same plan")
     with until(deadline, "verify: exact"):
         rules, layers = registry().rules, prepare(model).layers
-        checks = [exact(model, lambda variant: program(variant, geometry), rules=rules, layers=layers)]
+        checks = [exact(model, lambda variant: splits.program(variant, geometry), rules=rules, layers=layers)]
     log.info("the programs themselves, against onnxruntime")
     count = len(plan.turns)  # a frame of each
     frames = frames if len(frames) > 1 else frames * count
     with advising(model, inputs):
-        result = target.run(path, frames, RunOptions(timeout_s=deadline.left))
-        with until(deadline, "verify: real"):
-            placed = compiled(model, plan)
-            assert placed.program is not None and placed.routing is not None
-            more = deviation(placed.routing)
-            checks += _compared(model, frames, result, target, more)
-            if plan.wire.types:
-                checks.append(check_held(program(model, geometry), placed.routing, plan.wire, given))
-        sent = _sent(result)
+        runs = [_Played(frames, target.run(path, frames, RunOptions(timeout_s=deadline.left)))]
         for loss in plan.losses:
-            turns = len(loss.plan.turns)
-            other = target.run(path, [given] * turns, RunOptions(timeout_s=deadline.left, without=loss.lost))
-            with until(deadline, "verify: real"):
-                checks += _compared(model, [given] * turns, other, target, more, loss.lost)
-            sent.update(_sent(other))
+            turns = frames[:1] * len(loss.plan.turns)
+            options = RunOptions(timeout_s=deadline.left, without=loss.lost)
+            runs.append(_Played(turns, target.run(path, turns, options), loss.lost))
+        with until(deadline, "verify: real"):
+            program, routing = splits.placed(model, plan)
+            checks += [check for played in runs for check in played.checks(model, target, routing)]
+            if plan.wire.types:
+                checks.append(check_held(splits.program(model, geometry), routing, plan.wire, frames[0]))
     with until(deadline, "verify: real"):
-        checks += target.proofs(model, lambda: program(model), given, result)
+        checks += target.proofs(model, lambda: splits.program(model), frames[0], runs[0].result)
+    sent = {index: total for played in runs for index, total in _sent(played.result).items()}
     what = "roles" if plan.losses else "replicas"
-    played = len(frames) // count
-    checks.append(transfers(placed.program.all_transfers, sent, played, len(plan.roles), what))
+    checks.append(transfers(program.all_transfers, sent, len(frames) // count, len(plan.roles), what))
     return Verification(tuple(checks))
+
+
+@dataclass(frozen=True)
+class _Splits:
+    """How a model, or one of the same graph, is split on a platform."""
+
+    platform: Platform
+
+    def placed(self, model: Model, plan: Plan) -> tuple[Program, Routing]:
+        """Its programs by the plan, and the way of what they send."""
+        compilation = split(replace(prepare(model), platform=self.platform, plan=plan))
+        assert compilation.program is not None and compilation.routing is not None
+        return compilation.program, compilation.routing
+
+    def program(self, model: Model, plan: Plan | None = None) -> Program:
+        """Its programs by the plan; None: all of it on the fastest device."""
+        layers = prepare(model).layers
+        assert layers is not None
+        return self.placed(model, plan or whole_plan(layers, self.platform.fastest.name))[0]
+
+
+@dataclass(frozen=True)
+class _Played:
+    """What the programs gave for the frames `given` without the devices `lost`."""
+
+    given: Sequence[Mapping[str, NDArray[Any]]]
+    result: RunResult
+    lost: Sequence[str] = ()
+
+    def checks(self, model: Model, target: Target, routing: Routing) -> list[Check]:
+        """Whether it is what onnxruntime gives for them."""
+        from dicompiler.verify.narrowed import deviation
+
+        return _compared(model, self.given, self.result, target, deviation(routing), self.lost)
 
 
 def _sent(result: RunResult) -> dict[int, int]:

@@ -249,7 +249,8 @@ def test_a_run_begins_without_devices(one: Survivor) -> None:
         result = SocketsTarget().run(one.directory, one.frames(3), RunOptions(timeout_s=60, without=lost))
         sent = {index: count for report in result.reports for index, count in report.sent.items()}
         assert sent == {first + t.index: 3 * t.value.nbytes for t in role.transfers}
-    for without, words in ((("b", "c"), "no plan in the artifact does without 'b', 'c'"), (("x",), "no device 'x'")):
+    two = "no plan in the artifact does without 'b', 'c': compile it with one \\(--survive 2\\)"
+    for without, words in ((("b", "c"), two), (("x",), "no device 'x'")):
         with pytest.raises(UsageError, match=words):
             SocketsTarget().run(one.directory, one.frames(1), RunOptions(without=without))
 

@@ -21,6 +21,7 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import LARGE, Weight, hollow, is_hollow, sized
 from dicompiler.verify.deadline import Late
+from dicompiler.verify.exact import left
 from dicompiler.verify.exact.covering import Coverage, coverage, seeds_needed
 from dicompiler.verify.exact.facts import (
     Facts,
@@ -78,20 +79,21 @@ def made(model: Model, seed: int, rules: Rules | None = None, treatment: Treatme
     It has the nodes, tensor names, attributes and shapes of `model`; only numbers differ, and operators that round
     move to domains under DOMAIN (see `standins`). Filters have one to three elements of ±1, or as many as it takes to
     read everything within few seeds. It is run until every sum in it is below what its type holds exactly (2^24 in
-    float32): each time what is not exact although its inputs are is treated further. At last it is left out: ones
-    stand in its place. NotExact where onnxruntime refuses the check model, DicompilerError for an input without a
-    static shape.
+    float32): each time what is not exact although its inputs are is treated further. At last it is left out: a new
+    input stands in its place (see `left`), by the one node that is added. NotExact where onnxruntime refuses the check
+    model, DicompilerError for an input without a static shape.
     """
     if seed < 0:
         raise UsageError(f"exact check: seed is {seed}: take a number of at least 0")
     known = replace(gather(model, rules), treatment=treatment)
+    makers = {name: index for index, node in enumerate(known.nodes) for name in node.output}
     while True:
         schedule = SCHEDULES[known.treatment.schedule]
-        check = _with_constants(known, constants(known, seed, schedule))
+        check = _with_constants(known, constants(known, seed, schedule), inputs(left.places(known), seed, schedule))
         feed = ranged(inputs(_open_inputs(model), seed, schedule), limits(model), seed)
         feed |= seeded(model, seed, whole=True)
         try:
-            found = inexact(of_model(known, check), feed)
+            found = [(makers[one.tensor.removesuffix(left.MADE)], one) for one in inexact(of_model(known, check), feed)]
         except Late:
             raise
         except DicompilerError as error:
@@ -160,8 +162,9 @@ def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
     return open_inputs
 
 
-def _with_constants(known: Facts, arrays: Mapping[Use, NDArray[Any]]) -> Model:
-    """The model with prepared nodes that read `arrays`; a constant that is read in two ways becomes two."""
+def _with_constants(known: Facts, arrays: Mapping[Use, NDArray[Any]], new: Mapping[str, NDArray[Any]]) -> Model:
+    """The model with prepared nodes that read `arrays`; a constant that is read in two ways becomes two. new: what
+    takes the place of layers that are left out, by their tensors."""
     proto = onnx.ModelProto()
     proto.CopyFrom(known.model.proto)
     stand_ins = chosen(known)
@@ -179,8 +182,9 @@ def _with_constants(known: Facts, arrays: Mapping[Use, NDArray[Any]]) -> Model:
             target = name if fits else f"{name}@{index}.{position}"
             replaced[target] = array
             proto.graph.node[index].input[position] = target
-    weights = _store(proto, known.model, replaced)
+    weights = _store(proto, known.model, replaced | {f"{name}{left.NUMBERS}": array for name, array in new.items()})
     declare(proto, known, stand_ins)
+    left.add(proto, new)
     return Model(proto, MappingProxyType(weights))
 
 

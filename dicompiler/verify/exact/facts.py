@@ -33,7 +33,7 @@ Rules = Mapping[tuple[str, str], OperatorRule]
 class Treatment:
     """How a check model is made; each try adds to that of the one before. schedule: which one of SCHEDULES. bounded:
     whether what multiplies and adds takes its inputs modulo an odd number. replaced: operators, by (domain, type), in
-    whose place something general stands. left: name of a node → why zeros stand in its place."""
+    whose place something general stands. left: name of a node → why a new input stands in its place."""
 
     schedule: int = 0
     bounded: bool = False

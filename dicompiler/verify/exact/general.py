@@ -120,11 +120,21 @@ def resampled(call: Call) -> list[NodeProto]:
 
 
 def ones(call: Call) -> list[NodeProto]:
-    """Ones of the shape that the operator gives, zeros in types that are no floats: a new input takes the place of a
-    layer that is left out, the same in all parts of it, and what reads it is checked: a tap that is wrong shows."""
+    """Ones of the shape that the operator gives, zeros in types that are no floats: the same in all parts of a layer
+    that is left out, and what reads it is checked: a tap that is wrong shows."""
+    return _filled(call, 1)
+
+
+def zeros(call: Call) -> list[NodeProto]:
+    """Zeros of the shape that the operator gives, to which numbers are added that differ by place (see `left`)."""
+    return _filled(call, 0)
+
+
+def _filled(call: Call, number: int) -> list[NodeProto]:
     nodes = [call.node(call.op, _given(call), [f"T{i}" for i in range(len(call.results))])]
     for i, (kind, _) in enumerate(call.results):
-        one = numpy_helper.from_array(np.full(1, kind in _FLOATS).astype(helper.tensor_dtype_to_np_dtype(kind)))
+        element = np.full(1, number if kind in _FLOATS else 0).astype(helper.tensor_dtype_to_np_dtype(kind))
+        one = numpy_helper.from_array(element)
         nodes.append(helper.make_node("Shape", [f"T{i}"], [f"shape{i}"]))
         nodes.append(helper.make_node("ConstantOfShape", [f"shape{i}"], [output(i)], value=one))
     return nodes
@@ -245,5 +255,6 @@ BODIES = {
     "resampled": resampled,
     "rounded": rounded,
     "ones": ones,
+    "zeros": zeros,
 }
-"""By the names that rules give them; `zeros` is no rule's."""
+"""By the names that rules give them; `ones` and `zeros` are no rule's."""

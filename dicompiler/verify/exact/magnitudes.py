@@ -64,11 +64,11 @@ def peak(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
     return max((Peak("", 0.0, 0.0), *found), key=lambda one: one.share)
 
 
-def inexact(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> list[tuple[int, Peak]]:
-    """(index of the node, its tensor) of what is not exact in a run although all that it is made of is."""
+def inexact(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> list[Peak]:
+    """The tensors that are not exact in a run although all that they are made of is."""
     found = [(index, one) for index, one in _peaks(known, inputs) if one.share >= 1]
     wrong = {one.tensor for _, one in found}
-    return [(index, one) for index, one in found if wrong.isdisjoint(node_reads(known.nodes[index]))]
+    return [one for index, one in found if wrong.isdisjoint(node_reads(known.nodes[index]))]
 
 
 def _peaks(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[int, Peak]]:

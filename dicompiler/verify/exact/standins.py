@@ -19,7 +19,7 @@ from onnx import FunctionProto, NodeProto, helper
 
 from dicompiler.base.seeded import generator
 from dicompiler.ir.rule import STAND_IN_DOMAIN
-from dicompiler.verify.exact import attended, general, normalised
+from dicompiler.verify.exact import attended, general, left, normalised
 from dicompiler.verify.exact.calls import Body, Call, bounded, centred, of_old, total, whole
 from dicompiler.verify.exact.facts import FLOATS, Facts, attribute, control_bodies, own_domain, set_attribute
 from dicompiler.verify.exact.normalised import AXES
@@ -121,7 +121,7 @@ def stand_in(node: NodeProto, known: Facts) -> str:
     rule, treatment = known.rule(node), known.treatment
     word = rule.stand_in if rule is not None else ""
     if node.name in treatment.left:
-        return "ones"
+        return "zeros" if left.numbered(node, known) else "ones"
     if (own_domain(node), node.op_type) in treatment.replaced:
         if list(control_bodies(node)):
             return ""
@@ -229,7 +229,7 @@ def prepare(node: NodeProto, known: Facts, own: StandIn | None) -> None:
         dtype = known.dtypes.get(node.input[0], onnx.TensorProto.FLOAT)
         numbers = {name: wide(name, value, dtype) for name, value in bounds.items() if value is not None}
     rule = known.rule(node)
-    for pair in rule.numbers.split() if rule is not None and word not in ("ones", "rounded") else ():
+    for pair in rule.numbers.split() if rule is not None and word not in ("ones", "zeros", "rounded") else ():
         name, _, become = pair.partition("=")
         given = attribute(node, name, None)
         if given:

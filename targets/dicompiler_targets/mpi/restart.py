@@ -42,7 +42,8 @@ def surviving(artifact: Artifact, frames: Frames, options: RunOptions, call: Cal
     wanted, keep = len(frames), mpirun.kept(len(frames), options)
     if (roles := artifact.roles(away)) is None:
         names = ", ".join(map(repr, options.without))
-        raise UsageError(f"run: no plan in the artifact does without {names}: compile it with one (--survive)")
+        remedy = f"compile it with one (--survive {len(set(options.without))})"
+        raise UsageError(f"run: no plan in the artifact does without {names}: {remedy}")
     survives = "lost" in artifact.program
 
     def tell(event: RunEvent) -> None:

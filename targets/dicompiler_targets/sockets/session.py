@@ -365,4 +365,5 @@ def check_elsewhere(options: RunOptions, artifact: Artifact) -> None:
             raise UsageError(f"run: there is no device {name!r}{nearest(name, artifact.devices)}")
     if artifact.schedule().covering(options.without) is None:
         names = ", ".join(map(repr, options.without))
-        raise UsageError(f"run: no plan in the artifact does without {names}: compile it with one (--survive)")
+        remedy = f"compile it with one (--survive {len(set(options.without))})"
+        raise UsageError(f"run: no plan in the artifact does without {names}: {remedy}")
