@@ -29,10 +29,10 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.emulate import LATE_LIMIT, emulate
+from dicompiler.driver.emulated_boards import costs_here, times_here
 from dicompiler.driver.fidelity import crowding
 from dicompiler.ir.devices import Network
 from dicompiler.ir.platform import Platform
-from dicompiler.plugin.registry import registry
 from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make
 from dicompiler.target.seal import open_artifact
@@ -117,14 +117,14 @@ class Setup:
 
     def cost(self, network: str, platform: Platform, target: str, place: Path) -> str:
         """The boards' runtimes are as fast as this host, which they share. `place` takes profiles."""
-        crowd = crowding(len(platform.devices))
+        count = len(platform.devices)
         if not self.slower:
-            return f"analytic{{runtime={crowd:g}}}"
-        costs, files = registry().make("targets", target).costs, []
+            return f"analytic{{runtime={times_here(target, count):.3g}}}"
+        here, files = costs_here(target).times(crowding(count)), []
         for device in platform.devices:
             times = self.slower * platform.fastest.rate / device.rate
             document = slowed(profile_of(network, target), times)
-            runtime = {name: getattr(costs.times(crowd), name) for name in LETTERS}
+            runtime = {name: getattr(here, name) for name in LETTERS}
             runtime["copy"] = times * document["runtime"][target]["copy"]
             document |= {"device": device.name, "runtime": {target: runtime}}
             files.append(place / f"{device.name}.json")

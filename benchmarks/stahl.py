@@ -17,7 +17,7 @@ import click
 import dicompiler
 from dicompiler import networks
 from dicompiler.driver.emulate import emulate
-from dicompiler.driver.fidelity import crowding
+from dicompiler.driver.emulated_boards import times_here
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.devices import Network
 from dicompiler.ir.plan import Part
@@ -59,7 +59,7 @@ def measured(tiled: Compilation, platform: Platform, kind: str, frames: int) -> 
     """One plan on boards of that platform."""
     assert tiled.plan is not None
     plan = replace(tiled.plan, layers=parts(tiled, kind))
-    cost = f"analytic{{runtime={crowding(BOARDS):g}}}"
+    cost = f"analytic{{runtime={times_here('sockets', BOARDS):.3g}}}"
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch, "net")
         dicompiler.compile(networks.build("yolov2"), platform, plan=plan, cost=cost, output=place)

@@ -76,7 +76,8 @@ def command(
         found = emulate(
             directory, platform, read_inputs(stream.inputs), stream.frames, slower, cost or "", replace(options, keep=0)
         )
-    log = document(directory, found.result, options, stream.log, found.expected.document(), found.platform)
+    told = found.expected.document()
+    log = document(directory, found.result, options, stream.log, told, found.platform, found.runtime)
     if stream.log is not None:
         write_json(stream.log, log)
     _show(found, log, as_json)

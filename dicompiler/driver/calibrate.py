@@ -19,6 +19,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
 from dicompiler.base.specs import Spec
 from dicompiler.base.units import format_seconds
+from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.cost.workload import Workload, workload
 from dicompiler.driver import run_log
 from dicompiler.driver.artifact import reopen
@@ -126,19 +127,20 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """What was run: `problem` with the artifact's platform. emulated: how many processors the host had that emulated
-    its boards; 0 where it did not."""
+    """What was run: `problem` with the artifact's platform. emulated: of the host that emulated its boards, see
+    `run_log.emulated_by`."""
 
     program: Program
     routing: Routing
     problem: Problem
     target: Target
-    emulated: int
+    emulated: tuple[RuntimeCosts, int] | None
 
     def on(self, platform: Platform) -> Problem:
         """The problem with other figures."""
         if self.emulated:
-            return at_host_speed(replace(self.problem, platform=platform), self.target, self.program, self.emulated)
+            costs, processors = self.emulated
+            return at_host_speed(replace(self.problem, platform=platform), costs, self.program, processors)
         runtime = runtime_costs(platform, self.problem.cost, self.target)
         return replace(self.problem, platform=platform, runtime=runtime)
 
@@ -170,8 +172,7 @@ def calibrate(
     runs = [_load(Path(log), directory, compilation.program, problem.platform) for log in logs]
     if len({run.log["where"] for run in runs}) > 1:
         raise DicompilerError(f"{runs[0].place}: some runs are emulated and some are not: calibrate by one kind alone")
-    emulated = runs[0].log["host"]["processors"] if runs[0].log["where"] == "emulated" else 0
-    case = Case(compilation.program, compilation.routing, problem, target, emulated)
+    case = Case(compilation.program, compilation.routing, problem, target, run_log.emulated_by(runs[0].log, target))
     return _calibrated(case, runs, None if profile is None else Path(profile), force)
 
 

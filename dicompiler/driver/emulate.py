@@ -7,12 +7,11 @@ prediction supposes too, and that the boards' runtimes share this host's process
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import statistics
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,9 @@ import numpy as np
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.units import format_seconds
+from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.driver.artifact import check_count, play, reopen
+from dicompiler.driver.emulated_boards import boards, costs_here, on_boards
 from dicompiler.driver.fidelity import (
     Expected,
     Seconds,
@@ -36,8 +37,7 @@ from dicompiler.driver.profile import empty_model
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.search.problem import Problem
-from dicompiler.target.emulated.network import network
-from dicompiler.target.records import Emulation, RunOptions, RunResult
+from dicompiler.target.records import RunOptions, RunResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +61,8 @@ LEFT_OUT = "caches and memory of a board, its clock's changes, other traffic; th
 class Emulated:
     """A run as the boards would do it. what: was timed, a frame or the time between two; frame_s: seconds that it took;
     predicted_s: seconds by simulation. computing: of each segment's call on its board. late: by what share computing
-    took longer than that, because this host was busy. expected: all that is predicted; platform: what was played."""
+    took longer than that, because this host was busy. expected: all that is predicted; platform: what was played;
+    runtime: what the target's costs here, see `costs_here`."""
 
     result: RunResult
     what: str
@@ -71,6 +72,7 @@ class Emulated:
     late: float
     expected: Expected
     platform: Platform
+    runtime: RuntimeCosts
 
 
 def emulate(
@@ -98,7 +100,9 @@ def emulate(
     if not target.emulates:
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
     options = options or RunOptions()
-    problem = at_host_speed(problem, target, program, secure=options.keys is not None)
+    log.info("measuring what the runtime of %s costs here", target.name)
+    runtime = costs_here(target.name)
+    problem = at_host_speed(problem, runtime, program, secure=options.keys is not None)
     work = problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
     here, board = _measured(program, problem, inputs, slower is not None), computing(work)
@@ -109,32 +113,16 @@ def emulate(
     expected = Expected(problem.cost.name, program, told)
     _check_speed(here, board, told.frame_s, len(program.turns))
     first = program.devices[0].device
-    with _boards(platform, board, first) as emulation:
-        listen = f"{emulation.addresses[first]}:0"
-        options = replace(options, emulation=emulation, listen=listen, insecure=True)
-        result = play(Path(directory), target, compilation.reference, inputs, frames, options)
+    with boards(platform, board, first) as emulation:
+        there = on_boards(emulation, first, options)
+        result = play(Path(directory), target, compilation.reference, inputs, frames, there)
     late = _late(result, board, here, len(program.turns))
     count = len(result.frames_s)
     if options.in_flight > 1:
         what, frame_s = f"{count} frames, each", result.total_s / count
     else:
         what, frame_s = "a frame", usual_s(result.frames_s, len(program.turns))
-    return Emulated(result, what, frame_s, told.frame_s, board, late, expected, platform)
-
-
-@contextlib.contextmanager
-def _boards(platform: Platform, board: Seconds, first: str) -> Iterator[Emulation]:
-    """The boards, with this thread on the network of the first one: who gives the frames sits beside it."""
-    with network(platform) as made:
-        hosts = platform.host_of
-        emulation = Emulation(
-            lambda device: made.inside(hosts[device]),
-            {name: made.addresses[host] for name, host in hosts.items()},
-            {name: made.spaces[host] for name, host in hosts.items()},
-            board,
-        )
-        with made.inside(hosts[first]):
-            yield emulation
+    return Emulated(result, what, frame_s, told.frame_s, board, late, expected, platform, runtime)
 
 
 def _slowness(platform: Platform, device: str) -> float:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.cost.simulation import Simulation
 from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import DeviceWork, Workload
@@ -19,7 +20,6 @@ from dicompiler.driver.artifact import reopen
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.search.problem import Problem
-from dicompiler.target.interface import Target
 
 PLAYED = 1000
 """So many frames of a stream are simulated at most."""
@@ -91,13 +91,14 @@ def expect(directory: str | Path, cost: str, frames: int, in_flight: int) -> Exp
     return Expected(str(problem.cost.name), compilation.program, told)
 
 
-def at_host_speed(problem: Problem, target: Target, program: Program, own: int = 0, secure: bool = False) -> Problem:
-    """The problem where boards are emulated: their runtimes are as fast as a host with `own` processors (default: as
-    this one) runs them together, but for what segments do, which are held back: slices, joins, and filling caches.
-    secure: messages are in TLS."""
+def at_host_speed(
+    problem: Problem, costs: RuntimeCosts, program: Program, own: int = 0, secure: bool = False
+) -> Problem:
+    """The problem where boards are emulated by a host on which their runtime costs `costs` and which has `own`
+    processors (default: as this one): as long as it takes to run them together, but for what segments do, which are
+    held back: slices, joins, and filling caches. secure: messages are in TLS."""
     crowd = crowding(sum(bool(device.segments) for device in program.devices), own)
-    costs = target.costs.secured if secure else target.costs
-    here = costs.times(crowd)
+    here = (costs.secured if secure else costs).times(crowd)
     held = {name: replace(here, copy=boards.copy, cold=boards.cold) for name, boards in problem.runtime.items()}
     return replace(problem, runtime=held)
 

@@ -55,7 +55,7 @@ long as a small layer: who waits falls asleep, and caches get cold. What
 is copied is more than caches hold, as in frames of a network."""
 
 
-def write(target: Target, directory: Path) -> Mapping[str, Any]:
+def write(target: Target, directory: Path) -> dict[str, Any]:
     """Writes into `directory`, which exists and is empty; the entry of tasks.json. The same bytes each time. UsageError
     for a target whose runtime cannot be measured."""
     files = target.player
@@ -64,16 +64,24 @@ def write(target: Target, directory: Path) -> Mapping[str, Any]:
     for name, content in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(content)
-    programs = {}
-    for name, (kind, shape, together) in PROGRAMS.items():
-        compilation = _compiled(kind, shape, together)
-        (directory / name).mkdir()
-        target.emit(compilation, directory / name)
-        seal(directory / name)
-        programs[name] = _counts(compilation)
+    return entry(target, {name: emit(target, name, directory / name) for name in PROGRAMS})
+
+
+def entry(target: Target, programs: Mapping[str, Compilation]) -> dict[str, Any]:
+    """What `profile_script.costs` must know of the programs."""
     stated = target.costs
     waking = stated.latency / ((stated.latency + stated.receive) or 1.0)
-    return {"target": target.name, "headers": stated.headers, "waking": waking, "programs": programs}
+    counts = {name: _counts(compilation) for name, compilation in programs.items()}
+    return {"target": target.name, "headers": stated.headers, "waking": waking, "programs": counts}
+
+
+def emit(target: Target, name: str, directory: Path) -> Compilation:
+    """Writes the artifact of one of PROGRAMS into `directory`, which does not exist."""
+    compilation = _compiled(*PROGRAMS[name])
+    directory.mkdir()
+    target.emit(compilation, directory)
+    seal(directory)
+    return compilation
 
 
 def _compiled(kind: str, shape: Shape, together: int) -> Compilation:

@@ -308,7 +308,8 @@ def play(place: Path, names: list[str]) -> tuple[dict[str, float], float | None]
 
 
 def costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) -> dict[str, float]:
-    """By what programs with more of them take longer; waking and receiving are parted as the target's own figures."""
+    """By what programs with more of them take longer; waking and receiving are parted as the target's own figures.
+    Bytes, and copies, which are left out then, only where programs with many of them were played."""
     programs: dict[str, dict[str, int]] = entry["programs"]
 
     def each(what: str, more: str, less: str) -> float:
@@ -317,14 +318,18 @@ def costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) 
     def size(name: str) -> float:
         return programs[name]["bytes"] / programs[name]["messages"]
 
-    small, large = each("messages", "messages", "calls"), each("messages", "messages-large", "calls-large")
-    byte = max(0.0, (large - small) / (size("messages-large") - size("messages"))) / 2
+    small, byte, copies = each("messages", "messages", "calls"), 0.0, dict[str, float]()
+    if "messages-large" in programs:
+        large = each("messages", "messages-large", "calls-large")
+        byte = max(0.0, (large - small) / (size("messages-large") - size("messages"))) / 2
+    if "copies-huge" in programs:
+        copies["copy"] = max(0.0, each("copied", "copies-huge", "one-huge"))
     both = max(0.0, small - 2 * byte * size("messages"))
     send = both / 3 if send_s is None else min(both, max(0.0, send_s - byte * size("messages")))
-    call, copy = each("calls", "calls", "one"), each("copied", "copies-huge", "one-huge")
+    call = max(0.0, each("calls", "calls", "one"))
     waking = entry["waking"] * (both - send)
     found = {"latency": waking, "send": send, "receive": both - send - waking, "byte": byte, "gap": 0.0}
-    return {**found, "call": max(0.0, call), "copy": max(0.0, copy), "headers": entry["headers"]}
+    return {**found, "call": call, **copies, "headers": entry["headers"]}
 
 
 # -- links

@@ -12,7 +12,9 @@ from typing import Any
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json, validate
+from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.ir.platform import Platform, to_toml
+from dicompiler.target.interface import Target
 from dicompiler.target.records import RunOptions, RunResult
 from dicompiler.target.seal import open_artifact
 
@@ -31,9 +33,11 @@ def document(
     place: Path | None = None,
     predicted: Mapping[str, Any] | None = None,
     boards: Platform | None = None,
+    runtime: RuntimeCosts | None = None,
 ) -> dict[str, Any]:
     """What `run` gave of the artifact in `directory`, without the outputs; see the schema run. options: it was run
-    with; place: where the log is written; predicted: as `Expected.document` says; boards: those that were emulated."""
+    with; place: where the log is written; predicted: as `Expected.document` says; boards: those that were emulated;
+    runtime: what the target's cost where they were."""
     artifact, options = open_artifact(directory), options or RunOptions()
     where = "emulated" if boards else "boards" if options.hosts or options.elsewhere else "here"
     devices = [asdict(report) for report in result.reports]
@@ -47,6 +51,7 @@ def document(
         "host": {"system": platform.system(), "machine": platform.machine(), "processors": os.cpu_count() or 1},
         "where": where,
         **({"platform": digest_of(boards)} if boards else {}),
+        **({"runtime": asdict(runtime)} if runtime else {}),
         "in_flight": at_once(options.in_flight, len(devices), len(result.frames_s)),
         "frames_s": list(result.frames_s),
         **({"waited_s": list(result.waited_s)} if result.waited_s else {}),
@@ -55,6 +60,15 @@ def document(
         **(_survived(result) if result.events else {}),
         **({"predicted": dict(predicted)} if predicted else {}),
     }
+
+
+def emulated_by(log: Mapping[str, Any], target: Target) -> tuple[RuntimeCosts, int] | None:
+    """What the target's runtime cost on the host that emulated a log's boards (of logs without that: as the target
+    states), and how many processors that had; None where no boards were emulated."""
+    if log.get("where") != "emulated":
+        return None
+    costs = RuntimeCosts(**log["runtime"]) if "runtime" in log else target.costs
+    return costs, log["host"]["processors"]
 
 
 def _survived(result: RunResult) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def gather(
     program, routing, metrics = compilation.program, compilation.routing, compilation.metrics
     assert program is not None and routing is not None and metrics is not None and compilation.single is not None
     assert compilation.platform is not None and compilation.plan is not None and problem.model is not None
-    cores = ran["host"]["processors"] if ran and ran.get("where") == "emulated" else 0
+    emulated = None if ran is None else runlog.emulated_by(ran, target)
     digest = compilation.plan.network or problem.model.digest()
     compared = load_comparison(comparison, digest) if isinstance(comparison, Path) else comparison
     return Facts(
@@ -150,7 +150,7 @@ def gather(
         compilation.single,
         target,
         problem,
-        (at_host_speed(problem, target, program, cores) if cores else problem).played(compilation),
+        (at_host_speed(problem, emulated[0], program, emulated[1]) if emulated else problem).played(compilation),
         _courses(program),
         target.memory(program),
         bound(problem),

@@ -19,6 +19,7 @@ from dicompiler.base.schema import load_json
 from dicompiler.cli.files import write_json
 from dicompiler.driver.artifact import reopen
 from dicompiler.driver.calibrate import Calibration, calibrate
+from dicompiler.driver.emulated_boards import costs_here
 from dicompiler.driver.fidelity import at_host_speed, measured, predict
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.plan import load_plan
@@ -79,7 +80,7 @@ def test_a_slower_network_is_found_and_another_plan_is_predicted_by_it(tmp_path:
     other = ran(tmp_path / "other", "squeezenet", guess, truth, strategy="dp")
     compilation, target, problem = reopen(other.log.with_name("net"), "analytic", calibration.platform)
     assert compilation.program is not None and compilation.plan is not None
-    work = at_host_speed(problem, target, compilation.program).workload(compilation.plan)[1]
+    work = at_host_speed(problem, costs_here(target.name), compilation.program).workload(compilation.plan)[1]
     seen = measured(load_json(other.log), compilation.program)
     assert predict(work, problem.platform, 1, 1).frame_s == pytest.approx(seen.frame_s, rel=0.1)
 

@@ -12,6 +12,8 @@ import pytest
 
 from dicompiler.base.errors import UsageError
 from dicompiler.driver import measuring, profile_links, profile_script
+from dicompiler.driver.emulated_boards import costs_here, times_here
+from dicompiler.driver.fidelity import processors
 from dicompiler.plugin.registry import registry
 
 
@@ -139,3 +141,21 @@ def test_a_target_without_a_player_cannot_be_measured(tmp_path: Path) -> None:
 def test_headers_of_links_are_those_of_the_targets() -> None:
     for name in ("sockets", "mpi"):
         assert registry().make("targets", name).costs.headers == profile_links.HEADERS
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("name", ["sockets", "mpi"])
+def test_boards_that_this_host_plays_have_a_runtime_of_their_own(name: str) -> None:
+    stated, here = registry().make("targets", name).costs, costs_here(name)
+    assert here != stated and costs_here(name) is here  # measured once
+    assert (here.byte, here.copy, here.end, here.tls) == (0.0, stated.copy, stated.end, stated.tls)
+    assert 0 < here.send + here.latency + here.receive < 0.1 and 0 <= here.call < 0.1
+    assert times_here(name, 40) == pytest.approx(40 / processors() * times_here(name, 1))
+
+
+def test_a_runtime_that_cannot_be_measured_is_as_stated(caplog: pytest.LogCaptureFixture) -> None:
+    costs_here.cache_clear()
+    with caplog.at_level("WARNING", "dicompiler"):
+        assert costs_here("tflm") == costs_here("tflm") == registry().make("targets", "tflm").costs
+    (told,) = caplog.messages  # said once
+    assert told == "what the runtime of tflm costs here could not be measured, so it is as stated: it plays no boards"

@@ -1,0 +1,113 @@
+"""Boards that this host plays: their network, and what a target's runtime costs there.
+
+Platform + seconds of each segment → Emulation;   Target → RuntimeCosts of each of two such boards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from dicompiler.base.errors import RunError, UsageError
+from dicompiler.cost.runtime import RuntimeCosts
+from dicompiler.driver import measuring, profile_script
+from dicompiler.driver.fidelity import crowding
+from dicompiler.ir.platform import Platform
+from dicompiler.plugin.registry import registry
+from dicompiler.target.emulated.network import network
+from dicompiler.target.interface import Target
+from dicompiler.target.records import Emulation, RunOptions, RunResult
+
+log = logging.getLogger("dicompiler")
+
+PLAYED = ("one", "calls", "messages")
+"""Of the programs that measure a runtime those that are played. Their messages are smaller than what a line lets
+through at once; what larger ones take of processors they take while the line carries them."""
+STEP_S = 1e-3
+"""For how long a step computes: held back it takes the same in each program."""
+FRAMES, ROUNDS = 40, 3
+"""How many frames of each program are played in a round, and how many rounds."""
+
+
+@contextlib.contextmanager
+def boards(platform: Platform, seconds: Mapping[str, tuple[float, ...]], first: str) -> Iterator[Emulation]:
+    """The boards, with this thread on the network of the first one: who gives the frames sits beside it. seconds: that
+    a call of each of a device's segments takes, role by role."""
+    with network(platform) as made:
+        hosts = platform.host_of
+        emulation = Emulation(
+            lambda device: made.inside(hosts[device]),
+            {name: made.addresses[host] for name, host in hosts.items()},
+            {name: made.spaces[host] for name, host in hosts.items()},
+            seconds,
+        )
+        with made.inside(hosts[first]):
+            yield emulation
+
+
+def on_boards(emulation: Emulation, first: str, options: RunOptions) -> RunOptions:
+    """The options with which a target plays on those boards."""
+    return replace(options, emulation=emulation, listen=f"{emulation.addresses[first]}:0", insecure=True)
+
+
+@cache
+def costs_here(name: str) -> RuntimeCosts:
+    """What the runtime of the target of that name costs on boards that this host plays, two at once; measured once in a
+    process, in some seconds. Bytes are free, since they are handled while lines carry them. What is not measured is as
+    stated: copies, TLS, ends of frames, what leaves together. All as stated where its programs do not run, which is
+    said. DicompilerError where there can be no network."""
+    target: Target = registry().make("targets", name)
+    stated = target.costs
+    try:
+        found = _measured(target)
+    except (RunError, UsageError) as error:
+        log.warning("what the runtime of %s costs here could not be measured, so it is as stated: %s", name, error)
+        return stated
+    return replace(found, copy=stated.copy, end=stated.end, tls=stated.tls, joined=stated.joined)
+
+
+def times_here(name: str, count: int) -> float:
+    """How many times as long as the target of that name states a message takes on so many boards that this host plays:
+    for option `runtime` of cost models. Errors as of `costs_here`."""
+    here, stated = costs_here(name), registry().make("targets", name).costs
+    ours, theirs = (one.send + one.latency + one.receive for one in (here, stated))
+    return crowding(count) * (ours / theirs if theirs else 1.0)
+
+
+def _measured(target: Target) -> RuntimeCosts:
+    """By the medians of frames, the lower of all rounds: others that use this host only make them longer."""
+    if not target.emulates:
+        raise UsageError("it plays no boards")
+    times, sends = {name: list[float]() for name in PLAYED}, list[float]()
+    with tempfile.TemporaryDirectory(prefix="dicompiler-") as scratch:
+        programs = {name: measuring.emit(target, name, Path(scratch, name)) for name in PLAYED}
+        for name in ROUNDS * PLAYED:
+            program = programs[name].program
+            assert program is not None
+            steps = {device.device: (STEP_S,) * len(device.segments) for device in program.devices}
+            result = _play(target, Path(scratch, name), steps)
+            times[name].append(statistics.median(result.frames_s) - sum(map(sum, steps.values())))
+            if name == "messages":
+                sends += _handing_s(result)
+    entry, send_s = measuring.entry(target, programs), min(sends, default=None)
+    return RuntimeCosts(**profile_script.costs(entry, {name: min(own) for name, own in times.items()}, send_s))
+
+
+def _play(target: Target, directory: Path, steps: Mapping[str, tuple[float, ...]]) -> RunResult:
+    frame, first = {"x": np.zeros((1, 1, 1, 1), np.float32)}, next(iter(steps))
+    with boards(measuring.PLATFORM, steps, first) as emulation:
+        return target.run(directory, [frame] * FRAMES, on_boards(emulation, first, RunOptions(keep=1)))
+
+
+def _handing_s(result: RunResult) -> list[float]:
+    """Seconds of handing a message to the system, in the last frame; none where the target does not tell."""
+    spans = [one.end - one.start for report in result.reports for one in report.timeline if one.kind == "send"]
+    return [statistics.median(spans)] if spans else []
