@@ -244,10 +244,12 @@ def test_names_that_are_no_directories_are_refused(name: str, tmp_path: Path) ->
         emit(renamed(unknown_shape(), name), tmp_path)
 
 
-def test_types_without_raw_bytes_are_refused(tmp_path: Path) -> None:
+def test_words_between_devices_are_refused(tmp_path: Path) -> None:
     made = failing()
     object.__setattr__(made[0].transfers[0].value, "dtype", onnx.TensorProto.STRING)
-    with pytest.raises(DicompilerError, match=r"^tensor 'x': values of type STRING cannot be sent"):
+    with pytest.raises(
+        DicompilerError, match=r"^tensor 'x': its bytes are not known before the run, so it cannot be sent"
+    ):
         emit(made, tmp_path)
 
 
