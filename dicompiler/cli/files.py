@@ -100,8 +100,10 @@ def _storable(array: Any, place: str) -> NDArray[Any]:
 
 def read_inputs(path: Path | None) -> dict[str, Any] | None:
     """What --inputs names, an npz file or one of JSON; None: nothing was given."""
-    if path is None or path.suffix != ".json":
-        return None if path is None else read_npz(path)
+    if path is None:
+        return None
+    if path.suffix != ".json":
+        return read_npz(path)
     document = load_json(path)
     if not isinstance(document, dict):
         raise DicompilerError(f'{path}: is no JSON object: give inputs by name, as {{"words": ["a", "b"]}}')

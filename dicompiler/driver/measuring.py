@@ -51,8 +51,8 @@ PROGRAMS: Mapping[str, tuple[str, Shape, int]] = {  # name: what is between step
 }
 """Each does its steps one after another: in one call; in one call, every other in halves; each a call; or each a call
 on the other one of two devices, with a message between. Where there are calls and messages a step computes for about as
-long as a small layer: who waits falls asleep, and caches get cold. What
-is copied is more than caches hold, as in frames of a network."""
+long as a small layer: who waits falls asleep, and caches get cold. What is copied is more than caches hold, as in
+frames of a network."""
 
 
 def write(target: Target, directory: Path) -> dict[str, Any]:

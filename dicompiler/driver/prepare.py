@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import onnx
+
 from dicompiler.base.errors import UsageError
 from dicompiler.base.specs import Spec
 from dicompiler.cost.model import Analytic, CostModel
@@ -43,7 +45,6 @@ _REMEDIES = {
     "": "it depends on values; compile the network without that part, or take the prediction for the rest",
     "com.microsoft": "compile the network as it was before onnxruntime optimised it, or add value_info to the model",
 }
-STRING = 8
 _ELSE = "add value_info to the model"
 
 
@@ -149,4 +150,4 @@ def uncounted(layers: LayerGraph) -> Iterator[str]:
 
 
 def _unknown(layers: LayerGraph, name: str) -> bool:
-    return bool(name) and layers.tensors[name].shape is None and layers.tensors[name].dtype != STRING
+    return bool(name) and layers.tensors[name].shape is None and layers.tensors[name].dtype != onnx.TensorProto.STRING

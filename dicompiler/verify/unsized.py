@@ -21,7 +21,6 @@ LENGTH = 3
 """Elements of a seeded sequence or map."""
 _WORDS = ("", "alpha", "beta gamma", "ünïcødé")
 """Words that nobody has to know."""
-_STRINGS = (onnx.AttributeProto.STRINGS, onnx.AttributeProto.STRING)
 
 
 def seeded(model: Model, seed: int, whole: bool = False) -> dict[str, Any]:

@@ -119,7 +119,8 @@ class CpSat(Strategy):
         """Whether half of so many seconds fill the tables of all choices that are asked for."""
         from dicompiler_strategies.joint.fitting import fitting
 
-        return fitting(problem, self.options(), seconds / 2) == self.options()
+        options = self.options()
+        return fitting(problem, options, seconds / 2) == options
 
 
 def gradient_selections(cost_tables: Tables, allowance: Allowance) -> list[tuple[int, ...]]:

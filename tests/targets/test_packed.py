@@ -47,9 +47,11 @@ def test_what_is_cut_off_is_refused(value: Any, data: st.DataObject) -> None:
 def test_any_bytes_are_a_value_or_refused(head: bytes, rest: bytes) -> None:
     raw = np.frombuffer(len(head).to_bytes(8, "little") + head + rest, np.uint8)
     try:
-        from_packed(raw)
+        value = from_packed(raw)
     except ValueError:
         return
+    packed = to_packed(value)
+    assert to_packed(from_packed(packed)).tobytes() == packed.tobytes()
 
 
 @pytest.mark.parametrize(

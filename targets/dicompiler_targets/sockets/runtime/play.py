@@ -264,7 +264,8 @@ class Player:
     def _run(self, step: _Step, frame: Frame) -> None:
         """Runs a segment."""
         slot, number = frame.slot or self._slot(frame), frame.role.first + step.index
-        self._lines.rest(self._last_s.get(number, max(self._last_s.values(), default=math.inf)))
+        last_s = self._last_s.get(number)
+        self._lines.rest(max(self._last_s.values(), default=math.inf) if last_s is None else last_s)
         start = time.perf_counter()
         frame.begun = frame.begun or start
         if self._least:
