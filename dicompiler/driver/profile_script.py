@@ -155,7 +155,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def _network(known: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
     """What is measured of the whole network; nothing where it is not there or does not run so, for whatever reason."""
     with suppress(Exception):  # onnxruntime's errors share no other base; the network's layers are named with theirs
-        return {"whole_s": whole_s(known["whole"], options), **coldness(known["layers"], known["call"], options)}
+        return together(known["whole"], known["call"], options) | coldness(known["layers"], known["call"], options)
     return {}
 
 
@@ -176,10 +176,12 @@ def seconds(task: dict[str, Any], options: argparse.Namespace) -> tuple[float, f
     return min(rounds)[0], min(low for _, low, _ in rounds), min(rounds)[2]
 
 
-def whole_s(task: dict[str, Any], options: argparse.Namespace) -> float:
-    """Seconds of the whole network, in a quick turn of many."""
-    piece = prepare(task, options.threads)
-    return quick(lambda: [statistics.median([run(piece) for _ in range(TURN + 1)][1:])])[0]
+def together(whole: dict[str, Any], call: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
+    """Seconds of the whole network and of a call that computes nothing, in quick turns of both: what is subtracted from
+    the other must not come from a moment when the host was slower."""
+    pieces = [prepare(task, options.threads) for task in (whole, call)]
+    found = quick(lambda: [statistics.median([run(piece) for _ in range(TURN + 1)][1:]) for piece in pieces])
+    return dict(zip(("whole_s", "call_s"), found, strict=True))
 
 
 def quick(turn: Callable[[], list[float]]) -> list[float]:
