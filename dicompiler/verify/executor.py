@@ -17,6 +17,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.base.given import given_array
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight, array_dtype, dtype_name, is_hollow
 from dicompiler.ir.program import DeviceProgram, Program, Segment, State, Transfer, Value
@@ -24,7 +25,6 @@ from dicompiler.ir.regions import slices
 from dicompiler.ir.states import fed, pieces_of
 from dicompiler.verify.deadline import stoppable
 from dicompiler.verify.levels import Optimization
-from dicompiler.verify.unsized import as_array
 
 _LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
 # Types that onnxruntime computes with but does not exchange with numpy.
@@ -142,15 +142,8 @@ def _check_input(value: Value, inputs: Mapping[str, Any]) -> Any:
     given = inputs[value.name]
     if value.dtype == onnx.TensorProto.UNDEFINED:  # a sequence or an optional value
         return given
-    array = as_array(given, value.dtype, f"input {value.name!r}")
-    if value.dtype == onnx.TensorProto.STRING and array.dtype.kind in "SU":
-        array = array.astype(str).astype(object)
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
-    if array.dtype != dtype:
-        raise DicompilerError(f"input {value.name!r} must be of type {dtype}, not {array.dtype}")
-    if value.shape is not None and array.shape != value.shape:
-        raise DicompilerError(f"input {value.name!r} must have the shape {value.shape}, not {array.shape}")
-    return array
+    return given_array(given, dtype, value.shape, f"input {value.name!r}")
 
 
 def run_model(

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from dicompiler.base.errors import DicompilerError, one_line
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.given import as_array
 from dicompiler.base.seeded import generator
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import sized
@@ -104,22 +105,5 @@ def _typed(kind: onnx.TypeProto, given: Any, place: str) -> Any:
             raise DicompilerError(f"{place} is a map: give a dict")
         words = kind.map_type.key_type == onnx.TensorProto.STRING
         return {key if words else int(key): one for key, one in given.items()}
-    return as_array(given, kind.tensor_type.elem_type, place)
-
-
-def as_array(given: Any, dtype: int, place: str) -> Any:
-    """What was given as an array in C order. Numbers, words and lists become of the onnx type `dtype` where that
-    changes none of them; arrays keep theirs. DicompilerError for what is no array, or would change."""
-    wanted = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
-    try:
-        array = np.asarray(given, order="C")
-        if isinstance(given, np.ndarray | np.generic):
-            return array
-        made = np.array(given, object) if dtype == onnx.TensorProto.STRING else array.astype(wanted)
-    except (ValueError, TypeError) as error:
-        raise DicompilerError(f"{place} is no array: {one_line(str(error))}") from None
-    if array.size and array.dtype.kind not in "biufcUO":
-        raise DicompilerError(f"{place} is no array: give numbers or words")
-    if wanted.kind in "biu" and not np.array_equal(made, array):
-        raise DicompilerError(f"{place} must be of type {wanted}: give numbers that it can hold")
-    return made
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type)
+    return as_array(given, np.dtype(dtype), place)

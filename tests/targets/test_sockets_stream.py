@@ -187,10 +187,12 @@ def test_inputs_that_do_not_fit_leave_the_session_as_it_is(tmp_path: Path) -> No
             ({"y": 1}, "the network has no input 'y'"),
             ({"x": made[2]["x"].astype(float)}, "input 'x' must be of type float32, not float64"),
             ({"x": made[2]["x"][:, :2]}, r"input 'x' must have the shape \(1, 3, 16, 16\), not"),
+            ({"x": [[1.0], [2.0, 3.0]]}, "input 'x' is no array"),
         ):
             with pytest.raises(DicompilerError, match=rf"^{words}"):
                 session.infer(inputs)
         check(made, made[2], session.infer(made[2]))
+        check(made, made[2], session.infer({"x": made[2]["x"].tolist()}))  # plain lists, as dicompiler.run takes
 
 
 def test_a_device_that_dies_while_idle_is_named_at_the_next_frame(tmp_path: Path) -> None:

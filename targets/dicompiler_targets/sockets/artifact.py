@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DicompilerError, check_files, expect, nearest, one_line, open_artifact, read_sealed
+from dicompiler.plugin_api import DicompilerError, check_files, expect, given_array, nearest, open_artifact, read_sealed
 from dicompiler_targets.copies import WEIGHTS, check_sources, hashes, runtime_sources
 from dicompiler_targets.sockets.runtime.packed import NESTED, UNSIZED, WORDS, from_packed, to_packed
 from dicompiler_targets.sockets.runtime.roles import Schedule, roles, takes_part
@@ -156,18 +156,8 @@ def _checked(value: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
         raise DicompilerError(f"input {name!r} is missing: give all of the network's inputs")
     if value["dtype"] == NESTED:
         return inputs[name]
-    dtype = numpy_type(value["dtype"])
-    try:
-        array: NDArray[Any] = np.asarray(inputs[name], order="C")
-    except ValueError as error:
-        raise DicompilerError(f"input {name!r} is no array: {one_line(str(error))}") from None
-    if value["dtype"] == WORDS and array.dtype.kind in "OSU":
-        array = array.astype(str if array.dtype.kind == "S" else object).astype(object)
-    if array.dtype != dtype:
-        raise DicompilerError(f"input {name!r} must be of type {dtype}, not {array.dtype}")
-    if value["shape"] is not None and array.shape != tuple(value["shape"]):
-        raise DicompilerError(f"input {name!r} must have the shape {tuple(value['shape'])}, not {array.shape}")
-    return array
+    shape = None if value["shape"] is None else tuple(value["shape"])
+    return given_array(inputs[name], numpy_type(value["dtype"]), shape, f"input {name!r}")
 
 
 def numpy_type(name: str) -> np.dtype[Any]:

@@ -1,0 +1,46 @@
+"""What a user gives for an input of a network, as an array of the type and shape that the network takes.
+
+In: numbers, words, lists, arrays. Out: arrays. Needs numpy and nothing of ONNX: clients of boards have none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dicompiler.base.errors import DicompilerError, one_line
+
+WORDS = np.dtype(object)
+"""The type of arrays of words."""
+
+
+def given_array(given: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None, place: str) -> Any:
+    """What was given as an array in C order, of `dtype` and, where that is known, `shape`. Numbers, words and lists
+    become of the type where that changes none of them; arrays must have it, but for words, which numpy may keep as text
+    or bytes. DicompilerError, naming `place`, for what does not fit."""
+    array = as_array(given, dtype, place)
+    if dtype == WORDS and array.dtype.kind in "SU":
+        array = array.astype(str).astype(object)
+    if array.dtype != dtype:
+        raise DicompilerError(f"{place} must be of type {dtype}, not {array.dtype}")
+    if shape is not None and array.shape != shape:
+        raise DicompilerError(f"{place} must have the shape {shape}, not {array.shape}")
+    return array
+
+
+def as_array(given: Any, dtype: np.dtype[Any], place: str) -> Any:
+    """What was given as an array in C order. Numbers, words and lists become of `dtype` where that changes none of
+    them; arrays keep theirs. DicompilerError for what is no array, or would change."""
+    try:
+        array = np.asarray(given, order="C")
+        if isinstance(given, np.ndarray | np.generic):
+            return array
+        made = np.array(given, object) if dtype == WORDS else array.astype(dtype)
+    except (ValueError, TypeError) as error:
+        raise DicompilerError(f"{place} is no array: {one_line(str(error))}") from None
+    if array.size and array.dtype.kind not in "biufcUO":
+        raise DicompilerError(f"{place} is no array: give numbers or words")
+    if dtype.kind in "biu" and not np.array_equal(made, array):
+        raise DicompilerError(f"{place} must be of type {dtype}: give numbers that it can hold")
+    return made
