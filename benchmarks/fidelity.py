@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -30,12 +31,15 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.emulate import LATE_LIMIT, emulate
 from dicompiler.driver.emulated_boards import costs_here, times_here
-from dicompiler.driver.fidelity import crowding
+from dicompiler.driver.fidelity import crowded
 from dicompiler.ir.devices import Network
+from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
 from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make
 from dicompiler.target.seal import open_artifact
+from dicompiler.verify.executor import Session
+from dicompiler.verify.given import given_inputs
 
 NETWORKS = ("resnet18", "squeezenet", "mobilenet_v2", "resnet50")
 STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat", "auto")
@@ -54,13 +58,16 @@ NEAR, OFTEN, PROMISE = 1.05, 0.90, 0.15
 """Within what of the fastest `auto` must be, in what share of cases, and by what share its gain may differ from what it
 promised."""
 
+WHOLE_S = 1.0
+"""For how many seconds a whole network is timed."""
 LETTERS = ("latency", "send", "receive", "byte", "gap", "call", "headers")
 """Of a runtime's costs, those that this host decides; segments, which do the copying, are held back."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One plan on one cluster: seconds of a frame as predicted and as measured. late: by what share this host was."""
+    """One plan on one cluster: seconds of a frame as predicted, also for the very seconds that its boards were given to
+    compute (timed_s), and as measured. late: by what share this host was."""
 
     network: str
     line: int
@@ -68,6 +75,7 @@ class Case:
     target: str
     strategy: str
     predicted_s: float
+    timed_s: float
     measured_s: float
     late: float
 
@@ -83,9 +91,10 @@ class Case:
     def __str__(self) -> str:
         doubt = f"  host late by {self.late:.0%}" if self.late > LATE_LIMIT else ""
         times = f"{1000 * self.predicted_s:9.2f} ms predicted {1000 * self.measured_s:9.2f} measured"
+        ratios = f"{self.measured_s / self.predicted_s:6.3f} ({self.measured_s / self.timed_s:.3f} of what was played)"
         return (
             f"{self.network:13} {self.line:5} Mbit/s {self.cluster:4} {self.target:8} {self.strategy:9} {times} "
-            f"{self.measured_s / self.predicted_s:6.3f}{doubt}"
+            f"{ratios}{doubt}"
         )
 
 
@@ -120,12 +129,15 @@ class Setup:
         count = len(platform.devices)
         if not self.slower:
             return f"analytic{{runtime={times_here(target, count):.3g}}}"
-        here, files = costs_here(target).times(crowding(count)), []
+        here, files = crowded(costs_here(target), count), []
+        profile, then_s = profile_of(network, target)
+        slower = self.slower * whole_s(network) / then_s
         for device in platform.devices:
-            times = self.slower * platform.fastest.rate / device.rate
-            document = slowed(profile_of(network, target), times)
+            times = slower * platform.fastest.rate / device.rate
+            document = slowed(profile, times)
             runtime = {name: getattr(here, name) for name in LETTERS}
-            runtime["copy"] = times * document["runtime"][target]["copy"]
+            own = document["runtime"][target]
+            runtime |= {name: times * own[name] for name in ("slice", "copy")}
             document |= {"device": device.name, "runtime": {target: runtime}}
             files.append(place / f"{device.name}.json")
             files[-1].write_text(json.dumps(document))
@@ -138,13 +150,28 @@ def built(network: str) -> onnx.ModelProto:
 
 
 @cache
-def profile_of(network: str, target: str) -> dict[str, Any]:
-    """What `dicompiler profile` says of a network on one core of this host, and of the target's runtime."""
+def profile_of(network: str, target: str) -> tuple[dict[str, Any], float]:
+    """What `dicompiler profile` says of a network on one core of this host, and of the target's runtime; and `whole_s`
+    right after that: boards take so many times as long as this host when they are played, which is not always as fast
+    as while it was profiled."""
     with tempfile.TemporaryDirectory() as scratch:
         onnx.save(built(network), model := Path(scratch, "model.onnx"))
         words = ("profile", model, "--threads", "1", "--target", target, "-o", Path(scratch, "profile.json"))
         subprocess.run([sys.executable, "-m", "dicompiler.cli", *words], check=True, stdout=subprocess.DEVNULL)
-        return dict(json.loads(Path(scratch, "profile.json").read_text()))
+        return dict(json.loads(Path(scratch, "profile.json").read_text())), whole_s(network)
+
+
+def whole_s(network: str) -> float:
+    """Seconds of the network on one core of this host now."""
+    model = Model.load(built(network))
+    session = Session(model.proto, model.weights, network, "all")
+    inputs, times = given_inputs(model, None), []
+    end = time.monotonic() + WHOLE_S
+    while time.monotonic() < end or len(times) < 5:
+        start = time.thread_time()
+        session.run(inputs)
+        times.append(time.thread_time() - start)
+    return sorted(times)[len(times) // 4]
 
 
 def slowed(profile: dict[str, Any], times: float) -> dict[str, Any]:
@@ -184,7 +211,7 @@ def measured(setting: tuple[str, int, str, str], strategy: str, setup: Setup) ->
         options = RunOptions(in_flight=setup.in_flight, keys=keys)
         frames = setup.frames * setup.in_flight + 1
         found = emulate(artifact, frames=frames, cost=cost, slower=setup.slower or None, options=options)
-    return Case(*setting, strategy, found.predicted_s, found.frame_s, found.late)
+    return Case(*setting, strategy, found.predicted_s, found.timed_s, found.frame_s, found.late)
 
 
 def cases(settings: Sequence[tuple[str, int, str, str]], strategies: Sequence[str], setup: Setup) -> Iterator[Case]:

@@ -224,7 +224,8 @@ def _costs(costs: RuntimeCosts) -> str:
     send, wake, receive, call = map(format_seconds, (costs.send, costs.latency, costs.receive, costs.call))
     return (
         f"a message takes {send} to send, {wake} to wake who waits and {receive} to receive, and "
-        f"{1e9 * costs.byte:.3g} ns a byte at each end; a call {call}; a copied byte {1e9 * costs.copy:.3g} ns"
+        f"{1e9 * costs.byte:.3g} ns a byte at each end; a call {call}; a slice or join "
+        f"{format_seconds(costs.slice)} and {1e9 * costs.copy:.3g} ns a byte"
     )
 
 

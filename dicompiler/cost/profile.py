@@ -269,15 +269,19 @@ class Profiles:
 
     def runtime_costs(self, device: Device, scaled: RuntimeCosts, target: str) -> RuntimeCosts:
         """What was measured of a target's runtime on `device`, and what was not as in `scaled`: TLS, what leaves
-        together, and the ends of a frame; or all, which is said once for a file that holds for the device."""
+        together, and the ends of a frame; of older files slices too, or all, which is said once for a file that holds
+        for the device."""
         profile = self._holding(device)
         if profile is None:
             return scaled
         if target not in profile.runtime:
-            _say_unmeasured(profile.place, target)
+            _say_unmeasured(profile.place, target, "costs of the runtime")
             return replace(scaled, cold=profile.cold_s)
-        known = profile.runtime[target]
-        return replace(known, cold=profile.cold_s, end=scaled.end, tls=scaled.tls, joined=scaled.joined)
+        known = replace(profile.runtime[target], end=scaled.end, tls=scaled.tls, joined=scaled.joined)
+        if not known.slice and scaled.slice:
+            _say_unmeasured(profile.place, target, "cost of slices in the runtime")
+            known = replace(known, slice=scaled.slice)
+        return replace(known, cold=profile.cold_s)
 
     def _holding(self, device: Device) -> Profile | None:
         """The first profile that holds for `device`."""
@@ -304,11 +308,12 @@ class Profiles:
 
 
 @cache
-def _say_unmeasured(place: str, target: str) -> None:
+def _say_unmeasured(place: str, target: str, what: str) -> None:
     log.warning(
-        "%s: it has no costs of the runtime of %s: those that the target states are taken, scaled for the device: "
+        "%s: it has no %s of %s: what the target states is taken, scaled for the device: "
         "make it anew with 'dicompiler profile --target %s'",
         place,
+        what,
         target,
         target,
     )

@@ -22,11 +22,11 @@ class RuntimeCosts:
     send, receive: of its processor for a message (o of both ends); byte: for each byte of it, at each end; gap: for
     which a message that it sends holds its line beside its bytes (g). call: of a segment's call beside its computing;
     cold: of that where the device has computed others since: its code and what it reads have left the caches;
-    copy: for each byte that a slice, a join or a cast for the wire copies; end: for each byte of the network's inputs
-    and outputs between the device and whoever gives the frames, at both ends together; tls: for each byte at each end,
-    beside `byte`, in TLS. headers: what travels beside a message's bytes, as a share of them; no time. joined: the
-    share of `send` and of `receive` that a message takes which leaves together with an earlier one for the same device.
-    ValueError for one below 0."""
+    slice, copy: of a slice, a join or a cast for the wire, and for each byte that it copies; end: for each byte of the
+    network's inputs and outputs between the device and whoever gives the frames, at both ends together; tls: for each
+    byte at each end, beside `byte`, in TLS. headers: what travels beside a message's bytes, as a share of them; no
+    time. joined: the share of `send` and of `receive` that a message takes which leaves together with an earlier one
+    for the same device. ValueError for one below 0."""
 
     latency: float = 0.0
     send: float = 0.0
@@ -35,6 +35,7 @@ class RuntimeCosts:
     gap: float = 0.0
     call: float = 0.0
     cold: float = 0.0
+    slice: float = 0.0
     copy: float = 0.0
     end: float = 0.0
     tls: float = 0.0
@@ -53,6 +54,10 @@ class RuntimeCosts:
     def receiving(self, nbytes: int, joined: bool = False) -> float:
         """Seconds of the receiver's processor for a message; joined: it left together with an earlier one."""
         return self.receive * (self.joined if joined else 1.0) + nbytes * self.byte
+
+    def copying(self, times: int, nbytes: int) -> float:
+        """Seconds of so many slices, joins and casts, which copy so many bytes in all."""
+        return times * self.slice + nbytes * self.copy
 
     def on_line(self, line: Line, nbytes: int, message: float) -> float:
         """Seconds for which a message that the device sends occupies a line, where each takes `message` beside."""
@@ -87,9 +92,11 @@ NONE: Mapping[str, RuntimeCosts] = MappingProxyType({})
 
 
 def scaled(stated: RuntimeCosts, device: Device) -> RuntimeCosts:
-    """What a runtime costs on a device, by what it costs on the reference host; a byte that is copied is read and
-    written, for which the memory's bandwidth is the limit where it is known."""
-    costs = stated.times(slowness(device))
+    """What a runtime costs on a device, by what it costs on the reference host. A slice is plain code of the engine's,
+    for which nothing is awoken: see `slowness`. A byte that is copied is read and written, for which the memory's
+    bandwidth is the limit where it is known."""
+    slower = slowness(device)
+    costs = replace(stated.times(slower), slice=stated.slice * slower**2)
     if not costs.copy or not device.memory_bandwidth:
         return costs
     return replace(costs, copy=max(costs.copy, 2 / device.memory_bandwidth))

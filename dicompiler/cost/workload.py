@@ -5,9 +5,10 @@ Program + Routing + Platform + CostModel → Workload.   The steps are the Progr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from dicompiler.cost.counting import flops
 from dicompiler.cost.model import CostModel
@@ -18,7 +19,7 @@ from dicompiler.ir.plan import Share
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler.ir.regions import Region, shape_of
-from dicompiler.ir.routing import Box, Join, Routing, Take, leaves
+from dicompiler.ir.routing import Box, Routing, Take, Tree, leaves
 from dicompiler.ir.tasks import Key, Task, TaskId, task_id
 from dicompiler.ir.wire import kinds
 
@@ -106,9 +107,10 @@ def _role(
 ) -> Workload:
     seconds = {task_id(task): task_seconds(routing, platform, cost, task) for task in routing.tasks}
     if runtime:
-        copied = copied_bytes(routing)
+        copied = copies(routing)
         for task in routing.tasks:
-            seconds[task_id(task)] += copied.get(task_id(task), 0) * runtime.get(task.device, FREE).copy
+            if task_id(task) in copied:
+                seconds[task_id(task)] += runtime.get(task.device, FREE).copying(*copied[task_id(task)])
     by_segment = _segment_seconds(program, routing, seconds)
     place = {device.device: i for i, device in enumerate(program.devices)}
     devices = tuple(
@@ -173,29 +175,45 @@ def _device(
     return DeviceWork(device.device, device.host, tuple(sends.get(-1, ())), jobs, runtime, cores)
 
 
-def copied_bytes(routing: Routing) -> dict[TaskId, int]:
-    """Task → bytes that slices and joins for it copy in a frame of the first role: what it reads in another shape than
+class Copies(NamedTuple):
+    """Slices, joins and casts: how many, and the bytes that they copy."""
+
+    times: int
+    nbytes: int
+
+
+def copies(routing: Routing) -> dict[TaskId, Copies]:
+    """Task → what slices and joins for it copy in a frame of the first role: what it reads in another shape than
     it is held in, and what is cut out of what it makes for other devices. What travels in a narrower type is copied
     once more at each end, as many bytes as it has in its own type: a cast to float16 and back, or to int8, was measured
     to take what a slice takes (a cast to bfloat16 up to four times that)."""
-    copied: dict[TaskId, int] = dict.fromkeys(routing.reads, 0)
+    copied: dict[TaskId, Copies] = dict.fromkeys(routing.reads, Copies(0, 0))
     narrow, widened = kinds(routing.layers), set[tuple[Box, int]]()
     lanes = {task_id(task): task.lane for task in routing.tasks}
+
+    def note(task: TaskId, key: Key, regions: Sequence[Region], joins: int = 0, joined: Sequence[Region] = ()) -> None:
+        times, nbytes = copied.get(task, (0, 0))
+        more = _nbytes(routing, key, (*regions, *joined))
+        copied[task] = Copies(times + len(regions) + joins, nbytes + more)
+
     for key, reads in routing.reads.items():
         for source, tree in reads.items():
             taken = leaves(tree)
             regions = [leaf.region for leaf in taken if leaf.region != leaf.box.region]
-            regions += [leaf.region for leaf in taken] if isinstance(tree, Join) else []
             if source.tensor in narrow:  # all readers in a lane share what was widened
                 boxes = {(leaf.box, lanes[key]) for leaf in taken if leaf.box.origin is not None} - widened
                 regions += [box.region for box, _ in boxes if box.region is not None]
                 widened |= boxes
-            copied[key] += _nbytes(routing, source, regions)
+            joins = _joins(tree)
+            note(key, source, regions, joins, [leaf.region for leaf in taken] if joins else [])
     for origin, region in dict.fromkeys((box.origin, box.region) for box in routing.received):
         if origin is not None and origin.task is not None and region is not None:
-            times = (region != origin.region) + (origin.key.tensor in narrow)
-            copied[origin.task] = copied.get(origin.task, 0) + _nbytes(routing, origin.key, [region] * times)
+            note(origin.task, origin.key, [region] * ((region != origin.region) + (origin.key.tensor in narrow)))
     return copied
+
+
+def _joins(tree: Tree) -> int:
+    return 0 if isinstance(tree, Take) else 1 + sum(map(_joins, tree.children))
 
 
 def _nbytes(routing: Routing, key: Key, regions: Iterable[Region]) -> int:

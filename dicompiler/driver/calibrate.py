@@ -39,6 +39,7 @@ SPREAD = 2.0
 """How many times as long as before a segment, or as the shortest a median frame, may take in one run."""
 LEFT = 0.25
 """What share of a frame may be left that neither computing nor messages explain."""
+_TIMES = ("seconds", "low", "high")
 NOTE = " Rates and lines corrected by 'dicompiler calibrate'."
 
 
@@ -326,7 +327,7 @@ def _as_measured(work: Workload, spans: Mapping[str, Sequence[tuple[float, float
 
 def _scaled(case: Case, runs: Sequence[Run], profile: Path) -> tuple[float, Mapping[str, Any]]:
     """(How many times as long as in the profile pieces took on the devices that it holds for, the profile with that.)
-    What copies take is not in it."""
+    What copies take, and that calls find caches cold, is not in it."""
     document = load_json(profile)
     problem = case.on(case.problem.platform)
     own = [i for i, one in enumerate(case.program.devices) if fnmatch.fnmatchcase(one.device, document["device"])]
@@ -336,11 +337,14 @@ def _scaled(case: Case, runs: Sequence[Run], profile: Path) -> tuple[float, Mapp
     if not bare or took <= beside:
         raise DicompilerError(f"{profile}: no device that it holds for ({document['device']}) computed in these runs")
     factor = _short((took - beside) / bare)
-    for layer in document["layers"]:
-        for one in layer["measurements"]:
-            for key in ("seconds", "low", "high"):
-                call_s = min(document["call_s"], one[key])
-                one[key] = round(call_s + (one[key] - call_s) * factor, 9)
+    pieces = [(one, key) for layer in document["layers"] for one in layer["measurements"] for key in _TIMES]
+    if "whole_s" in document:  # by which whole layers go
+        pieces.append((document, "whole_s"))
+    for one, key in pieces:
+        call_s = min(document["call_s"], one[key])
+        one[key] = round(call_s + (one[key] - call_s) * factor, 9)
+    if "weight_s" in document:
+        document["weight_s"] *= factor
     return factor, document
 
 

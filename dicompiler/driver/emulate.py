@@ -60,7 +60,8 @@ LEFT_OUT = "caches and memory of a board, its clock's changes, other traffic; th
 @dataclass(frozen=True)
 class Emulated:
     """A run as the boards would do it. what: was timed, a frame or the time between two; frame_s: seconds that it took;
-    predicted_s: seconds by simulation. computing: of each segment's call on its board. late: by what share computing
+    predicted_s: seconds by simulation, timed_s: by that of the very seconds that boards were given to compute here.
+    computing: of each segment's call on its board. late: by what share computing
     took longer than that, because this host was busy. expected: all that is predicted; platform: what was played;
     runtime: what the target's costs here, see `costs_here`."""
 
@@ -68,6 +69,7 @@ class Emulated:
     what: str
     frame_s: float
     predicted_s: float
+    timed_s: float
     computing: Seconds
     late: float
     expected: Expected
@@ -108,8 +110,8 @@ def emulate(
     here, board = _measured(program, problem, inputs, slower is not None), computing(work)
     if slower is not None:
         board = {name: tuple(s * slower * _slowness(platform, name) for s in seconds) for name, seconds in here.items()}
-        work = work if cost else taking(work, board)
-    told = predict(work, platform, frames, options.in_flight)
+    timed = predict(taking(work, board), platform, frames, options.in_flight)
+    told = predict(work, platform, frames, options.in_flight) if cost or slower is None else timed
     expected = Expected(problem.cost.name, program, told)
     _check_speed(here, board, told.frame_s, len(program.turns))
     first = program.devices[0].device
@@ -122,7 +124,7 @@ def emulate(
         what, frame_s = f"{count} frames, each", result.total_s / count
     else:
         what, frame_s = "a frame", usual_s(result.frames_s, len(program.turns))
-    return Emulated(result, what, frame_s, told.frame_s, board, late, expected, platform, runtime)
+    return Emulated(result, what, frame_s, told.frame_s, timed.frame_s, board, late, expected, platform, runtime)
 
 
 def _slowness(platform: Platform, device: str) -> float:

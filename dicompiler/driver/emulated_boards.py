@@ -19,7 +19,7 @@ import numpy as np
 from dicompiler.base.errors import RunError, UsageError
 from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.driver import measuring, profile_script
-from dicompiler.driver.fidelity import crowding
+from dicompiler.driver.fidelity import crowded
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
 from dicompiler.target.emulated.network import network
@@ -71,15 +71,16 @@ def costs_here(name: str) -> RuntimeCosts:
     except (RunError, UsageError) as error:
         log.warning("what the runtime of %s costs here could not be measured, so it is as stated: %s", name, error)
         return stated
-    return replace(found, copy=stated.copy, end=stated.end, tls=stated.tls, joined=stated.joined)
+    names = ("slice", "copy", "end", "tls", "joined")
+    return replace(found, **{name: getattr(stated, name) for name in names})
 
 
 def times_here(name: str, count: int) -> float:
     """How many times as long as the target of that name states a message takes on so many boards that this host plays:
     for option `runtime` of cost models. Errors as of `costs_here`."""
-    here, stated = costs_here(name), registry().make("targets", name).costs
+    here, stated = crowded(costs_here(name), count), registry().make("targets", name).costs
     ours, theirs = (one.send + one.latency + one.receive for one in (here, stated))
-    return crowding(count) * (ours / theirs if theirs else 1.0)
+    return ours / theirs if theirs else 1.0
 
 
 def _measured(target: Target) -> RuntimeCosts:

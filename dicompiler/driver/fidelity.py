@@ -97,16 +97,21 @@ def at_host_speed(
     """The problem where boards are emulated by a host on which their runtime costs `costs` and which has `own`
     processors (default: as this one): as long as it takes to run them together, but for what segments do, which are
     held back: slices, joins, and filling caches. secure: messages are in TLS."""
-    crowd = crowding(sum(bool(device.segments) for device in program.devices), own)
-    here = (costs.secured if secure else costs).times(crowd)
-    held = {name: replace(here, copy=boards.copy, cold=boards.cold) for name, boards in problem.runtime.items()}
+    count = sum(bool(device.segments) for device in program.devices)
+    here = crowded(costs.secured if secure else costs, count, own)
+    held = {
+        name: replace(here, slice=boards.slice, copy=boards.copy, cold=boards.cold)
+        for name, boards in problem.runtime.items()
+    }
     return replace(problem, runtime=held)
 
 
-def crowding(boards: int, own: int = 0) -> float:
-    """How many times as long as alone the runtimes of so many boards take when they share the processors of a host:
-    `own`, by default those of this one."""
-    return max(1.0, boards / (own or processors()))
+def crowded(costs: RuntimeCosts, boards: int, own: int = 0) -> RuntimeCosts:
+    """What a runtime that costs `costs` alone costs so many boards that share the processors of a host: `own`, by
+    default those of this one. It takes processors as many times longer as there are boards for each; who sleeps wakes
+    as before, and inputs and outputs go while no board computes."""
+    times = max(1.0, boards / (own or processors()))
+    return replace(costs.times(times), latency=costs.latency, end=costs.end)
 
 
 def processors() -> int:

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cost.workload import copied_bytes
+from dicompiler.cost.workload import copies
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.devices import Device, Host, Network
@@ -38,21 +38,22 @@ PLATFORM = Platform(
     tuple(Device(name, name, 1e9) for name in NAMES),
     Network("switch", 1e9),
 )
-STEPS = 4
-WORK, LARGE, HUGE = (1, 1, 16, 512), (1, 4, 1024, 64), (1, 4, 4096, 256)
-PROGRAMS: Mapping[str, tuple[str, Shape, int]] = {  # name: what is between steps, the shape, layers in a step
-    "one": ("nothing", WORK, 8),
-    "calls": ("calls", WORK, 8),
-    "messages": ("messages", WORK, 8),
-    "calls-large": ("calls", LARGE, 8),
-    "messages-large": ("messages", LARGE, 8),
-    "one-huge": ("nothing", HUGE, 1),
-    "copies-huge": ("copies", HUGE, 1),
+WORK, SMALL, LARGE, HUGE = (1, 1, 16, 512), (1, 1, 4, 1024), (1, 4, 1024, 64), (1, 4, 4096, 256)
+PROGRAMS: Mapping[str, tuple[str, Shape, int, int]] = {  # name: what is between steps, the shape, layers a step, steps
+    "one": ("nothing", WORK, 8, 4),
+    "calls": ("calls", WORK, 8, 4),
+    "messages": ("messages", WORK, 8, 4),
+    "calls-large": ("calls", LARGE, 8, 4),
+    "messages-large": ("messages", LARGE, 8, 4),
+    "one-small": ("nothing", SMALL, 1, 32),
+    "copies-small": ("copies", SMALL, 1, 32),
+    "one-huge": ("nothing", HUGE, 1, 4),
+    "copies-huge": ("copies", HUGE, 1, 4),
 }
 """Each does its steps one after another: in one call; in one call, every other in halves; each a call; or each a call
 on the other one of two devices, with a message between. Where there are calls and messages a step computes for about as
 long as a small layer: who waits falls asleep, and caches get cold. What is copied is more than caches hold, as in
-frames of a network."""
+frames of a network, or little, between products that fill caches with something else."""
 
 
 def write(target: Target, directory: Path) -> dict[str, Any]:
@@ -84,8 +85,8 @@ def emit(target: Target, name: str, directory: Path) -> Compilation:
     return compilation
 
 
-def _compiled(kind: str, shape: Shape, together: int) -> Compilation:
-    prepared = prepare(Model.load(_chain(shape, STEPS * together)))
+def _compiled(kind: str, shape: Shape, together: int, steps: int) -> Compilation:
+    prepared = prepare(Model.load(_chain(shape, steps * together)))
     assert prepared.layers is not None
     plan = Plan(_parts(prepared.layers, kind, together), (NAMES[0],), (NAMES[0],))
     placed = registry().make("passes", "partition").run(Compilation(prepared.model, prepared.layers, PLATFORM, plan))
@@ -94,14 +95,15 @@ def _compiled(kind: str, shape: Shape, together: int) -> Compilation:
 
 
 def _chain(shape: Shape, length: int) -> onnx.ModelProto:
-    """A number in, so many layers, little out. The layers: products of matrices, or of what is large pools."""
+    """A number in, so many layers, little out. The layers: products of matrices, or pools of one element, or where
+    little is copied each after the other."""
     weights = [numpy_helper.from_array(np.ones(shape, np.float32), "w")]
-    if shape == WORK:
+    if shape in (WORK, SMALL):
         weights.append(numpy_helper.from_array(np.full((shape[3], shape[3]), 1 / shape[3], np.float32), "m"))
     nodes = [helper.make_node("Add", ["x", "w"], ["t0"], "grow")]
     for i in range(length):
         names = [f"t{i + 1}"], f"step{i}"
-        if shape == WORK:
+        if shape == WORK or (shape == SMALL and i % 2):
             nodes.append(helper.make_node("MatMul", [f"t{i}", "m"], *names))
         else:
             nodes.append(helper.make_node("MaxPool", [f"t{i}"], *names, kernel_shape=[1, 1]))
@@ -123,12 +125,15 @@ def _parts(layers: LayerGraph, kind: str, together: int) -> Mapping[str, tuple[P
 
 
 def _counts(compilation: Compilation) -> Mapping[str, int]:
-    """What a frame of it takes: calls, messages and their bytes, and bytes that slices and joins copy."""
+    """What a frame of it takes: calls, messages and their bytes, nodes of the engine, and bytes that slices and joins
+    copy."""
     program, routing = compilation.program, compilation.routing
     assert program is not None and routing is not None
+    segments = [segment for device in program.devices for segment in device.segments]
     return {
-        "calls": sum(len(device.segments) for device in program.devices),
+        "calls": len(segments),
         "messages": len(program.transfers),
         "bytes": sum(transfer.value.nbytes for transfer in program.transfers),
-        "copied": sum(copied_bytes(routing).values()),
+        "nodes": sum(len(segment.model.graph.node) for segment in segments),
+        "copied": sum(one.nbytes for one in copies(routing).values()),
     }

@@ -326,6 +326,8 @@ def costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) 
         byte = max(0.0, (large - small) / (size("messages-large") - size("messages"))) / 2
     if "copies-huge" in programs:
         copies["copy"] = max(0.0, each("copied", "copies-huge", "one-huge"))
+        nbytes, nodes = (programs["copies-small"][what] - programs["one-small"][what] for what in ("copied", "nodes"))
+        copies["slice"] = max(0.0, times["copies-small"] - times["one-small"] - nbytes * copies["copy"]) / nodes
     both = max(0.0, small - 2 * byte * size("messages"))
     send = both / 3 if send_s is None else min(both, max(0.0, send_s - byte * size("messages")))
     call = max(0.0, each("calls", "calls", "one"))

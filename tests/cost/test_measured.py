@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +170,25 @@ class TestRuntime:
             stated = Analytic().runtime_costs(device, STATED, "sockets")
             assert model((file,)).runtime_costs(device, STATED, "sockets") == stated
         (line,) = said
-        assert line.startswith(f"{file}: it has no costs of the runtime of sockets: those that the target states are ")
+        assert line.startswith(f"{file}: it has no costs of the runtime of sockets: what the target states is taken, ")
         assert line.endswith("make it anew with 'dicompiler profile --target sockets'")
         assert model((file,)).runtime_costs(FAST, FREE, "tflm") == FREE  # a target that states none
         assert len(said) == 1
+
+    def test_a_profile_from_before_slices_takes_what_is_stated_of_them_and_says_so_once(
+        self, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        said: list[str] = []
+        monkeypatch.setattr(profile_module.log, "warning", lambda text, *words: said.append(text % words))
+        newer = written(tmp_path, document(network(), runtime={"acme": COSTS | {"slice": 7e-6}}), "new.json")
+        older = written(tmp_path, document(network(), runtime={"acme": COSTS}))
+        stated = replace(STATED, slice=1e-6)
+        assert model((newer,)).runtime_costs(FAST, stated, "acme") == RuntimeCosts(**COSTS, slice=7e-6)
+        for _ in range(2):
+            scaled = Analytic().runtime_costs(SLOW, stated, "acme").slice
+            assert model((older,)).runtime_costs(SLOW, stated, "acme") == RuntimeCosts(**COSTS, slice=scaled)
+        (line,) = said
+        assert line.startswith(f"{older}: it has no cost of slices in the runtime of acme: what the target states is ")
 
 
 @pytest.mark.parametrize("model", [Measured, Linear])

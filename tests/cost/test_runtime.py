@@ -20,8 +20,9 @@ from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
 
 COSTS = RuntimeCosts(
-    latency=1e-3, send=2e-3, receive=3e-3, byte=1e-9, gap=4e-3, call=5e-3, copy=2e-9, end=3e-9, tls=5e-9, headers=0.05
-)
+    latency=1e-3, send=2e-3, receive=3e-3, byte=1e-9, gap=4e-3, call=5e-3, slice=6e-3, copy=2e-9, end=3e-9, tls=5e-9,
+    headers=0.05,
+)  # fmt: skip
 
 
 def test_a_slower_device_takes_longer_but_sends_no_more() -> None:
@@ -34,6 +35,7 @@ def test_a_slower_device_takes_longer_but_sends_no_more() -> None:
     assert COSTS.times(0.0) == FREE
     assert (COSTS.secured.byte, COSTS.secured.end, COSTS.secured.tls) == (6e-9, 13e-9, 0.0)
     assert COSTS.sending(10**6) == pytest.approx(3e-3) and COSTS.receiving(10**6) == pytest.approx(4e-3)
+    assert COSTS.copying(3, 10**6) == pytest.approx(20e-3)
     assert COSTS.on_line(Network("switch", 8e6), 10**6, 0.5) == pytest.approx(1.05 + 0.5 + 4e-3)
 
 
@@ -78,6 +80,12 @@ def test_strategies_do_not_split_what_messages_would_slow_down(strategy: str) ->
     assert free.metrics is not None and slow.metrics is not None and slow.single is not None
     assert slow.metrics.latency_s <= slow.single.latency_s * (1 + 1e-9)
     assert free.metrics.devices[0].runtime_s == 0.0
+
+
+def test_slices_are_plain_code() -> None:
+    """Six times as long on a Pi 4 as here, as Geekbench has it for one core."""
+    pi = Platform.load("rpi4x1").devices[0]
+    assert 5.5 < scaled(COSTS, pi).slice / COSTS.slice < 6.5
 
 
 def test_a_byte_that_is_copied_is_read_and_written() -> None:

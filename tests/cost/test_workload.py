@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from support.dealing import cluster, lenet
 from support.random_problems import any_plan, random_problem
 
-from dicompiler import networks
+from dicompiler import compile, networks
 from dicompiler.cost.counting import macs
 from dicompiler.cost.model import Analytic
 from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.cost.workload import task_seconds, workload
+from dicompiler.cost.workload import copies, task_seconds, workload
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
@@ -26,7 +26,7 @@ from dicompiler.ir.routing import Box
 from dicompiler.ir.tasks import task_id
 from dicompiler.ir.wire import on_wire
 from dicompiler.partition.bounds_inference import output_shape
-from dicompiler.partition.tiling import tile
+from dicompiler.partition.tiling import Label, tile
 
 
 def test_a_role_has_the_seconds_of_its_devices() -> None:
@@ -109,10 +109,33 @@ def test_what_gives_and_takes_a_frame_is_counted_beside_it() -> None:
     assert problem.workload(problem.whole("pi02"))[1].ends_s == 0.0
 
 
+@pytest.mark.parametrize("label", ["height", "channel"])
+def test_slices_and_joins_are_counted_as_the_engine_calls_them(label: Label) -> None:
+    """LeNet's convolutions and pools on two devices, the rest on one: of each a node in a segment."""
+    problem = load_problem(networks.build("lenet"), Platform.load("rpi4x2"))
+    layers = {layer.name: (Part("pi01"),) for layer in problem.layers.layers}
+    for layer in problem.layers.layers[:4]:
+        layers[layer.name] = tile(problem.layers, layer, label, [1.0, 1.0], ["pi01", "pi02"])
+    made = compile(networks.build("lenet"), problem.platform, plan=problem.plan(layers))
+    assert made.program is not None and made.routing is not None
+    segments = (segment for device in made.program.devices for segment in device.segments)
+    nodes = sum(node.op_type in ("Slice", "Concat") for segment in segments for node in segment.model.graph.node)
+    times = sum(one.times for one in copies(made.routing).values())
+    given = [(box, box.origin) for box in made.routing.received if box.origin is not None and box.origin.task is None]
+    uncounted = sum(box.region != origin.region for box, origin in given)  # of the network's input, nobody computes it
+    assert times == nodes - uncounted > 2
+    free, costly = (
+        workload(made.program, made.routing, problem.platform, problem.cost, dict.fromkeys(("pi01", "pi02"), costs))
+        for costs in (RuntimeCosts(call=1.0), RuntimeCosts(call=1.0, slice=1.0))
+    )
+    before, after = (sum(job.seconds for one in work.devices for job in one.jobs) for work in (free, costly))
+    assert after - before == pytest.approx(times)
+
+
 @pytest.mark.parametrize("kind", ["float16", "int8"])
 def test_what_travels_narrower_is_copied_once_more_at_each_end(kind: str) -> None:
     """The first layer is computed by both devices, the next ones by one, the last by the other, which delivers."""
-    costs = RuntimeCosts(copy=1e-6)
+    costs = RuntimeCosts(slice=1e-2, copy=1e-6)
     wide = replace(load_problem(networks.build("lenet"), Platform.load("rpi4x2")), source=("pi01",), sink=("pi02",))
     wide = replace(wide, runtime={device.name: costs for device in wide.platform.devices})
     narrow = replace(wide, layers=on_wire(wide.layers, (("*", kind),)))
@@ -120,15 +143,16 @@ def test_what_travels_narrower_is_copied_once_more_at_each_end(kind: str) -> Non
     layers = {name: (Part("pi01" if i < 5 else "pi02"),) for i, name in enumerate(names)}
     layers[names[0]] = tile(wide.layers, wide.layers.layers[0], "height", [1.0, 1.0], ["pi01", "pi02"])
     (seen, before), (routing, after) = (problem.workload(problem.plan(layers)) for problem in (wide, narrow))
-    ends = {"pi01": 0, "pi02": 0}
+    ends, times = {"pi01": 0, "pi02": 0}, {"pi01": 0, "pi02": 0}
     for box in routing.received:  # the network's input is narrowed by no task
         nbytes = seen.nbytes(held(box))
-        ends[box.device] += nbytes
         assert box.origin is not None
-        ends[box.origin.device] += nbytes * (box.origin.task is not None)
+        for device, counts in ((box.device, True), (box.origin.device, box.origin.task is not None)):
+            ends[device] += nbytes * counts
+            times[device] += counts
     for one, other in zip(before.devices, after.devices, strict=True):
         more = sum(job.seconds for job in other.jobs) - sum(job.seconds for job in one.jobs)
-        assert more == pytest.approx(1e-6 * ends[one.device])
+        assert more == pytest.approx(1e-2 * times[one.device] + 1e-6 * ends[one.device])
     assert ends["pi01"] > 0 < ends["pi02"]
 
 

@@ -40,7 +40,8 @@ def test_two_programs_that_are_compared_differ_in_one_thing(package: tuple[Path,
         ("calls", "one", {"calls"}),
         ("messages", "calls", {"messages", "bytes"}),
         ("messages-large", "calls-large", {"messages", "bytes"}),
-        ("copies-huge", "one-huge", {"copied"}),
+        ("copies-small", "one-small", {"nodes", "copied"}),
+        ("copies-huge", "one-huge", {"nodes", "copied"}),
     ):
         assert {kind for kind in programs[more] if programs[more][kind] > programs[less][kind]} == kinds
         assert all(programs[more][kind] == programs[less][kind] for kind in set(programs[more]) - kinds)
@@ -63,7 +64,7 @@ def test_sockets_are_measured_where_dicompiler_is_not(
     monkeypatch.setattr(profile_script, "PLAY_S", 0.0)
     before = content(package[0])
     (costs,) = profile_script.runtimes([package[1]]).values()
-    assert set(costs) == {"latency", "send", "receive", "byte", "gap", "call", "copy", "headers"}
+    assert set(costs) == {"latency", "send", "receive", "byte", "gap", "call", "slice", "copy", "headers"}
     assert all(0 <= seconds < 0.1 for seconds in costs.values()) and costs["headers"] == profile_links.HEADERS
     assert costs["send"] + costs["receive"] + costs["byte"] > 0
     assert content(package[0]) == before
@@ -112,18 +113,21 @@ def test_costs_are_found_again() -> None:
         "messages": {"calls": 17, "messages": 16, "bytes": 16 << 15, "copied": 0},
         "calls-large": {"calls": 17, "messages": 0, "bytes": 0, "copied": 0},
         "messages-large": {"calls": 17, "messages": 16, "bytes": 16 << 20, "copied": 0},
+        "one-small": {"calls": 1, "messages": 0, "bytes": 0, "nodes": 34, "copied": 0},
+        "copies-small": {"calls": 1, "messages": 0, "bytes": 0, "nodes": 98, "copied": 1 << 19},
         "one-huge": {"calls": 1, "messages": 0, "bytes": 0, "copied": 0},
         "copies-huge": {"calls": 1, "messages": 0, "bytes": 0, "copied": 1 << 24},
     }
     entry = {"programs": programs, "waking": 0.75, "headers": 0.05}
     known = {"send": 6e-5, "receive": 2e-5, "byte": 8e-10, "call": 5e-5, "copy": 2.5e-10, "gap": 0.0}
-    known |= {"latency": 6e-5, "headers": 0.05}
+    known |= {"latency": 6e-5, "slice": 2e-6, "headers": 0.05}
     times = {
         name: 0.01 * (1 + name.endswith("large"))
         + counts["calls"] * known["call"]
         + counts["messages"] * (known["send"] + known["latency"] + known["receive"])
         + 2 * counts["bytes"] * known["byte"]
         + counts["copied"] * known["copy"]
+        + counts.get("nodes", 0) * known["slice"]
         for name, counts in programs.items()
     }
     assert profile_script.costs(entry, times, 6e-5 + (1 << 15) * 8e-10) == pytest.approx(known)

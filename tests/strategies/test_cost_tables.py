@@ -70,9 +70,10 @@ def test_messages_and_calls_cost_what_the_estimate_says() -> None:
     assert len(pairs) > 20
     for estimated, value in pairs:
         assert value == pytest.approx(estimated, rel=1e-9)
-    copying = {name: replace(RUNTIME, copy=1e-6) for name in runtime}
-    dearer = tables(replace(problem, runtime=copying), ChoiceSet(extra=0, finishes=APART)).values(many)
-    assert (dearer >= found.values(many)).all() and (dearer > found.values(many)).any()
+    for costs in (replace(RUNTIME, copy=1e-6), replace(RUNTIME, slice=1e-3)):
+        copying = replace(problem, runtime=dict.fromkeys(runtime, costs))
+        dearer = tables(copying, ChoiceSet(extra=0, finishes=APART)).values(many)
+        assert (dearer >= found.values(many)).all() and (dearer > found.values(many)).any()
 
 
 def test_on_one_medium_few_messages_are_supposed() -> None:

@@ -101,12 +101,13 @@ def test_runtimes_take_their_time_at_both_ends() -> None:
     platform = cluster("switch", 1, 1, 1, bandwidth=1e6)
     bytes_s = 3500 * 8 / 1e6
     costs = {"send": 0.5, "receive": 2.0, "byte": 1e-3, "call": 4.0, "headers": 0.1, "gap": 0.25, "copy": 1e-2}
+    costs["slice"] = 0.125
     one = {device.name: RuntimeCosts(**costs) for device in platform.devices}
     sending, receiving = 2 * 0.5 + 3.5, 2.0 + 3.0 + 4.0
     lines_s = 1.1 * bytes_s + 2 * 0.25
     assert network(platform, **one).time(count) == pytest.approx(sending + lines_s + receiving)
     joined = network(platform, **one).time(count, np.array([3500.0, 1000, 500]))
-    assert joined == pytest.approx(sending + lines_s + receiving + 35.0)
+    assert joined == pytest.approx(sending + lines_s + receiving + 35.0 + 0.125)
 
 
 CHAIN = [

@@ -1,7 +1,8 @@
 """The network of a platform on this host: a network namespace for each of its hosts, and shaped lines between them.
 
 Platform → namespaces, which last as long as the block:   host ──out──► router ──medium──► router ──in──► host.
-A host's own line is shaped at both of its ends, what all hosts share is the medium. Needs root and iproute2.
+A host's own line is shaped at both of its ends, what all hosts share is the medium; where nothing is shared or held up
+there both routers are one. Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ HOSTS_LIMIT = 4096
 """More namespaces than that no host makes in a reasonable time."""
 PLACES = ":/usr/sbin:/sbin"
 """Where Debian has ip and tc, besides what PATH says."""
+
+FRAME, PIECE_S, TIMER_S = 1514, 160e-6, 50e-6
+"""Bytes of a frame on the line. For how many seconds it carries what the kernel hands on in one piece, and how late the
+kernel's timers may be without the line standing idle."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,12 @@ class _Builder:
     def __init__(self, ip: str, tc: str, platform: Platform) -> None:
         self.ip, self.tc, self.platform = ip, tc, platform
         self.mark = f"dc{os.getpid()}x"
-        self.up, self.down = f"{self.mark}u", f"{self.mark}d"
+        hosts = zip(platform.hosts, NET.hosts(), strict=False)
+        self.addresses = {host.name: str(address) for host, address in hosts}
+        self.rules = relay.rules(platform, self.addresses)
+        self.shared = platform.network.kind != "switch"
+        self.up = f"{self.mark}u"
+        self.down = f"{self.mark}d" if self.rules or self.shared else self.up
         self.made: list[str] = []
         self.relay: subprocess.Popen[bytes] | None = None
 
@@ -97,13 +107,14 @@ class _Builder:
 
     def _make(self) -> Emulated:
         emulated = Emulated()
-        for router in (self.up, self.down):
+        for router in dict.fromkeys((self.up, self.down)):
             self._space(router, forward=True)
-        for host, address in zip(self.platform.hosts, NET.hosts(), strict=False):
-            index = len(emulated.spaces)
-            emulated.spaces[host.name], emulated.addresses[host.name] = f"{self.mark}{index}", str(address)
-            self._host(index, str(address), self._rate(host.bandwidth))
-        self._medium(emulated)
+        for index, host in enumerate(self.platform.hosts):
+            address = emulated.addresses[host.name] = self.addresses[host.name]
+            emulated.spaces[host.name] = f"{self.mark}{index}"
+            self._host(index, address, self._rate(host.bandwidth))
+        if self.up != self.down:
+            self._medium()
         return emulated
 
     def _rate(self, own: float | None) -> float | None:
@@ -145,29 +156,29 @@ class _Builder:
             self._shape(space, "out", rate)
             self._shape(self.down, into, rate)
 
-    def _medium(self, emulated: Emulated) -> None:
-        """What lies between the routers: nothing that holds anything up, one line for all, or a relay that delays."""
-        shared = self.platform.network.kind != "switch"
-        rules = relay.rules(self.platform, emulated.addresses)
-        if rules:
-            self.relay = relay.start(rules, self.up, self.down)
+    def _medium(self) -> None:
+        """What lies between two routers: one line for all, or a relay that delays."""
+        if self.rules:
+            self.relay = relay.start(self.rules, self.up, self.down)
         else:
             self._batch(self.up, f"link add medium type veth peer name medium netns {self.down}", "link set medium up")
             self._batch(self.down, "link set medium up", "address add 10.77.254.2/30 dev medium")
             self._batch(self.up, "address add 10.77.254.1/30 dev medium")
-        if shared:
+        if self.shared:
             self._shape(self.up, "medium", self.platform.network.bandwidth)
-        self._batch(self.up, "route add default dev medium" + ("" if rules else " via 10.77.254.2"))
+        self._batch(self.up, "route add default dev medium" + ("" if self.rules else " via 10.77.254.2"))
 
     def _shape(self, space: str, device: str, rate: float) -> None:
-        """Lets a device send at `rate` bit/s. Larger bursts would let small messages through for nothing; with smaller
-        ones gigabit lines would wait for the kernel's timers. What the kernel hands on in one piece must fit into a
-        burst: else it is cut into packets one by one, which takes longer than the line."""
-        burst = max(3_000, int(rate / 8 * 0.0005 * min(1.0, rate / 1e9)))
+        """Lets a device send at `rate` bit/s. What the kernel hands on in one piece must be small, and no more than a
+        piece and a bit be let through at once where the line was idle: a cable would let nothing through. With smaller
+        pieces all lines together would take more of the processors than there is; with fewer bytes at once a line
+        would wait for the kernel's timers, which are late."""
+        piece = max(FRAME, int(rate / 8 * PIECE_S))
+        burst = piece + int(rate / 8 * TIMER_S)
         limit = min(2_000_000, max(64_000, int(rate / 8 * 0.05)))
         words = ("root", "tbf", "rate", f"{rate:.0f}bit", "burst", str(burst), "limit", str(limit))
         self._run(self.tc, "-n", space, "qdisc", "add", "dev", device, *words)
-        self._batch(space, f"link set {device} gso_max_size {max(3_000, burst // 2)}")
+        self._batch(space, f"link set {device} gso_max_size {piece}")
 
     def _batch(self, space: str, *lines: str) -> None:
         self._run(self.ip, "-n", space, "-batch", "-", given="\n".join(lines))

@@ -22,6 +22,7 @@ class Runtimes:
     receive: Floats
     byte: Floats
     calling: Floats
+    slice: Floats
     copy: Floats
     joined: Floats
 
@@ -52,10 +53,10 @@ class Runtimes:
     def _taken(self, missing: Ints | Floats, messages: Ints, needed: Ints | Floats | None) -> Floats:
         """Seconds (…, receivers) of receivers."""
         taken = messages * self.receive + missing * self.byte + (messages > 0) * self.calling
-        if needed is None or not self.copy.any():
+        if needed is None or not (self.copy.any() or self.slice.any()):
             return taken
         joins = (messages > 1) | ((missing > 0) & (missing < needed))
-        return taken + joins * (needed * self.copy)
+        return taken + joins * (self.slice + needed * self.copy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +146,9 @@ def lines(problem: Problem) -> Lines:
 
 def runtimes(problem: Problem) -> Runtimes:
     """What the problem's runtimes cost."""
-    return Runtimes(*(_each(problem, name) for name in ("send", "receive", "byte", "calling", "copy", "joined")))
+    return Runtimes(
+        *(_each(problem, name) for name in ("send", "receive", "byte", "calling", "slice", "copy", "joined"))
+    )
 
 
 def line_times(problem: Problem) -> tuple[Floats, Floats, Floats]:

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from dicompiler.plugin_api import Compilation, Program
 
 COSTS = RuntimeCosts(
-    latency=80e-6, send=40e-6, receive=70e-6, byte=0.7e-9, call=40e-6, copy=0.08e-9, headers=0.05, joined=0.1
+    latency=80e-6,
+    send=40e-6,
+    receive=70e-6,
+    byte=0.7e-9,
+    call=40e-6,
+    slice=0.5e-6,
+    copy=0.08e-9,
+    headers=0.05,
+    joined=0.1,
 )
 """On the reference host, fitted to exchanges of boards that it emulated (docs/prediction.md)."""
 

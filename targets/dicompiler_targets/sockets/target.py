@@ -20,6 +20,7 @@ COSTS = RuntimeCosts(
     receive=100e-6,
     byte=0.7e-9,
     call=50e-6,
+    slice=0.5e-6,
     copy=0.08e-9,
     end=1.4e-9,
     tls=0.8e-9,
