@@ -39,7 +39,7 @@ def document(
     with; place: where the log is written; predicted: as `Expected.document` says; boards: those that were emulated;
     runtime: what the target's cost where they were."""
     artifact, options = open_artifact(directory), options or RunOptions()
-    where = "emulated" if boards else "boards" if options.hosts or options.elsewhere else "here"
+    where = "emulated" if boards else "boards" if options.hosts or options.elsewhere or result.apart else "here"
     devices = [asdict(report) for report in result.reports]
     for device in devices:
         device["sent"] = {str(index): count for index, count in device["sent"].items()}

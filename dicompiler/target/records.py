@@ -90,6 +90,7 @@ class RunResult:
     frame's inputs to having the last one's outputs.
     events: losses, take-overs and returns, in order; reports of devices that are away at the end hold zeros, and those
     of devices that came back what they did since.
+    apart: whether it joined devices that run on other hosts already, which the options do not say.
     """
 
     outputs: tuple[dict[str, NDArray[Any]], ...]
@@ -99,6 +100,7 @@ class RunResult:
     total_s: float = 0.0
     events: tuple[RunEvent, ...] = ()
     waited_s: tuple[float, ...] = ()
+    apart: bool = False
 
 
 @dataclass(frozen=True)

@@ -337,6 +337,46 @@ def test_who_comes_back_with_another_artifact_is_refused_and_the_run_goes_on(
     assert kinds(session) == [("loss", "b"), ("take-over", "b")]
 
 
+@pytest.mark.parametrize("harm", ["file", "certificate"])
+def test_who_comes_back_damaged_is_left_out_until_it_is_whole(
+    harm: str, told: Told, one: Survivor, tmp_path: Path
+) -> None:
+    if harm == "file":
+        victim, words = max((one.directory / "b").glob("*.onnx"), key=lambda path: path.stat().st_size), "is damaged"
+        wrong, options = bytearray(victim.read_bytes()), dict[str, Any]()
+        wrong[-1] ^= 1
+    else:
+        options = {"keys": tmp_path / "keys"}
+        make(DEVICES, tmp_path / "keys")
+        victim, other = (tmp_path / "keys" / "devices" / name / "cert.pem" for name in "bc")
+        wrong, words = bytearray(other.read_bytes()), "keys: "
+    right = victim.read_bytes()
+
+    def put(content: bytes) -> None:
+        new = victim.with_suffix(".new")  # who has mapped the old one keeps it
+        new.write_bytes(content)
+        os.replace(new, victim)
+
+    with connect(one, **options) as session:
+
+        def plot() -> Iterator[None]:
+            yield from frames(5)
+            put(wrong)
+            hit(one, "b", signal.SIGKILL)
+            yield from until(lambda: any(words in line for line in told.words))
+            yield from frames(10)
+            put(right)
+            yield from until(lambda: len(session.events) > 2)
+            yield from frames(10)
+
+        try:
+            one.stream(session, plot())
+        finally:
+            put(right)
+    assert kinds(session) == [("loss", "b"), ("take-over", "b"), ("return", "b")]
+    assert sum(words in line for line in told.words) == 1  # though it was tried again and again
+
+
 def test_targets_that_cannot_survive_refuse(one: Survivor) -> None:
     plan = one.compilation.plan
     assert plan is not None

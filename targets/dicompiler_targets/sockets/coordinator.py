@@ -16,6 +16,7 @@ from dicompiler.plugin_api import RunOptions, RunResult
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.deploy import Remote
 from dicompiler_targets.sockets.keeping import joined
+from dicompiler_targets.sockets.kept import Calls
 from dicompiler_targets.sockets.processes import Start
 from dicompiler_targets.sockets.session import Flight, Session, check_elsewhere
 
@@ -62,4 +63,5 @@ def _run(
         flights[-1].end_s - flights[0].start_s if flights else 0.0,
         tuple(session.events),
         tuple(flight.waited_s for flight in flights),
+        isinstance(start, Calls) and start.apart,
     )

@@ -69,6 +69,7 @@ class Crew:
         self.lines = Lines(options.heartbeat_s, beside)
         self._told = self._joined = self._finishing = False
         self._doubts: list[tuple[Failure, float]] = []
+        self._warned: set[str] = set()
         self._changed, self._looked = 0, 0.0
         self._start, self._leaving = start, leaving
         self._roles = artifact.roles
@@ -330,7 +331,7 @@ class Crew:
         try:
             process = self._door.admit(0)
         except RunError as error:  # it holds another artifact
-            log.warning("%s", error)
+            self._warn(str(error))
             process = None
         if process is not None:
             self._hearing.listen(process, self.lines)
@@ -341,14 +342,20 @@ class Crew:
     def _give_up(self, name: str, why: str) -> None:
         """A device that was coming back does not, for now."""
         assert self._returns is not None
-        log.info("device %r does not come back yet: %s", name, why)
+        self._warn(f"device {name!r} does not come back yet: {why}")
         self._dismiss(name)
         self._returns.failed(name)
+
+    def _warn(self, words: str) -> None:
+        """Warns of why somebody does not come back: once, as who tries again says the same again and again."""
+        log.log(logging.INFO if words in self._warned else logging.WARNING, "%s", words)
+        self._warned.add(words)
 
     def _take_back(self, name: str) -> None:
         """From the next frame on a device takes part again."""
         assert self._returns is not None
         self._returns.back(name)
+        self._warned.clear()
         self.away.discard(name)
         self._change(name)
         self.told("return", name, "")

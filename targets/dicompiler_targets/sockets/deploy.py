@@ -158,7 +158,7 @@ def check_missing(artifact: Artifact, failed: Mapping[str, RunError]) -> None:
     if failed and artifact.schedule().covering(failed) is None:
         raise next(iter(failed.values()))
     for error in failed.values():
-        log.warning("%s; the others do without it", error)
+        log.warning("%s; the others can do without it", error)
 
 
 def _copies(artifact: Artifact, place: Place, keys: Path | None) -> list[Copy]:

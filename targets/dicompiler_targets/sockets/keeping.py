@@ -100,17 +100,19 @@ class Cluster:
         """See Service. Those that can be reached are stopped although others cannot."""
         artifact, kept = Artifact.load(self.directory), Kept.load(self.directory)
         hosts = Hosts(artifact, kept, self.options)
-        ran, failed = dict[str, bool](), list[RunError]()
+        ran, failed = dict[str, bool](), dict[str, RunError]()
 
         def work(name: str) -> None:
             try:
                 ran[name] = hosts.stop(name)
             except RunError as error:
-                failed.append(error)
+                failed[name] = error
 
         hosts.calls.each(work, list(hosts.places))
         if failed:
-            raise RunError(f"{failed[0]}; it may still run, those of {len(ran)} other hosts do not")
+            which = ("may still run", sorted(failed)), ("do not run any more", sorted(ran))
+            told = "; ".join(f"{', '.join(names)} {words}" for words, names in which if names)
+            raise RunError(f"{failed[min(failed)]}; {told}")
         if kept is not None:
             kept.forget()
         return {name: ran[name] for name in hosts.places}

@@ -28,6 +28,7 @@ from dicompiler_targets.sockets.runtime.line import (
     Keys,
     check_identity,
     check_open,
+    is_loopback,
     join_address,
     left,
     secured,
@@ -96,6 +97,11 @@ class Kept:
             raise DicompilerError(f"{path}: it cannot be written: {error.strerror or error}") from None
         finally:
             stage.unlink(missing_ok=True)
+
+    @property
+    def apart(self) -> bool:
+        """Whether any of them is on another host than this."""
+        return not all(is_loopback(host) for host, _ in self.addresses.values())
 
     def forget(self) -> None:
         """They are not kept any more."""
@@ -207,6 +213,11 @@ class Calls:
         self._guests, self._closed = Guests(), False
         self._before = threading.Event()
         self._before.set()
+
+    @property
+    def apart(self) -> bool:
+        """See Kept."""
+        return self._kept.apart
 
     @property
     def refused(self) -> str:

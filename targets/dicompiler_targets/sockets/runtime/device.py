@@ -128,8 +128,12 @@ class Device(Member):
         )
         if not self.schedule.survives:
             close()  # nobody comes back
+        again = bool(peers.get("again"))
+        if again:
+            self.files.check()  # the others do without it meanwhile, and would end with it
         self._to_control().send(Kind.READY)
-        self.files.check()  # what is still missing of it need not hold up the others; nothing is computed before
+        if not again:
+            self.files.check()  # what is still missing of it need not hold up the others; nothing is computed before
         self._play(self.player)
 
     def _to_play(self) -> Player:
