@@ -1,11 +1,11 @@
-"""What plans for losses cost while nothing is lost: one plan without and with plans for the loss of each of five devices,
-as processes of this host. Both clusters are up at once, and play slices of frames in turn, in random order; the ratio of
-two slices that follow each other is a pair. Where processes lie in memory makes some a tenth faster than others that do
-the same: both are started anew again and again.
+"""What plans for losses cost while nothing is lost: one plan without and with plans for the loss of each of five
+devices, as processes of this host. Both clusters are up at once, and play slices of frames in turn, in random order;
+the ratio of two slices that follow each other is a pair. Where processes lie in memory makes some a tenth faster than
+others that do the same: both are started anew again and again.
 
-In: a network, for how long, a file of the pairs of earlier calls, which are added to it. Out: lines on stdout: the median
-over starts of the median over their pairs, in per cent above 1, and what 95 % of it lie within where starts, and in each
-of them pairs, are drawn anew with replacement. Nothing else may run here.
+In: a network, for how long, a file of the pairs of earlier calls, to which these are added. Out: lines on stdout: the
+median over starts of the median over their pairs, in per cent above 1, and what 95 % of it lie within where starts, and
+in each of them pairs, are drawn anew with replacement. Nothing else may run here.
 """
 
 from __future__ import annotations

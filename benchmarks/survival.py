@@ -5,12 +5,14 @@ took over, measured in two ways: one after another in the stream; and each after
 until the loss was noticed, with nothing lost, since processors and caches that have rested make any frame slower. Exit
 code 1 where something was not as it must be.
 
-In: how many moments, a seed, a network. Out: lines on stdout. Run it as README.md says, as root.
+In: how many moments, a seed, a network; a file of the moments of earlier calls, to which these are added. Out: lines on
+stdout, at the end of all that is in the file. Run it as README.md says, as root.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -18,10 +20,12 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import click
 from support.boards import Cluster, cluster
@@ -47,13 +51,15 @@ LEAST_S = 0.05
 
 @dataclass
 class Watch:
-    """When things happened, of time.perf_counter: `losses`, `returns`, and each finished frame."""
+    """When things happened, of time.perf_counter: `losses`, `returns`, and each finished frame. `moments`: what was
+    lost, how, and whether it was noticed or taken over late, once it was back."""
 
     losses: list[float] = field(default_factory=list)
     begun: float = 0.0
     returns: int = 0
     last: RunEvent | None = None
     frames: list[float] = field(default_factory=list)
+    moments: list[dict[str, Any]] = field(default_factory=list)
 
     def hear(self, event: RunEvent) -> None:
         self.last = event
@@ -97,11 +103,21 @@ def mend(boards: Cluster, device: str, way: str, pid: int | None) -> None:
 
 
 def plot(
-    boards: Cluster, watch: Watch, rng: Random, moments: int, way: str, beat_s: float, only: str, alone: bool
+    boards: Cluster,
+    watch: Watch,
+    rng: Random,
+    moments: int,
+    way: str,
+    beat_s: float,
+    only: str,
+    alone: bool,
+    end_s: float,
 ) -> Iterator[None]:
-    """Loses a device again and again; prints a line for each."""
+    """Loses a device again and again, for the last time before `end_s`; prints a line for each."""
     wrong, over, over_rested = 0, list[float](), list[float]()
     for number in range(moments):
+        if time.perf_counter() > end_s:
+            break
         until = time.perf_counter() + rng.uniform(0.05, 1.0)
         while time.perf_counter() < until:
             yield
@@ -124,6 +140,7 @@ def plot(
         due = AT_ONCE_S if how in ("kill", "sshd") else BEATS * beat_s
         bad = found > due or interrupted > 1.5 * frame + LEAST_S
         wrong += bad
+        watch.moments.append({"device": device, "way": how, "late": bad})
         over.append(interrupted - 1.5 * frame)
         over_rested.append(interrupted - 1.5 * rested)
         click.echo(
@@ -132,8 +149,8 @@ def plot(
             f"each after a pause of {1000 * pause_s:.0f}); back after {time.perf_counter() - back:.1f} s"
             + ("  LATE" if bad else "")
         )
-    click.echo(f"{moments} losses, {wrong} noticed or taken over late")
-    if alone:  # with others on their way, what lies between two frames is not what one takes
+    click.echo(f"{len(over)} losses, {wrong} noticed or taken over late")
+    if alone and over:  # with others on their way, what lies between two frames is not what one takes
         tell(over, over_rested)
 
 
@@ -145,6 +162,19 @@ def tell(over: list[float], over_rested: list[float]) -> None:
         click.echo(
             f"beside 1.5 frames {name}: {middle:+.2f} ms in the median, {least:+.2f} to {most:+.2f}; {held} within them"
         )
+
+
+def add(file: Path, run: dict[str, Any]) -> None:
+    """Adds a run to the file, and tells of all that are in it."""
+    runs = [*(json.loads(file.read_text()) if file.exists() else []), run]
+    file.write_text(json.dumps(runs))
+    moments = [moment for one in runs for moment in one["moments"]]
+    ways = ", ".join(f"{count} {way}" for way, count in sorted(Counter(moment["way"] for moment in moments).items()))
+    late, frames = sum(moment["late"] for moment in moments), sum(one["frames"] for one in runs)
+    click.echo(
+        f"{file}: {len(runs)} runs, {len(moments)} moments ({ways}), {late} of them late; {frames} frames, "
+        f"{sum(bool(one['wrong']) for one in runs)} runs wrong"
+    )
 
 
 def after(pause_s: float) -> Generator[None, None, float]:
@@ -166,8 +196,21 @@ def after(pause_s: float) -> Generator[None, None, float]:
 @click.option("--in-flight", default=1, show_default=True)
 @click.option("--heartbeat", default=0.4, show_default=True, help="Longer for networks that load this host for long.")
 @click.option("--device", default="", help="Always this one; by default any.")
-def main(moments: int, seed: int, network: str, way: str, in_flight: int, heartbeat: float, device: str) -> None:
+@click.option("--seconds", default=1e9, help="So long after the start the last device is lost. Default: no limit.")
+@click.option("--file", default=None, type=click.Path(path_type=Path), help="JSON: moments of earlier calls.")
+def main(
+    moments: int,
+    seed: int,
+    network: str,
+    way: str,
+    in_flight: int,
+    heartbeat: float,
+    device: str,
+    seconds: float,
+    file: Path | None,
+) -> None:
     """Lose devices of five boards, any one at a time."""
+    end_s = time.perf_counter() + seconds
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
     rng, watch = Random(seed), Watch()
     losses = [(name,) for name in DEVICES]
@@ -183,18 +226,21 @@ def main(moments: int, seed: int, network: str, way: str, in_flight: int, heartb
             with dicompiler.connect(net, options) as session:
                 assert isinstance(session, Session)
                 watch.begun = session.begun_s
-                steps = plot(boards, watch, rng, moments, way, heartbeat, device, in_flight == 1)
+                steps = plot(boards, watch, rng, moments, way, heartbeat, device, in_flight == 1, end_s)
 
                 def step() -> Iterator[None]:
                     for _ in steps:
                         watch.frames.append(time.perf_counter())
                         yield
 
-                count = made.stream(session, step())
+                count, wrong = made.stream(session, step()), ""
                 click.echo(f"{count} frames, all there, in order and right; {len(watch.losses)} losses were noticed")
         except (DicompilerError, AssertionError) as error:
+            count, wrong = len(watch.frames), str(error)
             click.echo(f"WRONG: {error}")
-            sys.exit(1)
+        if file is not None:
+            add(file, {"network": network or seed, "frames": count, "wrong": wrong, "moments": watch.moments})
+        sys.exit(bool(wrong))
 
 
 if __name__ == "__main__":
