@@ -42,7 +42,7 @@ def surviving(problem: Problem, strategy: Strategy, plan: Plan, survive: Survive
             "--survive, or have no states (--state none)"
         )
     losses = _Losses(problem, strategy, plan, fixed)
-    tries = [_Choice(losses, plan, survive)]
+    tries = [_Choice(losses, _Option(problem, replace(plan, losses=())), survive)]
     if not tries[0].options:
         if not losses.why:  # none of them takes part
             return plan
@@ -50,10 +50,10 @@ def surviving(problem: Problem, strategy: Strategy, plan: Plan, survive: Survive
     if losses.why:
         log.warning("survive %s: not covered: %s", survive, losses.uncovered())
     while tries[-1].fit() is None and not fixed and len(tries) < MAINS:
-        others = [one for one in losses.mains() if one not in [other.main for other in tries]]
+        others = [one for one in losses.mains() if one.plan not in [other.main.plan for other in tries]]
         if not others:
             break
-        tries.append(_Choice(losses, min(others, key=losses.value), survive))
+        tries.append(_Choice(losses, min(others, key=lambda option: option.value), survive))
     if (found := tries[-1].fit()) is None:
         raise tries[0].error()
     if len(tries) > 1:
@@ -63,9 +63,30 @@ def surviving(problem: Problem, strategy: Strategy, plan: Plan, survive: Survive
 
 
 @dataclass
+class _Option:
+    """A plan for a loss, or for none, on what is left then (`problem`), and what it comes to there."""
+
+    problem: Problem
+    plan: Plan
+
+    @cached_property
+    def weights(self) -> Held:
+        return held_weights(route_on(self.problem.platform, self.problem.layers, self.plan))
+
+    @cached_property
+    def activations(self) -> Mapping[str, int]:
+        return {entry.device: entry.activations for entry in self.problem.estimate(self.plan).devices}
+
+    @cached_property
+    def value(self) -> float:
+        return self.problem.evaluate(self.plan).value(self.problem.objective)
+
+
+@dataclass
 class _Losses:
-    """What is known of losses, whatever the plan beside them is. planned: the strategy's plan by what is lost, None
-    where it has none. why: device → why its loss cannot be covered."""
+    """What is known of losses, whatever the plan beside them is: so each is planned once, however many `_Choice`s there
+    are. planned: the strategy's plan by what is lost, None where it has none. why: device → why its loss cannot be
+    covered."""
 
     problem: Problem
     strategy: Strategy
@@ -74,7 +95,7 @@ class _Losses:
     planned: dict[Lost, Plan | None] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
     _alike: dict[object, tuple[Problem, Plan | None]] = field(default_factory=dict)
-    _values: list[tuple[Plan, float]] = field(default_factory=list)
+    _mains: dict[Lost, _Option] = field(default_factory=dict)
 
     def ends(self, plan: Plan, lost: Lost) -> tuple[Lost, Lost] | None:
         """Source and sink of a plan without `lost`: those that are left, else the first device that is left and
@@ -96,12 +117,9 @@ class _Losses:
         """Of which devices losses cannot be covered, and why."""
         return "losses of " + "; ".join(self.why.values())
 
-    def planned_for(self, plan: Plan, lost: Lost) -> Plan | None:
-        """The strategy's plan; devices that are alike are planned for once."""
+    def planned_for(self, lost: Lost, rest: Problem) -> Plan | None:
+        """The strategy's plan on what is left; devices that are alike are planned for once."""
         if lost not in self.planned:
-            ends = self.ends(plan, lost)
-            assert ends is not None
-            rest = without(self.problem, lost, *ends)
             key = self._kind(rest)
             if key not in self._alike:
                 log.info("%s decides without %s", self.strategy.name, ", ".join(lost))
@@ -150,20 +168,17 @@ class _Losses:
             for device in problem.platform.devices
         }
 
-    def value(self, plan: Plan) -> float:
-        """What the objective says of a plan, by simulation."""
-        for known, value in self._values:
-            if known is plan:
-                return value
-        value = self.problem.evaluate(plan).value(self.problem.objective)
-        self._values.append((plan, value))
-        return value
-
-    def mains(self) -> list[Plan]:
+    def mains(self) -> list[_Option]:
         """Other plans for when nothing is lost: those for losses, with the same source and sink, and one device."""
         ends = self.plan.source, self.plan.sink
-        found = [one for one in self.planned.values() if one is not None and (one.source, one.sink) == ends]
-        return [*found, self.problem.alone[0]]
+        for lost, plan in self.planned.items():
+            if plan is not None and (plan.source, plan.sink) == ends:
+                self._mains.setdefault(lost, _Option(self.problem, plan))
+        return [*self._mains.values(), self._alone]
+
+    @cached_property
+    def _alone(self) -> _Option:
+        return _Option(self.problem, self.problem.alone[0])
 
 
 def _renamed(plan: Plan, platform: Platform, rest: Problem) -> Plan:
@@ -178,40 +193,20 @@ def _renamed(plan: Plan, platform: Platform, rest: Problem) -> Plan:
     )
 
 
-@dataclass
-class _Option:
-    """A plan for a loss, or for none, on what is left then (`problem`)."""
-
-    problem: Problem
-    plan: Plan
-
-    @cached_property
-    def weights(self) -> Held:
-        return held_weights(route_on(self.problem.platform, self.problem.layers, self.plan))
-
-    @cached_property
-    def activations(self) -> Mapping[str, int]:
-        return {entry.device: entry.activations for entry in self.problem.estimate(self.plan).devices}
-
-    @cached_property
-    def value(self) -> float:
-        return self.problem.evaluate(self.plan).value(self.problem.objective)
-
-
 class _Choice:
-    """A plan, and for each loss what can be chosen from: first what the strategy says."""
+    """A plan for when nothing is lost (`main`), and for each loss what can be chosen from, first what the strategy
+    says. It holds beside this main plan alone, unlike what `_Losses` knows."""
 
-    def __init__(self, losses: _Losses, main: Plan, survive: Survive) -> None:
-        self.losses, self.main, self.survive = losses, replace(main, losses=()), survive
+    def __init__(self, losses: _Losses, main: _Option, survive: Survive) -> None:
+        self.losses, self.main, self.survive = losses, main, survive
         self.problem = losses.problem
-        self.first = _Option(self.problem, self.main)
         self.options: dict[Lost, list[_Option]] = {}
         self.known: set[tuple[Lost, int]] = set()
-        used, seen = set(main.devices), set[Lost]()
+        used, seen = set(main.plan.devices), set[Lost]()
         while new := [lost for lost in survive.sets(self.problem.platform, used) if lost not in seen]:
             for lost in new:
                 seen.add(lost)
-                if ends := losses.ends(self.main, lost):
+                if ends := losses.ends(main.plan, lost):
                     self.options[lost] = [self._best(lost, without(self.problem, lost, *ends))]
                     used |= set(self.options[lost][0].plan.devices)
 
@@ -219,12 +214,12 @@ class _Choice:
         """Of the plans that go on anyway the one for the fewest losses; else the strategy's; else the best one in which
         others take over."""
         for known in ((), *(other for other in self.options if set(other) < set(lost))):
-            goes_on = self.options[known][0].plan if known else self.main
+            goes_on = (self.options[known][0] if known else self.main).plan
             if not set(goes_on.devices).intersection(lost):
                 return _Option(rest, goes_on)
-        if (plan := self.losses.planned_for(self.main, lost)) is not None:
+        if (plan := self.losses.planned_for(lost, rest)) is not None:
             return _Option(rest, plan)
-        return min(self._takeovers(lost, rest, self.first), key=lambda option: option.value)
+        return min(self._takeovers(lost, rest, self.main), key=lambda option: option.value)
 
     def _takeovers(self, lost: Lost, rest: Problem, of: _Option) -> list[_Option]:
         plan = replace(of.plan, source=rest.source, sink=rest.sink, note="")
@@ -235,7 +230,7 @@ class _Choice:
         """Adds for each loss that others take over: in the main plan, and in what was picked for one device less."""
         for lost, current in picked.items():
             smaller = (option for other, option in picked.items() if len(other) < len(lost) and set(other) < set(lost))
-            for of in (self.first, *smaller):
+            for of in (self.main, *smaller):
                 if (lost, id(of)) not in self.known and set(of.plan.devices).intersection(lost):
                     self.known.add((lost, id(of)))
                     self.options[lost] += self._takeovers(lost, current.problem, of)
@@ -263,13 +258,13 @@ class _Choice:
 
     def _joined(self, picked: Mapping[Lost, _Option]) -> Plan:
         """One plan; of what is lost those count that take part in any of them."""
-        used = {name for option in (self.first, *picked.values()) for name in option.plan.devices}
+        used = {name for option in (self.main, *picked.values()) for name in option.plan.devices}
         losses: dict[Lost, Plan] = {}
         for lost, option in picked.items():
             losses.setdefault(tuple(name for name in lost if name in used), option.plan)
         place = {device.name: i for i, device in enumerate(self.problem.platform.devices)}
         order = sorted(losses, key=lambda lost: (len(lost), [place[name] for name in lost]))
-        return replace(self.main, losses=tuple(Loss(lost, losses[lost]) for lost in order if lost))
+        return replace(self.main.plan, losses=tuple(Loss(lost, losses[lost]) for lost in order if lost))
 
     def _move(
         self, picked: Mapping[Lost, _Option], lacking: Mapping[str, int], tried: Collection[int]
@@ -302,7 +297,7 @@ class _Choice:
         host_of = self.problem.platform.host_of
         weights: dict[tuple[str, str, Region], int] = {}
         live = dict.fromkeys(host_of, 0)
-        for option in (self.first, *picked.values()):
+        for option in (self.main, *picked.values()):
             weights |= option.weights
             for name, size in option.activations.items():
                 live[name] = max(live[name], size)
@@ -315,7 +310,7 @@ class _Choice:
         """What lacks where for which loss, and which losses would fit."""
         kept: list[Lost] = []
         failed: tuple[Lost, dict[str, int]] | None = None
-        if lacking := memory_lacking(self.problem, self.main):
+        if lacking := memory_lacking(self.problem, self.main.plan):
             return self._error("the plan for when nothing is lost", lacking, "nothing fits")
         for lost in self.options:
             found, lacking = self._fit([*kept, lost])
