@@ -467,14 +467,24 @@ def test_devices_stay_on_their_boards_until_they_are_stopped(
     before = running()
     assert len(before) == 2
     assert main([*command, "--keep"]) == 0 and running() == before
+    assert main(["run", str(net), "--log", str(tmp_path / "run.json")]) == 0
+    assert "measured on the boards" in " ".join(capfd.readouterr().out.split())
+    assert json.loads((tmp_path / "run.json").read_text())["where"] == "boards"
     with dicompiler.connect(net, RunOptions(hosts=Hosts.load(places), in_flight=2), 60) as session:
         assert isinstance(session, Session)
         harm = functools.partial(os.kill, before["pi02"], signal.SIGKILL)
         assert lose(session, harm) == [(kind, "pi02") for kind in ("loss", "take-over", "return")]
     assert running()["pi01"] == before["pi01"] and running()["pi02"] != before["pi02"]
-    capfd.readouterr()
+    boards.boards["pi02"].stop()
+    try:
+        line = said([*command, "--stop"], capfd)
+        assert line.endswith("; may still run: pi02; stopped: pi01") and "is it on, and does sshd run there?" in line
+        assert list(running()) == ["pi02"]
+    finally:
+        boards.boards["pi02"].start()
+        wait_until(boards.boards["pi02"].answers)
     assert main([*command, "--stop", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["stopped"] == list(NAMES)
+    assert json.loads(capfd.readouterr().out)["stopped"] == ["pi02"]
     assert running() == {} and main(["status", str(net)]) == 2
     assert sorted(path.name for path in (here / ".kept").iterdir()) == ["pi01.log"]
     assert main([*command, "--stop"]) == 0 and "not running" in capfd.readouterr().out

@@ -110,8 +110,8 @@ class Cluster:
 
         hosts.calls.each(work, list(hosts.places))
         if failed:
-            which = ("may still run", sorted(failed)), ("do not run any more", sorted(ran))
-            told = "; ".join(f"{', '.join(names)} {words}" for words, names in which if names)
+            which = ("may still run", sorted(failed)), ("stopped", sorted(ran))
+            told = "; ".join(f"{words}: {', '.join(names)}" for words, names in which if names)
             raise RunError(f"{failed[min(failed)]}; {told}")
         if kept is not None:
             kept.forget()
