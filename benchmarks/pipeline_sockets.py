@@ -29,6 +29,7 @@ from dicompiler.base.schema import load_json
 from dicompiler.target.records import RunOptions
 from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.runtime.seams import Seam
 from dicompiler_targets.sockets.runtime.values import from_bytes, make_sessions, run_segment
 
 SLACK, SPEEDUP = 1.05, 1.6
@@ -80,8 +81,9 @@ def segments_alone(directory: Path, inputs: Mapping[str, Any], times: int) -> fl
         while left:
             session, segment = next(entry for entry in left if all(name in values for name in entry[1]["inputs"]))
             left.remove((session, segment))
+            seam = Seam(segment, session)
             start = time.perf_counter()
-            values.update(run_segment(session, segment, values))
+            values.update(seam.cut(run_segment(session, seam.inner, seam.joined(values))))
             seconds[segment["name"]].append(time.perf_counter() - start)
     return sum(map(statistics.median, seconds.values()))
 

@@ -20,6 +20,8 @@ from dicompiler.ir.program import Program
 from dicompiler.partition.annotations import annotation_of
 from dicompiler.verify.comparison import random_inputs
 from dicompiler.verify.executor import Executor, to_ort
+from dicompiler_targets import seams
+from dicompiler_targets.sockets.runtime.seams import Seam, copied
 from overheads.measuring import Figure
 
 IN_PARTS = ("resnet18", "resnet50", "mobilenet_v2")
@@ -35,10 +37,15 @@ SETTLED = 4
 
 class Bound:
     """A model in onnxruntime at one of LEVELS, on one thread, with inputs and outputs bound once; inputs that nobody
-    gives are zeros."""
+    gives are zeros. seam: of a segment, whose copies are made beside, as the sockets runtime makes them."""
 
     def __init__(
-        self, proto: onnx.ModelProto, weights: Mapping[str, Weight], inputs: Mapping[str, Any], level: str
+        self,
+        proto: onnx.ModelProto,
+        weights: Mapping[str, Weight],
+        inputs: Mapping[str, Any],
+        level: str,
+        seam: seams.Seam | None = None,
     ) -> None:
         options = ort.SessionOptions()
         options.graph_optimization_level = LEVELS[level]
@@ -49,20 +56,28 @@ class Bound:
         options.add_external_initializers(names, self._kept)
         self._session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
         self._binding = self._session.io_binding()
-        there = {one.name: inputs.get(one.name) for one in self._session.get_inputs()}
-        shapes = {one.name: one.shape for one in self._session.get_inputs()}
-        arrays = {name: np.zeros(shapes[name], "float32") if one is None else one for name, one in there.items()}
-        given = {name: to_ort(np.asarray(array, order="C")) for name, array in arrays.items()}
-        outputs = [one.name for one in self._session.get_outputs()]
-        for name, value in given.items():
-            self._binding.bind_ortvalue_input(name, value)
-        for name, value in zip(outputs, self._session.run_with_ort_values(outputs, given), strict=True):
-            self._binding.bind_ortvalue_output(name, value)
+        self._memory = {
+            one.name: np.array(inputs[one.name], order="C") if one.name in inputs else np.zeros(one.shape, "float32")
+            for one in (*self._session.get_inputs(), *self._session.get_outputs())
+        }
+        for one in self._session.get_inputs():
+            self._binding.bind_ortvalue_input(one.name, to_ort(self._memory[one.name]))
+        for one in self._session.get_outputs():
+            self._binding.bind_ortvalue_output(one.name, to_ort(self._memory[one.name]))
+        self._before, self._after = self._copies(seam, inputs) if seam is not None else ([], [])
+
+    def _copies(self, seam: seams.Seam, inputs: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+        for name in (*seam.segment.inputs, *seam.segment.outputs):
+            self._memory.setdefault(name, np.array(inputs[name], order="C"))
+        ends = {"inputs": list(seam.segment.inputs), "outputs": list(seam.segment.outputs), **seam.document}
+        return Seam(ends, self._session).bound(lambda name: self._memory[name].reshape(-1).view(np.uint8))
 
     def seconds(self) -> float:
         """Processor time of a run: what others do on the host meanwhile counts little."""
         start = time.thread_time()
+        copied(self._before)
         self._session.run_with_iobinding(self._binding)
+        copied(self._after)
         return time.thread_time() - start
 
 
@@ -83,7 +98,10 @@ def parts(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
         own = {node.name for node in model.proto.graph.node}
         for level in LEVELS:
             whole = Bound(model.proto, model.weights, inputs, level)
-            sides = [[Bound(proto, program.weights, values, level) for proto in protos] for protos in devices]
+            sides = [
+                [Bound(seam.segment.model, program.weights, values, level, seam) for seam in seams.seams(device)]
+                for device in program.devices
+            ]
             bare = [Bound(without_cuts(p, own), program.weights, values, level) for ps in devices for p in ps]
             all_sides = [whole, *(side for device in sides for side in device), *bare]
             turns = [measured(all_sides, frames) for _ in range(rounds)]

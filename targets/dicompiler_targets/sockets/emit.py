@@ -23,6 +23,7 @@ from dicompiler_targets.files import (
     value_document,
     write_parts,
 )
+from dicompiler_targets.seams import Seam, seams
 from dicompiler_targets.sockets.runtime import FORMAT
 
 RESERVED = ("artifact.json", "plan.json", "platform.toml", "reference")
@@ -39,8 +40,9 @@ def write(program: Program, threads: Mapping[str, int], optimization: str, direc
         place = directory / device.device
         place.mkdir()
         head = {"index": index, "threads": threads[device.device], "optimization": optimization}
-        contents = Contents(program, index)
-        manifest = _manifest(program, index, contents.names)
+        ends = [seams(role.devices[index]) for role in program.roles]
+        contents = Contents(_without_copies(program, index, ends), index)
+        manifest = _manifest(program, index, contents.names, ends)
         manifests.append(manifest | head | {"files": dict(sorted(_files(contents, place)))})
     # The manifests name every file with its hash: what they hash to stands for the whole artifact.
     digest = hashlib.sha256("".join(map(json_text, manifests)).encode()).hexdigest()
@@ -57,20 +59,33 @@ def _check_name(device: str) -> None:
         raise DicompilerError(f"device {device!r}: no name for the device's directory: give it another one")
 
 
-def _manifest(program: Program, index: int, files: Sequence[Sequence[str]]) -> Json:
+def _without_copies(program: Program, index: int, ends: Sequence[Sequence[Seam]]) -> Program:
+    """The program with one device's segments as its sessions have them, role by role."""
+    roles = [
+        replace(role, devices=tuple(_bare(one, own) if i == index else one for i, one in enumerate(role.devices)))
+        for role, own in zip(program.roles, ends, strict=True)
+    ]
+    return replace(roles[0], others=tuple(roles[1:]))
+
+
+def _bare(device: DeviceProgram, ends: Sequence[Seam]) -> DeviceProgram:
+    return replace(device, segments=tuple(seam.segment for seam in ends))
+
+
+def _manifest(program: Program, index: int, files: Sequence[Sequence[str]], ends: Sequence[Sequence[Seam]]) -> Json:
     """What the device's runtime must know, without the files and what they depend on.
 
-    files: the segments' files, role by role.
+    files: the segments' files, role by role; ends: what is copied where segments meet.
     """
     device = program.devices[index]
-    ends = [(t.sender, t.receiver) for t in program.all_transfers]
-    peers = {name for pair in ends if device.device in pair for name in pair} - {device.device}
+    pairs = [(t.sender, t.receiver) for t in program.all_transfers]
+    peers = {name for pair in pairs if device.device in pair for name in pair} - {device.device}
     order = {d.device: i for i, d in enumerate(program.devices)}
     first = 0
     roles = []
-    for role, role_files in zip(program.roles, files, strict=True):
+    for role, role_files, own in zip(program.roles, files, ends, strict=True):
         lost = {"lost": list(role.lost)} if role.lost else {}
-        roles.append(_role(role, role.devices[index], role_files, first) | lost)
+        roles.append(_role(role, role.devices[index], role_files, own, first) | lost)
         first += len(role.transfers)
     return {
         "format": FORMAT,
@@ -82,7 +97,7 @@ def _manifest(program: Program, index: int, files: Sequence[Sequence[str]]) -> J
     }
 
 
-def _role(program: Program, device: DeviceProgram, files: Sequence[str], first: int) -> Json:
+def _role(program: Program, device: DeviceProgram, files: Sequence[str], ends: Sequence[Seam], first: int) -> Json:
     """What it does for the frames of one role, whose transfers are numbered from `first`."""
     mine = [replace(t, index=first + t.index) for t in program.transfers if device.device in (t.sender, t.receiver)]
     tensor_of = {output: tensor for tensor, output in device.sinks.items()}
@@ -96,8 +111,10 @@ def _role(program: Program, device: DeviceProgram, files: Sequence[str], first: 
         ],
         **({"states": [_state(program, state) for state in device.states]} if device.states else {}),
         "segments": [
-            {"name": s.name, "file": file, "inputs": list(s.inputs), "outputs": list(s.outputs)} | _unsized(s)
-            for s, file in zip(device.segments, files, strict=True)
+            {"name": s.name, "file": file, "inputs": list(s.inputs), "outputs": list(s.outputs)}
+            | _unsized(s)
+            | seam.document
+            for s, file, seam in zip(device.segments, files, ends, strict=True)
         ],
         "steps": [[step.kind, step.index + (0 if step.kind == "run" else first)] for step in device.steps],
         "transfers": [transfer_document(transfer) for transfer in mine],

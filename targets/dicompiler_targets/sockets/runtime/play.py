@@ -20,6 +20,7 @@ import onnxruntime as ort
 from .lines import Lines
 from .mailbox import DeviceError, Mailbox
 from .roles import Schedule, roles
+from .seams import Seam, copied
 from .slots import Slot, Slots
 from .values import from_bytes, run_bound, run_segment, to_bytes
 
@@ -57,7 +58,11 @@ class _Role:
         self.keeps: dict[str, list[str]] = {}  # tensor → the states that it becomes
         for name, state in self.states.items():
             self.keeps.setdefault(state["tensor"], []).append(name)
-        self.slots = Slots(manifest, sessions)
+        self.seams = [Seam(*one) for one in zip(manifest["segments"], sessions, strict=True)]
+        self.slots = Slots(manifest, sessions, self.seams)
+        wrapped = {name for seam in self.seams for name in seam.inner["inputs"]}
+        wrapped |= {value["tensor"] for value in (*manifest["outputs"], *self.states.values())}
+        self.pieces = {name for seam in self.seams for name in seam.pieces} - wrapped
         self.steps = self._all_steps()
 
     def _all_steps(self) -> list[_Step]:
@@ -237,6 +242,8 @@ class Player:
                 if view is not None:
                     view[:] = payload
                     frame.values[name] = slot.values[name]
+                elif name in frame.role.pieces:
+                    frame.values[name] = payload
                 else:
                     frame.values[name] = from_bytes(payload, frame.role.received[name])
         return True
@@ -282,9 +289,13 @@ class Player:
     def _made(self, step: _Step, number: int, frame: Frame, slot: Slot) -> Mapping[str, Any]:
         """The segment's outputs by name."""
         if (bound := slot.bindings.get(step.index)) is None:
-            return run_segment(self._sessions[number], step.value, frame.values, slot.values, self._halt)
-        binding, made = bound
+            seam = frame.role.seams[step.index]
+            values = seam.joined(frame.values)
+            return seam.cut(run_segment(self._sessions[number], seam.inner, values, slot.values, self._halt))
+        binding, made, before, after = bound
+        copied(before)
         run_bound(self._sessions[number], step.value, binding, self._halt)
+        copied(after)
         return made
 
     def _send(self, step: _Step, frame: Frame) -> None:
@@ -294,7 +305,8 @@ class Player:
             self._post(step.value, frame.number, view, None)
         else:
             tensor = frame.values[name]
-            self._post(step.value, frame.number, to_bytes(tensor, step.value), tensor)
+            raw = tensor if isinstance(tensor, np.ndarray) else to_bytes(tensor, step.value)
+            self._post(step.value, frame.number, raw, tensor)
 
 
 def _halt() -> Any:

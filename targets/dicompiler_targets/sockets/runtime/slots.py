@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .seams import Copy, Seam
 from .values import TYPES, wrapped
 
 SMALL = 1 << 14
@@ -22,12 +23,13 @@ SLOTS = 8
 
 class Slot:
     """`values`: onnxruntime's value of each small tensor by name, `views`: its bytes. `bindings`: by segment, of those
-    that have no other tensors, the binding and the outputs. Empty without `small`."""
+    that have no other tensors, the binding, the outputs, and what is copied before and after it. Empty without
+    `small`."""
 
     def __init__(
         self,
         small: Mapping[str, tuple[str, Sequence[int]]],
-        segments: Sequence[Mapping[str, Any]],
+        seams: Sequence[Seam],
         sessions: Sequence[Any],
     ) -> None:
         self.values: dict[str, Any] = {}
@@ -35,28 +37,28 @@ class Slot:
         for name, (dtype, shape) in small.items():
             raw: Any = np.zeros(math.prod(shape) * TYPES[dtype][1], np.uint8)
             self.values[name], self.views[name] = wrapped(raw, dtype, shape), memoryview(raw)
-        self.bindings: dict[int, tuple[Any, dict[str, Any]]] = {}
-        for number, (segment, session) in enumerate(zip(segments, sessions, strict=True)):
-            if all(name in small for name in (*segment["inputs"], *segment["outputs"])):
+        self.bindings: dict[int, tuple[Any, dict[str, Any], list[Copy], list[Copy]]] = {}
+        for number, (seam, session) in enumerate(zip(seams, sessions, strict=True)):
+            if all(name in small for name in seam.names):
                 binding = session.io_binding()
-                self.bindings[number] = binding, {name: self.values[name] for name in segment["outputs"]}
-                for name in segment["inputs"]:
+                made = {name: self.values[name] for name in seam.outputs}
+                self.bindings[number] = binding, made, *seam.bound(self.views.__getitem__)
+                for name in seam.inner["inputs"]:
                     binding.bind_ortvalue_input(name, self.values[name])
-                for name in segment["outputs"]:
+                for name in seam.inner["outputs"]:
                     binding.bind_ortvalue_output(name, self.values[name])
 
 
 class Slots:
-    """The slots of a role. `sessions`: of its segments."""
+    """The slots of a role. `sessions`, `seams`: of its segments."""
 
-    def __init__(self, manifest: Mapping[str, Any], sessions: Sequence[Any]) -> None:
-        self._segments, self._sessions = manifest["segments"], sessions
+    def __init__(self, manifest: Mapping[str, Any], sessions: Sequence[Any], seams: Sequence[Seam]) -> None:
+        self._seams, self._sessions = seams, sessions
         small = _small(manifest, sessions)
-        names = [(*segment["inputs"], *segment["outputs"]) for segment in self._segments]
-        bound = {name for own in names if all(name in small for name in own) for name in own}
+        bound = {name for seam in seams if all(name in small for name in seam.names) for name in seam.names}
         self._small = {name: value for name, value in small.items() if name in bound}
         self._none = Slot({}, (), ())
-        self._free = [Slot(self._small, self._segments, self._sessions)]  # a role that takes over has no time for it
+        self._free = [Slot(self._small, self._seams, self._sessions)]  # a role that takes over has no time for it
         self._made = 1
 
     def take(self) -> Slot:
@@ -66,7 +68,7 @@ class Slots:
         if self._made == SLOTS:
             return self._none
         self._made += 1
-        return Slot(self._small, self._segments, self._sessions)
+        return Slot(self._small, self._seams, self._sessions)
 
     def give_back(self, slot: Slot, unused: bool) -> None:
         """The frame is finished. unused: nothing that is in the slot is still to be sent; else it is let go."""
