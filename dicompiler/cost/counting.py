@@ -7,7 +7,7 @@ What an operator costs is said by its rule (see `OperatorRule.cost`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dicompiler.base.remembering import remembered
@@ -41,8 +41,10 @@ def flops(
 ) -> int:
     """Floating-point operations of a part of `layer`, counted as `Analytic` says; the arguments are those of
     `CostModel.seconds`."""
-    counted = count(layers, layer, region, reduce, merge)
-    return counted.multiply + counted.add + pools * counted.pool + elementwise * counted.other
+    return count(layers, layer, region, reduce, merge).of(pools, elementwise)
+
+
+NOTHING = Effort()
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,12 @@ class Count:
 
     @property
     def flops(self) -> int:
-        return self.multiply + self.pool + self.other + self.add
+        """All of them."""
+        return self.of(pools=True, elementwise=True)
+
+    def of(self, pools: bool, elementwise: bool) -> int:
+        """FLOP, with those of pools or without, and of elements likewise."""
+        return self.multiply + self.add + pools * self.pool + elementwise * self.other
 
 
 @remembered
@@ -78,19 +85,22 @@ def count(
     multiply, pool, other = (sum(kind) for kind in zip(Effort(), *efforts, strict=True))
     ((key, region_made), *_) = task.outputs.items()
     size = 0 if region_made is None else volume(region_made)
-    weights = _weights_read(layers, task.works)
+    weights = _weights_read(layers, task.works, efforts)
     moved = weights + live_nbytes(layers, task) + merge * _nbytes(layers, key.tensor, region_made)
     return Count(2 * multiply, pool, other, (merge - 1) * size if merge else 0, moved, weights)
 
 
-def _weights_read(layers: LayerGraph, works: Sequence[Work]) -> int:
-    """`Count.weights`: see there."""
+def _weights_read(layers: LayerGraph, works: tuple[Work, ...], efforts: Sequence[Effort]) -> int:
+    """`Count.weights`: see there. efforts: what each of the works costs."""
+    held = _weight_regions(layers, works)
+    if not held or NOTHING not in efforts:
+        return sum(held.values())
     read: dict[tuple[str, Region], int] = {}
-    for work in works:
+    for work, effort in zip(works, efforts, strict=True):
         made, _ = _regions(layers, work)
-        picks = made is not None and _effort(layers, work) == Effort()
+        picks = made is not None and effort == NOTHING
         most = _nbytes(layers, layers.cut_output(work.node), made) if picks else math.inf
-        for piece, nbytes in _weight_regions(layers, (work,)).items():
+        for piece, nbytes in _weights_of(layers, work):
             read[piece] = max(read.get(piece, 0), int(min(nbytes, most)))
     return sum(read.values())
 
@@ -117,13 +127,17 @@ def weight_regions(layers: LayerGraph, task: ShareTask) -> Mapping[tuple[str, Re
 
 @remembered
 def _weight_regions(layers: LayerGraph, works: tuple[Work, ...]) -> Mapping[tuple[str, Region], int]:
-    nbytes = {}
-    for work in works:
+    return dict(piece for work in works for piece in _weights_of(layers, work))
+
+
+def _weights_of(layers: LayerGraph, work: Work) -> Iterator[tuple[tuple[str, Region], int]]:
+    """The pieces of constants that a node reads, with their bytes."""
+    tensors, inputs = layers.tensors, work.node.inputs
+    if any(name and tensors[name].constant for name in inputs):
         _, needs = _regions(layers, work)
-        for name, need in zip(work.node.inputs, needs, strict=True):
-            if name and need is not None and layers.tensors[name].constant:
-                nbytes[name, need] = raw_nbytes(layers.tensors[name].dtype, shape_of(need))
-    return nbytes
+        for name, need in zip(inputs, needs, strict=True):
+            if name and need is not None and tensors[name].constant:
+                yield (name, need), raw_nbytes(tensors[name].dtype, shape_of(need))
 
 
 def _regions(layers: LayerGraph, work: Work) -> tuple[Region | None, tuple[Region | None, ...]]:

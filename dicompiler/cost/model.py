@@ -85,7 +85,9 @@ class Analytic(CostModel):
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
         """FLOPs of the part / the device's rate, or bytes of weights / memory bandwidth if that is more."""
-        return float(self.fill(layers, layer, [share], [device])[0, 0])
+        counted = count(layers, layer, *share)
+        wait = counted.weights / device.memory_bandwidth if self.weights and device.memory_bandwidth else 0.0
+        return max(counted.of(self.pools, self.elementwise) / device.rate if device.rate > 0 else math.inf, wait)
 
     def fill(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]

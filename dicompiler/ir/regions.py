@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 def full(shape: Sequence[int]) -> Region:
     """(2, 3) → ((0, 2), (0, 3))."""
-    return tuple((0, extent) for extent in shape)
+    return tuple([(0, extent) for extent in shape])
 
 
 def shape_of(region: Region) -> Shape:

@@ -99,6 +99,8 @@ class Piece:
     constants: input index → array that takes the place of that input (a Reshape's shape).
     raw: the region that the node writes where that is more than `out`; the rest is wrong and is sliced away.
     op: the operator type, where it differs from the node's.
+    rows: of a partial result of what looks rows of its first input up by the numbers in its second: the rows that it
+        has. Of the numbers of other rows comes what changes no sum.
     """
 
     out: Region
@@ -107,6 +109,7 @@ class Piece:
     constants: Mapping[int, NDArray[Any]] = field(default_factory=dict)
     raw: Region | None = None
     op: str | None = None
+    rows: Interval | None = None
 
 
 class Effort(NamedTuple):

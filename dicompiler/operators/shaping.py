@@ -8,10 +8,14 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from onnx import TensorProto
 
 from dicompiler.ir.regions import Interval, Region, blocks_of, full, shape_of, with_interval
 from dicompiler.ir.rule import Operation, OperatorRule, Piece, counted, free, whole
 from dicompiler.operators.elementwise import broadcast_need
+
+ADDED = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT64})
+"""Types of tables whose rows devices can share: where one has no row it adds 0."""
 
 
 def blocks(a: Sequence[int], b: Sequence[int]) -> list[tuple[range, range]]:
@@ -133,12 +137,14 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
     return Piece(out, (need, None), {}, {1: np.array(repeats, np.int64)})
 
 
-def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Gather: y[before, i, after] ← x[before, indices[i], after]: x's axis in full, or what a few constant indices
-    name of it, which then count from the first of those."""
+    name of it, which then count from the first of those. Partial results: of a range of the rows of a table."""
     shape, rank = operation.shape(0), len(operation.shape(1))
     axis = operation.attribute("axis", 0) % len(shape)
     picked = region[axis : axis + rank]
+    if reduce is not None:
+        return Piece(region, ((reduce, *region[rank:]), picked), {"axis": 0}, rows=reduce)
     values = operation.value(1)
     if values is None or not 0 < values.size <= FEW:
         return Piece(region, ((*region[:axis], (0, shape[axis]), *region[axis + rank :]), picked))
@@ -147,6 +153,16 @@ def gather(operation: Operation, region: Region, reduce: Interval | None) -> Pie
     low, high = int(cut.min()), int(cut.max())
     need = (*region[:axis], (low, high + 1), *region[axis + rank :])
     return Piece(region, (need, None), {}, {1: np.asarray(cut - low, values.dtype)})
+
+
+def table_rows(operation: Operation) -> int | None:
+    """How many rows the constant table of a Gather has whose indices are computed; None where it takes no rows of one,
+    or where onnxruntime cannot add up what comes of them."""
+    table, axis = operation.inputs[0], operation.attribute("axis", 0)
+    if table is None or not table.constant or table.shape is None or table.dtype not in ADDED:
+        return None
+    computed = operation.inputs[1] is not None and not operation.inputs[1].constant
+    return table.shape[0] if computed and axis % len(table.shape) == 0 and operation.node.opset >= 9 else None
 
 
 def gather_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
@@ -197,7 +213,9 @@ RULES = (
     *counted(free, "Constant ConstantOfShape Shape Size Split", ""),
     OperatorRule("Expand", expand, cost=free),
     OperatorRule("Tile", tile, cost=free),
-    OperatorRule("Gather", gather, cost=free, stand_in="indexed", constants="shift -"),  # the rows of an embedding
+    OperatorRule(
+        "Gather", gather, reduction=table_rows, cost=free, stand_in="indexed", constants="shift -"
+    ),  # the rows of an embedding
     OperatorRule("GatherElements", gather_elements, cost=free, stand_in="indexed"),
     OperatorRule("ScatterND", scatter_nd, cost=free, constants="shift - shift"),
     OperatorRule("ScatterElements", scatter_elements, cost=free, constants="shift - shift"),

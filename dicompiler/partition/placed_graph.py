@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import helper
 
 from dicompiler.ir.onnx.importing import unique
 from dicompiler.ir.onnx.model import Model
@@ -22,7 +23,7 @@ from dicompiler.ir.onnx.structure import bodies, body_names, body_reads, rename_
 from dicompiler.ir.onnx.weights import sized
 from dicompiler.ir.program import Value
 from dicompiler.ir.regions import Region, full, shape_of, with_interval
-from dicompiler.ir.rule import Piece
+from dicompiler.ir.rule import STAND_IN_DOMAIN, Piece
 from dicompiler.ir.states import Kept, Pairs, states_of
 from dicompiler.ir.tasks import TaskId
 from dicompiler.partition.routing import show
@@ -269,6 +270,41 @@ class PlacedGraphBuilder:
         region, op, attributes = (None, "", NOTHING) if how is None else (how.out, how.op or "", how.attributes)
         name = unique(name, self.called)
         self.nodes.append(PlacedNode(place, node, reads, outputs, inputs, name, region, op, copied, attributes))
+
+    def look_up(
+        self, node: str, called: str, table: str, numbers: Held, count: int, output: Held, place: Place, how: Piece
+    ) -> None:
+        """What the model's node takes of a table of `count` rows, where `table` has but the piece's; of other rows 0,
+        chosen and not multiplied by: there may be NaN. (onnxruntime's Where makes 0.0 of -0.0, which is equal.) What is
+        no row of the whole table is none here, so that the node refuses it; in the exact check it counts round."""
+        assert how.rows is not None
+        (start, stop), kind = how.rows, helper.tensor_dtype_to_np_dtype(numbers.dtype)
+
+        def do(op: str, *inputs: str | int, dtype: int = numbers.dtype) -> str:
+            names = [one if isinstance(one, str) else self._number(one, kind) for one in inputs]
+            held = Held(self.name(f"{output.name}?"), numbers.region, dtype)
+            return self.add(op, names, held, place, node).name
+
+        checked = self.given.nodes[node].domain.startswith(STAND_IN_DOMAIN)
+        at = numbers.name
+        truth = onnx.TensorProto.BOOL
+        at = do("Mod", at, count) if checked else do("Where", do("Less", at, 0, dtype=truth), do("Add", at, count), at)
+        other, none = (
+            do("Or", do("Less", at, low, dtype=truth), do("Less", high - 1, at, dtype=truth), dtype=truth)
+            for low, high in ((start, stop), (0, count))
+        )
+        local = do("Where", other, do("Where", none, stop - start, 0), do("Sub", at, start))
+        beyond = [(0, 1)] * (len(output.region) - len(numbers.region))
+        mask = Held(self.name(f"{output.name}?"), (*numbers.region, *beyond), truth)
+        self.add("Reshape", [other, self.constant(shape_of(mask.region))], mask, place, node)
+        found = self.declare(self.name(f"{output.name}?"), output.dtype, output.region)
+        self.copy(node, called, [table, local], [found.name], place, how)
+        zero = self._number(0, helper.tensor_dtype_to_np_dtype(output.dtype))
+        self.add("Where", [mask.name, zero, found.name], output, place, node)
+
+    def _number(self, value: int, dtype: np.dtype[Any]) -> str:
+        """The name of an initializer of rank 0."""
+        return self.constant(np.array(value, dtype), f"{dtype}{value}")
 
     def slice(self, held: Held, region: Region, place: Place, name: str = "") -> Held:
         """held → Slice → region, under this name. Itself where nothing is cut."""

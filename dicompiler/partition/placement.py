@@ -161,8 +161,13 @@ class _Placer:
         # Outputs that nobody reads but that the operator insists on keep a name.
         others = [o and self.builder.name(f"{o}@{place.device}") if o != output else raw for o in node.outputs]
         called = node.name if name in node.outputs else f"{node.name}@{place.device}"
-        self.builder.copy(node.name, called, inputs, others, place, piece)
         written = self.builder.declare(raw, self._dtype(output), piece.raw or piece.out)
+        if piece.rows is None:
+            self.builder.copy(node.name, called, inputs, others, place, piece)
+        else:
+            table, numbers = (self.layers.tensors[tensor] for tensor in node.inputs)
+            read = Held(inputs[1], piece.needs[1] or (), numbers.dtype)
+            self.builder.look_up(node.name, called, inputs[0], read, (table.shape or ())[0], written, place, piece)
         held[output] = self.builder.slice(written, piece.out, place, name)
 
     def _inputs(self, node: Node, piece: Piece, held: dict[str, Held], place: Place) -> list[str]:

@@ -23,6 +23,7 @@ from dicompiler.plugin_api import (
 from dicompiler_strategies.candidates import CandidateSearch, Evaluated, evaluate
 from dicompiler_strategies.cpsat import MOST, TRIES, CpSat
 from dicompiler_strategies.heads import few_choices, has_attention, rows_alone
+from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import Tables
 
 log = logging.getLogger("dicompiler")
@@ -141,7 +142,12 @@ class _Run:
     @cached_property
     def crowded(self) -> bool:
         """Whether the network is too large for the tables of cpsat."""
-        return not self.attends and self.size > MOST and not CpSat().pays(self.problem, self.options.budget)
+        return not self.attends and self.size > MOST and self.affordable != CpSat().asked(self.problem)
+
+    @cached_property
+    def affordable(self) -> ChoiceSet:
+        """What cpsat has tables of."""
+        return CpSat().affordable(self.problem, self.options.budget)
 
     @cached_property
     def size(self) -> int:
@@ -172,7 +178,7 @@ class _Run:
         if self.attends:
             return few_choices(self.problem, len(self.problem.platform.computing), "equal")
         allowance = Allowance(self.options.budget) if self.search.best is None else self.search.allowance
-        return CpSat().tables(self.problem, allowance)
+        return CpSat().tables(self.problem, allowance, self.affordable)
 
     def error(self) -> DicompilerError | None:
         """Why there is no plan: cpsat tells most, else the first who told."""

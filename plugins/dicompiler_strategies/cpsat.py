@@ -104,23 +104,25 @@ class CpSat(Strategy):
         log.info("cpsat: %s", solution.text())
         return solution
 
-    def tables(self, problem: Problem, allowance: Allowance | None = None) -> Tables:
+    def tables(self, problem: Problem, allowance: Allowance | None = None, among: ChoiceSet | None = None) -> Tables:
         """The tables of the choices that are asked for, or of fewer where those are too many, or would take more than
-        about half of what is allowed. DicompilerError where that is over before they are filled."""
-        from dicompiler_strategies.joint.fitting import fitting
+        about half of what is allowed; `among`: of these. DicompilerError where the allowance is over before."""
+        allowance = allowance or Allowance()
+        return tables(problem, among or self.affordable(problem, allowance.seconds), allowance)
 
-        options, allowance = self.options(), allowance or Allowance()
-        if problem.objective not in ("latency", "communication"):
-            # Extra rows save messages, not work: there are no more than needed, for the solver's sake.
-            options = replace(options, extra=min(self.extra, 1), bases=self.bases[:2][-1:])
-        return tables(problem, fitting(problem, options, allowance.seconds / 2), allowance)
-
-    def pays(self, problem: Problem, seconds: float) -> bool:
-        """Whether half of so many seconds fill the tables of all choices that are asked for."""
-        from dicompiler_strategies.joint.fitting import fitting
-
+    def asked(self, problem: Problem) -> ChoiceSet:
+        """The choice set that is asked for, as the objective has use for it: extra rows save messages, not work; where
+        that is no matter there are no more than needed, for the solver's sake."""
         options = self.options()
-        return fitting(problem, options, seconds / 2) == options
+        if problem.objective in ("latency", "communication"):
+            return options
+        return replace(options, extra=min(self.extra, 1), bases=self.bases[:2][-1:])
+
+    def affordable(self, problem: Problem, seconds: float) -> ChoiceSet:
+        """That set, or the richest of some smaller ones for whose tables half of so many seconds do."""
+        from dicompiler_strategies.joint.fitting import fitting
+
+        return fitting(problem, self.asked(problem), seconds / 2)
 
 
 def gradient_selections(cost_tables: Tables, allowance: Allowance) -> list[tuple[int, ...]]:

@@ -65,8 +65,9 @@ class Heads(Strategy):
             raise DicompilerError("heads: the network has no attention that can be cut: take another strategy")
         search = CandidateSearch(problem, self.name, allowance)
         devices = len(problem.platform.computing)
+        alike = len({device.rate for device in problem.platform.computing}) == 1
         for count in self.counts or sorted({devices, -(-devices // 2)} - {1}, reverse=True):
-            for shares in ("equal", "rate"):
+            for shares in ("equal",) if alike else ("equal", "rate"):
                 if search.best is not None and allowance.over():
                     break
                 filled = Allowance()

@@ -181,7 +181,7 @@ def test_of_a_large_network_dp_is_asked_before_cpsat_which_is_left_out_if_that_s
 ) -> None:
     """Large: of more layers times devices than MOST, and of more choices than half of the budget pays for."""
     monkeypatch.setattr("dicompiler_strategies.auto.MOST", 10)
-    monkeypatch.setattr(CpSat, "pays", lambda *_: False)
+    monkeypatch.setattr(CpSat, "affordable", lambda self, problem, _: replace(self.asked(problem), extra=0))
     caplog.set_level(logging.INFO, logger="dicompiler")
     posed = load_problem(networks.build("tiny", 0), rated("switch", 1, 1, 1, bandwidth=bandwidth))
     plan = Auto(strategies=("single", "cpsat", "dp"), tries=0).plan(posed)
@@ -199,7 +199,8 @@ def test_of_a_large_network_dp_is_asked_before_cpsat_which_is_left_out_if_that_s
 
 def test_the_tables_of_a_small_budget_do_not_pay() -> None:
     posed = problem("lenet")
-    assert CpSat().pays(posed, 1e3) and not CpSat().pays(posed, 1e-3)
+    asked = CpSat().asked(posed)
+    assert CpSat().affordable(posed, 1e3) == asked != CpSat().affordable(posed, 1e-3)
 
 
 def test_what_takes_long_ends_with_the_budget() -> None:

@@ -18,6 +18,7 @@ from dicompiler.plugin_api import (
     Part,
     Problem,
     Region,
+    Share,
     UsageError,
     aligned_cuts,
     cut_axis,
@@ -28,7 +29,10 @@ from dicompiler.plugin_api import (
     output_shape,
     reduction,
     remembered,
+    sent_nbytes,
+    share_task,
     shares,
+    weight_regions,
     with_interval,
 )
 from dicompiler_strategies.named_axis import named_axis
@@ -335,6 +339,8 @@ def _lip(split: _Split) -> Iterator[Choice]:
     length, run = reduction(layers, layer), run_before(layers, layer)
     if length is None or (run is None and macs(layers, layer)):  # a product of two tensors sums what neither layer cuts
         return
+    if _picks_little(layers, layer):
+        return
     ranges = shares(length, split.weights) if run is None else cut_run(layers, run, split.weights).ranges
     cuts = zip(split.devices, ranges, strict=True)
     partials = tuple(Part(device.name, None, cut) for device, cut in cuts if cut[0] < cut[1])
@@ -344,6 +350,14 @@ def _lip(split: _Split) -> Iterator[Choice]:
             apart = _apart([part.region or split.whole() for part in mergers])
             label = f"lip {len(split.devices)} > {finish}{split.note}"
             yield Choice("lip", label, partials + mergers, (None,) * len(partials) + apart if apart else ())
+
+
+def _picks_little(layers: LayerGraph, layer: Layer) -> bool:
+    """Whether a layer takes rows of a table that is no larger than what it makes of it: then to share the table out
+    saves less than the partial results take."""
+    whole = Share(full(output_shape(layers, layer)))
+    held = sum(weight_regions(layers, share_task(layers, layer, whole)).values())
+    return not macs(layers, layer) and 0 < held <= sent_nbytes(layers, layer.output, output_shape(layers, layer))
 
 
 def _mergers(split: _Split, finish: str) -> tuple[Part, ...]:

@@ -1,0 +1,77 @@
+"""Rows of a table on several devices: what each looks up in its own adds up to what the whole table gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import numpy_helper, parser
+from support.operator_cases import OPSETS, Case, check_cut, integers
+
+import dicompiler
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.plan import Part
+from dicompiler.ir.platform import Platform
+from dicompiler.testing.rules import layers_of, run_split
+
+ROWS = (Part("a", None, (0, 1)), Part("b", None, (1, 3)), Part("c", None, (3, 4)), Part("a"))
+TABLE = np.array([[1, -0.0], [np.nan, 0.0], [np.inf, -np.inf], [-0.0, 5]], np.float32)
+
+
+def looked_up(numbers: list[int]) -> NDArray[Any]:
+    case = Case("Gather", (TABLE, np.array([0, 1, 2, 3, -1, -4])), {}, computed=(1,))
+    model = case.model()
+    return run_split(model, layers_of(model), ROWS, {"x1": np.array(numbers)})
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_rows_of_any_range_add_up(data: st.DataObject) -> None:
+    """Of tables of every rank and type, numbers below 0 among them, of either type."""
+    draw = data.draw
+    shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    count = draw(st.lists(st.integers(1, 4), max_size=2))
+    opset = draw(st.sampled_from(OPSETS))
+    low = -shape[0] if opset >= 11 else 0
+    numbers = np.random.default_rng(draw(st.integers(0, 99))).integers(low, shape[0], count)
+    table = integers(draw, *shape).astype(draw(st.sampled_from((np.float32, np.float64, np.float16, np.int64))))
+    kind = draw(st.sampled_from((np.int32, np.int64)))
+    check_cut(Case("Gather", (table, np.asarray(numbers).astype(kind)), {}, opset, (1,)), draw)
+
+
+def test_what_is_no_number_of_one_device_is_none_of_the_others() -> None:
+    """Nothing is multiplied by 0: NaN and endless values stay where they are."""
+    np.testing.assert_array_equal(looked_up([0, 1, 2, 3, -1, -4]), TABLE[[0, 1, 2, 3, -1, -4]])
+
+
+@pytest.mark.parametrize("number", [4, -5, 2**40])
+def test_what_is_no_row_is_refused(number: int) -> None:
+    with pytest.raises(DicompilerError, match="out of data bounds"):
+        looked_up([0, 1, number, 3, 1, 0])
+
+
+def embedding() -> onnx.ModelProto:
+    """A number for each of 4 000 items, which nothing but rows can cut."""
+    text = "g (int64[2, 8] items) => (float[2, 8] y) { found = Gather (table, items)  y = Sigmoid (found) }"
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["": 13]> {text}')
+    values = np.random.default_rng(0).standard_normal(4_000).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(values, "table"))
+    return proto
+
+
+@pytest.mark.parametrize("target", ["sockets", "mpi"])
+def test_devices_hold_their_rows_alone(target: str, tmp_path: Path) -> None:
+    platform = Platform.load("rpi4x2")
+    result = dicompiler.compile(embedding(), platform, objective="memory", target=target, output=tmp_path / "out")
+    assert result.plan is not None and result.program is not None
+    reduced = [part.reduce for parts in result.plan.layers.values() for part in parts if part.reduce]
+    assert reduced == [(0, 2000), (2000, 4000)]
+    assert max(weight.nbytes for weight in result.program.weights.values()) == 8_000
+    verified = result.verify()
+    assert verified.passed, verified
