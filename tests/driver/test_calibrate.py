@@ -17,6 +17,7 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
 from dicompiler.cli.files import write_json
+from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.driver.artifact import reopen
 from dicompiler.driver.calibrate import Calibration, calibrate
 from dicompiler.driver.emulated_boards import costs_here
@@ -178,8 +179,8 @@ def test_the_command_finds_the_artifact_by_the_log(lenet: Ran, tmp_path: Path) -
     computing = {one["device"]: one["compute_s"] for one in load_json(log)["predicted"]["devices"]}
     _, _, problem = reopen(place / "net", "analytic", Platform.load(output))
     plan = load_plan(place / "net" / "plan.json")
-    free = replace(problem, runtime={})
-    for device in free.evaluate(plan).devices:
+    copying = {n: RuntimeCosts(slice=costs.slice, copy=costs.copy) for n, costs in problem.runtime.items()}
+    for device in replace(problem, runtime=copying).evaluate(plan).devices:
         assert device.compute_s == pytest.approx(computing[device.device], rel=0.1)
 
 

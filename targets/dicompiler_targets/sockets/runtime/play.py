@@ -305,8 +305,7 @@ class Player:
             self._post(step.value, frame.number, view, None)
         else:
             tensor = frame.values[name]
-            raw = tensor if isinstance(tensor, np.ndarray) else to_bytes(tensor, step.value)
-            self._post(step.value, frame.number, raw, tensor)
+            self._post(step.value, frame.number, to_bytes(tensor, step.value), tensor)
 
 
 def _halt() -> Any:

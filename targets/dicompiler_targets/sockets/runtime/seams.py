@@ -77,8 +77,7 @@ class Seam:
         for join, pieces in self._joins:
             raw = np.empty(join["bytes"], np.uint8)
             for name, value, move in pieces:
-                piece = values[name]
-                np.copyto(*move.views(piece if isinstance(piece, np.ndarray) else to_bytes(piece, value), raw))
+                np.copyto(*move.views(to_bytes(values[name], value), raw))
             made[join["name"]] = wrapped(raw, join["dtype"], join["shape"])
         return made
 

@@ -55,11 +55,13 @@ def wrapped(raw: Any, dtype: str, shape: Sequence[int]) -> Any:
 
 
 def to_bytes(tensor: Any, value: Mapping[str, Any]) -> Any:
-    """The tensor's bytes, on its own memory: it must stay alive as long as they do. ValueError if they are not of the
-    type and shape that `value` of the manifest tells.
+    """The tensor's bytes, on its own memory: it must stay alive as long as they do; what is bytes already stays as it
+    is. ValueError if they are not of the type and shape that `value` of the manifest tells.
     """
     if value["dtype"] in UNSIZED:
         return to_packed(tensor)
+    if isinstance(tensor, np.ndarray):
+        return tensor
     number, shape = TYPES[value["dtype"]][0], value["shape"]
     if not tensor.is_tensor() or tensor.element_type() != number or shape not in (None, list(tensor.shape())):
         made = f"{tensor.data_type()} {list(tensor.shape())}" if tensor.is_tensor() else "no tensor"
