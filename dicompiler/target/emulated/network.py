@@ -29,7 +29,7 @@ HOSTS_LIMIT = 4096
 PLACES = ":/usr/sbin:/sbin"
 """Where Debian has ip and tc, besides what PATH says."""
 
-FRAME, PIECE_S, TIMER_S = 1514, 160e-6, 50e-6
+FRAME, PIECE_S, TIMER_S = 1514, 250e-6, 80e-6
 """Bytes of a frame on the line. For how many seconds it carries what the kernel hands on in one piece, and how late the
 kernel's timers may be without the line standing idle."""
 
