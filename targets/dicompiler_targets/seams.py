@@ -9,14 +9,17 @@ In: a device of a Program. Out: its segments without those nodes, and beside eac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from dicompiler.plugin_api import DeviceProgram, Region, Segment, Shape, Value, sized
+from dicompiler.plugin_api import DeviceProgram, Region, Segment, Value, full, shape_of, sized, with_interval
 from dicompiler_targets.files import TYPES, Json, value_document
+from dicompiler_targets.slicing import sliced
 
 
 @dataclass(frozen=True)
@@ -130,45 +133,34 @@ def _cuts(segment: Segment, stay: Collection[str]) -> tuple[Cut, ...]:
     """Slices that are made of outputs, and for others alone."""
     graph = segment.model.graph
     made = _known(graph.output)
-    numbers = {tensor.name: tensor for tensor in graph.initializer}
+    numbers = _constants(graph)
     read = {name for node in graph.node for name in node.input}
     found = []
     for node in graph.node:
         name = node.output[0]
         if node.op_type != "Slice" or node.domain or name not in made or name in stay or name in read:
             continue
-        region = _region(node, made[node.input[0]].shape, numbers) if node.input[0] in made else None
+        region = sliced(node, made[node.input[0]].shape or (), numbers) if node.input[0] in made else None
         if region is not None:
             found.append(Cut(name, made[node.input[0]], region))
     names = {cut.name for cut in found}
     return tuple(cut for cut in found if cut.whole.name not in names)
 
 
-def _region(node: onnx.NodeProto, shape: Shape | None, numbers: Mapping[str, onnx.TensorProto]) -> Region | None:
-    """What a Slice cuts out of a tensor of that shape, where that is a box and stands in the model."""
-    given = list(node.input[1:])
-    if shape is None or len(given) < 3 or any(name not in numbers for name in given):
-        return None
-    starts, ends, axes, *steps = (numpy_helper.to_array(numbers[name]).ravel().tolist() for name in given)
-    if steps and set(steps[0]) != {1}:
-        return None
-    region = [(0, size) for size in shape]
-    for start, end, axis in zip(starts, ends, axes, strict=True):
-        first, last, _ = slice(start, end).indices(shape[axis])
-        if first >= last:
-            return None
-        region[axis] = (first, last)
-    return tuple(region)
+def _constants(graph: onnx.GraphProto) -> dict[str, NDArray[Any]]:
+    """What stands in the model of where its Slices cut."""
+    asked = {name for node in graph.node if node.op_type == "Slice" for name in node.input[1:]}
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.name in asked}
 
 
 def _joins(segment: Segment) -> tuple[tuple[Join, ...], set[str]]:
     """Slices and Concats of nothing but inputs, those of one tensor together, and all tensors that are not made any
     more."""
     graph = segment.model.graph
-    numbers = {tensor.name: tensor for tensor in graph.initializer}
+    numbers, initializers = _constants(graph), {tensor.name for tensor in graph.initializer}
     readers = Counter(name for node in graph.node for name in node.input)
-    given = {name: value for name, value in _known(graph.input).items() if name not in numbers}
-    joins: dict[str, Join] = {name: Join(v, (Piece(v, _full(v), _full(v)),)) for name, v in given.items()}
+    given = {name: value for name, value in _known(graph.input).items() if name not in initializers}
+    joins: dict[str, Join] = {name: _taken(name, v, full(v.shape or ())) for name, v in given.items()}
     outputs = {value.name for value in graph.output}
     inner = set(given)
     for node in graph.node:
@@ -177,7 +169,9 @@ def _joins(segment: Segment) -> tuple[tuple[Join, ...], set[str]]:
             continue
         join = None
         if node.op_type == "Slice" and node.input[0] in given:
-            join = _sliced(name, given[node.input[0]], _region(node, given[node.input[0]].shape, numbers))
+            whole = given[node.input[0]]
+            region = sliced(node, whole.shape or (), numbers)
+            join = None if region is None else _taken(name, whole, region)
         elif node.op_type == "Concat" and all(n in given or (n in joins and readers[n] == 1) for n in node.input):
             join = _side_by_side(name, [joins[one] for one in node.input], node.attribute[0].i)
             inner |= set(node.input)
@@ -186,15 +180,10 @@ def _joins(segment: Segment) -> tuple[tuple[Join, ...], set[str]]:
     return tuple(join for name, join in joins.items() if name not in inner), joins.keys() - given.keys()
 
 
-def _full(value: Value) -> Region:
-    return tuple((0, size) for size in value.shape or ())
-
-
-def _sliced(name: str, whole: Value, region: Region | None) -> Join | None:
-    if region is None:
-        return None
-    value = Value(name, whole.dtype, tuple(end - begin for begin, end in region))
-    return Join(value, (Piece(whole, region, _full(value)),))
+def _taken(name: str, whole: Value, cut: Region) -> Join:
+    """What one input, or a region of it, becomes."""
+    shape = shape_of(cut)
+    return Join(Value(name, whole.dtype, shape), (Piece(whole, cut, full(shape)),))
 
 
 def _side_by_side(name: str, joins: Sequence[Join], axis: int) -> Join:
@@ -203,12 +192,9 @@ def _side_by_side(name: str, joins: Sequence[Join], axis: int) -> Join:
     axis %= len(shape)
     pieces, end = list[Piece](), 0
     for join in joins:
-        pieces += [replace(piece, region=_moved(piece.region, axis, end)) for piece in join.pieces]
+        for piece in join.pieces:
+            first, last = piece.region[axis]
+            pieces.append(replace(piece, region=with_interval(piece.region, axis, (end + first, end + last))))
         end += (join.value.shape or ())[axis]
     shape[axis] = end
     return Join(Value(name, joins[0].value.dtype, tuple(shape)), tuple(pieces))
-
-
-def _moved(region: Region, axis: int, by: int) -> Region:
-    begin, end = region[axis]
-    return (*region[:axis], (begin + by, end + by), *region[axis + 1 :])

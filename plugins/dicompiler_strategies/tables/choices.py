@@ -355,9 +355,11 @@ def _lip(split: _Split) -> Iterator[Choice]:
 def _picks_little(layers: LayerGraph, layer: Layer) -> bool:
     """Whether a layer takes rows of a table that is no larger than what it makes of it: then to share the table out
     saves less than the partial results take."""
-    whole = Share(full(output_shape(layers, layer)))
-    held = sum(weight_regions(layers, share_task(layers, layer, whole)).values())
-    return not macs(layers, layer) and 0 < held <= sent_nbytes(layers, layer.output, output_shape(layers, layer))
+    if macs(layers, layer):
+        return False
+    made = output_shape(layers, layer)
+    held = sum(weight_regions(layers, share_task(layers, layer, Share(full(made)))).values())
+    return 0 < held <= sent_nbytes(layers, layer.output, made)
 
 
 def _mergers(split: _Split, finish: str) -> tuple[Part, ...]:

@@ -18,7 +18,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Segment, Shape, Value, is_hollow
+from dicompiler.plugin_api import Region, Segment, Shape, Value, is_hollow
+from dicompiler_targets.slicing import sliced
 from dicompiler_targets.tflm.flatbuffer import TYPES
 from dicompiler_targets.tflm.graph import type_name
 from dicompiler_targets.tflm.writer import IMAGE, permuted
@@ -170,34 +171,15 @@ def _moved(
     if node.op_type == "Identity":
         return first
     if node.op_type == "Slice":
-        ranges = _ranges(node, first.shape, constants)
-        return None if ranges is None else _cut(first, ranges)
+        region = sliced(node, first.shape, constants)
+        return None if region is None else _cut(first, region)
     if node.op_type == "Concat" and all(name in known for name in node.input):
         axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
         return _joined([known[name] for name in node.input], axis)
     return None
 
 
-def _ranges(node: onnx.NodeProto, shape: Shape, constants: Mapping[str, NDArray[Any]]) -> list[tuple[int, int]] | None:
-    """(start, stop) for each axis; None where a Slice has steps or computed ranges."""
-    keys = ("starts", "ends", "axes", "steps")
-    given: dict[str, list[int]] = {a.name: list(a.ints) for a in node.attribute}
-    for key, name in zip(keys, node.input[1:], strict=False):
-        if name and name not in constants:
-            return None
-        if name:
-            given[key] = [int(n) for n in constants[name].reshape(-1)]
-    if any(step != 1 for step in given.get("steps", [])):
-        return None
-    ranges = [(0, extent) for extent in shape]
-    along = given.get("axes") or range(len(given["starts"]))
-    for axis, start, end in zip(along, given["starts"], given["ends"], strict=True):
-        begin, stop, _ = slice(start, end).indices(shape[axis])
-        ranges[axis % len(shape)] = (begin, stop)
-    return ranges if all(start < stop for start, stop in ranges) else None
-
-
-def _cut(whole: Assembly, ranges: Sequence[tuple[int, int]]) -> Assembly:
+def _cut(whole: Assembly, ranges: Region) -> Assembly:
     """A box of an assembly, from the pieces that it touches."""
     pieces = []
     for piece in whole.pieces:
