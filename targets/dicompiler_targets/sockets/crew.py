@@ -14,7 +14,7 @@ from typing import Any
 
 from dicompiler.plugin_api import RunError, RunOptions
 from dicompiler_targets.sockets.artifact import Artifact
-from dicompiler_targets.sockets.hearing import Hearing
+from dicompiler_targets.sockets.hearing import MESSAGE_KINDS, Hearing
 from dicompiler_targets.sockets.joining import Door
 from dicompiler_targets.sockets.kept import Calls
 from dicompiler_targets.sockets.leaving import Leaving
@@ -184,8 +184,10 @@ class Crew:
     def notice(self, event: Event) -> bool:
         """Whether the event is about a frame, which is the session's to handle. Raises RunError as the class."""
         process, header = self.processes[event.device], event.header
-        if header is not None and header.kind in (Kind.REPORT, Kind.ERROR, Kind.LOST):
+        if header is not None and header.kind in MESSAGE_KINDS:
             process.messages -= 1
+        if header is not None and header.kind is Kind.LATE and header.frame < self.window.first:
+            return False  # it was given again since
         failure = failure_of(event, self.processes)
         if failure is not None:
             # After its report a device may end its connection.

@@ -26,8 +26,10 @@ from dicompiler_targets.sockets.runtime.frames import (
 from dicompiler_targets.sockets.runtime.lines import Lines
 from dicompiler_targets.sockets.runtime.roles import Schedule
 
+MESSAGE_KINDS = (Kind.REPORT, Kind.ERROR, Kind.LOST, Kind.LATE)
+"""What is told in words."""
 MESSAGES = 64
-"""Reports and errors of a device that can wait here, as they do until somebody asks for outputs."""
+"""How many of them of a device that can wait here, as they do until somebody asks for outputs."""
 
 
 class Hearing:
@@ -78,7 +80,7 @@ class Hearing:
                 raise ProtocolError("READY came before PEERS")
         elif header.kind is Kind.CHANGED and self._schedule.survives:
             check_empty(header)
-        elif header.kind in (Kind.REPORT, Kind.ERROR) or (header.kind is Kind.LOST and self._schedule.survives):
+        elif header.kind in MESSAGE_KINDS and (header.kind not in (Kind.LOST, Kind.LATE) or self._schedule.survives):
             check_message(header)
             process.messages += 1
             if process.messages > MESSAGES:
@@ -89,6 +91,6 @@ class Hearing:
     def _deliver(self, name: str, header: Header, payload: Any) -> None:
         if header.kind is Kind.REPORT:
             payload = read_report(name, decode(payload))
-        elif header.kind in (Kind.ERROR, Kind.LOST):
+        elif header.kind in MESSAGE_KINDS:
             payload = decode(payload)
         self.events.append(Event(name, header, payload, time.perf_counter()))

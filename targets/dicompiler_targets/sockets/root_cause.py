@@ -51,7 +51,7 @@ def failure_of(event: Event, devices: Mapping[str, Process]) -> Failure | None:
         return Failure(name, f"{error}: it has stopped, or the network to it is down", name, CAUSE, gone=True)
     if event.header is None:
         return Failure(name, f"its connection was lost: {error}", name, LOSS, gone=True)
-    if event.header.kind not in (Kind.ERROR, Kind.LOST):
+    if event.header.kind not in (Kind.ERROR, Kind.LOST, Kind.LATE):
         return None
     message, peer = one_line(str(error.get("message"))), error.get("peer")
     if isinstance(peer, str) and peer in devices:

@@ -37,8 +37,8 @@ class Flight:
     """A frame on its way: its inputs as long as it may have to be given again, and when it was given first.
 
     What is true of it now: its number, which changes when it is given again; its role, and the devices that play it;
-    until when it must be done, payloads by sink device and index of output, and who has finished it. start_s, end_s: of
-    time.perf_counter; begun_s: when a device began to compute it, as far as those say that have finished it.
+    when it is `due` (see Session._due), payloads by sink device and index of output, and who has finished it. start_s,
+    end_s: of time.perf_counter; begun_s: when a device began to compute it, as far as those say that have finished it.
     """
 
     inputs: Mapping[str, Any] | None
@@ -48,7 +48,7 @@ class Flight:
     number: int = -1
     role: Role = field(init=False, repr=False)
     players: tuple[str, ...] = ()
-    deadline: float = 0.0
+    due: float = 0.0
     outputs: dict[str, dict[int, Any]] = field(default_factory=dict)
     missing: int = 0
     done: set[str] = field(default_factory=set)
@@ -84,6 +84,7 @@ class Session(Guarded):
         self._flights = dict[int, Flight]()
         self.begun_s, self._replays, self._finished = time.perf_counter(), 0, 0
         self._change_until = math.inf
+        self._away_s, self._left_s = 0.0, math.inf
         count = len({*artifact.devices} - {*options.elsewhere, *options.without})
         door = start if isinstance(start, Calls) else Door(options.listen or LOOPBACK, options.keys, options.insecure)
         beside = 0 if start else count
@@ -161,6 +162,13 @@ class Session(Guarded):
 
     # -- starting and ending
 
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        with super()._guarded():
+            self._away_s += max(0.0, time.monotonic() - self._left_s)
+            yield
+            self._left_s = time.monotonic()
+
     def _stop(self) -> None:
         self._crew.end()
         self._telling.end()
@@ -204,8 +212,9 @@ class Session(Guarded):
         return [name for name in oldest.players if name not in oldest.done]
 
     def _due(self) -> float:
-        """Until when they may take."""
-        return self._flights[self._window.oldest].deadline if len(self._window) else self._change_until
+        """Until when they may take, with the time in which the user was away: nothing was handled then."""
+        due = self._flights[self._window.oldest].due if len(self._window) else self._change_until
+        return due + self._away_s
 
     def _submit(self, inputs: Mapping[str, Any]) -> Flight:
         """Gives a frame to the devices once it may be on its way."""
@@ -221,11 +230,12 @@ class Session(Guarded):
         flight.number = number = self._window.open()
         flight.role = role = self._roles[crew.schedule.role(number)]
         flight.players = tuple(name for name in crew.there if name in role.players)
-        flight.done, flight.deadline = set(), self._until()
+        until = self._until()
+        flight.done, flight.due = set(), until - self._away_s
         flight.outputs = {name: {} for name, values in role.outputs.items() if values}
         flight.missing = sum(map(len, role.outputs.values()))
         self._flights[number] = flight
-        allowed = min(int(1000 * left(flight.deadline)), 2**32 - 1)
+        allowed = min(int(1000 * left(until)), 2**32 - 1)
         # Those first that can begin at once.
         for name in sorted(flight.players, key=lambda name: not role.inputs[name]):
             connection = crew.processes[name].connection()
@@ -245,7 +255,7 @@ class Session(Guarded):
     def _give_again(self) -> None:
         """Gives what was on its way when a device was lost, together with the word of it: who hears of it sooner tells
         its peers so, before what they would not expect."""
-        self._crew.void, self._change_until = False, self._until()
+        self._crew.void, self._change_until = False, self._until() - self._away_s
         flights, self._flights = [self._flights[number] for number in sorted(self._flights)], {}
         for flight in flights:
             if flight.missing and flight.inputs is not None:
@@ -331,7 +341,7 @@ class Session(Guarded):
 
     def _tell(self, kind: Any, device: str, why: str, replays: int = 0, interruption_s: float = 0.0) -> None:
         """Tells the user of a loss, a take-over or a return; of a loss once more is known of why."""
-        self._change_until = self._until()
+        self._change_until = self._until() - self._away_s
         away = tuple(name for name in self.artifact.devices if name in self._crew.away)
         at_s = time.perf_counter() - self.begun_s
         event = RunEvent(kind, device, why, away, at_s, self._finished, replays, interruption_s)

@@ -6,6 +6,7 @@ In: a manifest, inputs and transfers from the connections. Out: transfers to pee
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import socket
@@ -123,17 +124,14 @@ class Device(Member):
         self.window = Window(max(1, min(IN_FLIGHT_LIMIT, int(peers["in_flight"]))))
         self.gate = Gate(self.inputs, self.window, self.other_inputs, self.schedule)
         self._join(entrance, peers)
-        self.player = Player(
-            self.manifest, sessions, self.mailbox, self.lines, self._post, self.least, self.schedule, self.stays
-        )
+        own = self.lines, self._post, self.least, self.schedule, self.stays, self._late
+        self.player = Player(self.manifest, sessions, self.mailbox, *own)
         if not self.schedule.survives:
             close()  # nobody comes back
-        again = bool(peers.get("again"))
-        if again:
+        if peers.get("again"):
             self.files.check()  # the others do without it meanwhile, and would end with it
         self._to_control().send(Kind.READY)
-        if not again:
-            self.files.check()  # what is still missing of it need not hold up the others; nothing is computed before
+        self.files.check()  # what is still missing of it need not hold up the others; nothing is computed before
         self._play(self.player)
 
     def _to_play(self) -> Player:
@@ -291,6 +289,13 @@ class Device(Member):
             self._to_peer(value["receiver"]).post(Kind.TENSOR, payload, value["index"], frame, keep)
         else:
             self._to_control().post(Kind.OUTPUT, payload, value["index"], frame, keep)
+
+    def _late(self, frame: int, error: DeviceError) -> None:
+        """What a frame needs did not come in time: the end, but where the coordinator may have a loss to handle."""
+        if error.peer is None or not self.schedule.survives:
+            raise error
+        words = json.dumps({"message": one_line(error), "peer": error.peer})
+        self._to_control().send(Kind.LATE, words.encode(), frame=frame)
 
     def _to_peer(self, peer: str) -> Channel:
         """The channel of a peer, which has been told of the last change."""

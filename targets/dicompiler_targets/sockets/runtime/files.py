@@ -66,8 +66,10 @@ class Files:
         pool.shutdown(wait=False)
 
     def check(self) -> None:
-        """Waits for all digests. ValueError for a file that holds something else than the manifest says."""
-        for name, works in self._works.items():
+        """Waits for all digests that were not checked yet. ValueError for a file that holds something else than the
+        manifest says."""
+        for name in tuple(self._works):
+            works = self._works.pop(name)
             found = [work() if begun.cancel() else begun.result() for work, begun in works]
             record = self._records[name]
             if record["digest"] != (found[0] if record["digest"].startswith("sha256:") else _lanes(found, record)):

@@ -40,7 +40,8 @@ class Kind(IntEnum):
     microseconds since the device began to compute it (0: it computes nothing of it). CHANGE, of the coordinator, says
     who is away and from which frame on other roles are in force, CHANGED, also to peers, that a device goes by it; LOST
     that it has lost a peer, and goes on. ANEW, before RUN, says that states begin anew with that frame: as zeros, or
-    with index 1 as INPUTs say."""
+    with index 1 as INPUTs say. LATE says that what a peer was to send for a frame is overdue, where that may be for a
+    loss that the coordinator has not handled yet."""
 
     HELLO = 1
     PEERS = 2
@@ -59,6 +60,7 @@ class Kind(IntEnum):
     CHANGED = 15
     LOST = 16
     ANEW = 17
+    LATE = 18
 
 
 KINDS = {int(kind): kind for kind in Kind}

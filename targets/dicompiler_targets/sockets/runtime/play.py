@@ -95,6 +95,13 @@ class Frame:
 
 Post = Callable[[Mapping[str, Any], int, Any, Any], None]
 """Posts a value of the manifest (a transfer or an output) of a frame: (value, frame, payload, what to keep)."""
+Late = Callable[[int, DeviceError], None]
+"""Is told that what a frame needs is overdue: (its number, what is), and may raise that."""
+
+
+def ends(_: int, error: DeviceError) -> None:
+    """What is late ends it: a `Late`."""
+    raise error
 
 
 class Player:
@@ -117,11 +124,13 @@ class Player:
         least: Sequence[float] = (),
         schedule: Schedule | None = None,
         halts: bool = False,
+        late: Late = ends,
     ) -> None:
         self._schedule = schedule or Schedule.of(manifest)
         self._halt = _halt() if halts or self._schedule.survives else None
         self._first = 0
-        self._sessions, self._mailbox, self._lines, self._post = sessions, mailbox, lines, post
+        self._sessions, self._mailbox, self._lines = sessions, mailbox, lines
+        self._post, self._late = post, late
         self._least = least
         if least:
             ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # nanoseconds: the system rounds up by 50 µs else
@@ -202,8 +211,8 @@ class Player:
             frame.role.slots.give_back(frame.slot, not self._lines.behind())
 
     def wait(self, seen: int) -> None:
-        """Drives until something has come since the mailbox's `changes` was `seen`. DeviceError if what the oldest
-        frame needs is overdue, naming the peer that should have sent it."""
+        """Drives until something has come since the mailbox's `changes` was `seen`. `late` is told if what the oldest
+        frame needs is overdue, with the peer that should have sent it."""
         if not self.frames:
             self._lines.drive(lambda: self._mailbox.changes != seen)
             return
@@ -213,10 +222,11 @@ class Player:
         peer = awaited.get("sender")
         deadline = frame.deadline if peer else frame.deadline + PATIENCE_S
         start = time.perf_counter()
-        came = self._lines.drive(lambda: self._mailbox.changes != seen, deadline)
+        came = self._lines.drive(lambda: self._mailbox.changes != seen, None if deadline == math.inf else deadline)
         self.wait_s += self._took("wait", awaited["index"] if peer else -1, frame.number, start)
         if not came:
-            raise DeviceError(f"tensor {name!r} did not come in time", peer)
+            frame.deadline = math.inf  # it is told once
+            self._late(frame.number, DeviceError(f"tensor {name!r} did not come in time", peer))
 
     def _took(self, kind: str, index: int, frame: int, start: float) -> float:
         """Notes what was done from `start` to now; the seconds of it."""
