@@ -475,6 +475,8 @@ def test_devices_stay_on_their_boards_until_they_are_stopped(
         harm = functools.partial(os.kill, before["pi02"], signal.SIGKILL)
         assert lose(session, harm) == [(kind, "pi02") for kind in ("loss", "take-over", "return")]
     assert running()["pi01"] == before["pi01"] and running()["pi02"] != before["pi02"]
+    assert main(["status", str(net)]) == 0  # it is called elsewhere than before, which is written down
+    assert main(["run", str(net)]) == 0
     boards.boards["pi02"].stop()
     try:
         line = said([*command, "--stop"], capfd)

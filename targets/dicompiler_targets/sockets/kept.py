@@ -7,6 +7,7 @@ devices to who asks how they do.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import socket
@@ -34,6 +35,8 @@ from dicompiler_targets.sockets.runtime.line import (
     secured,
 )
 from dicompiler_targets.sockets.runtime.wire import Channel
+
+log = logging.getLogger("dicompiler")
 
 FORMAT = "dicompiler.kept/1"
 AGAIN = "start it again ('dicompiler deploy --keep')"
@@ -210,7 +213,7 @@ class Calls:
         self.membership = Membership(secrets.token_hex(8), "")
         if options.keys is None:
             self.membership = Membership(self.membership.run, derived(kept.token, self.membership.run))
-        self._guests, self._closed = Guests(), False
+        self._guests, self._closed, self._lock = Guests(), False, threading.Lock()
         self._before = threading.Event()
         self._before.set()
 
@@ -265,8 +268,7 @@ class Calls:
             except OSError:
                 if self._revive is None or self._closed:
                     raise
-                addresses = {**self._kept.addresses, name: self._revive(name)}
-                self._kept = replace(self._kept, addresses=addresses)
+                self._moved(name, self._revive(name))
                 channel = self._reach(name)
             if self._closed:
                 channel.close()
@@ -277,6 +279,15 @@ class Calls:
             process.failure = f": {_words(error)}: {AGAIN}"
         finally:
             done.set()
+
+    def _moved(self, name: str, address: tuple[str, int]) -> None:
+        """A device is called elsewhere from now on, by others too."""
+        with self._lock:
+            self._kept = replace(self._kept, addresses={**self._kept.addresses, name: address})
+            try:
+                self._kept.save()
+            except DicompilerError as error:
+                log.warning("%s: others do not find device %r, which was started again", error, name)
 
     def _reach(self, name: str) -> Channel:
         if name not in self._kept.addresses:
