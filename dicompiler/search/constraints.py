@@ -100,12 +100,12 @@ def check_dealing(plan: Plan, target: Target) -> None:
     """DicompilerError where the plan deals out frames in turn (replicas), or survives losses, and the target cannot."""
     if plan.replicas and not target.replicas:
         raise DicompilerError(
-            f"plan: replicas: target {target.name!r} cannot deal out frames in turn: leave them away, or take target "
+            f"plan: replicas: target {target.name!r} cannot deal out frames in turn: leave them out, or take target "
             "'sockets'"
         )
     if plan.losses and not target.survives:
         raise DicompilerError(
-            f"plan: losses: target {target.name!r} cannot go on without a device: leave them away, or take target "
+            f"plan: losses: target {target.name!r} cannot go on without a device: leave them out, or take target "
             "'sockets'"
         )
 
