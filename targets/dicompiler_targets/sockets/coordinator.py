@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from dicompiler.plugin_api import RunOptions, RunResult
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.deploy import Remote
 from dicompiler_targets.sockets.keeping import joined
-from dicompiler_targets.sockets.kept import Calls
 from dicompiler_targets.sockets.processes import Start
 from dicompiler_targets.sockets.session import Flight, Session, check_elsewhere
 
@@ -32,7 +32,7 @@ def run(
     artifact = Artifact.load(directory)
     check_elsewhere(options, artifact)
     if start is None and (calls := joined(artifact, options)) is not None:
-        return _run(artifact, frames, calls.options, calls)
+        return replace(_run(artifact, frames, calls.options, calls), apart=calls.apart)
     if options.hosts is not None:
         remote = Remote(artifact, options)
         with remote.explained():
@@ -63,5 +63,4 @@ def _run(
         flights[-1].end_s - flights[0].start_s if flights else 0.0,
         tuple(session.events),
         tuple(flight.waited_s for flight in flights),
-        isinstance(start, Calls) and start.apart,
     )
