@@ -116,6 +116,23 @@ def test_a_rank_that_ends_on_a_board_is_named_and_ends_all(boards: Cluster, net:
     wait_until(lambda: not ranks(home, own=False))
 
 
+def test_a_board_that_is_off_when_all_begins_is_left_out(
+    boards: Cluster, net: Path, covered: Path, tmp_path: Path
+) -> None:
+    heard, hosts = list[RunEvent](), Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
+    options = RunOptions(hosts=hosts, insecure=True, on_event=heard.append)
+    boards.boards["two"].stop()
+    try:
+        with pytest.raises(RunError, match="is it on, and does sshd run there"):
+            install(net, options)
+        assert [one.device for one in install(covered, options)] == ["d0", "d1"]
+        assert len(run(covered, None, 3, 100, options).outputs) == 3
+    finally:
+        boards.boards["two"].start()
+        wait_until(boards.boards["two"].answers)
+    assert [(one.kind, one.device) for one in heard] == [("loss", "d2"), ("loss", "d3"), ("take-over", "d3")]
+
+
 @pytest.mark.parametrize("way", ["kill", "cable"])
 def test_frames_go_on_without_a_rank_or_host(way: str, boards: Cluster, covered: Path, tmp_path: Path) -> None:
     """Devices d2 and d3 are on one host: with it both are lost, and of plans that for both is taken."""

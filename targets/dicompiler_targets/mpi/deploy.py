@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import logging
 import posixpath
 import shlex
 import tarfile
@@ -39,6 +40,8 @@ from dicompiler_targets.mpi import mpirun, restart, tools
 from dicompiler_targets.mpi.artifact import Artifact, Delivered, read_outputs, read_partial, write_inputs
 from dicompiler_targets.mpi.emit import CONTENTS, MANIFEST
 from dicompiler_targets.mpi.watch import START, Gone, Watch, Watched
+
+log = logging.getLogger("dicompiler")
 
 NEEDED = ("mpirun", "mpicxx", "cmake", "make", "g++", "sha256sum")
 # Arguments: the package's place, the directory of its Python where that is no plain command. Reads what sha256sum does.
@@ -95,7 +98,8 @@ class HostState:
 
 
 def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
-    """Copies what the hosts lack and builds it there: see Target.install."""
+    """Copies what the hosts lack and builds it there: see Target.install. Hosts that cannot be reached are left out,
+    with a warning, where a plan does without their devices."""
     artifact = Artifact.load(directory)
     mpirun.check(artifact, options)
     sites = _sites(artifact, options)
@@ -103,33 +107,51 @@ def install(directory: Path, options: RunOptions) -> tuple[Installed, ...]:
     check_files(directory, artifact.files, artifact.files)
     calls = ssh.Calls(time.monotonic() + options.timeout_s, options.hosts.file)
 
-    def work(site: Site) -> list[Installed]:
-        files, digest = _files(artifact, site), artifact.document["digest"]
-        sums = {name: file_digest(path) for name, path in files.items()}
-        state, copied = _probe(calls, site, sums), 0
-        if (state.stamp, state.held) != (digest, frozenset(files)):
-            copied = calls.copy(site.place, site.package, files, digest, _kept(files, state) if state.stamp else ())
-            wrong = sorted(files.keys() - _probe(calls, site, sums).held)
-            if wrong:
-                raise RunError(
-                    f"{_title(site)}: {site.package}/{wrong[0]} is not there as it was sent: is its disk or memory "
-                    "failing? copy it again"
-                )
-        done = calls.run(site.place, BUILD, _words(site, site.package))
-        if done.code:
-            said = one_line(done.errors) or f"exit code {done.code}"
-            raise RunError(
-                f"{_title(site)}: the program cannot be built: {said} (all of it: build.log in {state.package})"
-            )
-        versions = {"Open MPI": state.version.rpartition(" ")[2]}
-        counts = [copied, *[0] * len(site.devices)]
-        return [
-            Installed(name, site.place.ssh, f"{state.package}/{name}", count, versions)
-            for name, count in zip(site.devices, counts, strict=False)
-        ]
+    def work(site: Site) -> list[Installed] | ssh.Unreached:
+        try:
+            return _installed(calls, site, artifact)
+        except ssh.Unreached as error:
+            if "lost" not in artifact.program:
+                raise
+            return error
 
-    installed = {one.device: one for group in calls.each(work, sites) for one in group}
-    return tuple(installed[device] for device in artifact.devices)
+    found, missing, away = dict[str, Installed](), list[ssh.Unreached](), list[str]()
+    for site, done in zip(sites, calls.each(work, sites), strict=True):
+        if isinstance(done, ssh.Unreached):
+            missing.append(done)
+            away += site.devices
+        else:
+            found |= {one.device: one for one in done}
+    if missing and artifact.roles(away) is None:
+        raise missing[0]
+    for error in missing:
+        log.warning("%s; the others can do without it", error)
+    return tuple(found[device] for device in artifact.devices if device in found)
+
+
+def _installed(calls: ssh.Calls, site: Site, artifact: Artifact) -> list[Installed]:
+    """Copies what a host lacks and builds it there."""
+    files, digest = _files(artifact, site), artifact.document["digest"]
+    sums = {name: file_digest(path) for name, path in files.items()}
+    state, copied = _probe(calls, site, sums), 0
+    if (state.stamp, state.held) != (digest, frozenset(files)):
+        copied = calls.copy(site.place, site.package, files, digest, _kept(files, state) if state.stamp else ())
+        wrong = sorted(files.keys() - _probe(calls, site, sums).held)
+        if wrong:
+            raise RunError(
+                f"{_title(site)}: {site.package}/{wrong[0]} is not there as it was sent: is its disk or memory "
+                "failing? copy it again"
+            )
+    done = calls.run(site.place, BUILD, _words(site, site.package))
+    if done.code:
+        said = one_line(done.errors) or f"exit code {done.code}"
+        raise RunError(f"{_title(site)}: the program cannot be built: {said} (all of it: build.log in {state.package})")
+    versions = {"Open MPI": state.version.rpartition(" ")[2]}
+    counts = [copied, *[0] * len(site.devices)]
+    return [
+        Installed(name, site.place.ssh, f"{state.package}/{name}", count, versions)
+        for name, count in zip(site.devices, counts, strict=False)
+    ]
 
 
 def run_there(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
