@@ -116,20 +116,23 @@ def boards(cluster: str, line: int, network: str = "") -> Platform:
 @dataclass(frozen=True)
 class Setup:
     """How cases are played. frames: of each, or of each of those in flight; slower: boards compute so many times as
-    long as one core of this host, by a profile (0: by rates); wire: as what tensors travel ("": as they are)."""
+    long as one core of this host, by a profile (0: by rates); wire: as what tensors travel ("": as they are);
+    dilation: how many times slower all of it is played."""
 
     frames: int
     in_flight: int
     tls: bool
     slower: float
     wire: str
+    dilation: float
 
     def cost(self, network: str, platform: Platform, target: str, place: Path) -> str:
-        """The boards' runtimes are as fast as this host, which they share. `place` takes profiles."""
+        """The boards' runtimes are as fast as this host, which they share, or as many times faster as all is played
+        slower. `place` takes profiles."""
         count = len(platform.devices)
         if not self.slower:
-            return f"analytic{{runtime={times_here(target, count):.3g}}}"
-        here, files = crowded(costs_here(target), count), []
+            return f"analytic{{runtime={times_here(target, count) / self.dilation:.3g}}}"
+        here, files = crowded(costs_here(target).times(1 / self.dilation), count), []
         profile, then_s = profile_of(network, target)
         slower = self.slower * whole_s(network) / then_s
         for device in platform.devices:
@@ -210,7 +213,14 @@ def measured(setting: tuple[str, int, str, str], strategy: str, setup: Setup) ->
             make(open_artifact(artifact)["devices"], keys)
         options = RunOptions(in_flight=setup.in_flight, keys=keys)
         frames = setup.frames * setup.in_flight + 1
-        found = emulate(artifact, frames=frames, cost=cost, slower=setup.slower or None, options=options)
+        found = emulate(
+            artifact,
+            frames=frames,
+            cost=cost,
+            slower=setup.slower or None,
+            options=options,
+            dilation=setup.dilation,
+        )
     return Case(*setting, strategy, found.predicted_s, found.timed_s, found.frame_s, found.late)
 
 
@@ -280,6 +290,7 @@ def reached(found: Sequence[Case]) -> bool:
 @click.option("--tls", is_flag=True, help="Messages of sockets are in TLS.")
 @click.option("--slower", default=0.0, help="Boards compute so many times as long as one core here, by a profile.")
 @click.option("--wire", default="", help="As what tensors travel, such as float16.")
+@click.option("--dilation", default=1.0, help="All of it is played so many times slower, as `dicompiler emulate` does.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="All cases, as JSON.")
 def main(
     names: Sequence[str],

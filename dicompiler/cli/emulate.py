@@ -39,6 +39,14 @@ if TYPE_CHECKING:
     help="The fastest device takes N times as long as one core of this host; others by their rates. Default: as long "
     "as the cost model says.",
 )
+@click.option(
+    "--dilation",
+    metavar="N",
+    type=click.FloatRange(min=1.0, max=1000.0),
+    default=1.0,
+    help="Play all of it N times slower than it goes on the boards, and divide what is measured by N: for more boards, "
+    "or faster ones, than this host can carry. Runtimes are N times faster then. Default: 1.",
+)
 @cost_option
 @inputs_option
 @frames_option(default=8, help="How many times. Default: 8.")
@@ -54,6 +62,7 @@ def command(
     directory: Path,
     platform: str | None,
     slower: float | None,
+    dilation: float,
     cost: str | None,
     stream: Stream,
     options: RunOptions,
@@ -73,11 +82,11 @@ def command(
     stream.check()
     tell_expiry(options.keys)
     with progress(f"{directory}: {stream.frames} frames"):
-        found = emulate(
-            directory, platform, read_inputs(stream.inputs), stream.frames, slower, cost or "", replace(options, keep=0)
-        )
+        given = read_inputs(stream.inputs)
+        options = replace(options, keep=0)
+        found = emulate(directory, platform, given, stream.frames, slower, cost or "", options, dilation)
     told = found.expected.document()
-    log = document(directory, found.result, options, stream.log, told, found.platform, found.runtime)
+    log = document(directory, found.result, options, stream.log, told, found.platform, found.runtime, dilation)
     if stream.log is not None:
         write_json(stream.log, log)
     _show(found, log, as_json)
@@ -87,7 +96,7 @@ def _show(found: Emulated, log: Mapping[str, Any], as_json: bool) -> None:
     from dicompiler.base.units import format_seconds
     from dicompiler.cli.runs import show_partings, show_run
     from dicompiler.cli.tables import show_json, tell
-    from dicompiler.driver.emulate import LATE_LIMIT, LEFT_OUT
+    from dicompiler.driver.emulate import LATE_LIMIT, left_out
 
     if as_json:
         figures = {"what": found.what, "frame_s": found.frame_s, "predicted_s": found.predicted_s, "late": found.late}
@@ -102,4 +111,4 @@ def _show(found: Emulated, log: Mapping[str, Any], as_json: bool) -> None:
     )
     if found.late > LATE_LIMIT:
         tell([f"doubtful: this host was busy: computing took {found.late:.0%} longer than on the boards"])
-    tell([f"not emulated: {LEFT_OUT}"])
+    tell([f"not emulated: {left_out(found.dilation)}"])

@@ -2,7 +2,8 @@
 
 artifact + platform → what a run gives, beside what is predicted. Lines are shaped and each call of a segment is held
 back until it has taken as long as on its board; the target's real runtime does the rest, at this host's speed: what the
-prediction supposes too, and that the boards' runtimes share this host's processors.
+prediction supposes too, and that the boards' runtimes share this host's processors. Where these are too few, everything
+may go so many times slower here than on the boards (`dilation`): seconds are the boards' all the same.
 """
 
 from __future__ import annotations
@@ -54,7 +55,12 @@ LOAD_LIMIT = 0.8
 LATE_LIMIT = 0.05
 """By what share computing may take longer than on the boards before it is told."""
 LEFT_OUT = "caches and memory of a board, its clock's changes, other traffic; the runtime itself runs as fast as here"
-"""What an emulation does not show."""
+"""What an emulation does not show, see `left_out`."""
+
+
+def left_out(dilation: float) -> str:
+    """What an emulation whose time is so many times slower does not show."""
+    return LEFT_OUT if dilation == 1 else f"{LEFT_OUT} in time that is {dilation:g} times slower"
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,8 @@ class Emulated:
     predicted_s: seconds by simulation, timed_s: by that of the very seconds that boards were given to compute here.
     computing: of each segment's call on its board. late: by what share computing
     took longer than that, because this host was busy. expected: all that is predicted; platform: what was played;
-    runtime: what the target's costs here, see `costs_here`."""
+    runtime: what the target's costs here, see `costs_here`. dilation: how many times slower all of it was played, of
+    which no seconds here tell."""
 
     result: RunResult
     what: str
@@ -75,6 +82,7 @@ class Emulated:
     expected: Expected
     platform: Platform
     runtime: RuntimeCosts
+    dilation: float = 1.0
 
 
 def emulate(
@@ -85,15 +93,20 @@ def emulate(
     slower: float | None = None,
     cost: str = "",
     options: RunOptions | None = None,
+    dilation: float = 1.0,
 ) -> Emulated:
     """Runs an artifact as the boards of `platform` would, by default of the one that it was compiled for.
 
     A segment's call takes what the cost model says (`cost`: by default that of the compilation); with `slower` that
     many times what it takes on one core of this host, on the fastest device, and on others by their rates. Then the
-    prediction is the simulator's for just these seconds, or, where a `cost` is given, for its own. Needs root: see
+    prediction is the simulator's for just these seconds, or, where a `cost` is given, for its own. With a `dilation`
+    (at least 1) lines and segments are so many times slower here, and what was measured is divided by it: this host
+    plays more boards then, or faster ones, but their runtimes are as many times faster. Needs root: see
     `target.emulated.network`. DicompilerError for what this host cannot carry, RunError as for `run`.
     """
     check_count(frames)
+    if not 1 <= dilation < float("inf"):
+        raise UsageError(f"emulate: dilation must be at least 1, not {dilation!r}")
     own = None if platform is None else platform_of(platform)
     compilation, target, problem = reopen(directory, cost, own, runs=True)
     platform, program, plan = compilation.platform, compilation.program, compilation.plan
@@ -103,7 +116,7 @@ def emulate(
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
     options = options or RunOptions()
     log.info("measuring what the runtime of %s costs here", target.name)
-    runtime = costs_here(target.name)
+    runtime = costs_here(target.name).times(1 / dilation)
     problem = at_host_speed(problem, runtime, program, secure=options.keys is not None)
     work = problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
@@ -113,18 +126,21 @@ def emulate(
     timed = predict(taking(work, board), platform, frames, options.in_flight)
     told = predict(work, platform, frames, options.in_flight) if cost or slower is None else timed
     expected = Expected(problem.cost.name, program, told)
+    here = {name: tuple(one / dilation for one in seconds) for name, seconds in here.items()}
     _check_speed(here, board, told.frame_s, len(program.turns))
     first = program.devices[0].device
-    with boards(platform, board, first) as emulation:
+    with boards(platform, board, first, dilation) as emulation:
         there = on_boards(emulation, first, options)
-        result = play(Path(directory), target, compilation.reference, inputs, frames, there)
+        result = play(Path(directory), target, compilation.reference, inputs, frames, there).paced(1 / dilation)
     late = _late(result, board, here, len(program.turns))
     count = len(result.frames_s)
     if options.in_flight > 1:
         what, frame_s = f"{count} frames, each", result.total_s / count
     else:
         what, frame_s = "a frame", usual_s(result.frames_s, len(program.turns))
-    return Emulated(result, what, frame_s, told.frame_s, timed.frame_s, board, late, expected, platform, runtime)
+    return Emulated(
+        result, what, frame_s, told.frame_s, timed.frame_s, board, late, expected, platform, runtime, dilation
+    )
 
 
 def _slowness(platform: Platform, device: str) -> float:
@@ -203,7 +219,8 @@ def _check_speed(here: Seconds, board: Seconds, frame_s: float, roles: int) -> N
         if sum(seconds) > sum(board[name]):
             raise DicompilerError(
                 f"emulate: {name} computes {format_seconds(sum(board[name]) / roles)} in a frame, this host alone "
-                f"needs {format_seconds(sum(seconds) / roles)} for that: it can only play slower boards (--slower)"
+                f"needs {format_seconds(sum(seconds) / roles)} for that: it can only play slower boards (--slower), or "
+                "all of it slower (--dilation)"
             )
     cores = processors()
     load = sum(map(sum, here.values())) / roles / frame_s / cores
@@ -211,7 +228,7 @@ def _check_speed(here: Seconds, board: Seconds, frame_s: float, roles: int) -> N
         raise DicompilerError(
             f"emulate: computing would keep {cores} processors of this host busy for {load:.0%} of each frame "
             f"({LOAD_LIMIT:.0%} is allowed): boards would wait here that do not wait there: give slower ones "
-            "(--slower), or fewer"
+            "(--slower), or fewer, or play all of it slower (--dilation)"
         )
 
 

@@ -38,10 +38,13 @@ FRAMES, ROUNDS = 40, 3
 
 
 @contextlib.contextmanager
-def boards(platform: Platform, seconds: Mapping[str, tuple[float, ...]], first: str) -> Iterator[Emulation]:
+def boards(
+    platform: Platform, seconds: Mapping[str, tuple[float, ...]], first: str, dilation: float = 1.0
+) -> Iterator[Emulation]:
     """The boards, with this thread on the network of the first one: who gives the frames sits beside it. seconds: that
-    a call of each of a device's segments takes, role by role."""
-    with network(platform) as made:
+    a call of each of a device's segments takes, role by role. dilation: here all that takes so many times as long."""
+    seconds = {name: tuple(dilation * one for one in own) for name, own in seconds.items()}
+    with network(dilated(platform, dilation)) as made:
         hosts = platform.host_of
         emulation = Emulation(
             lambda device: made.inside(hosts[device]),
@@ -51,6 +54,17 @@ def boards(platform: Platform, seconds: Mapping[str, tuple[float, ...]], first: 
         )
         with made.inside(hosts[first]):
             yield emulation
+
+
+def dilated(platform: Platform, times: float) -> Platform:
+    """The platform with lines on which everything takes so many times as long."""
+    lines = platform.network
+    links = tuple(replace(one, bandwidth=one.bandwidth / times, latency=one.latency * times) for one in lines.links)
+    slow = replace(lines, bandwidth=lines.bandwidth / times, latency=lines.latency * times, links=links)
+    hosts = tuple(
+        host if host.bandwidth is None else replace(host, bandwidth=host.bandwidth / times) for host in platform.hosts
+    )
+    return replace(platform, hosts=hosts, network=slow)
 
 
 def on_boards(emulation: Emulation, first: str, options: RunOptions) -> RunOptions:

@@ -34,10 +34,11 @@ def document(
     predicted: Mapping[str, Any] | None = None,
     boards: Platform | None = None,
     runtime: RuntimeCosts | None = None,
+    dilation: float = 1.0,
 ) -> dict[str, Any]:
     """What `run` gave of the artifact in `directory`, without the outputs; see the schema run. options: it was run
     with; place: where the log is written; predicted: as `Expected.document` says; boards: those that were emulated;
-    runtime: what the target's cost where they were."""
+    runtime: what the target's cost where they were; dilation: how many times slower they were played."""
     artifact, options = open_artifact(directory), options or RunOptions()
     where = "emulated" if boards else "boards" if options.hosts or options.elsewhere or result.apart else "here"
     devices = [asdict(report) for report in result.reports]
@@ -52,6 +53,7 @@ def document(
         "where": where,
         **({"platform": digest_of(boards)} if boards else {}),
         **({"runtime": asdict(runtime)} if runtime else {}),
+        **({"dilation": dilation} if dilation != 1 else {}),
         "in_flight": at_once(options.in_flight, len(devices), len(result.frames_s)),
         "frames_s": list(result.frames_s),
         **({"waited_s": list(result.waited_s)} if result.waited_s else {}),

@@ -71,6 +71,23 @@ def test_another_platform_another_speed_and_several_frames_at_once(tmp_path: Pat
     assert stream.predicted_s < one.predicted_s
 
 
+def test_boards_faster_than_this_host_are_played_in_slower_time(tmp_path: Path) -> None:
+    directory = compiled(tmp_path / "artifact", "modnn", slow(2, rate=3e11, bandwidth=1e9), "squeezenet")
+    with pytest.raises(DicompilerError, match=r"--dilation"):
+        emulate(directory, frames=3)
+    start = time.monotonic()
+    found = emulate(directory, frames=3, dilation=50)
+    taken = time.monotonic() - start
+    assert 0.9 * found.predicted_s <= found.frame_s and 50 * sum(found.result.frames_s) < taken
+    assert 50 * found.result.total_s < taken and found.late < 1
+    for report in found.result.reports:
+        assert sum(report.segments) >= 0.9 * 3 * sum(found.computing[report.device])
+        assert report.compute_s + report.wait_s <= 1.1 * found.result.total_s
+        assert all(span.end <= found.result.total_s for span in report.timeline)
+    with pytest.raises(UsageError, match=r"^emulate: dilation must be at least 1, not 0.5"):
+        emulate(directory, dilation=0.5)
+
+
 def test_what_calling_the_engine_takes_is_not_stretched(tmp_path: Path) -> None:
     dicompiler.compile(empty_model(), slow(1), "single", output=tmp_path / "artifact")
     engine, given, taken = Session(empty_model(), {}, "call", "all"), {"x": np.zeros(1, np.float32)}, []
@@ -107,4 +124,6 @@ def test_the_command_prints_measurement_and_prediction(tmp_path: Path) -> None:
     done = command("emulate", directory, "--platform", tmp_path / "p.toml", "--frames", 2, "--in-flight", 2, "--json")
     found = json.loads(done.stdout)
     assert found["predicted_s"] > 0 and found["frame_s"] > 0 and len(found["run"]["frames_s"]) == 2
+    done = command("emulate", directory, "--frames", 2, "--dilation", 4, "--log", log)
+    assert "in time that is 4 times slower" in " ".join(done.stdout.split()) and json.loads(log.read_text())["dilation"] == 4
     assert "no artifact" in failed(1, "emulate", tmp_path)
