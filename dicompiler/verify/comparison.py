@@ -122,14 +122,14 @@ def exact(
     input channel of every convolution. A layer is left out, and named, where an operator rounds for which nothing
     exact can stand; all of it does not apply where onnxruntime refuses the check model. Every role of a plan with
     replicas or losses is checked. rules: as `check_model` takes them. layers: those of `model`, which the result
-    counts.
+    counts; in those that stay whole more is exact.
     """
     chosen = range(seeds_needed(model)) if seeds is None else seeds
     tried = []
     each, treatment = "", Treatment()
     for seed in chosen:
         try:
-            checked = made(model, seed, rules, treatment)
+            checked = made(model, seed, rules, treatment, layers)
             reference = run_model(checked.model, checked.inputs)
         except NotExact as error:
             return Check("exact", True, str(error).removeprefix("exact check: "), applies=False)
