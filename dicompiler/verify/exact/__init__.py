@@ -23,7 +23,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import LARGE, Weight, hollow, is_hollow, sized
 from dicompiler.verify.deadline import Late
 from dicompiler.verify.exact import left
-from dicompiler.verify.exact.covering import Coverage, coverage, seeds_needed
+from dicompiler.verify.exact.covering import Coverage, Reads, coverage, seeds_needed
 from dicompiler.verify.exact.facts import (
     Facts,
     Rules,
@@ -42,8 +42,8 @@ from dicompiler.verify.ranges import limits, ranged
 from dicompiler.verify.unsized import seeded
 
 __all__ = [
-    "DOMAIN", "CheckModel", "Coverage", "NotExact", "Treatment", "check_model", "coverage", "made", "measure",
-    "seeds_needed",
+    "DOMAIN", "CheckModel", "Coverage", "NotExact", "Reads", "Treatment", "check_model", "coverage", "made",
+    "measure", "seeds_needed",
 ]  # fmt: skip
 
 
@@ -95,9 +95,13 @@ def made(
         raise UsageError(f"exact check: seed is {seed}: take a number of at least 0")
     known = replace(gather(model, rules, layers), treatment=treatment)
     makers = {name: index for index, node in enumerate(known.nodes) for name in node.output}
+    arrays, of, check = dict[Use, NDArray[Any]](), -1, None
     while True:
         schedule = SCHEDULES[known.treatment.schedule]
-        check = _with_constants(known, constants(known, seed, schedule), left.numbers(known, seed, schedule.inputs))
+        if of != known.treatment.schedule:
+            arrays, of, check = {}, known.treatment.schedule, None  # given back before the next are made
+            arrays = constants(known, seed, schedule)
+        check = _with_constants(known, arrays, left.numbers(known, seed, schedule.inputs))
         feed = ranged(inputs(_open_inputs(model), seed, schedule), limits(model), seed)
         feed |= seeded(model, seed, whole=True)
         try:

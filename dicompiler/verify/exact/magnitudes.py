@@ -54,7 +54,7 @@ class _Spread:
 def every_tensor(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Each computed tensor of the graph by name, with onnxruntime's optimisations off. Other values are left out."""
     names = [name for node in model.proto.graph.node for name in node.output if name]
-    results = run_model(model, inputs, names, "none")
+    results = run_model(model, inputs, names, "none", once=True)
     return {name: result for name, result in results.items() if isinstance(result, np.ndarray)}
 
 
