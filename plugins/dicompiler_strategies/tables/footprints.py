@@ -175,6 +175,8 @@ class _FootprintBuilder:
         if key not in self.costs:
             share = Share(region, part.reduce, merge)
             self.costs[key] = self.problem.cost.seconds(self.problem.layers, self.layer, share, device)
+        if part.reduce is None:  # it looks up in all rows
+            return self.costs[key]
         around = look_ups(self.problem.layers, probe.task)
         return self.costs[key] + self.problem.runtime.get(part.device, FREE).copying(*around)
 
