@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dicompiler.cost.memory import constant_sizes, peak, program_memory, segment_values
     from dicompiler.cost.model import Analytic, CostModel
     from dicompiler.cost.runtime import FREE, RuntimeCosts
+    from dicompiler.cost.workload import look_ups
 
     # Layers, plans, platforms
     from dicompiler.ir.compilation import Compilation
@@ -190,13 +191,14 @@ __all__ = [
     "dtype_name", "each", "exit_of", "expect", "export_node", "file_digest", "file_record", "fits_constraints", "flops",
     "format_bytes", "free", "free_memory", "full", "fused_regions", "given_array", "graph_inputs", "grid_tiles",
     "hollow", "hookimpl", "in_steps", "intersect", "is_empty", "is_hollow", "json_text", "leaves", "load_json",
-    "load_plan", "macs", "memory_lacking", "memory_needed", "memory_used", "named_axes", "names_read", "nearest",
-    "objective_terms", "objective_values", "one_line", "open_artifact", "output_shape", "part_of", "partition", "peak",
-    "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_samples", "read_sealed", "read_text",
-    "read_within", "reduction", "registry", "remembered", "route_on", "run_model", "sealed_text", "segment_values",
-    "sent_dtype", "sent_nbytes", "set_states", "shape_of", "share_task", "shares", "shift", "sized", "slices", "split",
-    "ssh", "states_of", "taken", "task_macs", "tile", "transfer_document", "unannotated", "unique", "validate",
-    "value_document", "version", "volume", "weight_regions", "whole", "whole_plan", "with_interval", "without",
+    "load_plan", "look_ups", "macs", "memory_lacking", "memory_needed", "memory_used", "named_axes", "names_read",
+    "nearest", "objective_terms", "objective_values", "one_line", "open_artifact", "output_shape", "part_of",
+    "partition", "peak", "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_samples", "read_sealed",
+    "read_text", "read_within", "reduction", "registry", "remembered", "route_on", "run_model", "sealed_text",
+    "segment_values", "sent_dtype", "sent_nbytes", "set_states", "shape_of", "share_task", "shares", "shift", "sized",
+    "slices", "split", "ssh", "states_of", "taken", "task_macs", "tile", "transfer_document", "unannotated", "unique",
+    "validate", "value_document", "version", "volume", "weight_regions", "whole", "whole_plan", "with_interval",
+    "without",
 ]  # fmt: skip
 
 

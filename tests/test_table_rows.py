@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ from support.operator_cases import OPSETS, Case, check_cut, integers
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.plan import Part
+from dicompiler.cost.runtime import RuntimeCosts
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
+from dicompiler.ir.rule import LOOK_UP
 from dicompiler.testing.rules import layers_of, run_split
+from dicompiler_strategies.tables.choices import Choice
+from dicompiler_strategies.tables.footprints import footprint
 
 ROWS = (Part("a", None, (0, 1)), Part("b", None, (1, 3)), Part("c", None, (3, 4)), Part("a"))
 TABLE = np.array([[1, -0.0], [np.nan, 0.0], [np.inf, -np.inf], [-0.0, 5]], np.float32)
@@ -52,7 +58,8 @@ def test_what_is_no_number_of_one_device_is_none_of_the_others() -> None:
 
 @pytest.mark.parametrize("number", [4, -5, 2**40])
 def test_what_is_no_row_is_refused(number: int) -> None:
-    with pytest.raises(DicompilerError, match="out of data bounds"):
+    wrong = f"rows of x0 that x1 numbers: 0 to 3, here 0 to 0' .*: indices element out of data bounds, idx={number} "
+    with pytest.raises(DicompilerError, match=wrong):
         looked_up([0, 1, number, 3, 1, 0])
 
 
@@ -73,5 +80,34 @@ def test_devices_hold_their_rows_alone(target: str, tmp_path: Path) -> None:
     reduced = [part.reduce for parts in result.plan.layers.values() for part in parts if part.reduce]
     assert reduced == [(0, 2000), (2000, 4000)]
     assert max(weight.nbytes for weight in result.program.weights.values()) == 8_000
+    for device in result.program.devices:
+        names = [node.name for segment in device.segments for node in segment.model.graph.node]
+        assert sum("?" in name for name in names) == LOOK_UP - 1  # the last makes what the layer makes
     verified = result.verify()
     assert verified.passed, verified
+    wrong = {"items": np.full((2, 8), 4_000)}
+    with pytest.raises(
+        DicompilerError, match=r"^input 'items': 4000 at \[0, 0\] is no row of 'table', which has 4000: "
+    ):
+        dicompiler.run(tmp_path / "out", wrong)
+    if target == "sockets":
+        told = "rows of table that items numbers: 0 to 3999, here .*, idx=4000 "
+        with pytest.raises(DicompilerError, match=told), dicompiler.connect(tmp_path / "out") as session:
+            session.infer(wrong)
+
+
+def test_what_stands_around_look_ups_is_predicted() -> None:
+    """As slices are, by the simulator and by the tables of strategies."""
+    platform = Platform.load("rpi4x2")
+    free = replace(load_problem(embedding(), platform), runtime={})
+    problem = replace(free, runtime=dict.fromkeys(("pi01", "pi02"), RuntimeCosts(slice=1.0)))
+    rows = tuple(Part(name, None, own) for name, own in (("pi01", (0, 2_000)), ("pi02", (2_000, 4_000))))
+    choice = (*rows, Part("pi01"))
+    plan = Plan({"found": choice}, ("pi01",), ("pi01",))
+    took = [one.workload(plan)[1].seconds for one in (problem, free)]
+    assert {task: took[0][task] - took[1][task] for task in took[0]} == pytest.approx(
+        {("found", 0): LOOK_UP, ("found", 1): LOOK_UP, ("found", 2): 0}
+    )
+    (layer,) = problem.layers.layers
+    partial = [footprint(one, layer, [Choice("lip", "rows", choice)]).partial for one in (problem, free)]
+    np.testing.assert_allclose(partial[0] - partial[1], [[LOOK_UP, LOOK_UP]])

@@ -13,14 +13,15 @@ from typing import NamedTuple
 from dicompiler.cost.counting import flops
 from dicompiler.cost.model import CostModel
 from dicompiler.cost.runtime import FREE, NONE, RuntimeCosts
-from dicompiler.ir.layers import Layer
+from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Share
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler.ir.regions import Region, shape_of
 from dicompiler.ir.routing import Box, Routing, Take, Tree, leaves
-from dicompiler.ir.tasks import Key, Task, TaskId, task_id
+from dicompiler.ir.rule import LOOK_UP
+from dicompiler.ir.tasks import Key, ShareTask, Task, TaskId, task_id
 from dicompiler.ir.wire import kinds
 
 
@@ -176,7 +177,7 @@ def _device(
 
 
 class Copies(NamedTuple):
-    """Slices, joins and casts: how many, and the bytes that they copy."""
+    """Slices, joins, casts and what stands around a look-up: how many, and the bytes that they copy."""
 
     times: int
     nbytes: int
@@ -186,8 +187,10 @@ def copies(routing: Routing) -> dict[TaskId, Copies]:
     """Task → what slices and joins for it copy in a frame of the first role: what it reads in another shape than
     it is held in, and what is cut out of what it makes for other devices. What travels in a narrower type is copied
     once more at each end, as many bytes as it has in its own type: a cast to float16 and back, or to int8, was measured
-    to take what a slice takes (a cast to bfloat16 up to four times that)."""
+    to take what a slice takes (a cast to bfloat16 up to four times that).
+    Beside that what stands around look-ups in some rows of a table."""
     copied: dict[TaskId, Copies] = dict.fromkeys(routing.reads, Copies(0, 0))
+    copied |= {task_id(task): own for task in routing.tasks if (own := look_ups(routing.layers, task)).times}
     narrow, widened = kinds(routing.layers), set[tuple[Box, int]]()
     lanes = {task_id(task): task.lane for task in routing.tasks}
 
@@ -210,6 +213,19 @@ def copies(routing: Routing) -> dict[TaskId, Copies]:
         if origin is not None and origin.task is not None and region is not None:
             note(origin.task, origin.key, [region] * ((region != origin.region) + (origin.key.tensor in narrow)))
     return copied
+
+
+def look_ups(layers: LayerGraph, task: ShareTask) -> Copies:
+    """What stands around the look-ups of a task in some rows of a table, as of slices: each node but the last makes as
+    many numbers as are looked up, the last what comes of them."""
+    times = nbytes = 0
+    for work in task.works:
+        if work.piece is not None and work.piece.rows is not None:
+            numbers, found = work.piece.needs[1], layers.cut_output(work.node)
+            each = raw_nbytes(layers.tensors[work.node.inputs[1]].dtype, shape_of(numbers or ()))
+            times += LOOK_UP
+            nbytes += (LOOK_UP - 1) * each + raw_nbytes(layers.tensors[found].dtype, shape_of(work.piece.out))
+    return Copies(times, nbytes)
 
 
 def _joins(tree: Tree) -> int:

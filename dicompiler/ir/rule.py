@@ -100,7 +100,7 @@ class Piece:
     raw: the region that the node writes where that is more than `out`; the rest is wrong and is sliced away.
     op: the operator type, where it differs from the node's.
     rows: of a partial result of what looks rows of its first input up by the numbers in its second: the rows that it
-        has. Of the numbers of other rows comes what changes no sum.
+        has. Of the numbers of other rows comes what changes no sum: LOOK_UP small nodes see to that.
     """
 
     out: Region
@@ -110,6 +110,10 @@ class Piece:
     raw: Region | None = None
     op: str | None = None
     rows: Interval | None = None
+
+
+LOOK_UP = 14
+"""So many nodes stand around one that looks up the numbers of its own `Piece.rows` and passes over others."""
 
 
 class Effort(NamedTuple):

@@ -276,7 +276,8 @@ class PlacedGraphBuilder:
     ) -> None:
         """What the model's node takes of a table of `count` rows, where `table` has but the piece's; of other rows 0,
         chosen and not multiplied by: there may be NaN. (onnxruntime's Where makes 0.0 of -0.0, which is equal.) What is
-        no row of the whole table is none here, so that the node refuses it; in the exact check it counts round."""
+        no row of the whole table is none here: the node refuses it and tells it, by a name that says of what it is no
+        row. In the exact check it counts round. LOOK_UP nodes stand around it."""
         assert how.rows is not None
         (start, stop), kind = how.rows, helper.tensor_dtype_to_np_dtype(numbers.dtype)
 
@@ -293,11 +294,13 @@ class PlacedGraphBuilder:
             do("Or", do("Less", at, low, dtype=truth), do("Less", high - 1, at, dtype=truth), dtype=truth)
             for low, high in ((start, stop), (0, count))
         )
-        local = do("Where", other, do("Where", none, stop - start, 0), do("Sub", at, start))
+        local = do("Where", other, do("Where", none, numbers.name, 0), do("Sub", at, start))
         beyond = [(0, 1)] * (len(output.region) - len(numbers.region))
         mask = Held(self.name(f"{output.name}?"), (*numbers.region, *beyond), truth)
         self.add("Reshape", [other, self.constant(shape_of(mask.region))], mask, place, node)
         found = self.declare(self.name(f"{output.name}?"), output.dtype, output.region)
+        of, by = self.given.nodes[node].input
+        called = f"{called}: rows of {of} that {by} numbers: 0 to {count - 1}, here {start} to {stop - 1}"
         self.copy(node, called, [table, local], [found.name], place, how)
         zero = self._number(0, helper.tensor_dtype_to_np_dtype(output.dtype))
         self.add("Where", [mask.name, zero, found.name], output, place, node)

@@ -73,7 +73,7 @@ def verified(
 
     result = split(replace(prepared, plan=plan))
     assert result.program is not None and result.routing is not None
-    checks = [exact(prepared.model, program, seeds, registry().rules)]
+    checks = [exact(prepared.model, program, seeds, registry().rules, prepared.layers)]
     sent: list[int] = []
     for role in result.program.roles:
         execution = Executor(role).run(inputs)

@@ -18,7 +18,7 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program, Transfer, Value
 from dicompiler.ir.regions import slices
-from dicompiler.verify.exact import NotExact, Treatment, coverage, made, seeds_needed
+from dicompiler.verify.exact import CheckModel, NotExact, Reads, Treatment, made, seeds_needed
 from dicompiler.verify.exact.facts import Rules
 from dicompiler.verify.executor import Execution, Executor, run_model
 from dicompiler.verify.tolerances import TOLERANCE, Tolerance
@@ -122,29 +122,35 @@ def exact(
     input channel of every convolution. A layer is left out, and named, where an operator rounds for which nothing
     exact can stand; all of it does not apply where onnxruntime refuses the check model. Every role of a plan with
     replicas or losses is checked. rules: as `check_model` takes them. layers: those of `model`, which the result
-    counts.
+    counts; in those that stay whole more is exact.
     """
     chosen = range(seeds_needed(model)) if seeds is None else seeds
-    tried = []
-    each, treatment = "", Treatment()
+    read, each, treatment = Reads(), "", Treatment()
     for seed in chosen:
-        try:
-            checked = made(model, seed, rules, treatment)
-            reference = run_model(checked.model, checked.inputs)
+        try:  # one check model is held at a time, as it is as large as the network
+            treatment, read, roles, failed = _of_seed(made(model, seed, rules, treatment, layers), split, read)
         except NotExact as error:
             return Check("exact", True, str(error).removeprefix("exact check: "), applies=False)
-        treatment = checked.treatment
-        tried.append(checked.model)
-        roles = split(checked.model).roles
         if len(roles) > 1:
-            each = f", each in {len(roles)} {'roles' if roles[-1].lost else 'replicas'}"
-        for number, role in enumerate(roles):
-            failed = _differing(reference, Executor(role).run(checked.inputs))
-            if failed:
-                name = f"without {', '.join(role.lost)}" if role.lost else f"replica {number}"
-                return Check("exact", False, f"seed {seed}: {f'{name}: ' if each else ''}{failed}")
-    models = f"bit-equal for {len(tried)} check models ({coverage(tried)}){each}"
+            each = f", each in {len(roles)} {'roles' if roles[-1] else 'replicas'}"
+        if failed:
+            lost = roles[failed[0]]
+            name = f"without {', '.join(lost)}" if lost else f"replica {failed[0]}"
+            return Check("exact", False, f"seed {seed}: {f'{name}: ' if each else ''}{failed[1]}")
+    models = f"bit-equal for {len(chosen)} check models ({read.coverage}){each}"
     return Check("exact", True, models + _counted(treatment.left, layers))
+
+
+def _of_seed(
+    checked: CheckModel, split: Callable[[Model], Program], read: Reads
+) -> tuple[Treatment, Reads, list[Sequence[str]], tuple[int, str] | None]:
+    """Of a check model: its treatment; what is read with it and before; without whom each role is; which role differs
+    first, and how."""
+    reference = run_model(checked.model, checked.inputs, once=True)
+    roles = split(checked.model).roles
+    results = (_differing(reference, Executor(role, once=True).run(checked.inputs)) for role in roles)
+    failed = next(((number, why) for number, why in enumerate(results) if why), None)
+    return checked.treatment, read.beside(checked.model), [role.lost for role in roles], failed
 
 
 def _counted(left: Mapping[str, str], layers: LayerGraph | None) -> str:

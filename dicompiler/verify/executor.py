@@ -45,9 +45,15 @@ class Session:
     """
 
     def __init__(
-        self, proto: onnx.ModelProto, weights: Mapping[str, Weight], place: str, optimization: Optimization = "extended"
+        self,
+        proto: onnx.ModelProto,
+        weights: Mapping[str, Weight],
+        place: str,
+        optimization: Optimization = "extended",
+        once: bool = False,
     ) -> None:
-        """`place` opens the errors: DicompilerError where onnxruntime refuses the model."""
+        """`place` opens the errors: DicompilerError where onnxruntime refuses the model. once: it is run once: a
+        second copy of the weights in another order would not pay."""
         self.place = place
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -55,6 +61,8 @@ class Session:
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{_LEVELS[optimization]}")
         if optimization != "all":  # what is fused differs from a whole network to its parts, and rounds otherwise
             options.add_session_config_entry("session.disable_quant_qdq", "1")
+        if once:
+            options.add_session_config_entry("session.disable_prepacking", "1")
         names = [tensor.name for tensor in proto.graph.initializer if is_hollow(tensor)]
         # onnxruntime promises no copy: the values stay alive as long as the session.
         self._values = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
@@ -151,11 +159,12 @@ def run_model(
     inputs: Mapping[str, Any],
     outputs: Sequence[str] | None = None,
     optimization: Optimization = "extended",
+    once: bool = False,
 ) -> dict[str, Any]:
     """The outputs of the whole model from one session: what every split is compared with.
 
     `outputs`: names of tensors, also inner ones, to return in place of the graph's outputs. Of states a placed model
-    reads its pieces.
+    reads its pieces. once: see `Session`.
     """
     proto = model.proto
     if outputs is not None:
@@ -164,7 +173,8 @@ def run_model(
         known = {value.name: value for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
         del proto.graph.output[:]
         proto.graph.output.extend(known.get(name) or onnx.ValueInfoProto(name=name) for name in outputs)
-    return Session(proto, model.weights, "the whole model", optimization).run(fed(pieces_of(proto)[0], inputs))
+    session = Session(proto, model.weights, "the whole model", optimization, once)
+    return session.run(fed(pieces_of(proto)[0], inputs))
 
 
 @dataclass(frozen=True)
@@ -182,6 +192,16 @@ class Execution:
     kept: Sequence[tuple[State, Any]] = ()
 
 
+@dataclass(frozen=True)
+class _Once:
+    """A model whose session is made where it runs, and is given back."""
+
+    make: Callable[[], Session]
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return self.make().run(inputs)
+
+
 class Executor:
     """A program with its sessions made, to be run for many frames. States are kept from one to the next."""
 
@@ -190,14 +210,17 @@ class Executor:
         program: Program,
         optimization: Optimization = "extended",
         make: Callable[[Segment], Runnable] | None = None,
+        once: bool = False,
     ) -> None:
-        """`make`: what runs a segment in place of onnxruntime."""
+        """`make`: what runs a segment in place of onnxruntime. once: it is run for one frame: each session is made when
+        its turn comes, so that one of them holds weights at a time."""
         self.program = program
         self._kept: dict[str, Any] = {}
         self._sends = [_sends(device) for device in program.devices]
 
         def session(s: Segment) -> Runnable:
-            return Session(s.model, program.weights, f"segment {s.name!r} of device {s.device!r}", optimization)
+            about = s.model, program.weights, f"segment {s.name!r} of device {s.device!r}", optimization, once
+            return _Once(lambda: Session(*about)) if once else Session(*about)
 
         self._sessions = [[(make or session)(segment) for segment in device.segments] for device in program.devices]
 

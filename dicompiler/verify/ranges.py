@@ -6,7 +6,7 @@ Model → how many values each such input of its graph may have; arrays → arra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,22 +44,21 @@ Limit = int | tuple[int, ...]
 """n: the values are 0 … n-1; numbers: the very values."""
 
 
-def limits(model: Model) -> dict[str, Limit]:
+def limits(model: Model, names: Iterable[str] | None = None) -> dict[str, Limit]:
     """Graph input → n, where its values must be 0 … n-1: as the index of a Gather, the token, segment or position of an
     embedding, the class of a OneHot, or the mask of an attention; or the very values, where it is the shape that a
-    Reshape gives. An input that leads to none of these is not in it."""
+    Reshape gives. An input that leads to none of these is not in it. names: of tensors, in place of the inputs."""
     tensors, readers = model.tensors(), _readers(model)
     found = dict[str, Limit]()
-    for value in model.proto.graph.input:
-        if not tensors[value.name].constant:
-            ends = _ends(value.name, readers)
-            known = [count for node, place in ends if (count := _count(node, place, tensors)) is not None]
-            reshapes = [node for node, place in readers.get(value.name, ()) if (node.op_type, place) == ("Reshape", 1)]
-            shape = _reshaped(tensors, reshapes[0], value.name) if reshapes else None
-            if shape:
-                found[value.name] = shape
-            elif known:
-                found[value.name] = min(known)
+    inputs = (value.name for value in model.proto.graph.input if not tensors[value.name].constant)
+    for name in inputs if names is None else names:
+        known = [n for node, place in _ends(name, readers) if (n := _count(node, place, tensors)) is not None]
+        reshapes = [node for node, place in readers.get(name, ()) if (node.op_type, place) == ("Reshape", 1)]
+        shape = _reshaped(tensors, reshapes[0], name) if reshapes else None
+        if shape:
+            found[name] = shape
+        elif known:
+            found[name] = min(known)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +10,13 @@ import pytest
 from support.dealing import cluster, lenet
 from support.exact_models import from_text
 
+from dicompiler import networks
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program, Transfer, Value
 from dicompiler.partition.lowering import split
+from dicompiler.partition.tiling import whole_plan
 from dicompiler.verify.comparison import Tolerance, compare, exact, graph_inputs, random_inputs, transfers
 
 
@@ -120,3 +124,20 @@ def test_initializers_are_no_inputs_even_where_they_are_listed() -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x, float[2] k) => (float[2] y) { y = Add (x, k) }'
     assert graph_inputs(from_text(text)) == (Value("x", 1, (2,)), Value("k", 1, (2,)))
     assert graph_inputs(from_text(text, {"k": np.float32([1, 2])})) == (Value("x", 1, (2,)),)
+
+
+def test_one_check_model_is_held_at_a_time() -> None:
+    """They are as large as the network."""
+    model = prepare(Model.load(networks.build("lenet", 1))).model
+    before: list[weakref.ref[Model]] = []
+
+    def program(variant: Model) -> Program:
+        assert all(one() is None for one in before)
+        before.append(weakref.ref(variant))
+        prepared = replace(prepare(variant), platform=Platform.load("rpi4x2"))
+        assert prepared.layers is not None
+        lowered = split(replace(prepared, plan=whole_plan(prepared.layers, "pi01"))).program
+        assert lowered is not None
+        return lowered
+
+    assert exact(model, program, seeds=range(3)).passed and len(before) == 3

@@ -18,11 +18,12 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import LARGE, Weight, hollow, is_hollow, sized
 from dicompiler.verify.deadline import Late
 from dicompiler.verify.exact import left
-from dicompiler.verify.exact.covering import Coverage, coverage, seeds_needed
+from dicompiler.verify.exact.covering import Coverage, Reads, coverage, seeds_needed
 from dicompiler.verify.exact.facts import (
     Facts,
     Rules,
@@ -41,8 +42,8 @@ from dicompiler.verify.ranges import limits, ranged
 from dicompiler.verify.unsized import seeded
 
 __all__ = [
-    "DOMAIN", "CheckModel", "Coverage", "NotExact", "Treatment", "check_model", "coverage", "made", "measure",
-    "seeds_needed",
+    "DOMAIN", "CheckModel", "Coverage", "NotExact", "Reads", "Treatment", "check_model", "coverage", "made",
+    "measure", "seeds_needed",
 ]  # fmt: skip
 
 
@@ -72,9 +73,16 @@ def check_model(model: Model, seed: int, rules: Rules | None = None) -> tuple[Mo
     return found.model, dict(found.inputs)
 
 
-def made(model: Model, seed: int, rules: Rules | None = None, treatment: Treatment = PLAIN) -> CheckModel:
+def made(
+    model: Model,
+    seed: int,
+    rules: Rules | None = None,
+    treatment: Treatment = PLAIN,
+    layers: LayerGraph | None = None,
+) -> CheckModel:
     """The check model of `model` for `seed` (at least 0). rules: by (domain, operator type), what stands in for what
-    (None: the built-in ones). treatment: what is known to be needed, from another seed.
+    (None: the built-in ones). treatment: what is known to be needed, from another seed. layers: those of `model`, by
+    which more can stand in for what is never cut.
 
     It has the nodes, tensor names, attributes and shapes of `model`; only numbers differ, and operators that round
     move to domains under DOMAIN (see `standins`). Filters have one to three elements of ±1, or as many as it takes to
@@ -85,11 +93,15 @@ def made(model: Model, seed: int, rules: Rules | None = None, treatment: Treatme
     """
     if seed < 0:
         raise UsageError(f"exact check: seed is {seed}: take a number of at least 0")
-    known = replace(gather(model, rules), treatment=treatment)
+    known = replace(gather(model, rules, layers), treatment=treatment)
     makers = {name: index for index, node in enumerate(known.nodes) for name in node.output}
+    arrays, of, check = dict[Use, NDArray[Any]](), -1, None
     while True:
         schedule = SCHEDULES[known.treatment.schedule]
-        check = _with_constants(known, constants(known, seed, schedule), inputs(left.places(known), seed, schedule))
+        if of != known.treatment.schedule:
+            arrays, of, check = {}, known.treatment.schedule, None  # given back before the next are made
+            arrays = constants(known, seed, schedule)
+        check = _with_constants(known, arrays, left.numbers(known, seed, schedule.inputs))
         feed = ranged(inputs(_open_inputs(model), seed, schedule), limits(model), seed)
         feed |= seeded(model, seed, whole=True)
         try:
@@ -130,7 +142,8 @@ def _further(known: Facts, found: Sequence[tuple[int, Peak]]) -> Treatment:
         elif kind not in before.replaced:
             after = replace(after, replaced=after.replaced | {kind})
         elif node.name not in before.left and not list(control_bodies(node)):
-            after = replace(after, left={**after.left, node.name: _why(known, index, worst)})
+            why = _why(known, index, worst) + left.unseen(node, known)
+            after = replace(after, left={**after.left, node.name: why})
     return after
 
 

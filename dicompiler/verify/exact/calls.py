@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
 from dicompiler.ir.regions import Shape
+from dicompiler.verify.ranges import Limit
 
 MODULUS = 16
 """Numbers are taken modulo this before they are summed up. A power of two: its reciprocal is exact."""
@@ -29,7 +30,7 @@ class Call:
     of the first one, the opset; `given`: the attributes that are not 0 in some call; `domain`: of the operator;
     `first`: one of the calls; `results`: (type, shape or None) of each of its outputs; `kinds`: types of its inputs, 0
     of one that is left out or not known; `ranks`: their ranks, likewise; `weight`: which input is a filter of ±1
-    in all of them.
+    in all of them; `limits`: what its outputs' readers take of whole numbers, None: any.
     """
 
     op: str
@@ -43,6 +44,7 @@ class Call:
     kinds: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
     weight: int | None = None
+    limits: tuple[Limit | None, ...] = ()
 
     @property
     def attributes(self) -> list[str]:

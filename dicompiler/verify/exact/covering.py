@@ -6,7 +6,8 @@ In: check models of one network. Out: how many taps and input channels of its la
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from dicompiler.verify.exact.calls import odd
 from dicompiler.verify.exact.facts import Facts, attribute, gather, own_domain
 from dicompiler.verify.exact.patterns import WEIGHTED, extent, unified, weight_index
 
+Mask = NDArray[np.bool_]
 DEQUANTISE = "DequantizeLinear"
 INTEGERS = {
     "ConvInteger": (1, 3, 0), "QLinearConv": (3, 5, 0), "MatMulInteger": (1, 3, -1), "QLinearMatMul": (3, 5, -1),
@@ -80,24 +82,34 @@ def _centred(known: Facts, node: NodeProto, place: int, zero: int, axis: int) ->
     return np.ascontiguousarray(numbers - point)
 
 
-def coverage(models: Iterable[Model]) -> Coverage:
-    """What the check models of several seeds read together. They are taken one at a time: a generator saves memory."""
-    taps: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]] = {}
-    channels = dict(taps)
-    for model in models:
-        known = gather(model)
+@dataclass(frozen=True)
+class Reads:
+    """Which taps and which input channels check models read, by the name of the layer's node: what is kept of a model
+    that is given back."""
+
+    taps: Mapping[str, Mask] = field(default_factory=dict)
+    channels: Mapping[str, Mask] = field(default_factory=dict)
+
+    def beside(self, model: Model) -> Reads:
+        """These, and what the check model `model` reads."""
+        known, taps, channels = gather(model), dict(self.taps), dict(self.channels)
         makers = {node.output[0]: node for node in known.nodes if known.dynamic(node) == 0}
         for node in known.nodes:
             weight = _weight(known, node, makers)
-            if weight is None:
-                continue
-            read = unified(node, *weight) != 0
-            of_taps, of_channels = read.any((0, 1, 2)), read.any((1, 3))
-            taps[node.name] = taps.get(node.name, False) | of_taps
-            channels[node.name] = channels.get(node.name, False) | of_channels
-    return Coverage(
-        sum(int(mask.sum()) for mask in taps.values()),
-        sum(mask.size for mask in taps.values()),
-        sum(int(mask.sum()) for mask in channels.values()),
-        sum(mask.size for mask in channels.values()),
-    )
+            if weight is not None:
+                read = unified(node, *weight) != 0
+                taps[node.name] = taps.get(node.name, False) | read.any((0, 1, 2))
+                channels[node.name] = channels.get(node.name, False) | read.any((1, 3))
+        return Reads(taps, channels)
+
+    @property
+    def coverage(self) -> Coverage:
+        """How many of all."""
+        taps, channels = self.taps.values(), self.channels.values()
+        read = (sum(int(mask.sum()) for mask in masks) for masks in (taps, channels))
+        return Coverage(next(read), sum(mask.size for mask in taps), next(read), sum(mask.size for mask in channels))
+
+
+def coverage(models: Iterable[Model]) -> Coverage:
+    """What the check models of several seeds read together. They are taken one at a time: a generator saves memory."""
+    return reduce(Reads.beside, models, Reads()).coverage

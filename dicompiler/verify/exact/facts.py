@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx
 
+from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.regions import Shape
 from dicompiler.ir.rule import STAND_IN_DOMAIN, OperatorRule, Tensor
@@ -45,7 +46,8 @@ class Treatment:
 class Facts:
     """`constants`: (dtype, shape) by name; `uses`: where a tensor is read; `dtypes`: of all tensors where it is known;
     `captured`: names that a control-flow body reads; `outputs`: the graph's; `opset`: of the standard operators;
-    `rules`: of all operators; `tensors`: what the model says of each; `treatment`: how the check model is made.
+    `rules`: of all operators; `tensors`: what is known of each; `treatment`: how the check model is made; `uncut`: the
+    names of nodes whose layers stay whole under every plan.
     """
 
     model: Model
@@ -59,10 +61,16 @@ class Facts:
     rules: Rules
     tensors: Mapping[str, Tensor]
     treatment: Treatment = Treatment()
+    uncut: frozenset[str] = frozenset()
 
     def rule(self, node: onnx.NodeProto) -> OperatorRule | None:
         """The rule of the node's operator, or of the one that it stands for, if it has one."""
         return self.rules.get((own_domain(node), node.op_type))
+
+    def whole(self, node: onnx.NodeProto) -> bool:
+        """Whether the node is computed whole under every plan: its operator, or its layer, cannot be cut."""
+        rule = self.rule(node)
+        return rule is None or not rule.cuts or node.name in self.uncut
 
     def dtype(self, tensor: str) -> int:
         """The type of a tensor; 0 where there is none, FLOAT where it could not be inferred."""
@@ -103,10 +111,12 @@ class Facts:
         return None if tensor in self.captured or tensor in self.outputs else self.uses.get(tensor, ())
 
 
-def gather(model: Model, rules: Rules | None = None) -> Facts:
-    """The facts of `model`. Types are inferred on the copy without weights. rules: the built-in ones by default."""
+def gather(model: Model, rules: Rules | None = None, layers: LayerGraph | None = None) -> Facts:
+    """The facts of `model`. Types are inferred on the copy without weights. rules: the built-in ones by default.
+    layers: those of the model, which say what stays whole and what shapes were inferred."""
     light = onnx.shape_inference.infer_shapes(model.light())
     nodes = tuple(model.proto.graph.node)
+    own = () if layers is None else layers.layers
     uses: dict[str, list[Use]] = {}
     for index, node in enumerate(nodes):
         for position, name in enumerate(node.input):
@@ -122,7 +132,8 @@ def gather(model: Model, rules: Rules | None = None) -> Facts:
         frozenset(value.name for value in model.proto.graph.output),
         next((entry.version for entry in model.proto.opset_import if entry.domain in ("", "ai.onnx")), 1),
         {(rule.domain, rule.op): rule for rule in builtin_rules()} if rules is None else rules,
-        model.tensors(),
+        {**model.tensors(), **({} if layers is None else layers.tensors)},
+        uncut=frozenset(node.name for layer in own if layer.reason for node in layer.nodes),
     )
 
 

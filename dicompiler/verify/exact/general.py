@@ -7,6 +7,7 @@ are small whole numbers in which every element that the operator reads has a par
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -14,11 +15,14 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from dicompiler.ir.regions import Shape
 from dicompiler.verify.exact.calls import Call, centred, constant, given, total, whole
+from dicompiler.verify.ranges import Limit
 
 FINE = 16
 """Numbers are rounded to this part of 1 before they are taken modulo 15, which leaves whole numbers as they are."""
 PRIME, BOUND, STEPS = 8191, 2.0**22, 1024
 """A digest counts in whole multiples of 1/STEPS, up to BOUND, modulo PRIME."""
+WHOLES = 4
+"""So many whole numbers, from 0 on, are given to who takes any."""
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
@@ -96,6 +100,9 @@ def remainder(call: Call) -> list[NodeProto]:
 def mixed(call: Call, made: str = "Y") -> list[NodeProto]:
     """`made`: Σ (i + 1) · (xᵢ modulo an odd number) over the floating-point inputs: for any element-wise operator."""
     nodes, last = list[NodeProto](), ""
+    if call.results and call.results[0][0] != call.dtype:  # it makes floats of what are none: of its first input alone
+        cast = helper.make_node("Cast", ["X0"], ["typed_X0"], to=call.results[0][0])
+        return [cast, *centred(replace(call, dtype=call.results[0][0]), "typed_X0", made)]
     places = [i for i, kind in enumerate(call.kinds) if kind == call.dtype]
     for count, i in enumerate(places, 1):
         target = f"S{i}" if count < len(places) else made
@@ -123,6 +130,18 @@ def ones(call: Call) -> list[NodeProto]:
     """Ones of the shape that the operator gives, zeros in types that are no floats: the same in all parts of a layer
     that is left out, and what reads it is checked: a tap that is wrong shows."""
     return _filled(call, 1)
+
+
+def numbers(call: Call) -> list[NodeProto]:
+    """In the place of floats of an operator that is left out and never cut: numbers that differ by place, of whatever
+    shape it gives. What is no float is what the operator gives, as the parts run it on the same numbers."""
+    names = [f"T{i}" if kind in _FLOATS else output(i) for i, (kind, _) in enumerate(call.results)]
+    nodes = [call.node(call.op, _given(call), names), _double("prime", PRIME), _double("share", 1 / PRIME)]
+    nodes += [_double("half", 0.5), _double("one", 1.0)]
+    for i, (kind, _) in enumerate(call.results):
+        if kind in _FLOATS:
+            nodes += _placed(i, kind)
+    return nodes
 
 
 def zeros(call: Call) -> list[NodeProto]:
@@ -163,13 +182,47 @@ def digest(call: Call) -> list[NodeProto]:
             last = f"H{i}"
     for i, (kind, shape) in enumerate(call.results):
         assert shape is not None
-        nodes += _spread(last, i, kind, shape)
+        limit = call.limits[i] if i < len(call.limits) else None
+        nodes += _spread(last, i, kind, shape, limit)
     return nodes
 
 
 def output(index: int) -> str:
     """The name of a function's output."""
     return f"Y{index or ''}"
+
+
+def _placed(i: int, kind: int) -> list[NodeProto]:
+    """Output i of the shape of T{i}: at place j it is j · (j² + 1) modulo PRIME, in the range of its type."""
+    modulus = 15.0 if kind in _FLOATS[:2] else 3.0
+    return [
+        constant(f"flat{i}", np.array([-1], np.int64)),
+        helper.make_node("Reshape", [f"T{i}", f"flat{i}"], [f"row{i}"]),
+        *_ramp(i),
+        helper.make_node("Mul", [f"step{i}", f"step{i}"], [f"square{i}"]),
+        *_modulo(f"square{i}", "prime", "share", f"second{i}"),
+        helper.make_node("Add", [f"second{i}", "one"], [f"raised{i}"]),
+        helper.make_node("Mul", [f"raised{i}", f"step{i}"], [f"cube{i}"]),
+        *_modulo(f"cube{i}", "prime", "share", f"stirred{i}"),
+        _double(f"m{i}", modulus),
+        _double(f"s{i}", 1 / modulus),
+        *_modulo(f"stirred{i}", f"m{i}", f"s{i}", f"left{i}"),
+        helper.make_node("Cast", [f"left{i}"], [f"typed{i}"], to=kind),
+        helper.make_node("Shape", [f"T{i}"], [f"shape{i}"]),
+        helper.make_node("Reshape", [f"typed{i}", f"shape{i}"], [output(i)]),
+    ]
+
+
+def _ramp(i: int) -> list[NodeProto]:
+    """`step{i}`: the places of the elements of `row{i}`, modulo PRIME."""
+    one = numpy_helper.from_array(np.ones(1, np.int64))
+    return [
+        helper.make_node("Shape", [f"row{i}"], [f"count{i}"]),
+        helper.make_node("ConstantOfShape", [f"count{i}"], [f"ones{i}"], value=one),
+        helper.make_node("NonZero", [f"ones{i}"], [f"places{i}"]),
+        helper.make_node("Cast", [f"places{i}"], [f"ramp{i}"], to=TensorProto.DOUBLE),
+        *_modulo(f"ramp{i}", "prime", "share", f"step{i}"),
+    ]
 
 
 def _given(call: Call) -> list[str]:
@@ -192,7 +245,6 @@ def _modulo(tensor: str, modulus: str, share: str, target: str) -> list[NodeProt
 
 def _weighed(i: int) -> list[NodeProto]:
     """`h{i}`: Σ over the elements of input i of (x modulo PRIME) · (place³ + place + 1 modulo PRIME)."""
-    one = onnx.numpy_helper.from_array(np.ones(1, np.int64))
     limits = [_double(f"low{i}", -BOUND), _double(f"high{i}", BOUND), _double(f"steps{i}", STEPS)]
     return [
         *limits,
@@ -204,11 +256,7 @@ def _weighed(i: int) -> list[NodeProto]:
         helper.make_node("Mul", [f"within{i}", f"steps{i}"], [f"scaled{i}"]),
         helper.make_node("Floor", [f"scaled{i}"], [f"numbers{i}"]),
         *_modulo(f"numbers{i}", "prime", "share", f"small{i}"),
-        helper.make_node("Shape", [f"row{i}"], [f"count{i}"]),
-        helper.make_node("ConstantOfShape", [f"count{i}"], [f"ones{i}"], value=one),
-        helper.make_node("NonZero", [f"ones{i}"], [f"places{i}"]),
-        helper.make_node("Cast", [f"places{i}"], [f"ramp{i}"], to=TensorProto.DOUBLE),
-        *_modulo(f"ramp{i}", "prime", "share", f"step{i}"),
+        *_ramp(i),
         helper.make_node("Mul", [f"step{i}", f"step{i}"], [f"square{i}"]),  # so that equal sums tell places apart
         *_modulo(f"square{i}", "prime", "share", f"second{i}"),
         _double(f"raise{i}", 1.0),
@@ -221,10 +269,14 @@ def _weighed(i: int) -> list[NodeProto]:
     ]
 
 
-def _spread(tensor: str, i: int, kind: int, shape: Shape) -> list[NodeProto]:
-    """Output i: an element at place j is (tensor + j) · (1 + j modulo 61) modulo PRIME, in the range of its type."""
+def _spread(tensor: str, i: int, kind: int, shape: Shape, limit: Limit | None) -> list[NodeProto]:
+    """Output i: an element at place j is (tensor + j) · (1 + j modulo 61) modulo PRIME, in the range of its type, and
+    of whole numbers in what their readers take."""
+    if isinstance(limit, tuple):
+        return [constant(output(i), np.array(limit, helper.tensor_dtype_to_np_dtype(kind)).reshape(shape))]
     places = np.arange(math.prod(shape), dtype=np.float64)
-    modulus = 15.0 if kind in _FLOATS[:2] else 3.0 if kind in _FLOATS else 4.0
+    most = 2 if kind == TensorProto.BOOL else min(limit or WHOLES, WHOLES)
+    modulus = 15.0 if kind in _FLOATS[:2] else 3.0 if kind in _FLOATS else float(most)
     nodes = [
         constant(f"place{i}", places),
         constant(f"times{i}", 1 + places % 61),
@@ -250,6 +302,7 @@ BODIES = {
     "indexed": indexed,
     "itself": itself,
     "mixed": mixed,
+    "numbers": numbers,
     "recurrent": recurrent,
     "remainder": remainder,
     "resampled": resampled,
@@ -257,4 +310,4 @@ BODIES = {
     "ones": ones,
     "zeros": zeros,
 }
-"""By the names that rules give them; `ones` and `zeros` are no rule's."""
+"""By the names that rules give them; `numbers`, `ones` and `zeros` are no rule's."""

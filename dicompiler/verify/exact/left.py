@@ -1,7 +1,9 @@
 """Layers that are left out: a new input of the check model takes the place of what each of them makes.
 
 In: the check model, in which such a node makes zeros. Out: behind each of these nodes an Add of small whole numbers.
-What a part adds is cut by the region that it makes, so that a piece which is read from the wrong place shows.
+What a part adds is cut by the region that it makes, so that a piece which is read from the wrong place shows. A node
+that is computed whole under every plan makes such numbers itself, in a function (`numbers` in `general`): whatever it
+gives and however many tensors, whether a sub-graph captures them or their shapes are not static.
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, helper
 
+from dicompiler.base.seeded import generator
+from dicompiler.ir.regions import Shape
 from dicompiler.verify.exact.facts import FLOATS, Facts
 
 MADE, NUMBERS = "@left", "@numbers"
@@ -21,22 +26,50 @@ _OPSET = 7
 """Since it Add is what it is today."""
 
 
-def numbered(node: NodeProto, known: Facts) -> bool:
-    """Whether the layer of the node stays the same with one more element-wise node: one tensor leaves it, which can be
-    cut, and all that it reads and makes has a static shape. What is of no such form gives ones everywhere."""
-    rule, added = known.rule(node), known.rules.get(("", "Add"))
-    if known.opset < _OPSET or rule is None or not rule.cuts or rule.elementwise or added is None:
-        return False
-    shapes = [known.shape(name) for name in (*node.input, *node.output) if name]
-    if len(node.output) != 1 or None in shapes:
-        return False
-    return node.output[0] not in known.captured and known.dtype(node.output[0]) in FLOATS
+def _unadded(node: NodeProto, known: Facts) -> str:
+    """Why nothing can be added behind a node that can be cut; '' where the layers stay the same with one more
+    element-wise node: one tensor leaves the layer as before, and all that it reads and makes has a static shape."""
+    rule, there = known.rule(node), known.rules.get(("", "Add"))
+    if len(node.output) != 1:
+        return f"{node.op_type} makes {len(node.output)} tensors, of which one is cut"
+    if None in (known.shape(name) for name in (*node.input, *node.output) if name):
+        return "a shape is not known"
+    if known.opset < _OPSET or there is None or known.dtype(node.output[0]) not in FLOATS:
+        return "no Add takes it"
+    if rule is None or rule.elementwise:
+        return "it lies within a layer"
+    return "a sub-graph reads it" if node.output[0] in known.captured else ""
 
 
-def places(known: Facts) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """(dtype, shape) of the new inputs, by the tensor that each takes the place of."""
-    nodes = (node for node in known.nodes if node.name in known.treatment.left and numbered(node, known))
-    return {node.output[0]: (known.dtype(node.output[0]), known.shape(node.output[0]) or ()) for node in nodes}
+def stand_in(node: NodeProto, known: Facts) -> str:
+    """What stands in for a node that is left out: a name of `general.BODIES`."""
+    if known.whole(node):
+        return "numbers"
+    return "ones" if _unadded(node, known) else "zeros"
+
+
+def unseen(node: NodeProto, known: Facts) -> str:
+    """What is not checked behind a node that is left out, and why, to follow what is said of it; '' where a piece from
+    a wrong place shows."""
+    if stand_in(node, known) != "ones":
+        return ""
+    return f" (what reads it gets ones everywhere, and from a wrong place too: {_unadded(node, known)})"
+
+
+def numbers(known: Facts, seed: int, size: int) -> dict[str, NDArray[Any]]:
+    """What is added behind the nodes that are left out, -size … size, by the tensor that it becomes."""
+    nodes = [node for node in known.nodes if node.name in known.treatment.left and stand_in(node, known) == "zeros"]
+    tensors = [node.output[0] for node in nodes]
+    return {name: differing(known.dtype(name), known.shape(name) or (), seed, name, size) for name in tensors}
+
+
+def differing(dtype: int, shape: Shape, seed: int, name: str, size: int) -> NDArray[Any]:
+    """Seeded whole numbers -size … size of a type and shape, of which neighbours along every axis differ: every second
+    one is even."""
+    random = generator(seed, f"{name}/input")
+    odd = sum(np.indices(shape, sparse=True), np.zeros(shape, np.int64)) % 2
+    values = 2 * random.integers(0, size + 1 - odd, shape) + odd - size
+    return np.asarray(values).astype(helper.tensor_dtype_to_np_dtype(dtype))
 
 
 def add(proto: onnx.ModelProto, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -54,7 +54,7 @@ class _Spread:
 def every_tensor(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Each computed tensor of the graph by name, with onnxruntime's optimisations off. Other values are left out."""
     names = [name for node in model.proto.graph.node for name in node.output if name]
-    results = run_model(model, inputs, names, "none")
+    results = run_model(model, inputs, names, "none", once=True)
     return {name: result for name, result in results.items() if isinstance(result, np.ndarray)}
 
 
@@ -65,10 +65,11 @@ def peak(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
 
 
 def inexact(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> list[Peak]:
-    """The tensors that are not exact in a run although all that they are made of is."""
+    """The tensors that are not exact in a run although all that they are made of is, of those that somebody reads."""
     found = [(index, one) for index, one in _peaks(known, inputs) if one.share >= 1]
     wrong = {one.tensor for _, one in found}
-    return [one for index, one in found if wrong.isdisjoint(node_reads(known.nodes[index]))]
+    read = [(index, one) for index, one in found if known.readers(one.tensor) != ()]
+    return [one for index, one in read if wrong.isdisjoint(node_reads(known.nodes[index]))]
 
 
 def _peaks(known: Facts, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[int, Peak]]:

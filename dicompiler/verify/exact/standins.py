@@ -24,6 +24,7 @@ from dicompiler.verify.exact.calls import Body, Call, bounded, centred, of_old, 
 from dicompiler.verify.exact.facts import FLOATS, Facts, attribute, control_bodies, own_domain, set_attribute
 from dicompiler.verify.exact.normalised import AXES
 from dicompiler.verify.exact.patterns import weight_index
+from dicompiler.verify.ranges import Limit, limits
 
 DOMAIN = STAND_IN_DOMAIN
 MIN_IR = 8
@@ -121,13 +122,16 @@ def stand_in(node: NodeProto, known: Facts) -> str:
     rule, treatment = known.rule(node), known.treatment
     word = rule.stand_in if rule is not None else ""
     if node.name in treatment.left:
-        return "zeros" if left.numbered(node, known) else "ones"
+        return left.stand_in(node, known)
     if (own_domain(node), node.op_type) in treatment.replaced:
         if list(control_bodies(node)):
             return ""
-        if rule is not None and rule.cuts:
-            return word if word == "indexed" else "mixed" if rule.elementwise else ""
-        return "digest" if _digestible(node, known) else "rounded"
+        if word == "indexed":
+            return word
+        if known.whole(node):
+            return "digest" if _digestible(node, known) else "rounded"
+        if rule is not None and rule.elementwise:
+            return "mixed"
     if not node.input or not known.is_float(node.input[0]) or word == "indexed":
         return ""
     if word == "itself":
@@ -229,7 +233,9 @@ def prepare(node: NodeProto, known: Facts, own: StandIn | None) -> None:
         dtype = known.dtypes.get(node.input[0], onnx.TensorProto.FLOAT)
         numbers = {name: wide(name, value, dtype) for name, value in bounds.items() if value is not None}
     rule = known.rule(node)
-    for pair in rule.numbers.split() if rule is not None and word not in ("ones", "zeros", "rounded") else ():
+    for pair in (
+        rule.numbers.split() if rule is not None and word not in ("numbers", "ones", "zeros", "rounded") else ()
+    ):
         name, _, become = pair.partition("=")
         given = attribute(node, name, None)
         if given:
@@ -280,10 +286,15 @@ def declare(proto: onnx.ModelProto, known: Facts, stand_ins: Mapping[int, StandI
     proto.ir_version = max(proto.ir_version, MIN_IR)
     proto.opset_import.extend(helper.make_opsetid(d, known.opset) for d in sorted({own.domain for own, _ in calls}))
     order = sorted(calls, key=lambda calling: (calling[0].domain, calling[1]))
-    proto.functions.extend(_function(*calling, calls[calling], known) for calling in order)
+    digests = [node for (own, _), nodes in calls.items() if own.word == "digest" for node in nodes]
+    wholes = [name for node in digests for name in node.output if name and not known.is_float(name)]
+    takes = limits(known.model, wholes) if wholes else {}
+    proto.functions.extend(_function(*calling, calls[calling], known, takes) for calling in order)
 
 
-def _function(made: StandIn, op: str, nodes: Sequence[NodeProto], known: Facts) -> FunctionProto:
+def _function(
+    made: StandIn, op: str, nodes: Sequence[NodeProto], known: Facts, takes: Mapping[str, Limit]
+) -> FunctionProto:
     most = max(nodes, key=lambda n: len(n.input))
     dtype = known.dtype(most.input[0]) if most.input else onnx.TensorProto.FLOAT
     given = frozenset(a.name for node in nodes for a in node.attribute if helper.get_attribute_value(a) != 0)
@@ -293,6 +304,7 @@ def _function(made: StandIn, op: str, nodes: Sequence[NodeProto], known: Facts) 
         op, known.opset, len(most.input), dtype, given, own, most,
         tuple((known.dtype(name), shape) for name, shape in zip(results, shapes, strict=True)),
         tuple(known.dtype(name) for name in most.input), known.ranks(most), made.weight,
+        tuple(takes.get(name) for name in results),
     )  # fmt: skip
     body = BODIES.get(made.word, _one(made.word))(call)
     body = of_old(body) if known.opset < 9 else body

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import (
+    FREE,
     Analytic,
     Key,
     Layer,
@@ -25,6 +26,7 @@ from dicompiler.plugin_api import (
     Share,
     ShareTask,
     full,
+    look_ups,
     named_axes,
     sent_nbytes,
     share_task,
@@ -173,7 +175,10 @@ class _FootprintBuilder:
         if key not in self.costs:
             share = Share(region, part.reduce, merge)
             self.costs[key] = self.problem.cost.seconds(self.problem.layers, self.layer, share, device)
-        return self.costs[key]
+        if part.reduce is None:  # it looks up in all rows
+            return self.costs[key]
+        around = look_ups(self.problem.layers, probe.task)
+        return self.costs[key] + self.problem.runtime.get(part.device, FREE).copying(*around)
 
     @cached_property
     def _partial_item(self) -> int:
