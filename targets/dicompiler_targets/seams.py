@@ -8,6 +8,7 @@ In: a device of a Program. Out: its segments without those nodes, and beside eac
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from dicompiler.plugin_api import DeviceProgram, Region, Segment, Value, full, shape_of, sized, with_interval
+from dicompiler.plugin_api import DeviceProgram, Program, Region, Segment, Value, full, shape_of, sized, with_interval
+from dicompiler_targets.boxes import Copy, End, boxed
 from dicompiler_targets.files import TYPES, Json, value_document
 from dicompiler_targets.slicing import sliced
 
@@ -36,6 +38,11 @@ class Piece:
         shape = list(self.whole.shape or ())
         return {"name": self.whole.name, "shape": shape, "cut": _listed(self.cut), "region": _listed(self.region)}
 
+    def into(self, value: Value) -> Copy:
+        """What is copied of it into the tensor that its region is of."""
+        ends = (_end(self.whole, self.cut), _end(value, self.region))
+        return boxed(self.whole.name, value.name, ends, shape_of(self.cut), _width(value))
+
 
 @dataclass(frozen=True)
 class Join:
@@ -43,6 +50,11 @@ class Join:
 
     value: Value
     pieces: tuple[Piece, ...]
+
+    @property
+    def copies(self) -> tuple[Copy, ...]:
+        """What puts it together."""
+        return tuple(piece.into(self.value) for piece in self.pieces)
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,12 @@ class Cut:
     name: str
     whole: Value
     region: Region
+
+    @property
+    def copy(self) -> Copy:
+        """What makes it."""
+        value = Value(self.name, self.whole.dtype, shape_of(self.region))
+        return Piece(self.whole, self.region, full(shape_of(self.region))).into(value)
 
 
 @dataclass(frozen=True)
@@ -69,6 +87,34 @@ class Seam:
         cuts = [{"name": c.name, "whole": value_document(c.whole), "region": _listed(c.region)} for c in self.cuts]
         return ({"joins": joins} if joins else {}) | ({"cuts": cuts} if cuts else {})
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What the model reads, in its order."""
+        graph = self.segment.model.graph
+        if not self.joins:
+            return self.segment.inputs
+        constants = {tensor.name for tensor in graph.initializer}
+        return tuple(value.name for value in graph.input if value.name not in constants)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What the model makes, in the segment's order."""
+        gone = {cut.name for cut in self.cuts}
+        return tuple(name for name in self.segment.outputs if name not in gone)
+
+
+def bare(program: Program, index: int, ends: Sequence[Sequence[Seam]]) -> Program:
+    """The program with the segments of the device at that place as its sessions have them. ends: role by role."""
+    roles = [
+        replace(role, devices=tuple(_bare(one, own) if i == index else one for i, one in enumerate(role.devices)))
+        for role, own in zip(program.roles, ends, strict=True)
+    ]
+    return replace(roles[0], others=tuple(roles[1:]))
+
+
+def _bare(device: DeviceProgram, ends: Sequence[Seam]) -> DeviceProgram:
+    return replace(device, segments=tuple(seam.segment for seam in ends))
+
 
 def seams(device: DeviceProgram) -> tuple[Seam, ...]:
     """Of all segments of a device, in order. Those that do nothing but copy stay as they are, and those with control
@@ -80,6 +126,15 @@ def seams(device: DeviceProgram) -> tuple[Seam, ...]:
 
 def _listed(region: Region) -> list[list[int]]:
     return [list(interval) for interval in region]
+
+
+def _end(value: Value, region: Region) -> End:
+    return value.shape or (), [begin for begin, _ in region]
+
+
+def _width(value: Value) -> int:
+    """Bytes of an element."""
+    return value.nbytes // math.prod(value.shape or ())
 
 
 def _seam(segment: Segment, stay: Collection[str]) -> Seam:

@@ -25,8 +25,9 @@ from dicompiler_targets.files import (
 )
 from dicompiler_targets.mpi import packages, source
 from dicompiler_targets.mpi.source import Place, Preprocessing, describe
+from dicompiler_targets.seams import bare, seams
 
-FORMAT = "dicompiler.mpi/3"
+FORMAT = "dicompiler.mpi/4"
 MANIFEST, CONTENTS, PROGRAM = "manifest.json", "contents.txt", "program.json"
 OUTSIDE = ("artifact.json", "plan.json", "platform.toml", "reference")
 """What stands beside the packages."""
@@ -53,9 +54,10 @@ def write(
     """
     _check(program, places)
     artifact_document(program, "mpi", "")  # raises for tensors that cannot be exchanged, before anything is written
-    contents = [Contents(program, index) for index in range(len(program.devices))]
+    ends = [[seams(role.devices[index]) for role in program.roles] for index in range(len(program.devices))]
+    contents = [Contents(bare(program, index, own), index) for index, own in enumerate(ends)]
     names = [one.names for one in contents]
-    document = describe(program, places, names, optimization, provider, preprocessing)
+    document = describe(program, places, names, ends, optimization, provider, preprocessing)
     common: dict[str, bytes] = {
         PROGRAM: json_text(document).encode(),
         "sender.json": packages.senders(program).encode(),

@@ -23,7 +23,7 @@ from dicompiler_targets.files import (
     value_document,
     write_parts,
 )
-from dicompiler_targets.seams import Seam, seams
+from dicompiler_targets.seams import Seam, bare, seams
 from dicompiler_targets.sockets.runtime import FORMAT
 
 RESERVED = ("artifact.json", "plan.json", "platform.toml", "reference")
@@ -41,7 +41,7 @@ def write(program: Program, threads: Mapping[str, int], optimization: str, direc
         place.mkdir()
         head = {"index": index, "threads": threads[device.device], "optimization": optimization}
         ends = [seams(role.devices[index]) for role in program.roles]
-        contents = Contents(_without_copies(program, index, ends), index)
+        contents = Contents(bare(program, index, ends), index)
         manifest = _manifest(program, index, contents.names, ends)
         manifests.append(manifest | head | {"files": dict(sorted(_files(contents, place)))})
     # The manifests name every file with its hash: what they hash to stands for the whole artifact.
@@ -57,19 +57,6 @@ def write(program: Program, threads: Mapping[str, int], optimization: str, direc
 def _check_name(device: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", device) or device in RESERVED:
         raise DicompilerError(f"device {device!r}: no name for the device's directory: give it another one")
-
-
-def _without_copies(program: Program, index: int, ends: Sequence[Sequence[Seam]]) -> Program:
-    """The program with one device's segments as its sessions have them, role by role."""
-    roles = [
-        replace(role, devices=tuple(_bare(one, own) if i == index else one for i, one in enumerate(role.devices)))
-        for role, own in zip(program.roles, ends, strict=True)
-    ]
-    return replace(roles[0], others=tuple(roles[1:]))
-
-
-def _bare(device: DeviceProgram, ends: Sequence[Seam]) -> DeviceProgram:
-    return replace(device, segments=tuple(seam.segment for seam in ends))
 
 
 def _manifest(program: Program, index: int, files: Sequence[Sequence[str]], ends: Sequence[Sequence[Seam]]) -> Json:

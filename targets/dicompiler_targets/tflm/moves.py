@@ -9,7 +9,6 @@ a, b → Concat → Relu → y   ⇒   copy a, then b behind it; Relu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import Region, Segment, Shape, Value, is_hollow
+from dicompiler_targets.boxes import Copy, End, boxed
 from dicompiler_targets.slicing import sliced
 from dicompiler_targets.tflm.flatbuffer import TYPES
 from dicompiler_targets.tflm.graph import type_name
@@ -66,29 +66,6 @@ class Peeled:
         return () if self.segment is None else self.segment.outputs
 
 
-@dataclass(frozen=True)
-class Copy:
-    """Bytes that go from one tensor to another: `run` in one piece, again and again in up to three loops, the outermost
-    first. source, target: a tensor that the device holds, by name, or the model's input or output of that number.
-    start, to: the first byte in either; loops: (times, bytes from one to the next in the source, in the other).
-    """
-
-    source: str | int
-    target: str | int
-    start: int
-    to: int
-    run: int
-    loops: tuple[tuple[int, int, int], ...]
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """The first bytes behind all that is touched: (in the source, in the other)."""
-        start, to = self.start + self.run, self.to + self.run
-        for times, step, further in self.loops:
-            start, to = start + (times - 1) * step, to + (times - 1) * further
-        return start, to
-
-
 def peel(segment: Segment) -> Peeled:
     """The segment without the nodes that only move what it is given, or what it gives away; as it is where the shape of
     an end is not static or its type is none of TFLite-micro's."""
@@ -128,25 +105,20 @@ def copies(target: str | int, assembly: Assembly, values: Mapping[str, Value]) -
     """What is to be copied for an assembly, as tensors lie on the wire. values: its sources."""
     itemsize = np.dtype(type_name(assembly.dtype)).itemsize
     axes = IMAGE if len(assembly.shape) == 4 else tuple(range(len(assembly.shape)))
-    runs = []
-    for piece in assembly.pieces:
-        steps, starts = [], []
-        for shape, at in ((values[piece.source].shape or (), piece.start), (assembly.shape, piece.to)):
-            steps.append(_steps(permuted(shape, axes), itemsize))
-            starts.append(sum(step * n for step, n in zip(steps[-1], permuted(at, axes), strict=True)))
-        run, loops = itemsize, list[tuple[int, int, int]]()
-        for count, step, further in reversed(list(zip(permuted(piece.extent, axes), *steps, strict=True))):
-            if count > 1 and not loops and step == further == run:
-                run *= count
-            elif count > 1:
-                loops.insert(0, (count, step, further))
-        runs.append(Copy(piece.source, target, starts[0], starts[1], run, tuple(loops)))
-    return tuple(runs)
 
+    def end(shape: Shape, at: Shape) -> End:
+        return permuted(shape, axes), permuted(at, axes)
 
-def _steps(shape: Sequence[int], itemsize: int) -> list[int]:
-    """Bytes from one element to the next along each axis."""
-    return [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return tuple(
+        boxed(
+            piece.source,
+            target,
+            (end(values[piece.source].shape or (), piece.start), end(assembly.shape, piece.to)),
+            permuted(piece.extent, axes),
+            itemsize,
+        )
+        for piece in assembly.pieces
+    )
 
 
 def _whole(value: onnx.ValueInfoProto) -> Assembly | None:
