@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cpp_copies import prepared
 from support.generators import integers
 from support.handmade import segment as handmade
 from test_random_plans import compiled
@@ -18,8 +19,10 @@ from test_random_plans import compiled
 import dicompiler
 from dicompiler import networks
 from dicompiler.ir.program import DeviceProgram, Program, Segment, State, Value
+from dicompiler.ir.regions import shape_of
 from dicompiler.partition.segmentation import cut
 from dicompiler.verify.executor import Executor, Session, to_ort
+from dicompiler_targets.boxes import boxed
 from dicompiler_targets.seams import seams
 from dicompiler_targets.sockets.runtime.seams import Move, Seam, copied
 from dicompiler_targets.sockets.runtime.values import wrapped
@@ -45,6 +48,23 @@ def test_a_region_goes_to_its_place_and_nothing_else_changes(drawn: tuple[Any, .
     move = Move((shape, region), (wider, place), np.dtype(dtype).itemsize)
     copied([move.views(source.reshape(-1), target.reshape(-1))])
     assert np.array_equal(target, expected) and move.nbytes == target.nbytes
+
+
+@settings(deadline=None)  # the first one builds a library
+@given(moves())
+def test_in_bytes_it_is_the_same_box_for_programs_in_cpp(drawn: tuple[Any, ...]) -> None:
+    (shape, region), (wider, place), dtype = drawn
+    width = np.dtype(dtype).itemsize
+    source = np.random.default_rng(0).integers(0, 256, (*shape, width), np.uint8)
+    target = np.zeros((*wider, width), np.uint8)
+    expected = target.copy()
+    expected[tuple(slice(*one) for one in place)] = source[tuple(slice(*one) for one in region)]
+    ends = [(sizes, [begin for begin, _ in own]) for sizes, own in ((shape, region), (wider, place))]
+    box = boxed("a", "b", (ends[0], ends[1]), shape_of(region), width)
+    assert len(box.loops) < len(shape) and box.ends[0] <= source.nbytes and box.ends[1] <= target.nbytes
+    assert prepared([box], {"a": source, "b": target})() and np.array_equal(target, expected)
+    short = source.reshape(-1)[: box.ends[0] - 1]
+    assert not prepared([box], {"a": short, "b": target})() and not prepared([box], {"a": source, "b": short[:0]})()
 
 
 class Bare:
