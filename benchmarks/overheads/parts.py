@@ -20,11 +20,12 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.driver.compiler import Compiled
 from dicompiler.ir.onnx.weights import Weight, is_hollow
-from dicompiler.ir.program import Program
+from dicompiler.ir.program import Program, Segment
 from dicompiler.partition.annotations import annotation_of
 from dicompiler.verify.comparison import random_inputs
 from dicompiler.verify.executor import Executor, to_ort
-from dicompiler_targets import seams
+from dicompiler_targets import moves, seams
+from dicompiler_targets.moves import Peeled
 from dicompiler_targets.sockets.runtime.seams import Seam, copied
 from overheads.measuring import Figure
 
@@ -40,6 +41,8 @@ TARGETS = ("sockets", "mpi")
 SETTLED = 4
 """Runs before those that count: a segment's weights come from memory first, which is told apart."""
 
+Ends = tuple[Segment, Peeled]
+"""A segment and what is left of it."""
 Side = Callable[[], float]
 
 
@@ -54,11 +57,23 @@ class Bound:
 
     def __init__(
         self,
-        proto: onnx.ModelProto,
+        proto: onnx.ModelProto | None,
         weights: Mapping[str, Weight],
         inputs: Mapping[str, Any],
         level: str,
-        seam: seams.Seam | None = None,
+        seam: Ends | None = None,
+    ) -> None:
+        self._memory: dict[str, Any] = {}
+        self._session, self._run = None, nothing
+        if proto is not None:
+            self._bind(proto, weights, inputs, level)
+        self.sides: dict[str, Side] = {"": partial(self._seconds, nothing, nothing)}
+        if seam is not None:
+            self._memory |= {n: np.array(inputs[n], order="C") for n in seam[1].values if n not in self._memory}
+            self.sides = {"sockets": self._in_numpy(seam), "mpi": self._in_cpp(seam)}
+
+    def _bind(
+        self, proto: onnx.ModelProto, weights: Mapping[str, Weight], inputs: Mapping[str, Any], level: str
     ) -> None:
         options = ort.SessionOptions()
         options.graph_optimization_level = LEVELS[level]
@@ -67,37 +82,37 @@ class Bound:
         names = [tensor.name for tensor in proto.graph.initializer if is_hollow(tensor)]
         self._kept = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
         options.add_external_initializers(names, self._kept)
-        self._session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
-        self._binding = self._session.io_binding()
+        self._session = session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+        binding = session.io_binding()
         self._memory = {
             one.name: np.array(inputs[one.name], order="C") if one.name in inputs else np.zeros(one.shape, "float32")
-            for one in (*self._session.get_inputs(), *self._session.get_outputs())
+            for one in (*session.get_inputs(), *session.get_outputs())
         }
-        for one in self._session.get_inputs():
-            self._binding.bind_ortvalue_input(one.name, to_ort(self._memory[one.name]))
-        for one in self._session.get_outputs():
-            self._binding.bind_ortvalue_output(one.name, to_ort(self._memory[one.name]))
-        self.sides: dict[str, Side] = {"": partial(self._seconds, nothing, nothing)}
-        if seam is not None:
-            for name in (*seam.segment.inputs, *seam.segment.outputs):
-                self._memory.setdefault(name, np.array(inputs[name], order="C"))
-            self.sides = {"sockets": self._in_numpy(seam), "mpi": self._in_cpp(seam)}
+        for one in session.get_inputs():
+            binding.bind_ortvalue_input(one.name, to_ort(self._memory[one.name]))
+        for one in session.get_outputs():
+            binding.bind_ortvalue_output(one.name, to_ort(self._memory[one.name]))
+        self._run = partial(session.run_with_iobinding, binding)
 
-    def _in_numpy(self, seam: seams.Seam) -> Side:
-        ends = {"inputs": list(seam.segment.inputs), "outputs": list(seam.segment.outputs), **seam.document}
+    def _in_numpy(self, seam: Ends) -> Side:
+        segment, peeled = seam
+        ends = {"inputs": list(segment.inputs), "outputs": list(segment.outputs), **seams.copies_document(peeled)}
         copies = Seam(ends, self._session).bound(lambda name: self._memory[name].reshape(-1).view(np.uint8))
         return partial(self._seconds, *(partial(copied, own) for own in copies))
 
-    def _in_cpp(self, seam: seams.Seam) -> Side:
-        joins = [copy for join in seam.joins for copy in join.copies]
-        copies = joins, [cut.copy for cut in seam.cuts]
+    def _in_cpp(self, seam: Ends) -> Side:
+        _, peeled = seam
+        copies = (
+            [copy for name, one in own.items() for copy in moves.copies(name, one, peeled.values)]
+            for own in (peeled.joins, peeled.cuts)
+        )
         return partial(self._seconds, *(prepared(own, self._memory) if own else nothing for own in copies))
 
     def _seconds(self, before: Callable[[], object], after: Callable[[], object]) -> float:
         """Processor time of a run: what others do on the host meanwhile counts little."""
         start = time.thread_time()
         before()
-        self._session.run_with_iobinding(self._binding)
+        self._run()
         after()
         return time.thread_time() - start
 
@@ -133,7 +148,10 @@ class Case:
         own = {node.name for node in model.proto.graph.node}
         whole = Bound(model.proto, model.weights, self.inputs, level).sides[""]
         split = [
-            [Bound(seam.segment.model, program.weights, self.values, level, seam).sides for seam in seams.seams(device)]
+            [
+                Bound(seam.segment and seam.segment.model, program.weights, self.values, level, (one, seam)).sides
+                for one, seam in zip(device.segments, seams.seams(device), strict=True)
+            ]
             for device in program.devices
         ]
         models = [without_cuts(segment.model, own) for device in program.devices for segment in device.segments]

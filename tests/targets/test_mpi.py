@@ -187,13 +187,12 @@ def test_segments_keep_no_slice_and_no_join_where_they_meet(tmp_path: Path) -> N
     for device, rank in zip(made.program.devices, calls, strict=True):
         runs = [call for call in rank["roles"][0] if call[0] == "run"]
         for segment, run in zip(device.segments, runs, strict=True):
-            model = onnx.load(tmp_path / "a" / device.host / device.device / run[1], load_external_data=False)
-            computing = [node.op_type for node in model.graph.node if node.op_type not in MOVING]
-            if computing:  # else there is nothing but slices
-                left += len(model.graph.node) - len(computing)
-                moved += sum(node.op_type in MOVING for node in segment.model.graph.node)
-            assert [value.name for value in model.graph.input] == run[2]
-            assert [value.name for value in model.graph.output] == run[3]
+            moved += sum(node.op_type in MOVING for node in segment.model.graph.node)
+            if run[1]:
+                file = tmp_path / "a" / device.host / device.device / run[1]
+                graph = onnx.load(file, load_external_data=False).graph
+                left += sum(node.op_type in MOVING for node in graph.node)
+                assert ([v.name for v in graph.input], [v.name for v in graph.output]) == (run[2], run[3])
     assert left == 0 and moved > 40
     joined = {call[2] for rank in calls for call in rank["roles"][0] if call[0] == "join"}
     cuts = [call[2] for rank in calls for call in rank["roles"][0] if call[0] == "cut"]

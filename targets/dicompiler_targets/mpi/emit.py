@@ -14,7 +14,6 @@ from pathlib import Path
 
 from dicompiler.plugin_api import DicompilerError, Program, sized
 from dicompiler_targets.files import (
-    Contents,
     Json,
     artifact_document,
     given_inputs,
@@ -55,8 +54,7 @@ def write(
     _check(program, places)
     artifact_document(program, "mpi", "")  # raises for tensors that cannot be exchanged, before anything is written
     ends = [[seams(role.devices[index]) for role in program.roles] for index in range(len(program.devices))]
-    contents = [Contents(bare(program, index, own), index) for index, own in enumerate(ends)]
-    names = [one.names for one in contents]
+    contents, names = zip(*(bare(program, index, own) for index, own in enumerate(ends)), strict=True)
     document = describe(program, places, names, ends, optimization, provider, preprocessing)
     common: dict[str, bytes] = {
         PROGRAM: json_text(document).encode(),

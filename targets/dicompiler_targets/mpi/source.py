@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
-from dicompiler.plugin_api import Program, Segment, dtype_name
+from dicompiler.plugin_api import Program, Segment, Value, dtype_name
 from dicompiler_targets.files import TYPES, Json, given_inputs, value_document
-from dicompiler_targets.seams import Seam
+from dicompiler_targets.moves import Peeled, copies
 
 PROGRAM_FORMAT = "dicompiler.mpi-program/2"
 WIDTH = 120
@@ -113,7 +113,7 @@ def describe(
     program: Program,
     places: Sequence[Place],
     files: Sequence[Sequence[Sequence[str]]],
-    ends: Sequence[Sequence[Sequence[Seam]]],
+    ends: Sequence[Sequence[Sequence[Peeled]]],
     optimization: str,
     provider: str,
     preprocessing: Preprocessing,
@@ -145,7 +145,7 @@ def describe(
     )
 
 
-def _calls(program: Program, rank: int, segments: Sequence[tuple[str, Seam]], first: int) -> list[list[Any]]:
+def _calls(program: Program, rank: int, segments: Sequence[tuple[str, Peeled]], first: int) -> list[list[Any]]:
     """What a rank does in one role: the calls of its function. segments: their files and ends, in order; first: the
     number of the role's first transfer."""
     calls: list[list[Any]] = []
@@ -179,18 +179,22 @@ def _calls(program: Program, rank: int, segments: Sequence[tuple[str, Seam]], fi
     return [*calls, *(["output", tensor, outputs[output]] for tensor, output in device.sinks.items())]
 
 
-def _run(segment: Segment, file: str, seam: Seam) -> list[list[Any]]:
+def _run(segment: Segment, file: str, seam: Peeled) -> list[list[Any]]:
     """The tensors that are joined for a segment, and those that it makes; its run, with what is copied at its ends."""
     types = {value.name: value.type.tensor_type for value in segment.model.graph.output}
-    joined = [value_document(join.value) for join in seam.joins]
-    calls: list[list[Any]] = [["tensor", one["name"], one["dtype"], one["shape"]] for one in joined]
+    inner = [Value(name, one.dtype, one.shape) for name, one in seam.joins.items()]
+    inner += [seam.values[name] for name in seam.outputs if name not in types]
+    documents = [value_document(value) for value in inner]
+    calls: list[list[Any]] = [["tensor", one["name"], one["dtype"], one["shape"]] for one in documents]
     for name in segment.outputs:
         tensor = types[name]
         dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
         known = tensor.HasField("shape") and -1 not in dims and dtype_name(tensor.elem_type) in TYPES
         calls.append(["tensor", name, *([dtype_name(tensor.elem_type), dims] if known else [])])
-    joins = [["join", *astuple(copy)] for join in seam.joins for copy in join.copies]
-    cuts = [["cut", *astuple(cut.copy)] for cut in seam.cuts]
+    joins, cuts = (
+        [[what, *astuple(copy)] for name, one in own.items() for copy in copies(name, one, seam.values)]
+        for what, own in (("join", seam.joins), ("cut", seam.cuts))
+    )
     return [*calls, *joins, ["run", file, list(seam.inputs), list(seam.outputs)], *cuts]
 
 
@@ -271,7 +275,7 @@ def _tensor(names: _Names, tensor: str, dtype: str = "", dims: Sequence[int] = (
 
 
 def _run_call(names: _Names, file: str, read: Sequence[str], made: Sequence[str]) -> list[str]:
-    inputs, outputs, place = names.list(read), names.list(made), file_name(file, SEGMENT)
+    inputs, outputs, place = names.list(read), names.list(made), file_name(file, SEGMENT) if file else text("")
     call = f"rank.run({place}, {inputs}, {outputs});"
     if len(call) > WIDTH - 4:
         return [f"rank.run({place},", f"         {inputs},", f"         {outputs});"]

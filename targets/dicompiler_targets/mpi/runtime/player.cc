@@ -25,11 +25,12 @@ void hold(Clock::time_point until) {
     while (Clock::now() < until) std::this_thread::yield();
 }
 
-// Whether a segment, or what is joined for it, reads the tensor.
+// Whether a segment reads the tensor, or something is copied of it.
 bool reads(const Rank::Run& run, Rank::Id tensor) {
-    const auto joins = [&](const Rank::Copy& copy) { return copy.source == tensor; };
+    const auto copied = [&](const Rank::Copy& copy) { return copy.source == tensor; };
     return std::find(run.inputs.begin(), run.inputs.end(), tensor) != run.inputs.end() ||
-           std::any_of(run.joins.begin(), run.joins.end(), joins);
+           std::any_of(run.joins.begin(), run.joins.end(), copied) ||
+           std::any_of(run.cuts.begin(), run.cuts.end(), copied);
 }
 
 }  // namespace
@@ -259,7 +260,7 @@ void Player::play(const Rank::Step& step, std::size_t frame) {
     const auto& run = role(frame).runs[step.index];
     const auto& tensors = slot.tensors;
     for (const auto& one : run.joins) copy(one.box, tensors[one.source], tensors[one.target]);
-    slot.calls[step.index]->run();
+    if (slot.calls[step.index]) slot.calls[step.index]->run();
     for (const auto& one : run.cuts) copy(one.box, tensors[one.source], tensors[one.target]);
     if (held) {
         prefer(SCHED_OTHER);

@@ -40,9 +40,9 @@ public:
     // What a segment makes here; without type and shape where these are known only when it is made.
     Id tensor(const std::string& name, Type type, const Shape& shape);
     Id tensor(const std::string& name);
-    // The steps, in order. Files lie in the directory of the rank's device.
+    // The steps, in order. Files lie in the directory of the rank's device; "": nothing is computed.
     void run(const std::string& file, const std::vector<Id>& inputs, const std::vector<Id>& outputs);
-    // Before the next run, a piece of what it reads is brought to its place; after the last one, what it made is cut.
+    // Before the next run, a piece of what it reads is brought to its place; after the last one, a piece of what leaves.
     void join(const Copy& copy);
     void cut(const Copy& copy);
     void send(int transfer, Id tensor, int to);

@@ -19,7 +19,10 @@ std::vector<Span> spans(const Rank& rank) {
             for (const auto id : run.inputs) found[id].last = std::max(found[id].last, i + 1);
             for (const auto& join : run.joins) found[join.source].last = std::max(found[join.source].last, i + 1);
             for (const auto id : run.outputs) found[id] = {i + 1, i + 1};
-            for (const auto& cut : run.cuts) found[cut.target] = {i + 1, i + 1};
+            for (const auto& cut : run.cuts) {
+                found[cut.source].last = std::max(found[cut.source].last, i + 1);
+                found[cut.target] = {i + 1, i + 1};
+            }
         } else if (step.kind == Rank::Step::take) {
             found[rank.states[step.index].tensor] = {i + 1, i + 1};
         } else if (step.kind == Rank::Step::keep) {
@@ -109,7 +112,8 @@ std::vector<std::unique_ptr<Slot>> make_slots(const std::vector<Rank>& roles, st
             std::vector<Tensor*> read, made;
             for (const auto id : rank.runs[k].inputs) read.push_back(&slot.tensors[id]);
             for (const auto id : rank.runs[k].outputs) made.push_back(&slot.tensors[id]);
-            slot.calls.push_back(segments[number][k]->bind(read, made));
+            auto* const segment = segments[number][k];
+            slot.calls.push_back(segment == nullptr ? nullptr : segment->bind(read, made));
         }
     }
     return slots;

@@ -1,4 +1,5 @@
-// Memory of the frames that are on their way: each slot holds the tensors of one frame, and segments tied to them.
+// Memory of the frames that are on their way: each slot holds the tensors of one frame, and segments tied to them, none
+// where nothing is computed.
 #pragma once
 
 #include <memory>
