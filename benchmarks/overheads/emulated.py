@@ -16,7 +16,7 @@ from dicompiler.driver.emulate import emulate
 from dicompiler.ir.devices import Network
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.target.records import RunOptions
+from dicompiler.target.records import RunOptions, RunResult
 from overheads.measuring import Figure, Side, alternately
 
 BOARDS = replace(Platform.load("rpi4x4"), network=Network("switch", 100e6))
@@ -70,11 +70,17 @@ def stream(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
                 made = dicompiler.compile(networks.build(name), BOARDS, strategy, objective=objective, output=artifact)
                 assert made.program is not None
                 options = RunOptions(in_flight=8)
-                runs = [emulate(artifact, frames=10 * frames, slower=SLOWER, options=options) for _ in range(rounds)]
-                times = [one.frame_s / busiest(made.program, one.computing) for one in runs]
+                runs = [emulate(artifact, frames=2 * frames, slower=SLOWER, options=options) for _ in range(rounds)]
+                times = [period(one.result) / busiest(made.program, one.computing) for one in runs]
             figures.append(Figure(f"{name}, {strategy} by {objective}", statistics.median(times), min(times), STREAM))
             click.echo(figures[-1])
     return figures
+
+
+def period(result: RunResult) -> float:
+    """Seconds from the end of one frame to that of the next: without those of the first one, in which the boards wait
+    for it to come to them, few frames say what many do."""
+    return (result.total_s - result.frames_s[0]) / (len(result.frames_s) - 1)
 
 
 def busiest(program: Program, computing: Mapping[str, Sequence[float]]) -> float:

@@ -5,22 +5,27 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import click
 import numpy as np
 import onnx
 import onnxruntime as ort
+from support.cpp_copies import prepared
 
 import dicompiler
 from dicompiler import networks
+from dicompiler.driver.compiler import Compiled
 from dicompiler.ir.onnx.weights import Weight, is_hollow
-from dicompiler.ir.program import Program
+from dicompiler.ir.program import Program, Segment
 from dicompiler.partition.annotations import annotation_of
 from dicompiler.verify.comparison import random_inputs
 from dicompiler.verify.executor import Executor, to_ort
-from dicompiler_targets import seams
+from dicompiler_targets import moves, seams
+from dicompiler_targets.moves import Peeled
 from dicompiler_targets.sockets.runtime.seams import Seam, copied
 from overheads.measuring import Figure
 
@@ -31,21 +36,44 @@ PLATFORM, STRATEGY = "rpi4x4", "auto"
 LEVELS = {"all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL, "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED}
 """What is measured: only at the best level has the engine a layout of its own, into which each part brings its tensors
 and out of it again, and fuses additions only of what is in it."""
+TARGETS = ("sockets", "mpi")
+"""Whose runtimes make the copies where segments meet."""
 SETTLED = 4
 """Runs before those that count: a segment's weights come from memory first, which is told apart."""
+
+Ends = tuple[Segment, Peeled]
+"""A segment and what is left of it."""
+Side = Callable[[], float]
+
+
+def nothing() -> None:
+    """Copies nothing."""
 
 
 class Bound:
     """A model in onnxruntime at one of LEVELS, on one thread, with inputs and outputs bound once; inputs that nobody
-    gives are zeros. seam: of a segment, whose copies are made beside, as the sockets runtime makes them."""
+    gives are zeros. sides: what runs it, the processor's seconds of a run each: of a segment by the target whose
+    runtime makes the copies of its seam, else one."""
 
     def __init__(
         self,
-        proto: onnx.ModelProto,
+        proto: onnx.ModelProto | None,
         weights: Mapping[str, Weight],
         inputs: Mapping[str, Any],
         level: str,
-        seam: seams.Seam | None = None,
+        seam: Ends | None = None,
+    ) -> None:
+        self._memory: dict[str, Any] = {}
+        self._session, self._run = None, nothing
+        if proto is not None:
+            self._bind(proto, weights, inputs, level)
+        self.sides: dict[str, Side] = {"": partial(self._seconds, nothing, nothing)}
+        if seam is not None:
+            self._memory |= {n: np.array(inputs[n], order="C") for n in seam[1].values if n not in self._memory}
+            self.sides = {"sockets": self._in_numpy(seam), "mpi": self._in_cpp(seam)}
+
+    def _bind(
+        self, proto: onnx.ModelProto, weights: Mapping[str, Weight], inputs: Mapping[str, Any], level: str
     ) -> None:
         options = ort.SessionOptions()
         options.graph_optimization_level = LEVELS[level]
@@ -54,82 +82,133 @@ class Bound:
         names = [tensor.name for tensor in proto.graph.initializer if is_hollow(tensor)]
         self._kept = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
         options.add_external_initializers(names, self._kept)
-        self._session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
-        self._binding = self._session.io_binding()
+        self._session = session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+        binding = session.io_binding()
         self._memory = {
             one.name: np.array(inputs[one.name], order="C") if one.name in inputs else np.zeros(one.shape, "float32")
-            for one in (*self._session.get_inputs(), *self._session.get_outputs())
+            for one in (*session.get_inputs(), *session.get_outputs())
         }
-        for one in self._session.get_inputs():
-            self._binding.bind_ortvalue_input(one.name, to_ort(self._memory[one.name]))
-        for one in self._session.get_outputs():
-            self._binding.bind_ortvalue_output(one.name, to_ort(self._memory[one.name]))
-        self._before, self._after = self._copies(seam, inputs) if seam is not None else ([], [])
+        for one in session.get_inputs():
+            binding.bind_ortvalue_input(one.name, to_ort(self._memory[one.name]))
+        for one in session.get_outputs():
+            binding.bind_ortvalue_output(one.name, to_ort(self._memory[one.name]))
+        self._run = partial(session.run_with_iobinding, binding)
 
-    def _copies(self, seam: seams.Seam, inputs: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-        for name in (*seam.segment.inputs, *seam.segment.outputs):
-            self._memory.setdefault(name, np.array(inputs[name], order="C"))
-        ends = {"inputs": list(seam.segment.inputs), "outputs": list(seam.segment.outputs), **seam.document}
-        return Seam(ends, self._session).bound(lambda name: self._memory[name].reshape(-1).view(np.uint8))
+    def _in_numpy(self, seam: Ends) -> Side:
+        segment, peeled = seam
+        ends = {"inputs": list(segment.inputs), "outputs": list(segment.outputs), **seams.copies_document(peeled)}
+        copies = Seam(ends, self._session).bound(lambda name: self._memory[name].reshape(-1).view(np.uint8))
+        return partial(self._seconds, *(partial(copied, own) for own in copies))
 
-    def seconds(self) -> float:
+    def _in_cpp(self, seam: Ends) -> Side:
+        _, peeled = seam
+        copies = (
+            [copy for name, one in own.items() for copy in moves.copies(name, one, peeled.values)]
+            for own in (peeled.joins, peeled.cuts)
+        )
+        return partial(self._seconds, *(prepared(own, self._memory) if own else nothing for own in copies))
+
+    def _seconds(self, before: Callable[[], object], after: Callable[[], object]) -> float:
         """Processor time of a run: what others do on the host meanwhile counts little."""
         start = time.thread_time()
-        copied(self._before)
-        self._session.run_with_iobinding(self._binding)
-        copied(self._after)
+        before()
+        self._run()
+        after()
         return time.thread_time() - start
 
 
+@dataclass(frozen=True)
+class Case:
+    """A network and its plan's program. inputs, values: of the network, and of every segment's ends; again: operations
+    of the program by those of the network."""
+
+    where: str
+    made: Compiled
+    program: Program
+    inputs: Mapping[str, Any]
+    values: Mapping[str, Any]
+    again: float
+
+    @classmethod
+    def of(cls, name: str) -> Case:
+        made = dicompiler.compile(networks.build(name), platform=PLATFORM, strategy=STRATEGY)
+        program = made.program
+        assert program is not None and made.metrics is not None and made.single is not None
+        inputs = random_inputs(program.inputs)
+        values = {k: v for held in Executor(program).run(inputs, True).values.values() for k, v in held.items()}
+        again = sum(one.flops for one in made.metrics.devices) / sum(one.flops for one in made.single.devices)
+        count = sum(len(device.segments) for device in program.devices)
+        where = f"{name}, {STRATEGY} on {PLATFORM}, {count} segments, {again:.3f} times the operations"
+        return cls(where, made, program, inputs, values, again)
+
+    def sides(self, level: str) -> tuple[Side, list[list[Mapping[str, Side]]], list[Side]]:
+        """The whole network; each device's segments, by target; and all segments without slices and joins."""
+        model, program = self.made.reference, self.program
+        assert model is not None
+        own = {node.name for node in model.proto.graph.node}
+        whole = Bound(model.proto, model.weights, self.inputs, level).sides[""]
+        split = [
+            [
+                Bound(seam.segment and seam.segment.model, program.weights, self.values, level, (one, seam)).sides
+                for one, seam in zip(device.segments, seams.seams(device), strict=True)
+            ]
+            for device in program.devices
+        ]
+        models = [without_cuts(segment.model, own) for device in program.devices for segment in device.segments]
+        return whole, split, [Bound(one, program.weights, self.values, level).sides[""] for one in models]
+
+    def read(self) -> float:
+        """The weights that all segments read, by those of the network."""
+        assert self.made.reference is not None
+        return nbytes(self.program) / sum(weight.nbytes for weight in self.made.reference.weights.values())
+
+
 def parts(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
-    """The segments of all devices, summed, beside the whole: round by round, and the median of the rounds."""
+    """The segments of all devices, summed, beside the whole: round by round, and the median of the rounds; with the
+    copies of each target's runtime."""
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     figures = []
     for name in names or IN_PARTS:
-        made = dicompiler.compile(networks.build(name), platform=PLATFORM, strategy=STRATEGY)
-        program, model = made.program, made.reference
-        assert program is not None and model is not None and made.metrics is not None and made.single is not None
-        inputs = random_inputs(program.inputs)
-        values = {k: v for held in Executor(program).run(inputs, True).values.values() for k, v in held.items()}
-        devices = [[segment.model for segment in device.segments] for device in program.devices]
-        again = sum(one.flops for one in made.metrics.devices) / sum(one.flops for one in made.single.devices)
-        count = sum(map(len, devices))
-        where = f"{name}, {STRATEGY} on {PLATFORM}, {count} segments, {again:.3f} times the operations"
-        own = {node.name for node in model.proto.graph.node}
+        case = Case.of(name)
         for level in LEVELS:
-            whole = Bound(model.proto, model.weights, inputs, level)
-            sides = [
-                [Bound(seam.segment.model, program.weights, values, level, seam) for seam in seams.seams(device)]
-                for device in program.devices
-            ]
-            bare = [Bound(without_cuts(p, own), program.weights, values, level) for ps in devices for p in ps]
-            all_sides = [whole, *(side for device in sides for side in device), *bare]
-            turns = [measured(all_sides, frames) for _ in range(rounds)]
-            ratios = sorted(summed(turn[1 : count + 1], statistics.median) / whole_s(turn) / again for turn in turns)
-            found = [[one for turn in turns for one in turn[side]] for side in range(len(all_sides) + 1)]
-            base, split, uncut = [*found[0], *found[-1]], found[1 : count + 1], found[count + 1 : -1]
-            spread = f"rounds {ratios[0]:.3f} to {ratios[-1]:.3f}"
-            shortest = summed(split, min) / min(base) / again
-            figures.append(Figure(f"{where}, at {level}", statistics.median(ratios), shortest, PARTS, spread))
-            click.echo(figures[-1])
-            cuts = [(summed(split, of) - summed(uncut, of)) / of(base) for of in (statistics.median, min)]
-            cold = sum(map(in_order, sides)) / in_order([whole]) / again
-            click.echo(
-                f"    slices and joins {cuts[0]:.1%} of the whole (of the shortest: {cuts[1]:.1%}); "
-                f"each device's segments in the order of frames: {cold:.3f} times the whole, "
-                f"with {nbytes(program) / sum(w.nbytes for w in model.weights.values()):.2f} times its weights to read"
-            )
+            figures += judged(case, level, frames, rounds)
     return figures
 
 
-def measured(sides: Sequence[Bound], frames: int) -> list[list[float]]:
+def judged(case: Case, level: str, frames: int, rounds: int) -> list[Figure]:
+    """The figures of one level, one for each target."""
+    whole, split, bare = case.sides(level)
+    by_target = [[side[target] for device in split for side in device] for target in TARGETS]
+    sides = [whole, *bare, *(side for own in by_target for side in own)]
+    turns = [measured(sides, frames) for _ in range(rounds)]
+    found = [[one for turn in turns for one in turn[side]] for side in range(len(sides) + 1)]
+    base, uncut, first, figures = [*found[0], *found[-1]], found[1 : 1 + len(bare)], 1 + len(bare), []
+    for target, own in zip(TARGETS, by_target, strict=True):
+        place = slice(first, first := first + len(own))
+        ratios = sorted(summed(turn[place], statistics.median) / whole_s(turn) / case.again for turn in turns)
+        spread = f"rounds {ratios[0]:.3f} to {ratios[-1]:.3f}"
+        shortest = summed(found[place], min) / min(base) / case.again
+        title = f"{case.where}, at {level}, {target}"
+        figures.append(Figure(title, statistics.median(ratios), shortest, PARTS, spread))
+        click.echo(figures[-1])
+        cuts = [(summed(found[place], of) - summed(uncut, of)) / of(base) for of in (statistics.median, min)]
+        cold = sum(in_order([side[target] for side in device]) for device in split) / in_order([whole]) / case.again
+        click.echo(
+            f"    slices and joins {cuts[0]:.1%} of the whole (of the shortest: {cuts[1]:.1%}); "
+            f"each device's segments in the order of frames: {cold:.3f} times the whole, "
+            f"with {case.read():.2f} times its weights to read"
+        )
+    return figures
+
+
+def measured(sides: Sequence[Side], frames: int) -> list[list[float]]:
     """Seconds of each side, measured one after another, and of the first once more at the end: a host that becomes
     faster or slower meanwhile is not taken for a difference between the sides."""
     found = []
     for side in (*sides, sides[0]):
         for _ in range(SETTLED):
-            side.seconds()
-        found.append([side.seconds() for _ in range(max(1, frames // 4))])
+            side()
+        found.append([side() for _ in range(max(1, frames // 4))])
     return found
 
 
@@ -138,10 +217,10 @@ def whole_s(turn: Sequence[Sequence[float]]) -> float:
     return statistics.median([*turn[0], *turn[-1]])
 
 
-def in_order(sides: Sequence[Bound], frames: int = 12) -> float:
+def in_order(sides: Sequence[Side], frames: int = 12) -> float:
     """Seconds of all sides, one after another as in a frame: what each reads of its weights comes from memory where the
     caches are too small for those of all. The median."""
-    found = [sum(side.seconds() for side in sides) for _ in range(frames + SETTLED)]
+    found = [sum(side() for side in sides) for _ in range(frames + SETTLED)]
     return statistics.median(found[SETTLED:])
 
 

@@ -1,200 +1,65 @@
-"""What segments only copy where they meet: joins of what they read, slices of what they make for other devices.
-
-An engine takes 3 to 10 µs for such a node however little it copies; a runtime writes what has come straight into its
-place, and cuts what leaves out of the memory in which it lies.
+"""What segments only move where they meet is done by runtimes: what they join for them, what they cut for others.
 
 In: a device of a Program. Out: its segments without those nodes, and beside each what is to be copied.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-import onnx
-from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import TensorProto
 
-from dicompiler.plugin_api import DeviceProgram, Region, Segment, Value, full, shape_of, sized, with_interval
-from dicompiler_targets.files import TYPES, Json, value_document
-from dicompiler_targets.slicing import sliced
+from dicompiler.plugin_api import DeviceProgram, Program, Shape, Value
+from dicompiler_targets.files import TYPES, Contents, Json, value_document
+from dicompiler_targets.moves import Assembly, Peeled, peel
 
-
-@dataclass(frozen=True)
-class Piece:
-    """A region of an input, and where it goes."""
-
-    whole: Value
-    cut: Region
-    region: Region
-
-    @property
-    def document(self) -> Json:
-        """As manifests have it."""
-        shape = list(self.whole.shape or ())
-        return {"name": self.whole.name, "shape": shape, "cut": _listed(self.cut), "region": _listed(self.region)}
+DTYPES = frozenset(TensorProto.DataType.Value(name) for name in TYPES)
+"""Those of which a runtime knows every byte."""
 
 
-@dataclass(frozen=True)
-class Join:
-    """A tensor that the segment's model reads, put together of inputs before it runs."""
-
-    value: Value
-    pieces: tuple[Piece, ...]
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A tensor for other devices: a region of one of the outputs of the segment's model, once it has run."""
-
-    name: str
-    whole: Value
-    region: Region
-
-
-@dataclass(frozen=True)
-class Seam:
-    """A segment: its inputs and outputs as they are in the program, its model without what is copied at its ends."""
-
-    segment: Segment
-    joins: tuple[Join, ...] = ()
-    cuts: tuple[Cut, ...] = ()
-
-    @property
-    def document(self) -> Json:
-        """As manifests have it; empty where nothing is copied."""
-        joins = [value_document(j.value) | {"pieces": [piece.document for piece in j.pieces]} for j in self.joins]
-        cuts = [{"name": c.name, "whole": value_document(c.whole), "region": _listed(c.region)} for c in self.cuts]
-        return ({"joins": joins} if joins else {}) | ({"cuts": cuts} if cuts else {})
-
-
-def seams(device: DeviceProgram) -> tuple[Seam, ...]:
-    """Of all segments of a device, in order. Those that do nothing but copy stay as they are, and those with control
-    flow, whose inner graphs may read anything."""
+def seams(device: DeviceProgram) -> tuple[Peeled, ...]:
+    """Of all segments of a device, in order. What the device itself reads, delivers or keeps, the model makes."""
     stay = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
     stay |= {state.made for state in device.states}
-    return tuple(_seam(segment, stay) for segment in device.segments)
+    return tuple(peel(segment, DTYPES, stay=stay) for segment in device.segments)
 
 
-def _listed(region: Region) -> list[list[int]]:
-    return [list(interval) for interval in region]
+def bare(program: Program, index: int, ends: Sequence[Sequence[Peeled]]) -> tuple[Contents, list[list[str]]]:
+    """What the files of the device at that place hold, and those of its segments, role by role: "" for one that only
+    moves. ends: role by role."""
+    roles = []
+    for role, own in zip(program.roles, ends, strict=True):
+        left = tuple(one.segment for one in own if one.segment is not None)
+        devices = (replace(d, segments=left) if i == index else d for i, d in enumerate(role.devices))
+        roles.append(replace(role, devices=tuple(devices)))
+    contents = Contents(replace(roles[0], others=tuple(roles[1:])), index)
+    return contents, [list(_files(own, iter(names))) for own, names in zip(ends, contents.names, strict=True)]
 
 
-def _seam(segment: Segment, stay: Collection[str]) -> Seam:
-    """stay: the tensors that are no cuts, because something on the device needs them."""
-    graph = segment.model.graph
-    if any(attribute.HasField("g") or attribute.graphs for node in graph.node for attribute in node.attribute):
-        return Seam(segment)
-    if not all(sized(value.type.tensor_type.elem_type) for value in (*graph.input, *graph.output)):
-        return Seam(segment)  # words and what is no tensor go in and out in another way
-    cuts = _cuts(segment, stay)
-    joins, joining = _joins(segment)
-    gone = joining | {cut.name for cut in cuts}
-    nodes = [node for node in graph.node if node.output[0] not in gone]
-    if not gone or not nodes:
-        return Seam(segment)
-    return Seam(replace(segment, model=_left(segment.model, nodes, joins, gone)), joins, cuts)
+def copies_document(seam: Peeled) -> Json:
+    """What is copied, as manifests have it; empty where nothing is."""
+    ends = {"joins": seam.joins, "cuts": seam.cuts}
+    return {key: [_assembly(n, a, seam.values) for n, a in own.items()] for key, own in ends.items() if own}
 
 
-def _left(
-    model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], joins: Sequence[Join], gone: Collection[str]
-) -> onnx.ModelProto:
-    """The model of these nodes, which reads what is joined."""
-    left = onnx.ModelProto()
-    left.CopyFrom(model)
-    read = {name for node in nodes for name in node.input} | {value.name for value in model.graph.output}
-    joined = [onnx.helper.make_tensor_value_info(j.value.name, j.value.dtype, j.value.shape) for j in joins]
-    for field, kept in (
-        (left.graph.node, nodes),
-        (left.graph.input, [*(value for value in model.graph.input if value.name in read), *joined]),
-        (left.graph.output, [value for value in model.graph.output if value.name not in gone]),
-        (left.graph.initializer, [tensor for tensor in model.graph.initializer if tensor.name in read]),
-    ):
-        del field[:]
-        field.extend(kept)
-    return left
+def _files(seams_: Sequence[Peeled], names: Iterator[str]) -> Iterator[str]:
+    for seam in seams_:
+        yield "" if seam.segment is None else next(names)
 
 
-def _known(values: Sequence[onnx.ValueInfoProto]) -> dict[str, Value]:
-    """Those of which a runtime knows every byte before they are there."""
-    found = dict[str, Value]()
-    for value in values:
-        kind = value.type.tensor_type
-        shape = tuple(d.dim_value for d in kind.shape.dim)
-        named = onnx.TensorProto.DataType.Name(kind.elem_type) in TYPES
-        if named and kind.HasField("shape") and shape and min(shape) > 0:
-            found[value.name] = Value(value.name, kind.elem_type, shape)
-    return found
+def _assembly(name: str, assembly: Assembly, values: Mapping[str, Value]) -> Json:
+    pieces = [
+        {
+            "name": piece.source,
+            "shape": list(values[piece.source].shape or ()),
+            "cut": _region(piece.start, piece.extent),
+            "region": _region(piece.to, piece.extent),
+        }
+        for piece in assembly.pieces
+    ]
+    return value_document(Value(name, assembly.dtype, assembly.shape)) | {"pieces": pieces}
 
 
-def _cuts(segment: Segment, stay: Collection[str]) -> tuple[Cut, ...]:
-    """Slices that are made of outputs, and for others alone."""
-    graph = segment.model.graph
-    made = _known(graph.output)
-    numbers = _constants(graph)
-    read = {name for node in graph.node for name in node.input}
-    found = []
-    for node in graph.node:
-        name = node.output[0]
-        if node.op_type != "Slice" or node.domain or name not in made or name in stay or name in read:
-            continue
-        region = sliced(node, made[node.input[0]].shape or (), numbers) if node.input[0] in made else None
-        if region is not None:
-            found.append(Cut(name, made[node.input[0]], region))
-    names = {cut.name for cut in found}
-    return tuple(cut for cut in found if cut.whole.name not in names)
-
-
-def _constants(graph: onnx.GraphProto) -> dict[str, NDArray[Any]]:
-    """What stands in the model of where its Slices cut."""
-    asked = {name for node in graph.node if node.op_type == "Slice" for name in node.input[1:]}
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.name in asked}
-
-
-def _joins(segment: Segment) -> tuple[tuple[Join, ...], set[str]]:
-    """Slices and Concats of nothing but inputs, those of one tensor together, and all tensors that are not made any
-    more."""
-    graph = segment.model.graph
-    numbers, initializers = _constants(graph), {tensor.name for tensor in graph.initializer}
-    readers = Counter(name for node in graph.node for name in node.input)
-    given = {name: value for name, value in _known(graph.input).items() if name not in initializers}
-    joins: dict[str, Join] = {name: _taken(name, v, full(v.shape or ())) for name, v in given.items()}
-    outputs = {value.name for value in graph.output}
-    inner = set(given)
-    for node in graph.node:
-        name = node.output[0]
-        if node.domain or name in outputs:
-            continue
-        join = None
-        if node.op_type == "Slice" and node.input[0] in given:
-            whole = given[node.input[0]]
-            region = sliced(node, whole.shape or (), numbers)
-            join = None if region is None else _taken(name, whole, region)
-        elif node.op_type == "Concat" and all(n in given or (n in joins and readers[n] == 1) for n in node.input):
-            join = _side_by_side(name, [joins[one] for one in node.input], node.attribute[0].i)
-            inner |= set(node.input)
-        if join is not None:
-            joins[name] = join
-    return tuple(join for name, join in joins.items() if name not in inner), joins.keys() - given.keys()
-
-
-def _taken(name: str, whole: Value, cut: Region) -> Join:
-    """What one input, or a region of it, becomes."""
-    shape = shape_of(cut)
-    return Join(Value(name, whole.dtype, shape), (Piece(whole, cut, full(shape)),))
-
-
-def _side_by_side(name: str, joins: Sequence[Join], axis: int) -> Join:
-    """The join of several along an axis."""
-    shape = list(joins[0].value.shape or ())
-    axis %= len(shape)
-    pieces, end = list[Piece](), 0
-    for join in joins:
-        for piece in join.pieces:
-            first, last = piece.region[axis]
-            pieces.append(replace(piece, region=with_interval(piece.region, axis, (end + first, end + last))))
-        end += (join.value.shape or ())[axis]
-    shape[axis] = end
-    return Join(Value(name, joins[0].value.dtype, tuple(shape)), tuple(pieces))
+def _region(start: Shape, extent: Shape) -> list[list[int]]:
+    return [[begin, begin + count] for begin, count in zip(start, extent, strict=True)]

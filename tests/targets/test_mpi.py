@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from support.dealing import dealt
 from support.generators import integers
@@ -33,6 +34,8 @@ from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget, build, tools
 from dicompiler_targets.mpi.artifact import Artifact
 from dicompiler_targets.mpi.source import output_files, text
+
+MOVING = ("Slice", "Concat")
 
 
 @pytest.mark.parametrize(
@@ -174,6 +177,26 @@ def test_a_package_holds_its_own_segments_and_the_source_that_all_have(tmp_path:
         assert ranks[transfer["sender"]] in receiver[transfer["receiver"]][transfer["name"]]
     assert (place / "pi01" / "hostfile").read_text() == "pi01 slots=1\npi02 slots=1\n"
     assert (place / "pi01" / "rankfile").read_text() == "rank 0=pi01 slot=0,1,2,3\nrank 1=pi02 slot=0,1,2,3\n"
+
+
+def test_segments_keep_no_slice_and_no_join_where_they_meet(tmp_path: Path) -> None:
+    made = compiler.compile(networks.build("lenet", 1), "rpi4x4", strategy="modnn", target="mpi", output=tmp_path / "a")
+    assert made.program is not None
+    calls = load_json(tmp_path / "a" / "pi01" / "program.json")["ranks"]
+    left, moved = 0, 0
+    for device, rank in zip(made.program.devices, calls, strict=True):
+        runs = [call for call in rank["roles"][0] if call[0] == "run"]
+        for segment, run in zip(device.segments, runs, strict=True):
+            moved += sum(node.op_type in MOVING for node in segment.model.graph.node)
+            if run[1]:
+                file = tmp_path / "a" / device.host / device.device / run[1]
+                graph = onnx.load(file, load_external_data=False).graph
+                left += sum(node.op_type in MOVING for node in graph.node)
+                assert ([v.name for v in graph.input], [v.name for v in graph.output]) == (run[2], run[3])
+    assert left == 0 and moved > 40
+    joined = {call[2] for rank in calls for call in rank["roles"][0] if call[0] == "join"}
+    cuts = [call[2] for rank in calls for call in rank["roles"][0] if call[0] == "cut"]
+    assert len(joined) > 10 and {*cuts} <= {transfer.value.name for transfer in made.program.transfers}
 
 
 def test_weights_that_segments_share_are_stored_once_for_each_device(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from dicompiler.plugin_api import DicompilerError, Program, sized
 from dicompiler_targets.files import (
-    Contents,
     Json,
     artifact_document,
     given_inputs,
@@ -25,8 +24,9 @@ from dicompiler_targets.files import (
 )
 from dicompiler_targets.mpi import packages, source
 from dicompiler_targets.mpi.source import Place, Preprocessing, describe
+from dicompiler_targets.seams import bare, seams
 
-FORMAT = "dicompiler.mpi/3"
+FORMAT = "dicompiler.mpi/4"
 MANIFEST, CONTENTS, PROGRAM = "manifest.json", "contents.txt", "program.json"
 OUTSIDE = ("artifact.json", "plan.json", "platform.toml", "reference")
 """What stands beside the packages."""
@@ -53,9 +53,9 @@ def write(
     """
     _check(program, places)
     artifact_document(program, "mpi", "")  # raises for tensors that cannot be exchanged, before anything is written
-    contents = [Contents(program, index) for index in range(len(program.devices))]
-    names = [one.names for one in contents]
-    document = describe(program, places, names, optimization, provider, preprocessing)
+    ends = [[seams(role.devices[index]) for role in program.roles] for index in range(len(program.devices))]
+    contents, names = zip(*(bare(program, index, own) for index, own in enumerate(ends)), strict=True)
+    document = describe(program, places, names, ends, optimization, provider, preprocessing)
     common: dict[str, bytes] = {
         PROGRAM: json_text(document).encode(),
         "sender.json": packages.senders(program).encode(),

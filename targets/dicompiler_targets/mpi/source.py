@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
-from dicompiler.plugin_api import DeviceProgram, Program, dtype_name
+from dicompiler.plugin_api import Program, Segment, Value, dtype_name
 from dicompiler_targets.files import TYPES, Json, given_inputs, value_document
+from dicompiler_targets.moves import Peeled, copies
 
-PROGRAM_FORMAT = "dicompiler.mpi-program/1"
+PROGRAM_FORMAT = "dicompiler.mpi-program/2"
 WIDTH = 120
 NAME, SEGMENT, OUTPUT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*", r"segment\d{3,}\.onnx", r"[A-Za-z0-9_.-]{1,120}\.npy"
 """Patterns: names of devices and hosts, and of files."""
@@ -112,17 +113,18 @@ def describe(
     program: Program,
     places: Sequence[Place],
     files: Sequence[Sequence[Sequence[str]]],
+    ends: Sequence[Sequence[Sequence[Peeled]]],
     optimization: str,
     provider: str,
     preprocessing: Preprocessing,
 ) -> Json:
-    """program.json. files: of each device, for each role, those of its segments. The types of what is sent, and of
-    inputs and outputs, must be in files.TYPES, with static shapes for what is sent."""
+    """program.json. files, ends: of each device, for each role, those of its segments. The types of what is sent, and
+    of inputs and outputs, must be in files.TYPES, with static shapes for what is sent."""
     ranks = []
     for rank, place in enumerate(places):
         roles, first = [], 0
-        for role, names in zip(program.roles, files[rank], strict=True):
-            roles.append(_calls(role, rank, names, first))
+        for role, *own in zip(program.roles, files[rank], ends[rank], strict=True):
+            roles.append(_calls(role, rank, list(zip(*own, strict=True)), first))
             first += len(role.transfers)
         ranks.append(asdict(place) | {"cores": list(place.cores), "roles": roles})
     images = asdict(preprocessing) | {"mean": list(preprocessing.mean), "scale": list(preprocessing.scale)}
@@ -143,9 +145,9 @@ def describe(
     )
 
 
-def _calls(program: Program, rank: int, segment_files: Sequence[str], first: int) -> list[list[Any]]:
-    """What a rank does in one role: the calls of its function. segment_files: in order; first: the number of the role's
-    first transfer."""
+def _calls(program: Program, rank: int, segments: Sequence[tuple[str, Peeled]], first: int) -> list[list[Any]]:
+    """What a rank does in one role: the calls of its function. segments: their files and ends, in order; first: the
+    number of the role's first transfer."""
     calls: list[list[Any]] = []
     device = program.devices[rank]
     ranks = {device.device: rank for rank, device in enumerate(program.devices)}
@@ -170,24 +172,30 @@ def _calls(program: Program, rank: int, segment_files: Sequence[str], first: int
             read = [s.value.name for s in device.states if s.value.name in {*segment.inputs} - taken]
             taken.update(read)
             calls += [["take", name] for name in read]
-            calls += _run(device, step.index, segment_files[step.index])
+            calls += _run(segment, *segments[step.index])
             made = [state for state in device.states if state.made in segment.outputs]
             calls += [["keep", state.made, state.value.name] for state in made]
     outputs = output_files([value.name for value in program.outputs])
     return [*calls, *(["output", tensor, outputs[output]] for tensor, output in device.sinks.items())]
 
 
-def _run(device: DeviceProgram, index: int, file: str) -> list[list[Any]]:
-    """The tensors that a segment makes, and its run."""
-    segment = device.segments[index]
+def _run(segment: Segment, file: str, seam: Peeled) -> list[list[Any]]:
+    """The tensors that are joined for a segment, and those that it makes; its run, with what is copied at its ends."""
     types = {value.name: value.type.tensor_type for value in segment.model.graph.output}
-    calls: list[list[Any]] = []
+    inner = [Value(name, one.dtype, one.shape) for name, one in seam.joins.items()]
+    inner += [seam.values[name] for name in seam.outputs if name not in types]
+    documents = [value_document(value) for value in inner]
+    calls: list[list[Any]] = [["tensor", one["name"], one["dtype"], one["shape"]] for one in documents]
     for name in segment.outputs:
         tensor = types[name]
         dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
         known = tensor.HasField("shape") and -1 not in dims and dtype_name(tensor.elem_type) in TYPES
         calls.append(["tensor", name, *([dtype_name(tensor.elem_type), dims] if known else [])])
-    return [*calls, ["run", file, list(segment.inputs), list(segment.outputs)]]
+    joins, cuts = (
+        [[what, *astuple(copy)] for name, one in own.items() for copy in copies(name, one, seam.values)]
+        for what, own in (("join", seam.joins), ("cut", seam.cuts))
+    )
+    return [*calls, *joins, ["run", file, list(seam.inputs), list(seam.outputs)], *cuts]
 
 
 def places(document: Json) -> list[Place]:
@@ -267,11 +275,27 @@ def _tensor(names: _Names, tensor: str, dtype: str = "", dims: Sequence[int] = (
 
 
 def _run_call(names: _Names, file: str, read: Sequence[str], made: Sequence[str]) -> list[str]:
-    inputs, outputs, place = names.list(read), names.list(made), file_name(file, SEGMENT)
+    inputs, outputs, place = names.list(read), names.list(made), file_name(file, SEGMENT) if file else text("")
     call = f"rank.run({place}, {inputs}, {outputs});"
     if len(call) > WIDTH - 4:
         return [f"rank.run({place},", f"         {inputs},", f"         {outputs});"]
     return [call]
+
+
+def _join(names: _Names, *copy: Any) -> list[str]:
+    return [f"rank.join({_copy(names, *copy)});"]
+
+
+def _cut(names: _Names, *copy: Any) -> list[str]:
+    return [f"rank.cut({_copy(names, *copy)});"]
+
+
+def _copy(
+    names: _Names, source: str, target: str, start: int, to: int, run: int, loops: Sequence[Sequence[int]]
+) -> str:
+    ends = f"{names.identifiers[source]}, {names.identifiers[target]}"
+    again = "{" + ", ".join(map(shape, loops)) + "}"
+    return f"{{{ends}, {number(start)}, {number(to)}, {number(run)}, {again}}}"
 
 
 def _send(names: _Names, transfer: int, tensor: str, receiver: int) -> list[str]:
@@ -289,7 +313,9 @@ _CALLS: Mapping[str, Callable[..., list[str]]] = {
     "keep": _keep,
     "receive": _receive,
     "tensor": _tensor,
+    "join": _join,
     "run": _run_call,
+    "cut": _cut,
     "send": _send,
     "output": _output,
 }

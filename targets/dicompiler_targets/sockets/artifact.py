@@ -142,7 +142,7 @@ def _check_manifest(directory: Path, document: Manifest, device: str, manifest: 
     if {f"{device}/{name}": record for name, record in files.items()} != own:
         raise KeyError(f"{device} and artifact.json name different files")
     found = {name: record["digest"] for name, record in files.items()}
-    segments = {segment["file"]: found[segment["file"]] for part in parts for segment in part}
+    segments = {s["file"]: found[s["file"]] for part in parts for s in part if "file" in s}
     if not all(re.fullmatch(r"segment\d{3,}\.onnx", name) for name in segments):
         raise KeyError(f"{device}: names of segments")
     code = {name: digest for name, digest in found.items() if name != WEIGHTS and name not in segments}

@@ -23,7 +23,8 @@ from dicompiler_targets.files import (
     value_document,
     write_parts,
 )
-from dicompiler_targets.seams import Seam, seams
+from dicompiler_targets.moves import Peeled
+from dicompiler_targets.seams import bare, copies_document, seams
 from dicompiler_targets.sockets.runtime import FORMAT
 
 RESERVED = ("artifact.json", "plan.json", "platform.toml", "reference")
@@ -41,8 +42,8 @@ def write(program: Program, threads: Mapping[str, int], optimization: str, direc
         place.mkdir()
         head = {"index": index, "threads": threads[device.device], "optimization": optimization}
         ends = [seams(role.devices[index]) for role in program.roles]
-        contents = Contents(_without_copies(program, index, ends), index)
-        manifest = _manifest(program, index, contents.names, ends)
+        contents, names = bare(program, index, ends)
+        manifest = _manifest(program, index, names, ends)
         manifests.append(manifest | head | {"files": dict(sorted(_files(contents, place)))})
     # The manifests name every file with its hash: what they hash to stands for the whole artifact.
     digest = hashlib.sha256("".join(map(json_text, manifests)).encode()).hexdigest()
@@ -59,20 +60,7 @@ def _check_name(device: str) -> None:
         raise DicompilerError(f"device {device!r}: no name for the device's directory: give it another one")
 
 
-def _without_copies(program: Program, index: int, ends: Sequence[Sequence[Seam]]) -> Program:
-    """The program with one device's segments as its sessions have them, role by role."""
-    roles = [
-        replace(role, devices=tuple(_bare(one, own) if i == index else one for i, one in enumerate(role.devices)))
-        for role, own in zip(program.roles, ends, strict=True)
-    ]
-    return replace(roles[0], others=tuple(roles[1:]))
-
-
-def _bare(device: DeviceProgram, ends: Sequence[Seam]) -> DeviceProgram:
-    return replace(device, segments=tuple(seam.segment for seam in ends))
-
-
-def _manifest(program: Program, index: int, files: Sequence[Sequence[str]], ends: Sequence[Sequence[Seam]]) -> Json:
+def _manifest(program: Program, index: int, files: Sequence[Sequence[str]], ends: Sequence[Sequence[Peeled]]) -> Json:
     """What the device's runtime must know, without the files and what they depend on.
 
     files: the segments' files, role by role; ends: what is copied where segments meet.
@@ -97,7 +85,7 @@ def _manifest(program: Program, index: int, files: Sequence[Sequence[str]], ends
     }
 
 
-def _role(program: Program, device: DeviceProgram, files: Sequence[str], ends: Sequence[Seam], first: int) -> Json:
+def _role(program: Program, device: DeviceProgram, files: Sequence[str], ends: Sequence[Peeled], first: int) -> Json:
     """What it does for the frames of one role, whose transfers are numbered from `first`."""
     mine = [replace(t, index=first + t.index) for t in program.transfers if device.device in (t.sender, t.receiver)]
     tensor_of = {output: tensor for tensor, output in device.sinks.items()}
@@ -111,9 +99,11 @@ def _role(program: Program, device: DeviceProgram, files: Sequence[str], ends: S
         ],
         **({"states": [_state(program, state) for state in device.states]} if device.states else {}),
         "segments": [
-            {"name": s.name, "file": file, "inputs": list(s.inputs), "outputs": list(s.outputs)}
+            {"name": s.name}
+            | ({"file": file} if file else {})
+            | {"inputs": list(s.inputs), "outputs": list(s.outputs)}
             | _unsized(s)
-            | seam.document
+            | copies_document(seam)
             for s, file, seam in zip(device.segments, files, ends, strict=True)
         ],
         "steps": [[step.kind, step.index + (0 if step.kind == "run" else first)] for step in device.steps],

@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dicompiler.plugin_api import DeviceProgram, DicompilerError, Host, Program
+from dicompiler_targets.boxes import Copy
 from dicompiler_targets.files import Json, artifact_document, given_inputs, json_text, runtime_sources, write_parts
+from dicompiler_targets.moves import Peeled
 from dicompiler_targets.tflm import sources
 from dicompiler_targets.tflm.flatbuffer import codes_of
 from dicompiler_targets.tflm.layout import Layout, border, layout
 from dicompiler_targets.tflm.lowering import Border, Lowered, lower
 from dicompiler_targets.tflm.measure import arenas
-from dicompiler_targets.tflm.moves import Copy, Peeled, copies, peel
+from dicompiler_targets.tflm.moves import copies, peel
 from dicompiler_targets.tflm.sizes import Sizes, document, with_margin
 
 FORMAT = "dicompiler.tflm/1"

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from dicompiler.plugin_api import DeviceProgram, Program, Value
 from dicompiler_targets.files import given_inputs
+from dicompiler_targets.moves import Peeled
 from dicompiler_targets.tflm.graph import type_name
 from dicompiler_targets.tflm.lowering import Border, wire_shape
-from dicompiler_targets.tflm.moves import Peeled, copies
+from dicompiler_targets.tflm.moves import copies
 
 ALIGN = 16
 """Bytes; each tensor that is no view of another starts at a multiple of it, and each arena."""

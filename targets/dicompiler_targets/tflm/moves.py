@@ -1,250 +1,31 @@
-"""What a segment only moves is done by the program's loop: its inputs are cut and put together on their way into the
-model, its outputs on their way out. So tiles of equal shape share a model, and nothing is held twice for a Slice.
+"""What the loop of a program moves for a segment: see dicompiler_targets.moves. On the wire, images lie channels last.
 
-Segment → Peeled: the segment without those nodes, and for its ends the boxes to be copied.
-
-x[0:5] → Conv → y          ⇒   copy rows 0..5 of x into the model's input; Conv
-a, b → Concat → Relu → y   ⇒   copy a, then b behind it; Relu
+In: a segment. Out: what a model is left to compute, and the boxes to be copied at its ends.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
 
-import numpy as np
-import onnx
-from numpy.typing import NDArray
+from onnx import TensorProto
 
-from dicompiler.plugin_api import Region, Segment, Shape, Value, is_hollow
-from dicompiler_targets.slicing import sliced
-from dicompiler_targets.tflm.flatbuffer import TYPES
-from dicompiler_targets.tflm.graph import type_name
-from dicompiler_targets.tflm.writer import IMAGE, permuted
+from dicompiler.plugin_api import Segment, Value
+from dicompiler_targets import moves
+from dicompiler_targets.boxes import Copy
+from dicompiler_targets.moves import Assembly, Peeled
+from dicompiler_targets.tflm.writer import IMAGE
 
 LOOPS = 3
 """Loops of a copy at most: those of four axes, of which one is in one piece."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A box of one tensor at its place in another; starts and extents in ONNX's order of axes."""
-
-    source: str
-    start: Shape
-    to: Shape
-    extent: Shape
-
-
-@dataclass(frozen=True)
-class Assembly:
-    """A tensor put together of pieces. `dtype`: an onnx.TensorProto.DataType."""
-
-    shape: Shape
-    dtype: int
-    pieces: tuple[Piece, ...]
-
-
-@dataclass(frozen=True)
-class Peeled:
-    """segment: what a model computes, under the name of the whole; None where all is moved. gathers: of each input of
-    the model, in order, what it is put together of, all of it held by the device. places: of each output of the whole
-    segment the same, of what the device holds and of the model's outputs. values: the ends of the whole segment, and
-    the model's outputs.
-    """
-
-    segment: Segment | None
-    gathers: Mapping[str, Assembly]
-    places: Mapping[str, Assembly]
-    values: Mapping[str, Value]
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The model's outputs."""
-        return () if self.segment is None else self.segment.outputs
-
-
-@dataclass(frozen=True)
-class Copy:
-    """Bytes that go from one tensor to another: `run` in one piece, again and again in up to three loops, the outermost
-    first. source, target: a tensor that the device holds, by name, or the model's input or output of that number.
-    start, to: the first byte in either; loops: (times, bytes from one to the next in the source, in the other).
-    """
-
-    source: str | int
-    target: str | int
-    start: int
-    to: int
-    run: int
-    loops: tuple[tuple[int, int, int], ...]
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """The first bytes behind all that is touched: (in the source, in the other)."""
-        start, to = self.start + self.run, self.to + self.run
-        for times, step, further in self.loops:
-            start, to = start + (times - 1) * step, to + (times - 1) * further
-        return start, to
+DTYPES = (TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT32, TensorProto.BOOL)
+"""TFLite-micro's."""
 
 
 def peel(segment: Segment) -> Peeled:
-    """The segment without the nodes that only move what it is given, or what it gives away; as it is where the shape of
-    an end is not static or its type is none of TFLite-micro's."""
-    graph = onnx.shape_inference.infer_shapes(segment.model).graph
-    infos = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
-    wholes = {name: whole for name, value in infos.items() if (whole := _whole(value)) is not None}
-    if not all(name in wholes for name in (*segment.inputs, *segment.outputs)):
-        return Peeled(segment, {}, {}, {})
-    constants = {
-        t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer if len(t.dims) < 2 and not is_hollow(t)
-    }
-    known = {name: wholes[name] for name in segment.inputs}
-    rest: list[onnx.NodeProto] = []
-    for node in segment.model.graph.node:
-        moved = _moved(node, known, constants)
-        if moved is None:
-            rest.append(node)
-        else:
-            known[node.output[0]] = moved
-    last = _last(segment, rest, {**wholes, **known}, constants)
-    inner = [node for node in rest if node.output[0] not in last]
-    computed = {name: wholes[name] for node in inner for name in node.output if name in wholes}
-    for node in rest:
-        moved = _moved(node, {**computed, **known}, constants) if node.output[0] in last else None
-        if moved is not None:
-            computed[node.output[0]] = moved
-    places = {name: {**computed, **known}[name] for name in segment.outputs}
-    gathers = {n: known[n] for n in dict.fromkeys(n for node in inner for n in node.input) if n in known}
-    sources = [piece.source for place in places.values() for piece in place.pieces]
-    outputs = tuple(dict.fromkeys(name for name in sources if name not in segment.inputs))
-    ends = (*segment.inputs, *segment.outputs, *outputs)
-    values = {name: Value(name, wholes[name].dtype, wholes[name].shape) for name in ends}
-    return Peeled(_inner(segment, inner, gathers, outputs, infos) if inner else None, gathers, places, values)
+    """The segment without the nodes that the loop does."""
+    return moves.peel(segment, DTYPES, LOOPS + 1)
 
 
 def copies(target: str | int, assembly: Assembly, values: Mapping[str, Value]) -> tuple[Copy, ...]:
     """What is to be copied for an assembly, as tensors lie on the wire. values: its sources."""
-    itemsize = np.dtype(type_name(assembly.dtype)).itemsize
-    axes = IMAGE if len(assembly.shape) == 4 else tuple(range(len(assembly.shape)))
-    runs = []
-    for piece in assembly.pieces:
-        steps, starts = [], []
-        for shape, at in ((values[piece.source].shape or (), piece.start), (assembly.shape, piece.to)):
-            steps.append(_steps(permuted(shape, axes), itemsize))
-            starts.append(sum(step * n for step, n in zip(steps[-1], permuted(at, axes), strict=True)))
-        run, loops = itemsize, list[tuple[int, int, int]]()
-        for count, step, further in reversed(list(zip(permuted(piece.extent, axes), *steps, strict=True))):
-            if count > 1 and not loops and step == further == run:
-                run *= count
-            elif count > 1:
-                loops.insert(0, (count, step, further))
-        runs.append(Copy(piece.source, target, starts[0], starts[1], run, tuple(loops)))
-    return tuple(runs)
-
-
-def _steps(shape: Sequence[int], itemsize: int) -> list[int]:
-    """Bytes from one element to the next along each axis."""
-    return [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-
-
-def _whole(value: onnx.ValueInfoProto) -> Assembly | None:
-    """A tensor as itself; None where its shape is not static or its type is none of TFLite-micro's."""
-    kind = value.type.tensor_type
-    shape = tuple(dim.dim_value for dim in kind.shape.dim)
-    if not kind.HasField("shape") or not all(dim.HasField("dim_value") for dim in kind.shape.dim):
-        return None
-    if type_name(kind.elem_type) not in TYPES:
-        return None
-    zero = (0,) * len(shape)
-    return Assembly(shape, kind.elem_type, (Piece(value.name, zero, zero, shape),))
-
-
-def _moved(
-    node: onnx.NodeProto, known: Mapping[str, Assembly], constants: Mapping[str, NDArray[Any]]
-) -> Assembly | None:
-    """What a node makes, if it only moves what is known; else None."""
-    first = known.get(node.input[0]) if node.input and node.domain in ("", "ai.onnx") else None
-    if first is None or len(first.shape) > LOOPS + 1:
-        return None
-    if node.op_type == "Identity":
-        return first
-    if node.op_type == "Slice":
-        region = sliced(node, first.shape, constants)
-        return None if region is None else _cut(first, region)
-    if node.op_type == "Concat" and all(name in known for name in node.input):
-        axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
-        return _joined([known[name] for name in node.input], axis)
-    return None
-
-
-def _cut(whole: Assembly, ranges: Region) -> Assembly:
-    """A box of an assembly, from the pieces that it touches."""
-    pieces = []
-    for piece in whole.pieces:
-        low = [max(to, start) for to, (start, _) in zip(piece.to, ranges, strict=True)]
-        high = [min(to + n, stop) for to, n, (_, stop) in zip(piece.to, piece.extent, ranges, strict=True)]
-        if all(a < b for a, b in zip(low, high, strict=True)):
-            start = tuple(s + a - to for s, a, to in zip(piece.start, low, piece.to, strict=True))
-            to = tuple(a - begin for a, (begin, _) in zip(low, ranges, strict=True))
-            pieces.append(Piece(piece.source, start, to, tuple(b - a for a, b in zip(low, high, strict=True))))
-    return Assembly(tuple(stop - start for start, stop in ranges), whole.dtype, tuple(pieces))
-
-
-def _joined(parts: Sequence[Assembly], axis: int) -> Assembly:
-    """Assemblies side by side."""
-    shape = list(parts[0].shape)
-    axis %= len(shape)
-    shape[axis], pieces = 0, []
-    for part in parts:
-        for piece in part.pieces:
-            to = tuple(n + shape[axis] if a == axis else n for a, n in enumerate(piece.to))
-            pieces.append(replace(piece, to=to))
-        shape[axis] += part.shape[axis]
-    return Assembly(tuple(shape), parts[0].dtype, tuple(pieces))
-
-
-def _last(
-    segment: Segment,
-    nodes: Sequence[onnx.NodeProto],
-    known: Mapping[str, Assembly],
-    constants: Mapping[str, NDArray[Any]],
-) -> set[str]:
-    """What is only moved before it leaves the segment, out of tensors that nothing else needs there, or that leave it
-    too: a tensor that would be held for longer stays as it is. known: all tensors."""
-    readers: dict[str, list[str]] = {}
-    for node in nodes:
-        for name in node.input:
-            readers.setdefault(name, []).append(node.output[0])
-    inside = {name for node in nodes for name in node.output}
-    moves = {node.output[0]: node for node in nodes if _moved(node, known, constants) is not None}
-
-    def can(name: str, node: onnx.NodeProto) -> bool:
-        sources = [source for source in node.input if source in inside and source not in segment.outputs]
-        return all(reader in moves for read in (name, *sources) for reader in readers.get(read, []))
-
-    while stays := [name for name, node in moves.items() if not can(name, node)]:
-        for name in stays:
-            del moves[name]
-    return set(moves)
-
-
-def _inner(
-    segment: Segment,
-    nodes: Sequence[onnx.NodeProto],
-    gathers: Mapping[str, Assembly],
-    outputs: Sequence[str],
-    infos: Mapping[str, onnx.ValueInfoProto],
-) -> Segment:
-    """What is left to be computed, as a segment of its own."""
-    source, proto = segment.model, onnx.ModelProto()
-    proto.CopyFrom(source)
-    del proto.graph.node[:], proto.graph.input[:], proto.graph.output[:], proto.graph.initializer[:]
-    proto.graph.node.extend(nodes)
-    given = [onnx.helper.make_tensor_value_info(name, a.dtype, a.shape) for name, a in gathers.items()]
-    proto.graph.input.extend(given)
-    proto.graph.output.extend(infos[name] for name in outputs)
-    read = {name for node in nodes for name in node.input}
-    proto.graph.initializer.extend(t for t in source.graph.initializer if t.name in read)
-    return Segment(segment.name, segment.device, proto, tuple(gathers), tuple(outputs))
+    return moves.copies(target, assembly, values, IMAGE if len(assembly.shape) == 4 else None)

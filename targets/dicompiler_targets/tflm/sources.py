@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dicompiler.plugin_api import DeviceProgram, Program, Transfer
+from dicompiler_targets.boxes import Copy
 from dicompiler_targets.files import given_inputs
 from dicompiler_targets.tflm.layout import Layout, received
-from dicompiler_targets.tflm.moves import LOOPS, Copy
+from dicompiler_targets.tflm.moves import LOOPS
 
 NOTE = "// Written by dicompiler; compile the network again to change it.\n"
 _METHODS = {"PADV2": "PadV2", "BATCH_MATMUL": "BatchMatMul"}

@@ -25,6 +25,14 @@ void hold(Clock::time_point until) {
     while (Clock::now() < until) std::this_thread::yield();
 }
 
+// Whether a segment reads the tensor, or something is copied of it.
+bool reads(const Rank::Run& run, Rank::Id tensor) {
+    const auto copied = [&](const Rank::Copy& copy) { return copy.source == tensor; };
+    return std::find(run.inputs.begin(), run.inputs.end(), tensor) != run.inputs.end() ||
+           std::any_of(run.joins.begin(), run.joins.end(), copied) ||
+           std::any_of(run.cuts.begin(), run.cuts.end(), copied);
+}
+
 }  // namespace
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -47,8 +55,7 @@ Player::Player(const std::vector<Rank>& roles, std::vector<std::unique_ptr<Slot>
         for (const auto& step : rank.steps) {
             std::vector<std::size_t> needed;
             for (std::size_t i = 0; step.kind == Rank::Step::run && i < rank.receives.size(); ++i) {
-                const auto& read = rank.runs[step.index].inputs;
-                if (std::find(read.begin(), read.end(), rank.receives[i].tensor) != read.end()) needed.push_back(i);
+                if (reads(rank.runs[step.index], rank.receives[i].tensor)) needed.push_back(i);
             }
             needs_[r].push_back(needed);
         }
@@ -250,7 +257,11 @@ void Player::play(const Rank::Step& step, std::size_t frame) {
     if (times_.begun[frame] == Clock::time_point{}) times_.begun[frame] = start;
     const auto held = number < least_.size() && least_[number] > 0;
     if (held) prefer(SCHED_IDLE);
-    slot.calls[step.index]->run();
+    const auto& run = role(frame).runs[step.index];
+    const auto& tensors = slot.tensors;
+    for (const auto& one : run.joins) copy(one.box, tensors[one.source], tensors[one.target]);
+    if (slot.calls[step.index]) slot.calls[step.index]->run();
+    for (const auto& one : run.cuts) copy(one.box, tensors[one.source], tensors[one.target]);
     if (held) {
         prefer(SCHED_OTHER);
         hold(start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(least_[number])));

@@ -46,8 +46,13 @@ Rank::Id Rank::tensor(const std::string& name) {
 
 void Rank::run(const std::string& file, const std::vector<Id>& read, const std::vector<Id>& made) {
     steps.push_back({Step::run, runs.size()});
-    runs.push_back({file, read, made});
+    runs.push_back({file, read, made, std::move(joins_), {}});
+    joins_.clear();
 }
+
+void Rank::join(const Copy& copy) { joins_.push_back(copy); }
+
+void Rank::cut(const Copy& copy) { runs.back().cuts.push_back(copy); }
 
 void Rank::send(int transfer, Id tensor, int to) {
     steps.push_back({Step::send, sends.size()});

@@ -12,14 +12,16 @@ namespace dicompiler {
 // One rank's part of every frame, as its function lists it. The functions name tensors by their place in `tensors`.
 //
 // For each frame in flight run() posts all receives first (MPI_Irecv), then takes the steps in order: a segment runs as
-// soon as what it reads was received, sends do not wait (MPI_Isend), and what is still being sent at the end of a frame
-// is waited for before its buffers are used again. Buffers of fixed size are laid out once, see slots.hpp.
+// soon as what it reads, or is joined for it, was received, sends do not wait (MPI_Isend), and what is still being sent
+// at the end of a frame is waited for before its buffers are used again. Buffers of fixed size are laid out once, see
+// slots.hpp.
 class Rank {
 public:
     using Id = std::size_t;
     struct Receive { int transfer; Id tensor; int from; };
     struct Send { int transfer; Id tensor; int to; };
-    struct Run { std::string file; std::vector<Id> inputs, outputs; };
+    struct Copy { Id source, target; Box box; };
+    struct Run { std::string file; std::vector<Id> inputs, outputs; std::vector<Copy> joins, cuts; };
     struct Input { std::size_t index; Id tensor; };
     struct Output { Id tensor; std::string file; };
     struct State { std::size_t index; Id tensor; Shape from; };
@@ -38,8 +40,11 @@ public:
     // What a segment makes here; without type and shape where these are known only when it is made.
     Id tensor(const std::string& name, Type type, const Shape& shape);
     Id tensor(const std::string& name);
-    // The steps, in order. Files lie in the directory of the rank's device.
+    // The steps, in order. Files lie in the directory of the rank's device; "": nothing is computed.
     void run(const std::string& file, const std::vector<Id>& inputs, const std::vector<Id>& outputs);
+    // Before the next run, a piece of what it reads is brought to its place; after the last one, a piece of what leaves.
+    void join(const Copy& copy);
+    void cut(const Copy& copy);
     void send(int transfer, Id tensor, int to);
     // An output of the network, written to `file` for each frame.
     void output(Id tensor, const std::string& file);
@@ -56,6 +61,7 @@ public:
 
 private:
     std::size_t place_of(Id state) const;
+    std::vector<Copy> joins_;
 };
 
 // A device of the platform: the rank of its place in Program::ranks. It has as many roles as all others, mostly one:

@@ -142,7 +142,8 @@ std::map<std::string, std::unique_ptr<Segment>> load(Engine& engine, const std::
     std::map<std::string, std::unique_ptr<Segment>> segments;
     for (const auto& role : roles) {
         for (const auto& run : role.runs) {
-            if (segments.count(run.file) == 0) segments[run.file] = engine.load(directory + "/" + run.file);
+            if (segments.count(run.file) != 0) continue;
+            segments[run.file] = run.file.empty() ? nullptr : engine.load(directory + "/" + run.file);
         }
     }
 #ifdef __GLIBC__

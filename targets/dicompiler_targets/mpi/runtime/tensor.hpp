@@ -49,4 +49,15 @@ struct Tensor {
     std::size_t bytes() const { return size_of(type) * count(shape); }
 };
 
+// A box of one tensor as bytes that go to its place in another: `run` in one piece, from `start` on there and `to` on
+// here, again and again in loops, the outermost first: how often, and the bytes from one to the next in either.
+struct Box {
+    struct Loop { std::size_t times, step, further; };
+    std::size_t start, to, run;
+    std::vector<Loop> loops;
+};
+
+// Throws Error where the box does not lie within both.
+void copy(const Box& box, const Tensor& source, const Tensor& target);
+
 }  // namespace dicompiler

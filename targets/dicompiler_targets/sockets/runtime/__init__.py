@@ -7,5 +7,5 @@ is. It needs Python, numpy and onnxruntime, nothing else.
 
 KEPT = ".kept"
 """The directory, beside those of devices, that says which of them stay."""
-FORMAT = "dicompiler.sockets/5"
+FORMAT = "dicompiler.sockets/6"
 """The manifest's format, which this runtime reads."""

@@ -300,11 +300,14 @@ class Player:
         """The segment's outputs by name."""
         if (bound := slot.bindings.get(step.index)) is None:
             seam = frame.role.seams[step.index]
-            values = seam.joined(frame.values)
-            return seam.cut(run_segment(self._sessions[number], seam.inner, values, slot.values, self._halt))
+            values, computed = seam.joined(frame.values), dict[str, Any]()
+            if (session := self._sessions[number]) is not None:
+                computed = run_segment(session, seam.inner, values, slot.values, self._halt)
+            return seam.cut(computed, frame.values)
         binding, made, before, after = bound
         copied(before)
-        run_bound(self._sessions[number], step.value, binding, self._halt)
+        if binding is not None:
+            run_bound(self._sessions[number], step.value, binding, self._halt)
         copied(after)
         return made
 

@@ -31,7 +31,6 @@ class Move:
         self._type = np.dtype(f"u{block}" if block in (1, 2, 4, 8) else f"V{block}")
         self._from, self._from_rows = _rows(*source, axis, size)
         self._to, self._to_rows = _rows(*target, axis, size)
-        self.nbytes = size * math.prod(target[0])
 
     def views(self, source: Any, target: Any) -> Copy:
         """Of the memory of both tensors."""
@@ -53,20 +52,27 @@ def _rows(shape: Sequence[int], region: Sequence[Sequence[int]], axis: int, size
     return sum(begin * stride for (begin, _), stride in zip(region, strides, strict=True)), strides[:axis]
 
 
+Piece = tuple[str, Mapping[str, Any], Move]
+Assembly = tuple[Mapping[str, Any], Sequence[Piece]]
+"""A tensor of the manifest that is put together, and its pieces."""
+
+
 class Seam:
-    """The ends of a segment. `inner`: the segment as its session has it; `pieces`: inputs that its joins alone read;
-    `outputs`: all that leaves it; `names`: all that is read and made."""
+    """The ends of a segment. session: None where nothing is computed. `inner`: the segment as its session has it;
+    `pieces`: inputs that are only copied; `outputs`: all that leaves it; `names`: all that is read and made."""
 
     def __init__(self, segment: Mapping[str, Any], session: Any) -> None:
-        self._joins = [(join, [_piece(join, piece) for piece in join["pieces"]]) for join in segment.get("joins", ())]
-        self._cuts = [(cut["name"], cut["whole"], _cut(cut["whole"], cut["region"])) for cut in segment.get("cuts", ())]
-        gone = {name for name, *_ in self._cuts}
+        self._joins, self._cuts = (
+            [(one, [_piece(one, piece) for piece in one["pieces"]]) for one in segment.get(key, ())]
+            for key in ("joins", "cuts")
+        )
         self.inner, self.outputs = segment, segment["outputs"]
         if self._joins or self._cuts:
-            inputs = [value.name for value in session.get_inputs()]
-            self.inner = {**segment, "inputs": inputs, "outputs": [n for n in self.outputs if n not in gone]}
+            read, made = ([], []) if session is None else (session.get_inputs(), session.get_outputs())
+            self.inner = {**segment, "inputs": [v.name for v in read], "outputs": [v.name for v in made]}
         self.pieces = {*segment["inputs"]} - {*self.inner["inputs"]}
-        self.names = {*segment["inputs"], *segment["outputs"], *self.inner["inputs"]}
+        self._inside = {*self.inner["outputs"]} - {*self.outputs}
+        self.names = {*segment["inputs"], *segment["outputs"], *self.inner["inputs"], *self.inner["outputs"]}
 
     def joined(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """`values` and the tensors that are joined of them. ValueError where a session made another piece than
@@ -74,28 +80,26 @@ class Seam:
         if not self._joins:
             return values
         made = dict(values)
-        for join, pieces in self._joins:
-            raw = np.empty(join["bytes"], np.uint8)
-            for name, value, move in pieces:
-                np.copyto(*move.views(to_bytes(values[name], value), raw))
+        for join, raw in _assembled(self._joins, values.__getitem__):
             made[join["name"]] = wrapped(raw, join["dtype"], join["shape"])
         return made
 
-    def cut(self, made: dict[str, Any]) -> dict[str, Any]:
-        """`made` and the bytes of what is cut out of it. ValueError where the session made another tensor than
-        planned."""
-        memories: dict[str, Any] = {}
-        for name, whole, move in self._cuts:
-            if (memory := memories.get(whole["name"])) is None:
-                memory = memories[whole["name"]] = to_bytes(made[whole["name"]], whole)
-            raw = made[name] = np.empty(move.nbytes, np.uint8)
-            np.copyto(*move.views(memory, raw))
+    def cut(self, made: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+        """What leaves: `made`, and the bytes of what is cut out of it and of `values`. ValueError where the session
+        made another tensor than planned."""
+        found = _assembled(self._cuts, lambda name: made[name] if name in made else values[name])
+        made |= {one["name"]: raw for one, raw in found}
+        for name in self._inside:
+            del made[name]
         return made
 
     def bound(self, view: Callable[[str], Any]) -> tuple[list[Copy], list[Copy]]:
         """What is copied before and after the segment, where each tensor has its memory for good."""
-        before = [move.views(view(name), view(join["name"])) for join, own in self._joins for name, _, move in own]
-        return before, [move.views(view(whole["name"]), view(name)) for name, whole, move in self._cuts]
+        before, after = (
+            [move.views(view(name), view(one["name"])) for one, own in ends for name, _, move in own]
+            for ends in (self._joins, self._cuts)
+        )
+        return before, after
 
 
 def copied(copies: Sequence[Copy]) -> None:
@@ -104,13 +108,20 @@ def copied(copies: Sequence[Copy]) -> None:
         np.copyto(to, source)
 
 
-def _piece(join: Mapping[str, Any], piece: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], Move]:
-    """The name of a piece, what it must be, and how it gets into its place."""
-    target = join["shape"], piece["region"]
-    move = Move((piece["shape"], piece["cut"]), target, TYPES[join["dtype"]][1])
-    return piece["name"], {"name": piece["name"], "dtype": join["dtype"], "shape": piece["shape"]}, move
+def _assembled(ends: Sequence[Assembly], tensor: Callable[[str], Any]) -> list[tuple[Mapping[str, Any], Any]]:
+    """Each of these with its bytes, put together of tensors by name."""
+    found, memories = list[tuple[Mapping[str, Any], Any]](), dict[str, Any]()
+    for one, pieces in ends:
+        raw = np.empty(one["bytes"], np.uint8)
+        for name, value, move in pieces:
+            if (memory := memories.get(name)) is None:
+                memory = memories[name] = to_bytes(tensor(name), value)
+            np.copyto(*move.views(memory, raw))
+        found.append((one, raw))
+    return found
 
 
-def _cut(whole: Mapping[str, Any], region: Sequence[Sequence[int]]) -> Move:
-    shape = [end - begin for begin, end in region]
-    return Move((whole["shape"], region), (shape, [(0, count) for count in shape]), TYPES[whole["dtype"]][1])
+def _piece(one: Mapping[str, Any], piece: Mapping[str, Any]) -> Piece:
+    """A piece of that tensor: its name, what it must be, and how it gets into its place."""
+    move = Move((piece["shape"], piece["cut"]), (one["shape"], piece["region"]), TYPES[one["dtype"]][1])
+    return piece["name"], {"name": piece["name"], "dtype": one["dtype"], "shape": piece["shape"]}, move

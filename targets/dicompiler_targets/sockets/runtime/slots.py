@@ -40,9 +40,11 @@ class Slot:
         self.bindings: dict[int, tuple[Any, dict[str, Any], list[Copy], list[Copy]]] = {}
         for number, (seam, session) in enumerate(zip(seams, sessions, strict=True)):
             if all(name in small for name in seam.names):
-                binding = session.io_binding()
+                binding = None if session is None else session.io_binding()
                 made = {name: self.values[name] for name in seam.outputs}
                 self.bindings[number] = binding, made, *seam.bound(self.views.__getitem__)
+                if binding is None:
+                    continue
                 for name in seam.inner["inputs"]:
                     binding.bind_ortvalue_input(name, self.values[name])
                 for name in seam.inner["outputs"]:
@@ -82,7 +84,7 @@ def _small(manifest: Mapping[str, Any], sessions: Sequence[Any]) -> dict[str, tu
     found: dict[str, tuple[str, Sequence[int]]] = {}
     known = [(v["name"], v["dtype"], v["shape"]) for v in (*manifest["inputs"], *manifest["transfers"])]
     known += [(value["tensor"], value["dtype"], value["shape"]) for value in manifest["outputs"]]
-    for session in sessions:
+    for session in filter(None, sessions):
         for value in (*session.get_outputs(), *session.get_inputs()):
             known.append((value.name, value.type[7:-1].upper(), value.shape))  # tensor(float)
     unfit = {name for name, dtype, shape in known if not _fits(dtype, shape)}

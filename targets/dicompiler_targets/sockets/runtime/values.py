@@ -75,8 +75,8 @@ def to_bytes(tensor: Any, value: Mapping[str, Any]) -> Any:
 
 
 def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) -> list[Any]:
-    """One session per segment, of all roles one after another; segments of one file share theirs. ValueError naming
-    the segment that onnxruntime cannot load."""
+    """One session per segment, of all roles one after another, None for those without a file; segments of one file
+    share theirs. ValueError naming the segment that onnxruntime cannot load."""
     # All sessions of this process take memory from one arena; else each would keep the most that it ever needed.
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(memory, None)
@@ -90,9 +90,9 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
     if manifest["peers"]:  # between two segments the processor belongs to the threads that send and receive
         options.add_session_config_entry("session.force_spinning_stop", "1")
     segments = [segment for role in roles(manifest) for segment in role["segments"]]
-    sessions: dict[str, Any] = {}
+    sessions: dict[str | None, Any] = {None: None}
     for segment in segments:
-        if segment["file"] in sessions:
+        if segment.get("file") in sessions:
             continue
         try:
             path = str(directory / segment["file"])
@@ -100,7 +100,7 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
                 sessions[segment["file"]] = ort.InferenceSession(path, options, ["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's errors share no other base
             raise ValueError(f"segment {segment['name']!r} cannot be loaded: {one_line(error)}") from error
-    return [sessions[segment["file"]] for segment in segments]
+    return [sessions[segment.get("file")] for segment in segments]
 
 
 def run_segment(
