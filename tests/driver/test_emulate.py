@@ -125,5 +125,8 @@ def test_the_command_prints_measurement_and_prediction(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["predicted_s"] > 0 and found["frame_s"] > 0 and len(found["run"]["frames_s"]) == 2
     done = command("emulate", directory, "--frames", 2, "--dilation", 4, "--log", log)
-    assert "in time that is 4 times slower" in " ".join(done.stdout.split()) and json.loads(log.read_text())["dilation"] == 4
+    assert (
+        "in time that is 4 times slower" in " ".join(done.stdout.split())
+        and json.loads(log.read_text())["dilation"] == 4
+    )
     assert "no artifact" in failed(1, "emulate", tmp_path)
