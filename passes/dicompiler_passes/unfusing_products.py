@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
@@ -78,20 +77,24 @@ def _activated(before: Before, made: Any, activation: str, numbers: list[float],
 
 def _product(before: Before, tensors: Mapping[str, Tensor]) -> Any:
     attributes, operands = before.node.attrs, list[Any]()
-    if any(attributes.get(f"transBatch{which}") for which in "AB"):
-        return None
-    known = [tensors.get(value.name) for value in before.node.inputs]
-    if any(one is None or one.shape is None for one in known):
+    known = [tensors[value.name] for value in before.node.inputs if value.name in tensors]
+    if len(known) < 2 or any(one.shape is None for one in known):
         return None
     for value, which, one in zip(before.node.inputs, "AB", known, strict=True):
-        axes = list(range(len(one.shape or ()))) if one else []
-        if attributes.get(f"trans{which}") and len(axes) > 1:  # a vector is not turned
-            value = before.op("Transpose", value, perm=[*axes[:-2], axes[-1], axes[-2]])
-        operands.append(value)
-    made = before.op("MatMul", *operands)
-    alpha = float(attributes.get("alpha", 1.0))
-    kind = np.float32 if known[0] is None else onnx.helper.tensor_dtype_to_np_dtype(known[0].dtype)
+        turned = order(len(one.shape or ()), attributes.get(f"transBatch{which}"), attributes.get(f"trans{which}"))
+        operands.append(value if turned == sorted(turned) else before.op("Transpose", value, perm=turned))
+    made, alpha = before.op("MatMul", *operands), attributes.get("alpha", 1.0)
+    kind = onnx.helper.tensor_dtype_to_np_dtype(known[0].dtype)
     return made if alpha == 1 else before.op("Mul", made, before.const(alpha, kind))
+
+
+def order(rank: int, batch: Any, last: Any) -> list[int]:
+    """The order of the axes of an operand in which its product is one of matrices. batch: whether its rows stand before
+    the axes of the batch; last: whether rows and columns are turned then. A vector stays."""
+    axes = list(range(rank))
+    if batch:
+        axes = [*axes[1:-1], *axes[:1], *axes[-1:]] if rank > 1 else axes
+    return [*axes[:-2], axes[-1], axes[-2]] if last and rank > 1 else axes
 
 
 _MAKERS: Mapping[str, Callable[[Before, Mapping[str, Tensor]], Any]] = {

@@ -73,6 +73,21 @@ def test_a_product_of_turned_operands(operators: str, attributes: dict[str, Any]
     same(net, net.op("FusedMatMul", *inputs, domain=MS, **attributes), (2, 3, 4), operators)
 
 
+@pytest.mark.parametrize("turned", [(), ("transA",), ("transB",), ("transA", "transB")])
+@pytest.mark.parametrize("batched", [("transBatchA",), ("transBatchB",), ("transBatchA", "transBatchB")])
+def test_a_product_of_operands_whose_batch_stands_inside(batched: tuple[str, ...], turned: tuple[str, ...]) -> None:
+    """As detection transformers have it, whose first axis is that of the sequence."""
+    net = Net()
+    inputs = []
+    for name, shape in (("A", [2, 3, 5, 4]), ("B", [2, 3, 4, 6])):
+        own = [*shape[:-2], *shape[:-3:-1]] if f"trans{name}" in turned else shape
+        own = [own[2], *own[:2], own[3]] if f"transBatch{name}" in batched else own
+        inputs.append(net.input(name, own))
+    output = net.op("FusedMatMul", *inputs, domain=MS, **dict.fromkeys((*batched, *turned), 1))
+    expected = ["Transpose" for name in "AB" if {f"trans{name}", f"transBatch{name}"} & {*batched, *turned}]
+    same(net, output, (2, 3, 5, 6), " ".join([*expected, "MatMul"]))
+
+
 def test_an_activation_that_nobody_knows_stays_fused() -> None:
     net = Net()
     x = net.input("x", (1, 3, 8, 8))
