@@ -35,7 +35,9 @@ _QUANTISING = (
 )  # fmt: skip
 _MOVING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat", "Identity")
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
-_SHARES = {kind: TOLERANCE[str(onnx.helper.tensor_dtype_to_np_dtype(kind))] for kind in _FLOATS}
+_SHARES: Mapping[int, float] = {
+    int(kind): TOLERANCE[str(onnx.helper.tensor_dtype_to_np_dtype(kind))] for kind in _FLOATS
+}
 """`TOLERANCE` by the numbers that onnx has for types."""
 _BYTES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 

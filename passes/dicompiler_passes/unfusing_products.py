@@ -72,7 +72,8 @@ def _activated(before: Before, made: Any, activation: str, numbers: list[float],
     if activation == "Clip" and before.graph.opset >= 11:
         kind = onnx.helper.tensor_dtype_to_np_dtype(tensors[before.node.inputs[0].name].dtype)
         return before.op("Clip", made, *(before.const(number, kind) for number in numbers))
-    return before.op(activation, made, **dict(zip(TAKES[activation], numbers, strict=False)))
+    named: dict[str, Any] = dict(zip(TAKES[activation], numbers, strict=False))
+    return before.op(activation, made, **named)
 
 
 def _product(before: Before, tensors: Mapping[str, Tensor]) -> Any:
