@@ -268,11 +268,11 @@ def _compared(
     lost: without whom it ran."""
     from dicompiler.verify.comparison import compare
     from dicompiler.verify.given import references
-    from dicompiler.verify.tolerances import in_steps
+    from dicompiler.verify.tolerances import allowances
 
     what = "step" if states_of(model.proto) else "replica"
     wanted = references(model, given, target.level)
-    allowed = {**in_steps(model), **target.tolerances(model)}
+    allowed = {**allowances(model), **target.tolerances(model)}
     frames = result.delivered or tuple({"": outputs} for outputs in result.outputs)
     return [
         compare(

@@ -61,9 +61,6 @@ def equation(operation: Operation) -> Equation:
     if operation.node.op == "Gemm":
         turned = operation.attribute("transA", 0), operation.attribute("transB", 0)
         return Equation(("ki" if turned[0] else "ik", "jk" if turned[1] else "kj"), "ij")
-    if operation.node.op == "FusedMatMul":
-        turned = operation.attribute("transA", 0), operation.attribute("transB", 0)
-        return parse(f"...{'ki' if turned[0] else 'ik'},...{'jk' if turned[1] else 'kj'}->...ij", ranks[:2])
     a, b = ("...ik", "i") if ranks[0] > 1 else ("k", ""), ("...kj", "j") if ranks[1] > 1 else ("k", "")
     return parse(f"{a[0]},{b[0]}->...{a[1]}{b[1]}", ranks[:2])
 
@@ -79,13 +76,6 @@ def contraction(operation: Operation, region: Region, reduce: Interval | None) -
     return Piece(
         region, tuple(tuple((0, n) if n == 1 else intervals.get(letter, (0, n)) for letter, n in of) for of in axes)
     )
-
-
-def fused_product(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """FusedMatMul: a MatMul of turned operands; whole where their first axis is turned too, or one is a vector."""
-    turned = operation.attribute("transBatchA", 0) or operation.attribute("transBatchB", 0)
-    vector = min(len(operation.shape(index)) for index in (0, 1)) < 2
-    return whole(operation, region, reduce) if turned or vector else contraction(operation, region, reduce)
 
 
 def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
@@ -193,8 +183,7 @@ RULES = (
     OperatorRule("Gemm", gemm, reduction=summed_extent, cost=product, stand_in="itself", constants="- - shift"),
     OperatorRule("MatMul", contraction, reduction=summed_extent, cost=product, stand_in="itself"),
     OperatorRule("Einsum", contraction, reduction=summed_extent, cost=contracted, stand_in="itself", constants="gain"),
-    OperatorRule("FusedMatMul", fused_product, OWN_DOMAIN, cost=product),
-    *counted(product, "TransposeMatMul QGemm DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16"),
+    *counted(product, "FusedMatMul TransposeMatMul QGemm DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16"),
     OperatorRule(
         "MatMulNBits",
         of_few_bits,

@@ -65,7 +65,7 @@ _QLINEAR_MATMUL = partial(on_floats, contraction, (0, 3), {1: (0, -2), 2: (0, -2
 _CONVOLVED, _STRIDED = partial(convolved, weight=3), partial(strided, weight=3)
 RULES = (
     OperatorRule("QuantizeLinear", quantize_linear, elementwise=True, stand_in="bounded", constants="- factor"),
-    OperatorRule("DequantizeLinear", quantize_linear, elementwise=True, constants="- step"),
+    OperatorRule("DequantizeLinear", quantize_linear, elementwise=True, constants="shift step"),
     OperatorRule("ConvInteger", _CONV_INTEGER, reduction=ungrouped, cost=convolved, reads=strided),
     OperatorRule("QLinearConv", _QLINEAR_CONV, cost=_CONVOLVED, reads=_STRIDED, rounds=True),
     *counted(_CONVOLVED, "QLinearConv"),

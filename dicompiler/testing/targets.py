@@ -25,7 +25,6 @@ from dicompiler.plugin_api import (
     Target,
     compare,
     graph_inputs,
-    in_steps,
     program_memory,
     random_inputs,
     registry,
@@ -39,6 +38,7 @@ from dicompiler.testing.faults import checking, expect, named, one_of
 from dicompiler.testing.samples import Sample, cluster, samples
 from dicompiler.verify.comparison import transfers
 from dicompiler.verify.given import given_frames, references
+from dicompiler.verify.tolerances import allowances
 
 SPLITS = ("single", "modnn", "pipeline")
 """The strategies whose plans are emitted: nothing is sent; tiles with halos; whole layers, one device after another."""
@@ -143,7 +143,7 @@ def _check_run(
     assert program is not None and model is not None
     given = [random_inputs(graph_inputs(model), seed) for seed in range(frames)]
     result = target.run(place, given, RunOptions(timeout_s=TIMEOUT_S, without=without))
-    allowed = {**in_steps(model), **target.tolerances(model)}
+    allowed = {**allowances(model), **target.tolerances(model)}
     for i, inputs in enumerate(given):
         reference = run_model(model, inputs, optimization=target.level)
         by_device = dict(result.delivered[i]) if result.delivered else {}

@@ -148,10 +148,11 @@ def _extent(of: int, axis: int | None = None) -> Callable[[onnx.NodeProto, Given
     return count
 
 
-def _places(_node: onnx.NodeProto, given: Given) -> int | None:
-    """The least extent of the axes that the last axis of a ScatterND's indices counts."""
+def _places(node: onnx.NodeProto, given: Given) -> int | None:
+    """The least extent of the axes that the last axis of the indices of a ScatterND or GatherND counts."""
     data, indices = (None if tensor is None else tensor.shape for tensor in given[:2])
-    return min(data[: indices[-1]], default=None) if data and indices else None
+    batch = next((one.i for one in node.attribute if one.name == "batch_dims"), 0)
+    return min(data[batch : batch + indices[-1]], default=None) if data and indices else None
 
 
 def _depth(_node: onnx.NodeProto, given: Given) -> int | None:
@@ -166,6 +167,17 @@ def _mask(_node: onnx.NodeProto, _given: Given) -> int:
 def _rotated(node: onnx.NodeProto, given: Given) -> int | None:
     """Positions are the second input of onnxruntime's own operator alone."""
     return _extent(2, 0)(node, given) if node.domain else None
+
+
+def _turned(node: onnx.NodeProto, given: Given) -> int | None:
+    """Positions are the fourth input of the standard's operator."""
+    return None if node.domain else _extent(1, 0)(node, given)
+
+
+def _long(node: onnx.NodeProto, given: Given) -> int | None:
+    """How many steps there are, of which a length tells how many count."""
+    axes = {one.name: one.i for one in node.attribute}
+    return _extent(0, axes.get("time_axis", axes.get("layout", 0)))(node, given)
 
 
 def _counted(_node: onnx.NodeProto, given: Given) -> int | None:
@@ -184,7 +196,10 @@ def _inverted(_node: onnx.NodeProto, given: Given) -> int | None:
 
 _TAKES: Mapping[tuple[str, int], Callable[[onnx.NodeProto, Given], int | None]] = {
     **{(name, 1): _extent(0) for name in INDEXING - {"ScatterND"}},
-    ("ScatterND", 1): _places,
+    **{(name, 1): _places for name in ("GatherND", "ScatterND")},
+    **{(name, 4): _long for name in ("GRU", "LSTM", "RNN")},
+    ("ReverseSequence", 1): _long,
+    ("ArrayFeatureExtractor", 1): _extent(0, -1),
     ("OneHot", 0): _depth,
     ("EmbedLayerNormalization", 0): _extent(2, 0),
     ("EmbedLayerNormalization", 1): _extent(4, 0),
@@ -194,7 +209,8 @@ _TAKES: Mapping[tuple[str, int], Callable[[onnx.NodeProto, Given], int | None]] 
     ("ReduceSum", 0): _counted,
     ("GroupQueryAttention", 5): _extent(3, 2),
     ("GroupQueryAttention", 9): _extent(7, 0),
-    ("RotaryEmbedding", 1): _extent(2, 0),
+    ("RotaryEmbedding", 1): _rotated,
+    ("RotaryEmbedding", 3): _turned,
     ("Sub", 1): _inverted,
 }
 """(operator, place of the input) → how many values it takes there."""

@@ -1,4 +1,5 @@
-"""How far outputs may lie from onnxruntime's on the whole model: by their type, or in steps of a quantised tensor.
+"""How far outputs may lie from onnxruntime's on the whole model: by the types that they were computed through, or in
+steps of a quantised tensor.
 
 In: a Model. Out: Tolerances, by the output's name.
 """
@@ -34,6 +35,10 @@ _QUANTISING = (
 )  # fmt: skip
 _MOVING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat", "Identity")
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
+_SHARES: Mapping[int, float] = {
+    int(kind): TOLERANCE[str(onnx.helper.tensor_dtype_to_np_dtype(kind))] for kind in _FLOATS
+}
+"""`TOLERANCE` by the numbers that onnx has for types."""
 _BYTES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 
 
@@ -44,6 +49,27 @@ class Tolerance:
 
     times: float
     step: float | None = None
+
+
+def allowances(model: Model) -> dict[str, Tolerance]:
+    """The tolerance of each output for which its own type's does not do: `in_steps`, else `through_types`."""
+    return through_types(model) | in_steps(model)
+
+
+def through_types(model: Model) -> dict[str, Tolerance]:
+    """Outputs that were computed through a coarser type than their own, by name: what is rounded to float16 on its way
+    differs by float16's steps, however wide it is in the end. What is given in a type, or constant, is not rounded."""
+    tensors, rounded = model.tensors(), dict[str, float]()
+
+    def share(name: str) -> float:
+        return _SHARES.get(tensors[name].dtype, 0.0) if name in tensors else 0.0
+
+    for node in model.proto.graph.node:
+        before = max((rounded.get(name, 0.0) for name in node.input), default=0.0)
+        computed = any(name and not (name in tensors and tensors[name].constant) for name in node.input)
+        rounded |= {name: max(before, share(name) * computed) for name in node.output}
+    outputs = [value.name for value in model.proto.graph.output if share(value.name)]
+    return {name: Tolerance(rounded[name]) for name in outputs if rounded.get(name, 0.0) > share(name)}
 
 
 def in_steps(model: Model) -> dict[str, Tolerance]:

@@ -5,6 +5,7 @@ In: a model without weights, and what onnx has inferred. Out: value_info with st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,7 +35,7 @@ def _targets(given: _Given) -> int:
 SHAPES: Mapping[str, Callable[[Shape, _Given], Shape]] = {
     **dict.fromkeys(("Binarizer", "Imputer", "Normalizer", "Scaler"), _same),
     **dict.fromkeys(("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"), _rows(_targets)),
-    "ArrayFeatureExtractor": lambda shape, given: (*shape[:-1], given[""]),
+    "ArrayFeatureExtractor": lambda shape, given: (*(shape[:-1] or (1,)), given[""]),  # of a vector one row
     "FeatureVectorizer": _rows(lambda given: sum(given["inputdimensions"])),
 }
 """Operator of ai.onnx.ml → the shape of its result in floating point, by that of its input and its attributes."""
@@ -69,9 +70,9 @@ def _learned(node: onnx.NodeProto, known: Mapping[str, Tensor]) -> dict[str, onn
     elif node.op_type in SHAPES:
         if node.op_type == "ArrayFeatureExtractor":
             index = known.get(node.input[1])
-            if index is None or not index.shape:
+            if index is None or index.shape is None:
                 return {}
-            given[""] = index.shape[-1]
+            given[""] = math.prod(index.shape)
         # What is only picked or filled in keeps its type.
         kept = node.op_type in ("ArrayFeatureExtractor", "Imputer", "Binarizer")
         shapes = {node.output[0]: (tensor.dtype if kept else TensorProto.FLOAT, SHAPES[node.op_type](shape, given))}

@@ -179,9 +179,10 @@ def _infer(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProt
     while True:
         known = Model(inferred).tensors()
         open_ = {name for name in made - said if name not in known or known[name].shape is None}
-        missing = {value.name: value for value in hints if value.name in open_}
+        hinted = {value.name: value for value in hints if value.name in open_}
+        missing = {name: value for name, value in hinted.items() if _is_sized(value)}
         # What the file does not say either: onnxruntime is asked, then onnx of what follows.
-        missing = missing or {name: value for name, value in learned(bare, known).items() if name in open_}
+        missing = missing or {name: value for name, value in learned(bare, known).items() if name in open_} or hinted
         if not missing:
             return inferred
         said |= missing.keys()
@@ -189,6 +190,12 @@ def _infer(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProt
         for name in missing.keys() & outputs.keys():
             outputs[name].CopyFrom(missing[name])
         inferred = infer(bare, model.place)
+
+
+def _is_sized(value: onnx.ValueInfoProto) -> bool:
+    """Whether the file says a static shape."""
+    tensor = value.type.tensor_type
+    return tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
 
 
 def _without_shapes(model: Model) -> onnx.ModelProto:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dicompiler.plugin_api import Graph, Interval, Tensor, Variable
 from dicompiler_passes.folding import STANDARD
 from dicompiler_passes.severing import sever
+from dicompiler_passes.unfusing import SKIPS
 
 _FIRST_IR_WITH_FREE_INITIALIZERS = 4
 
@@ -53,11 +54,11 @@ def outputs_from_nodes(graph: Graph) -> None:
 
 def trim_outputs(graph: Graph) -> None:
     """Optional outputs that nobody reads go: Dropout → y, mask  ⇒  Dropout → y. Nodes in training mode stay."""
-    several = [node for node in graph.nodes if len(node.outputs) > 1 and node.domain in STANDARD]
+    own = [node for node in graph.nodes if node.domain in STANDARD and onnx.defs.has(node.op)]
+    several = [node for node in graph.nodes if node.op in SKIPS and node.domain not in STANDARD] + own
+    several = [node for node in several if len(node.outputs) > 1 and not node.attrs.get("training_mode")]
     read = graph.read() if several else set()
     for node in several:
-        if not onnx.defs.has(node.op) or node.attrs.get("training_mode"):
-            continue
         while len(node.outputs) > 1 and node.outputs[-1].name not in read:
             if not _is_optional(node.op, len(node.outputs) - 1, graph.opset):
                 break
@@ -65,7 +66,9 @@ def trim_outputs(graph: Graph) -> None:
 
 
 def _is_optional(op: str, index: int, opset: int) -> bool:
-    """Whether output `index` of the standard operator may be left out."""
+    """Whether output `index` of the operator, of the standard or one of SKIPS, may be left out."""
+    if op in SKIPS:
+        return index > 0
     try:
         outputs = onnx.defs.get_schema(op, max_inclusive_version=opset).outputs
     except onnx.defs.SchemaError:

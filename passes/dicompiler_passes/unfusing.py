@@ -13,6 +13,7 @@ import onnx_graphsurgeon as gs
 
 from dicompiler.plugin_api import Graph, Tensor, Variable
 from dicompiler_passes.unfusing_attention import ORT, opened
+from dicompiler_passes.unfusing_products import divided
 
 KEPT = ("num_heads", "unidirectional", "scale", "mask_filter_value")
 """Attributes that Attention and MultiHeadAttention share."""
@@ -24,14 +25,15 @@ SKIPS = {
 
 def unfuse(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
     """Attention of onnxruntime becomes three products and a MultiHeadAttention, where it has no past; a normalisation
-    of a sum becomes both where the sum is read as well; other attention is opened up (`opened`). Whether there was one.
+    of a sum becomes both where the sum is read as well; other attention is opened up (`opened`), products and their
+    activations are divided (`divided`). Whether there was one.
 
     Attention(x, w, b, mask)                 ⇒  MatMul, Add → q, k, v → MultiHeadAttention
     SkipLayerNormalization(x, y) → n, s      ⇒  Add(x, y) → s → LayerNormalization → n
     """
     changed = False
     for node in [node for node in graph.nodes if node.domain == ORT]:
-        if opened(graph, node, tensors):
+        if opened(graph, node, tensors) or divided(graph, node, tensors):
             changed = True
             continue
         if node.op == "Attention" and _plain(graph, node, tensors):

@@ -19,7 +19,7 @@ TESTED = {
 }
 """By hand-written cases; the element-wise operators and the reductions are tested by enumeration."""
 FUSED = {
-    *"MultiHeadAttention GroupQueryAttention RotaryEmbedding FusedMatMul MatMulNBits".split(),
+    *"MultiHeadAttention GroupQueryAttention RotaryEmbedding MatMulNBits".split(),
     *"SkipLayerNormalization SkipSimplifiedLayerNormalization".split(),
 }
 """Of onnxruntime's own domain."""

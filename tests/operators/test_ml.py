@@ -13,6 +13,7 @@ from dicompiler.ir.plan import Part
 from dicompiler.partition.bounds_inference import cuttable, output_shape
 from dicompiler.verify.exact import check_model
 from dicompiler.verify.executor import run_model
+from dicompiler.verify.given import given_inputs
 
 BODIES = {
     "Scaler": "<offset = [1.0, 2.0, 3.0, 4.0], scale = [0.5, 0.25, 2.0, 1.0]>",
@@ -49,3 +50,14 @@ def test_a_forest_costs_what_a_sample_meets_of_it() -> None:
     assert cost("TreeEnsembleRegressor") == (0, 0, 8 * (5 * 3 + 5 * 2))  # five trees of three levels, two targets
     assert cost("LinearRegressor") == (8 * 12, 0, 0)
     assert cost("Scaler") == (0, 0, 2 * 48) and cost("Normalizer") == (0, 0, 3 * 48)
+
+
+@pytest.mark.parametrize("index", ["5", "5, 1", "2, 3"])
+@pytest.mark.parametrize("rows", ["", "4, "])
+def test_features_are_picked_in_the_shape_that_onnxruntime_gives(rows: str, index: str) -> None:
+    """As scikit-learn's classes are: of a vector of labels by the column that ArgMax makes."""
+    model = from_text(f"""<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3]>
+        g (float[{rows}3] x, int64[{index}] i) => (y) {{ y = ai.onnx.ml.ArrayFeatureExtractor (x, i) }}""")
+    layers = prepare(model).layers
+    assert layers is not None
+    assert layers.tensors["y"].shape == run_model(model, given_inputs(model))["y"].shape

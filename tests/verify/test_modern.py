@@ -12,8 +12,10 @@ from random import Random
 
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from support.faults import KINDS, Fault, Placed
 from support.modern import MODERN
+from support.modern_net import MS, Net
 from support.splits import Case, cluster, splits
 
 import dicompiler
@@ -130,3 +132,36 @@ def test_nodes_that_are_not_in_order_are_sorted() -> None:
         assert set(filter(None, node.input)) <= made
         made.update(node.output)
     assert {node.name for node in sorted_.node} == {node.name for node in plain.node}
+
+
+def _mixed(form: str) -> onnx.ModelProto:
+    """Operators that round, called with inputs of several numbers or types in one network."""
+    net, width = Net(19), 32
+    x = net.input("x", (1, 8, width))
+    vectors = [net.weight(width) for _ in range(3)]
+    if form == "inputs":
+        for inputs in ((*vectors,), vectors[:2], (vectors[0], "", vectors[2])):
+            y = net.op("SkipLayerNormalization", net.linear(x, width, width), x, *inputs, domain=MS)
+            x = net.op("LayerNormalization", y, *vectors[: len(inputs) - 1])
+    elif form == "types":
+        for kind in (TensorProto.FLOAT16, TensorProto.FLOAT):
+            y = net.op("Softmax", net.op("Cast", net.linear(x, width, width), to=kind))
+            y = net.op("Sub", y, net.op("ReduceMean", y, net.ints(-1)))
+            x = net.op("Cast", net.op("Sigmoid", y), to=TensorProto.FLOAT)
+    else:  # weights in eight bits that are no integers
+        values = net.random.standard_normal((width, width)).astype(helper.tensor_dtype_to_np_dtype(17))
+        net.weights.append(numpy_helper.from_array(values, "eight"))
+        for _ in range(2):
+            weight = net.op("DequantizeLinear", "eight", net.const(0.5))
+            x = net.op("MatMul", net.op("MatMul", x, weight), net.op("Softmax", weight))
+    y = net.linear(x, width, 4)
+    return net.model(types=[helper.make_tensor_value_info(y, TensorProto.FLOAT, (1, 8, 4))], ir=9)
+
+
+@pytest.mark.parametrize("form", ["inputs", "types", "weights of eight bits"])
+def test_calls_of_an_operator_that_differ_are_all_exact(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODERN, form, lambda: _mixed(form))
+    layers = case(form).layers
+    check = checked(form, case(form).plan(next(iter(splits(layers, ["lop"], 0)))), seeds=(0,))
+    assert check.passed and check.applies, check.detail
+    assert check.detail.endswith(f", {len(layers.layers)} of {len(layers.layers)} layers")

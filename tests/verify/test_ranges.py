@@ -57,6 +57,9 @@ BERT = (
     ("inputs", "nodes", "found"),
     [
         (*BERT, {"ids": 5, "kind": 2, "at": 8, "mask": 2}),
+        ({"a": "INT64 8 1"}, "y = GatherND(words a)", {"a": 5}),
+        ({"a": "INT64 2 3 1", "b": "FLOAT 2 8 4"}, "y = GatherND(b a) batch_dims=1", {"a": 8}),
+        ({"a": "INT64 8", "b": "FLOAT 3 8 4"}, "y = ReverseSequence(b a) time_axis=0", {"a": 3}),
         ({"a": "INT64 8"}, "w = Gather(words a); k = Gather(kinds a); y = Add(w k)", {"a": 2}),
         ({"a": "INT64 8"}, "y = Gather(words a) axis=1", {"a": 4}),
         ({"a": "INT32 5 2"}, "y = GatherElements(words a) axis=1", {"a": 4}),

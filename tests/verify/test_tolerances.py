@@ -1,4 +1,4 @@
-"""What outputs may differ by: of quantised networks in steps of their scale."""
+"""What outputs may differ by: of quantised networks in steps of their scale, of others by the types on their way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.verify.tolerances import STEPS, Tolerance, in_steps
+from dicompiler.verify.tolerances import STEPS, TOLERANCE, Tolerance, allowances, in_steps
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> g (int8[1, 4] q, float[1, 4] x) =>'
 SCALES = "<float s = {0.5}, int8 z = {0}>"
@@ -36,3 +36,19 @@ def test_a_scale_that_is_computed_allows_a_share_of_the_range() -> None:
     text = "(float[1, 4] y) { s = ReduceMax <keepdims = 0> (x) y = DequantizeLinear (q, s) }"
     found = in_steps(Model.load(onnx.parser.parse_model(f"{HEAD} {text}")))
     assert found == {"y": Tolerance(np.float64(STEPS) / 256)}
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        # As converters to float16 leave it that keep the types of inputs and outputs.
+        ("{ a = Cast <to = 10> (x) b = Sigmoid (a) y = Cast <to = 1> (b) }", {"y": Tolerance(TOLERANCE["float16"])}),
+        ("{ a = Cast <to = 16> (x) b = Cast <to = 1> (a) y = Exp (b) }", {"y": Tolerance(TOLERANCE["bfloat16"])}),
+        # Weights in float16 were rounded before anything was computed.
+        ("<float16[4] w = {1, 2, 3, 4}> { a = Cast <to = 1> (w) y = Add (x, a) }", {}),
+        ("{ a = Cast <to = 11> (x) b = Exp (a) y = Cast <to = 1> (b) }", {}),
+    ],
+)
+def test_what_was_rounded_on_its_way_may_differ_by_that(text: str, allowed: dict[str, Tolerance]) -> None:
+    proto = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(f"{HEAD} (float[1, 4] y) {text}"))
+    assert allowances(Model.load(proto)) == allowed

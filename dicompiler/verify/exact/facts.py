@@ -26,6 +26,10 @@ FLOATS: Mapping[int, int] = {
     onnx.TensorProto.BFLOAT16: 8,
 }
 """The floating-point types of the check model, with the bits of their significands: integers below 2^bits are exact."""
+EIGHT_BITS = frozenset(
+    number for name, number in onnx.TensorProto.DataType.items() if name.startswith(("FLOAT8E4", "FLOAT8E5"))
+)
+"""Floating-point types in which weights are kept: whole numbers up to 8 are exact in each."""
 Rules = Mapping[tuple[str, str], OperatorRule]
 """(domain, operator type) → the rule, which says what stands in for the operator and what its constants become."""
 
@@ -80,7 +84,7 @@ class Facts:
     def constant(self, node: onnx.NodeProto, index: int) -> bool:
         """Whether input `index` of `node` is there and is a constant of a floating-point type."""
         name = node.input[index] if index < len(node.input) else ""
-        return name in self.constants and self.constants[name][0] in FLOATS
+        return name in self.constants and self.constants[name][0] in FLOATS.keys() | EIGHT_BITS
 
     def dynamic(self, node: onnx.NodeProto) -> int:
         """How many inputs of `node` are computed."""

@@ -108,7 +108,7 @@ class _Run:
         place; 0 where nothing is summed.
         """
         index = weight_index(self.known, node)
-        if stands_in(node) and node.op_type not in _PRODUCTS:
+        if node.name in self.known.treatment.left or (stands_in(node) and node.op_type not in _PRODUCTS):
             return 0.0
         if index is not None:
             data = self._bounded(node, self.spread(node.input[1 - index]))

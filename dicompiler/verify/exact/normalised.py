@@ -61,7 +61,7 @@ def layer(call: Call) -> list[NodeProto]:
         *_less_sum(call, "elements", [constant("last", np.array([1], np.int64))], "last", 1),
         *_reshaped("less", "X0", "shaped"),
     ]
-    if call.arity == 2:
+    if not any(call.kinds[2:]):
         return [*nodes, helper.make_node("Mul", ["shaped", "X1"], ["Y"])]
     nodes.append(helper.make_node("Mul", ["shaped", "X1"], ["scaled"]))
     return [*nodes, helper.make_node("Add", ["scaled", "X2"], ["Y"])]

@@ -143,7 +143,7 @@ def stand_in(node: NodeProto, known: Facts) -> str:
         word = "digest"
     if word == "digest":
         return word if _digestible(node, known) else "rounded"
-    if word in normalised.BODIES and (len(list(filter(None, node.output))) > 1 or not _alike(node, known)):
+    if word in normalised.BODIES and len(list(filter(None, node.output))) > 1:
         return ""
     blends = b"linear" if node.op_type == "GridSample" else b"nearest"
     if word == "resampled" and attribute(node, "mode", blends) == b"nearest":
@@ -163,13 +163,6 @@ def _digestible(node: NodeProto, known: Facts) -> bool:
     return known.opset >= 9 and None not in shapes and not any(map(known.is_text, node.output))
 
 
-def _alike(node: NodeProto, known: Facts) -> bool:
-    """Whether all nodes of the operator have as many inputs as `node`: a function cannot tell which are there."""
-    return "" not in node.input and all(
-        len(other.input) == len(node.input) for other in known.nodes if other.op_type == node.op_type
-    )
-
-
 def chosen(known: Facts) -> dict[int, StandIn]:
     """Index of each node for which something stands in → what, and in which domain: there is one function for the
     calls of an operator that are alike, and one for each node whose shape it must know."""
@@ -178,11 +171,9 @@ def chosen(known: Facts) -> dict[int, StandIn]:
     for index, node in enumerate(known.nodes):
         if not (word := stand_in(node, known)):
             continue
-        own, signature, weight = own_domain(node), tuple[Any, ...](), None
-        if word in general.BODIES or word == "attended":
-            weight = weight_index(known, node)
-            signature = (weight, *(known.dtype(name) for name in node.input), *map(bool, node.output))
-            signature += (index,) if word == "digest" else known.ranks(node) if word == "attended" else ()
+        own, weight = own_domain(node), weight_index(known, node)
+        signature = (weight, *(known.dtype(name) for name in node.input), *map(bool, node.output))
+        signature += (index,) if word == "digest" else known.ranks(node) if word == "attended" else ()
         numbers = functions.setdefault((own, node.op_type), {})
         number = numbers.setdefault((word, *signature), len(numbers))
         domain = f"{DOMAIN}.{own}" if own else DOMAIN

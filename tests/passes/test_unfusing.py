@@ -1,0 +1,96 @@
+"""What onnxruntime fused is divided into operators of the standard, and computes the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+from support.modern_net import MS, Net
+
+from dicompiler.driver.prepare import prepare
+from dicompiler.ir.onnx.model import Model
+from dicompiler.verify.comparison import compare
+from dicompiler.verify.executor import run_model
+from dicompiler.verify.given import given_inputs
+
+SMALL = {"pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}
+CONVOLUTIONS: dict[str, dict[str, Any]] = {
+    "Conv Relu": {"activation": "Relu"},
+    "Conv": {},
+    "Conv LeakyRelu": {"activation": "LeakyRelu", "activation_params": [0.1]},
+    "Conv Clip": {"activation": "Clip", "activation_params": [0.0, 0.5]},
+    "Conv HardSigmoid": {"activation": "HardSigmoid", "activation_params": [0.3, 0.6]},
+    "Conv Sigmoid": {"activation": "Sigmoid", "strides": [2, 2]},
+}
+PRODUCTS: dict[str, dict[str, Any]] = {
+    "MatMul": {},
+    "Transpose MatMul": {"transA": 1},
+    "Transpose MatMul Mul": {"transB": 1, "alpha": 0.125},
+    "Transpose Transpose MatMul Mul": {"transA": 1, "transB": 1, "alpha": 2.0},
+}
+
+
+def same(net: Net, output: str, shape: tuple[int, ...], operators: str) -> None:
+    """It is made of these operators now, and gives what it gave."""
+    model = Model.load(net.model(types=[helper.make_tensor_value_info(output, 1, shape)]))
+    ready = prepare(model).model
+    assert [node.op_type for node in ready.proto.graph.node] == operators.split()
+    feed = given_inputs(model)
+    check = compare("y", run_model(model, feed)[output], run_model(ready, feed)[output])
+    assert check.passed, check.detail
+
+
+@pytest.mark.parametrize(("operators", "attributes"), CONVOLUTIONS.items(), ids=CONVOLUTIONS)
+def test_a_convolution_and_its_activation(operators: str, attributes: dict[str, Any]) -> None:
+    net = Net()
+    x = net.input("x", (1, 3, 8, 8))
+    y = net.op("FusedConv", x, net.weight(4, 3, 3, 3), net.weight(4), domain=MS, **SMALL, **attributes)
+    same(net, y, (1, 4, *[8 // attributes.get("strides", [1])[0]] * 2), operators)
+
+
+def test_a_convolution_without_bias_and_what_is_added_before_its_activation() -> None:
+    net = Net()
+    x = net.input("x", (1, 4, 8, 8))
+    y = net.op("FusedConv", x, net.weight(4, 4, 3, 3), "", x, domain=MS, activation="Tanh", **SMALL)
+    same(net, y, (1, 4, 8, 8), "Conv Add Tanh")
+
+
+def test_a_product_with_a_bias_and_its_activation() -> None:
+    net = Net()
+    numbers = {"activation": "HardSigmoid", "activation_alpha": 0.3, "activation_beta": 0.6, "transB": 1, "alpha": 0.5}
+    y = net.op("FusedGemm", net.input("x", (5, 8)), net.weight(4, 8), net.weight(4), domain=MS, **numbers)
+    same(net, y, (5, 4), "Gemm HardSigmoid")
+
+
+@pytest.mark.parametrize(("operators", "attributes"), PRODUCTS.items(), ids=PRODUCTS)
+def test_a_product_of_turned_operands(operators: str, attributes: dict[str, Any]) -> None:
+    net = Net()
+    a, b = np.zeros((2, 3, 5)), np.zeros((2, 5, 4))
+    shapes = [x.swapaxes(1, 2).shape if attributes.get(f"trans{n}") else x.shape for n, x in (("A", a), ("B", b))]
+    inputs = [net.input(name, shape) for name, shape in zip("ab", shapes, strict=True)]
+    same(net, net.op("FusedMatMul", *inputs, domain=MS, **attributes), (2, 3, 4), operators)
+
+
+@pytest.mark.parametrize("turned", [(), ("transA",), ("transB",), ("transA", "transB")])
+@pytest.mark.parametrize("batched", [("transBatchA",), ("transBatchB",), ("transBatchA", "transBatchB")])
+def test_a_product_of_operands_whose_batch_stands_inside(batched: tuple[str, ...], turned: tuple[str, ...]) -> None:
+    """As detection transformers have it, whose first axis is that of the sequence."""
+    net = Net()
+    inputs = []
+    for name, shape in (("A", [2, 3, 5, 4]), ("B", [2, 3, 4, 6])):
+        own = [*shape[:-2], *shape[:-3:-1]] if f"trans{name}" in turned else shape
+        own = [own[2], *own[:2], own[3]] if f"transBatch{name}" in batched else own
+        inputs.append(net.input(name, own))
+    output = net.op("FusedMatMul", *inputs, domain=MS, **dict.fromkeys((*batched, *turned), 1))
+    expected = ["Transpose" for name in "AB" if {f"trans{name}", f"transBatch{name}"} & {*batched, *turned}]
+    same(net, output, (2, 3, 5, 6), " ".join([*expected, "MatMul"]))
+
+
+def test_an_activation_that_nobody_knows_stays_fused() -> None:
+    net = Net()
+    x = net.input("x", (1, 3, 8, 8))
+    y = net.op("FusedConv", x, net.weight(4, 3, 3, 3), domain=MS, activation="Nobody", **SMALL)
+    model = Model.load(net.model(types=[helper.make_tensor_value_info(y, 1, (1, 4, 8, 8))]))
+    assert [node.op_type for node in prepare(model).model.proto.graph.node] == ["FusedConv"]
