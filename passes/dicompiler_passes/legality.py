@@ -73,10 +73,10 @@ def check_sizes(graph: onnx.GraphProto, place: str) -> None:
 def check_nodes(graph: onnx.GraphProto, tensors: Mapping[str, Tensor], place: str) -> None:
     """DicompilerError for an attribute that does not fit the shapes of the node's tensors, by the table FITS."""
     for node in graph.node:
-        fault = FITS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        fault = FITS.get(node.op_type) if node.domain in ("", "ai.onnx", "com.microsoft") else None
         if fault is None:
             continue
-        names = (*node.input, *node.output[:1])
+        names = [name for name in (*node.input, *node.output[:1]) if name]
         shapes = [tensors[name].shape if name in tensors else None for name in names]
         known = [shape for shape in shapes if shape is not None]
         if len(known) < len(names):
@@ -123,11 +123,22 @@ def _pads(given: Given, known: list[Shape]) -> str:  # noqa: ARG001
     return f"pads is {pads}, as much as the kernel {kernel} or more" if wrong else ""
 
 
+def _heads(given: Given, known: list[Shape]) -> str:
+    """Each head has as many columns of the output; as many heads of queries read each one of keys and values."""
+    heads = given.get("q_num_heads", given.get("num_heads", 0))
+    shared, made = given.get("kv_num_heads", heads), known[-1]
+    if heads and shared and heads % shared:
+        return f"{heads} heads of queries can not share {shared} of keys and values"
+    wrong = heads and len(made) == 3 and made[-1] % heads
+    return f"it has {heads} heads where its output has {made[-1]} columns" if wrong else ""
+
+
 FITS: Mapping[str, Callable[[Given, list[Shape]], str]] = {
     "Concat": _axis,
     "Transpose": _permutation,
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _elements),
     "Conv": _filters,
+    **dict.fromkeys(("Attention", "MultiHeadAttention", "GroupQueryAttention"), _heads),
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pads),
 }
 """Operator → what is wrong with its attributes, given the static shapes of its inputs and its first output; '' for

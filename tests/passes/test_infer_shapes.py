@@ -245,5 +245,19 @@ def test_shapes_that_contradict_each_other_are_refused() -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        ("com.microsoft.MultiHeadAttention <num_heads = 3> (x, x, x)", "it has 3 heads where its output has 16 columns"),
+        ("Attention <q_num_heads = 4, kv_num_heads = 3> (x, x, x)", "4 heads of queries can not share 3 of keys and"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(node: str, words: str) -> None:
+    head = '<ir_version: 11, opset_import: ["": 23, "com.microsoft": 1]>'
+    text = f"{head} g (float[1, 4, 16] x) => (float[1, 4, 16] y) {{ y = {node} }}"
+    with pytest.raises(DicompilerError, match=f"Attention 'y': {words}.*: correct the model$"):
+        InferShapes().run(Compilation(Model.load(onnx.parser.parse_model(text))))
+
+
 def test_parse_shapes_splits_at_the_last_equals_sign() -> None:
     assert parse_shapes(("a=b=1x2", "c=", "d=7")) == {"a=b": (1, 2), "c": (), "d": (7,)}

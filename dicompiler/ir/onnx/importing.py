@@ -6,7 +6,7 @@ In: what the user gave. Out: the skeleton ModelProto and the weights by name. Ev
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
@@ -43,7 +43,7 @@ def load(source: str | Path | bytes | onnx.ModelProto) -> Loaded:
     _check_versions(skeleton, place)
     weights = _weights(skeleton, views, base, place)
     _name_nodes(skeleton.graph)
-    _sort_nodes(skeleton.graph)
+    _sort_nodes(skeleton.graph, place)
     check_soundness(skeleton, place)
     return skeleton, weights
 
@@ -152,7 +152,7 @@ def _inside(base: Path, location: str, where: str) -> Path:
     """The external file, which must be named by a relative path and really lie under the model's directory."""
     named = PurePosixPath(location)
     if not location or named.is_absolute() or PureWindowsPath(location).drive or ".." in named.parts:
-        raise DicompilerError(f"{where}: {location!r} is not a file in the model's directory")
+        raise DicompilerError(f"{where}: {location!r} is not a file in the model's directory: export it again")
     path = base / location
     if not path.is_file():
         raise DicompilerError(f"{where}: there is no file {str(path)!r}: copy it beside the model")
@@ -213,9 +213,9 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
         seen.add(node.name)
 
 
-def _sort_nodes(graph: onnx.GraphProto) -> None:
+def _sort_nodes(graph: onnx.GraphProto, place: str) -> None:
     """Each node after those whose results it reads, as onnx demands and onnxruntime does not; the order of a file that
-    has them so stays, and so does a circle, which is no order's fault."""
+    has them so stays. DicompilerError for nodes that read each other in a circle."""
     maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     before = [{maker[name] for name in node_reads(node) if name in maker} for node in graph.node]
     if all(i > max(made, default=-1) for i, made in enumerate(before)):
@@ -231,10 +231,24 @@ def _sort_nodes(graph: onnx.GraphProto) -> None:
             before[reader].discard(order[-1])
             if not before[reader]:
                 heapq.heappush(ready, reader)
-    if len(order) == len(before):
-        nodes = [graph.node[i] for i in order]
-        del graph.node[:]
-        graph.node.extend(nodes)
+    if len(order) < len(before):
+        circle = ", ".join(f"{graph.node[i].op_type} {graph.node[i].name!r}" for i in _circle(before))
+        raise DicompilerError(
+            f"{place}: not a legal ONNX model: a circle, in which each reads what the one before it makes: {circle}: "
+            "export it again"
+        )
+    nodes = [graph.node[i] for i in order]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _circle(before: Sequence[set[int]]) -> list[int]:
+    """The nodes of a circle, each behind one whose results it reads. before: by node those that it still waits for;
+    a node that waits does so for one that waits."""
+    path = [next(i for i, waiting in enumerate(before) if waiting)]
+    while path[-1] not in path[:-1]:
+        path.append(min(before[path[-1]]))
+    return path[path.index(path[-1]) + 1 :][::-1]
 
 
 def _check_text(message: Message, place: str) -> None:

@@ -7,6 +7,7 @@ for checks and inference, arrays, shapes, a structural digest. Everything here i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -184,12 +185,19 @@ class Model:
         try:
             onnx.checker.check_model(light)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            cause = " ".join(str(error).split("==>")[0].split())
-            raise DicompilerError(f"{place}: not a legal ONNX model: {cause}") from error
+            cause = structure.unmade(light.graph) or _cause(str(error))
+            raise DicompilerError(f"{place}: not a legal ONNX model: {cause}: correct it, or export it again") from error
 
     def digest(self) -> str:
         """sha256 of the structure: names, shapes, types, operators, attributes; the same for a retrained model."""
         return structure.digest(self.proto)
+
+
+def _cause(said: str) -> str:
+    """What onnx's checker said, on one line, and behind it the node that it said it of where it did."""
+    cause, _, context = said.partition("==>")
+    cause, named = " ".join(cause.split()).rstrip("."), re.search(r"Name: (.*) OpType: (\S+)", context)
+    return f"{named[2]} {named[1]!r}: {cause}" if named else cause
 
 
 def _hide_deprecated(proto: onnx.ModelProto) -> None:

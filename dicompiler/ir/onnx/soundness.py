@@ -58,7 +58,9 @@ Call = tuple[str, str, str]
 
 
 def check_soundness(model: onnx.ModelProto, place: str) -> None:
-    """Attributes in range, sizes that memory can have, indices inside of their tensors, calls that end."""
+    """Attributes in range, sizes that memory can have, indices inside of their tensors, calls that end, something to compute."""
+    if not model.graph.output:
+        raise DicompilerError(f"{place}: it has no output, so that there is nothing to compute: export it with one")
     for value in model.graph.input:
         if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
             raise DicompilerError(f"{place}: input {value.name!r} has no type: export it again")

@@ -39,6 +39,18 @@ def node_reads(node: onnx.NodeProto) -> Iterator[str]:
     yield from body_reads(node)
 
 
+def unmade(graph: onnx.GraphProto) -> str:
+    """Which node reads what nothing makes, or which output that is, in words; '' where all is made."""
+    made = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    made |= {tensor.values.name for tensor in graph.sparse_initializer}
+    made |= {name for node in graph.node for name in node.output}
+    for node in graph.node:
+        for name in node_reads(node):
+            if name not in made:
+                return f"{node.op_type} {node.name!r} reads {name!r}, which is no input, no weight and no node's output"
+    return next((f"nothing makes the output {value.name!r}" for value in graph.output if value.name not in made), "")
+
+
 def body_reads(node: onnx.NodeProto) -> dict[str, None]:
     """The tensors of the graph around it that a node's control-flow bodies read, in the order in which they do."""
     return dict.fromkeys(name for body in bodies(node) for name in _free(body))
