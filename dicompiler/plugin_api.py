@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     # Errors, options, files, numbers
     from dicompiler.base.bounding import bounded_memory
     from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError, expect, nearest, one_line
-    from dicompiler.base.given import given_array
+    from dicompiler.base.given import check_rows, given_array
     from dicompiler.base.objectives import OBJECTIVES, objective_terms
     from dicompiler.base.remembering import Remembers, remembered
     from dicompiler.base.schema import load_json, read_text, validate
@@ -187,18 +187,18 @@ __all__ = [
     "Target", "Task", "TaskId", "Tell", "Tensor", "Timed", "Tolerance", "Transfer", "UsageError", "Value", "Variable",
     "Weight", "Wire", "Work", "Written", "align", "aligned_cuts", "array_dtype", "artifact_document", "axis_of",
     "bounded_memory", "bounding", "captures", "check_constraints", "check_files", "check_objectives", "check_occupied",
-    "check_size", "compare", "constant_sizes", "contains", "count", "counted", "cut_axis", "cuttable", "dense",
-    "dtype_name", "each", "exit_of", "expect", "export_node", "file_digest", "file_record", "fits_constraints", "flops",
-    "format_bytes", "free", "free_memory", "full", "fused_regions", "given_array", "graph_inputs", "grid_tiles",
-    "hollow", "hookimpl", "in_steps", "intersect", "is_empty", "is_hollow", "json_text", "leaves", "load_json",
-    "load_plan", "look_ups", "macs", "memory_lacking", "memory_needed", "memory_used", "named_axes", "names_read",
-    "nearest", "objective_terms", "objective_values", "one_line", "open_artifact", "output_shape", "part_of",
-    "partition", "peak", "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_samples", "read_sealed",
-    "read_text", "read_within", "reduction", "registry", "remembered", "route_on", "run_model", "sealed_text",
-    "segment_values", "sent_dtype", "sent_nbytes", "set_states", "shape_of", "share_task", "shares", "shift", "sized",
-    "slices", "split", "ssh", "states_of", "taken", "task_macs", "tile", "transfer_document", "unannotated", "unique",
-    "validate", "value_document", "version", "volume", "weight_regions", "whole", "whole_plan", "with_interval",
-    "without",
+    "check_rows", "check_size", "compare", "constant_sizes", "contains", "count", "counted", "cut_axis", "cuttable",
+    "dense", "dtype_name", "each", "exit_of", "expect", "export_node", "file_digest", "file_record", "fits_constraints",
+    "flops", "format_bytes", "free", "free_memory", "full", "fused_regions", "given_array", "graph_inputs",
+    "grid_tiles", "hollow", "hookimpl", "in_steps", "intersect", "is_empty", "is_hollow", "json_text", "leaves",
+    "load_json", "load_plan", "look_ups", "macs", "memory_lacking", "memory_needed", "memory_used", "named_axes",
+    "names_read", "nearest", "objective_terms", "objective_values", "one_line", "open_artifact", "output_shape",
+    "part_of", "partition", "peak", "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_samples",
+    "read_sealed", "read_text", "read_within", "reduction", "registry", "remembered", "route_on", "run_model",
+    "sealed_text", "segment_values", "sent_dtype", "sent_nbytes", "set_states", "shape_of", "share_task", "shares",
+    "shift", "sized", "slices", "split", "ssh", "states_of", "taken", "task_macs", "tile", "transfer_document",
+    "unannotated", "unique", "validate", "value_document", "version", "volume", "weight_regions", "whole", "whole_plan",
+    "with_interval", "without",
 ]  # fmt: skip
 
 

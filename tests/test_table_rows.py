@@ -85,13 +85,13 @@ def test_devices_hold_their_rows_alone(target: str, tmp_path: Path) -> None:
         assert sum("?" in name for name in names) == LOOK_UP - 1  # the last makes what the layer makes
     verified = result.verify()
     assert verified.passed, verified
-    wrong = {"items": np.full((2, 8), 4_000)}
-    with pytest.raises(
-        DicompilerError, match=r"^input 'items': 4000 at \[0, 0\] is no row of 'table', which has 4000: "
-    ):
+    wrong, told = (
+        {"items": np.full((2, 8), 4_000)},
+        r"^input 'items': 4000 at \[0, 0\] is no row of 'table', which has ",
+    )
+    with pytest.raises(DicompilerError, match=told):
         dicompiler.run(tmp_path / "out", wrong)
     if target == "sockets":
-        told = "rows of table that items numbers: 0 to 3999, here .*, idx=4000 "
         with pytest.raises(DicompilerError, match=told), dicompiler.connect(tmp_path / "out") as session:
             session.infer(wrong)
 

@@ -5,6 +5,7 @@ In: numbers, words, lists, arrays. Out: arrays. Needs numpy and nothing of ONNX:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,3 +45,18 @@ def as_array(given: Any, dtype: np.dtype[Any], place: str) -> Any:
     if dtype.kind in "biu" and not np.array_equal(made, array):
         raise DicompilerError(f"{place} must be of type {dtype}: give numbers that it can hold")
     return made
+
+
+def check_rows(given: Any, tables: Iterable[Mapping[str, Any]], place: str) -> None:
+    """DicompilerError, naming `place`, the number and the table, where a whole number is no row of a table that it is
+    looked up in. tables: each with its name, `table`, how many `rows` it has, and the `least` number that it takes:
+    those below 0 count from its end."""
+    if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu" or not given.size:
+        return
+    for one in tables:
+        if given.min() < one["least"] or given.max() >= one["rows"]:
+            at = tuple(np.argwhere((given < one["least"]) | (given >= one["rows"]))[0])
+            raise DicompilerError(
+                f"{place}: {given[at]} at [{', '.join(map(str, at))}] is no row of {one['table']!r}, which has "
+                f"{one['rows']}: give numbers from 0 to {one['rows'] - 1}"
+            )

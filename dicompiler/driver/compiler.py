@@ -294,6 +294,8 @@ def predicted(
 def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
     """Writes the artifact: the target's files, the plan, the platform, and the model to verify against."""
     assert compilation.plan is not None and compilation.platform is not None and compilation.reference is not None
+    from dicompiler.verify.ranges import looked_up
+
     log.info("target %s writes %s", target.name, output)
     with moved_in_whole(output, MANIFEST, KIND) as stage:
         target.emit(compilation, stage)
@@ -302,7 +304,8 @@ def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
         (stage / REFERENCE).parent.mkdir()
         compilation.reference.save(stage / REFERENCE, external=True)
         (stage / MADE).write_text(json.dumps(made(compilation, target), indent=1) + "\n", encoding="utf-8")
-        seal(stage)
+        rows = looked_up(compilation.reference, [value.name for value in compilation.reference.proto.graph.input])
+        seal(stage, {"rows": rows} if rows else {})
     return replace(compilation, written=output)
 
 

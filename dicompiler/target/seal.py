@@ -50,14 +50,15 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data[: match.start(1)] + data[match.end(1) :]).hexdigest()
 
 
-def seal(directory: Path) -> None:
+def seal(directory: Path, more: Json | None = None) -> None:
     """Writes into the artifact.json of a directory what all other files in it hold, and the seal. Of files that its
-    `files` names already, where it was never sealed, that stands: who wrote them has taken the digests on the way."""
+    `files` names already, where it was never sealed, that stands: who wrote them has taken the digests on the way.
+    more: keys that come in beside those that are there."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / MANIFEST)
     names = [path.relative_to(directory).as_posix() for path in paths]
     for name in names:
         check_name(name, directory)
-    document = json.loads((directory / MANIFEST).read_bytes())
+    document = json.loads((directory / MANIFEST).read_bytes()) | (more or {})
     known = document.get("files", {}) if document.get("seal") == NO_SEAL else {}
     with ThreadPoolExecutor() as pool:
         records = pool.map(lambda name: known.get(name) or file_record(directory / name), names)

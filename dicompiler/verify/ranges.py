@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from dicompiler.base.errors import DicompilerError
+from dicompiler.base.given import check_rows
 from dicompiler.base.seeded import generator
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.rule import Tensor
@@ -73,23 +73,27 @@ def _readers(model: Model) -> dict[str, list[Read]]:
 def check_range(model: Model, given: Mapping[str, Any]) -> None:
     """DicompilerError, naming the input, the number and the table, where a number is no row of a table that it is
     looked up in, or written to: a token beyond the vocabulary, a position beyond a cache."""
+    for name, tables in looked_up(model, given).items():
+        check_rows(given[name], tables, f"input {name!r}")
+
+
+def looked_up(model: Model, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """Input → the tables whose rows its numbers are, by what `check_rows` takes; of those that are as long the first.
+    Without the inputs that are none."""
     tensors, readers = model.tensors(), _readers(model)
     makers = {name: node for node in model.proto.graph.node for name in node.output}
-    for name, array in given.items():
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or not array.size:
-            continue
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in names:
+        tables: dict[tuple[int, int], dict[str, Any]] = {}
         for node, place in _ends(name, readers):
             of = TABLES.get((node.op_type, place))
-            count = None if of is None else _count(node, place, tensors)
-            least = -(count or 0) if node.op_type in INDEXING else 0
-            if count and of is not None and (array.min() < least or array.max() >= count):
-                at = tuple(np.argwhere((array < least) | (array >= count))[0])
-                value, where = array[at], ", ".join(map(str, at))
-                raise DicompilerError(
-                    f"input {name!r}: {value} at [{where}] is no row of {_table(node.input[of], makers)!r}, which has "
-                    f"{count}: "
-                    f"give numbers from 0 to {count - 1}"
-                )
+            if of is not None and (count := _count(node, place, tensors)):
+                least = -count if node.op_type in INDEXING else 0
+                own = {"table": _table(node.input[of], makers), "rows": count, "least": least}
+                tables.setdefault((count, least), own)
+        if tables:
+            found[name] = list(tables.values())
+    return found
 
 
 def _table(name: str, makers: Mapping[str, onnx.NodeProto]) -> str:

@@ -105,7 +105,10 @@ class TestModels:
             (lambda p: p.graph.node[1].input.__setitem__(0, "r"), "a circle, in which each reads what the one before"),
             (lambda p: p.graph.input.pop(), "odd.onnx: not a legal ONNX model: Conv "),
             (lambda p: p.graph.node[1].attribute.add(name="no", type=2), "not a legal ONNX model: Relu 'r': Unrec"),
-            (lambda p: p.graph.ClearField("output"), "odd.onnx: it has no output, so that there is nothing to compute: export"),
+            (
+                lambda p: p.graph.ClearField("output"),
+                "odd.onnx: it has no output, so that there is nothing to compute: export",
+            ),
             (lambda p: p.ClearField("graph"), "not an ONNX model (it has no graph or no opset)"),
             (lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", -1), "is open: give it as"),
             (lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[2], "dim_value", 2**40), "and has 4.29 GB"),

@@ -248,7 +248,10 @@ def test_shapes_that_contradict_each_other_are_refused() -> None:
 @pytest.mark.parametrize(
     ("node", "words"),
     [
-        ("com.microsoft.MultiHeadAttention <num_heads = 3> (x, x, x)", "it has 3 heads where its output has 16 columns"),
+        (
+            "com.microsoft.MultiHeadAttention <num_heads = 3> (x, x, x)",
+            "it has 3 heads where its output has 16 columns",
+        ),
         ("Attention <q_num_heads = 4, kv_num_heads = 3> (x, x, x)", "4 heads of queries can not share 3 of keys and"),
     ],
 )

@@ -23,6 +23,7 @@ from dicompiler_targets.sockets import SocketsTarget
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> g'
 GATHER = f"{HEAD} (int64[1] x) => (float[1] y) <float[4] t = {{1, 2, 3, 4}}> {{ y = Gather(t, x) }}"
+SUM = GATHER.replace("y =", "z = Add(x, x) y =").replace("t, x", "t, z")
 COUNT = f"""{HEAD} (float[1] x) => (float[1] y) <int64 times = {{1000000000000}}, bool yes = {{1}}> {{
     y = Loop (times, yes, x) <body = turn (int64 i, bool go, float[1] s) => (bool again, float[1] t) {{
         again = Identity(go)
@@ -78,8 +79,20 @@ def test_states_are_kept_and_begun_anew(tmp_path: Path) -> None:
         assert all(np.array_equal(outputs[name], wanted[name]) for name in outputs)
 
 
+def test_a_number_that_is_no_row_of_its_table_is_refused_and_frames_go_on(tmp_path: Path) -> None:
+    artifact, words = compiled(GATHER, tmp_path / "a"), r"^input 'x': {} at \[0\] is no row of 't', which has 4: give "
+    for number in (4, -5, 2**40):
+        with pytest.raises(DicompilerError, match=words.format(number)):
+            SocketsTarget().run(artifact, [{"x": np.array([number])}], RunOptions(timeout_s=60))
+    with dicompiler.connect(artifact) as session:
+        for number in (-1, 3):
+            with pytest.raises(DicompilerError, match=words.format(9)):
+                session.infer({"x": np.array([9])})
+            assert session.infer({"x": np.array([number])})["y"] == [4]
+
+
 def test_what_fails_is_told_in_the_same_words_and_ends_the_session(tmp_path: Path) -> None:
-    artifact, bad = compiled(GATHER, tmp_path / "a"), {"x": np.array([9], np.int64)}
+    artifact, bad = compiled(SUM, tmp_path / "a"), {"x": np.array([9], np.int64)}
     with pytest.raises(RunError) as told:
         SocketsTarget().run(artifact, [bad], RunOptions(timeout_s=60))
     with dicompiler.connect(artifact) as session:

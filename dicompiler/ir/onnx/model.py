@@ -186,7 +186,9 @@ class Model:
             onnx.checker.check_model(light)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             cause = structure.unmade(light.graph) or _cause(str(error))
-            raise DicompilerError(f"{place}: not a legal ONNX model: {cause}: correct it, or export it again") from error
+            raise DicompilerError(
+                f"{place}: not a legal ONNX model: {cause}: correct it, or export it again"
+            ) from error
 
     def digest(self) -> str:
         """sha256 of the structure: names, shapes, types, operators, attributes; the same for a retrained model."""

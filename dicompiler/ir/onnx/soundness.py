@@ -58,7 +58,7 @@ Call = tuple[str, str, str]
 
 
 def check_soundness(model: onnx.ModelProto, place: str) -> None:
-    """Attributes in range, sizes that memory can have, indices inside of their tensors, calls that end, something to compute."""
+    """Attributes in range, sizes that memory can have, indices inside of their tensors, calls that end, an output."""
     if not model.graph.output:
         raise DicompilerError(f"{place}: it has no output, so that there is nothing to compute: export it with one")
     for value in model.graph.input:

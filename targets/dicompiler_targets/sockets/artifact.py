@@ -8,14 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DicompilerError, check_files, expect, given_array, nearest, open_artifact, read_sealed
+from dicompiler.plugin_api import (
+    DicompilerError,
+    check_files,
+    check_rows,
+    expect,
+    given_array,
+    nearest,
+    open_artifact,
+    read_sealed,
+)
 from dicompiler_targets.copies import WEIGHTS, check_sources, hashes, runtime_sources
 from dicompiler_targets.sockets.runtime.packed import NESTED, UNSIZED, WORDS, from_packed, to_packed
 from dicompiler_targets.sockets.runtime.roles import Schedule, roles, takes_part
@@ -43,7 +52,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Artifact:
-    """`manifests` in the order of devices; `inputs`, `outputs`, `files` and `states` as artifact.json has them."""
+    """`manifests` in the order of devices; the rest as artifact.json has it."""
 
     directory: Path
     digest: str
@@ -52,6 +61,7 @@ class Artifact:
     outputs: tuple[Mapping[str, Any], ...]
     files: Mapping[str, Any]
     states: tuple[Mapping[str, Any], ...] = ()
+    rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, directory: Path) -> Artifact:
@@ -70,8 +80,9 @@ class Artifact:
                 for peer in {t[end] for t in transfers for end in ("sender", "receiver")}:
                     if peer not in document["devices"]:
                         raise KeyError(f"{manifest['device']} needs {peer}, which is not there")
-            states = tuple(document.get("states", ()))
-            artifact = cls(directory, document["digest"], tuple(manifests), inputs, outputs, document["files"], states)
+            states, rows = tuple(document.get("states", ())), document.get("rows", {})
+            known = (directory, document["digest"], tuple(manifests))
+            artifact = cls(*known, inputs, outputs, document["files"], states, rows)
             if len({tuple(tuple(role.get("lost", ())) for role in roles(manifest)) for manifest in manifests}) > 1:
                 raise KeyError("the devices have different numbers of roles, or for other losses")
             return artifact
@@ -110,7 +121,8 @@ class Artifact:
 
     def arrays(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as contiguous arrays, what is no tensor as it is; where a state is among them, all states, as
-        zeros if they are not. DicompilerError for a missing, unknown or unfitting one."""
+        zeros if they are not. DicompilerError for a missing, unknown or unfitting one, and for a number that is no row
+        of the table that it is looked up in."""
         expect(inputs, (Mapping,), "the inputs", "arrays by name, as {'x': array}")
         states = [value for value in self.states if any(state["name"] in inputs for state in self.states)]
         missing = [value for value in states if value["name"] not in inputs]
@@ -119,7 +131,10 @@ class Artifact:
         for name in inputs:
             if name not in known:
                 raise DicompilerError(f"the network has no input {name!r}{nearest(name, known)}")
-        return {value["name"]: _checked(value, {**zeros, **inputs}) for value in (*self.inputs, *states)}
+        given = {value["name"]: _checked(value, {**zeros, **inputs}) for value in (*self.inputs, *states)}
+        for name, tables in self.rows.items():
+            check_rows(given.get(name), tables, f"input {name!r}")
+        return given
 
     def copies(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as arrays of their own. DicompilerError as for `arrays`."""
