@@ -177,7 +177,7 @@ import json, sys
 from pathlib import Path
 from runtime.values import make_sessions
 manifest = json.loads(Path("manifest.json").read_text())
-session, *_ = make_sessions(Path(), manifest, 1)
+session = next(one for one in make_sessions(Path(), manifest, 1) if one is not None)  # others only move
 try:
     print(session.get_session_options().get_session_config_entry("session.force_spinning_stop"))
 except RuntimeError:
