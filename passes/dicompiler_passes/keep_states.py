@@ -150,7 +150,7 @@ def _fit(model: Model, tensors: Mapping[str, Tensor], past: str, present: str) -
     before, after = tensors[past], tensors[present]
     ends = f"input {past!r} {_text(before)} and output {present!r} {_text(after)}"
     if before.dtype != after.dtype:
-        return f"{ends} are of different types"
+        return f"{ends} are of different types: export them as one"
     if before.shape is None or after.shape is None:
         return f"{ends} must have static shapes: fix them (--shape {past}=…)"
     if before.shape == after.shape:

@@ -172,7 +172,8 @@ def chosen(known: Facts) -> dict[int, StandIn]:
         if not (word := stand_in(node, known)):
             continue
         own, weight = own_domain(node), weight_index(known, node)
-        signature = (weight, *(known.dtype(name) for name in node.input), *map(bool, node.output))
+        made = (known.dtype(name) if name else None for name in node.output)
+        signature = (weight, *(known.dtype(name) for name in node.input), *made)
         signature += (index,) if word == "digest" else known.ranks(node) if word == "attended" else ()
         numbers = functions.setdefault((own, node.op_type), {})
         number = numbers.setdefault((word, *signature), len(numbers))

@@ -14,7 +14,7 @@ from dicompiler.ir.rule import OperatorRule
 from dicompiler.operators import builtin_rules
 from dicompiler.operators.elementwise import elementwise
 from dicompiler.plugin.registry import also
-from dicompiler.verify.exact import DOMAIN, check_model, general
+from dicompiler.verify.exact import DOMAIN, Treatment, check_model, general, made
 from dicompiler.verify.exact.normalised import BODIES
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
@@ -146,3 +146,15 @@ def test_a_plugins_stand_in_takes_the_place_of_its_operator_and_is_cut_by_its_ru
         layers = form_layers(checked, registered.rules)
         parts = [Part(device, ((0, 1), (0, 4), rows, (0, 6))) for device, rows in (("a", (0, 2)), ("b", (2, 6)))]
         assert np.array_equal(run_split(checked, layers, parts, inputs), expected)
+
+
+def test_calls_that_give_other_types_have_stand_ins_of_their_own() -> None:
+    model = from_text("""<ir_version: 8, opset_import: ["": 17]> g (float[1, 4] x) => (float[1, 4] y, float16[1, 4] z) {
+        a = Mul (x, x)
+        y = Cast <to = 1> (a)
+        z = Cast <to = 10> (a)
+    }""")
+    check = made(model, 0, treatment=Treatment(replaced=frozenset({("", "Cast")})))
+    assert {name: str(one.dtype) for name, one in run_model(check.model, check.inputs).items()} == {
+        "y": "float32", "z": "float16",
+    }  # fmt: skip
