@@ -87,7 +87,7 @@ def test_of_a_cache_that_grows_the_last_rows_are_kept_if_a_mask_tells_which_coun
         ("other=part", cell(), "state: input 'other' float (1, 4) and output 'part' float (1, 2) differ in shape: a "
          "state has one, or grows by a Concat behind what it was"),
         ("h=hn", cell("double", number=11), "state: input 'h' float (1, 4) and output 'hn' double (1, 4) are of "
-         "different types"),
+         "different types: export them as one"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_a_state_is_named(state: str, model: onnx.ModelProto, words: str) -> None:
