@@ -71,10 +71,8 @@ def test_another_platform_another_speed_and_several_frames_at_once(tmp_path: Pat
     assert stream.predicted_s < one.predicted_s
 
 
-def test_boards_faster_than_this_host_are_played_in_slower_time(tmp_path: Path) -> None:
+def test_fast_boards_are_played_in_slower_time(tmp_path: Path) -> None:
     directory = compiled(tmp_path / "artifact", "modnn", slow(2, rate=3e11, bandwidth=1e9), "squeezenet")
-    with pytest.raises(DicompilerError, match=r"--dilation"):
-        emulate(directory, frames=3)
     start = time.monotonic()
     found = emulate(directory, frames=3, dilation=50)
     taken = time.monotonic() - start
@@ -101,9 +99,8 @@ def test_what_calling_the_engine_takes_is_not_stretched(tmp_path: Path) -> None:
 
 def test_what_this_host_cannot_play_is_refused_with_the_figures(tmp_path: Path) -> None:
     fast = compiled(tmp_path / "fast", "single", slow(1, rate=1e15), "squeezenet")
-    with pytest.raises(
-        DicompilerError, match=r"^emulate: pi01 computes .* in a frame, this host alone needs .* slower boards"
-    ):
+    slower = r"^emulate: pi01 computes .* this host alone needs .* slower boards .*, or all of it slower \(--dilation\)"
+    with pytest.raises(DicompilerError, match=slower):
         emulate(fast)
     many = compiled(tmp_path / "many", "replicate", slow(12, bandwidth=1e12), "squeezenet")
     with pytest.raises(DicompilerError, match=r"processors of this host busy for .*% of each frame"):
