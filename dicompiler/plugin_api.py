@@ -154,6 +154,7 @@ if TYPE_CHECKING:
         value_document,
     )
     from dicompiler.target.records import (
+        Call,
         DeviceReport,
         DeviceStatus,
         Emulation,
@@ -175,7 +176,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API_VERSION", "ARTIFACT", "AUTODICE", "BUDGET", "DEVICES", "FREE", "INTERRUPTED", "LARGE", "OBJECTIVES",
-    "STAND_IN_DOMAIN", "TYPES", "Allowance", "Analytic", "Box", "Check", "Compilation", "ConstantValues",
+    "STAND_IN_DOMAIN", "TYPES", "Allowance", "Analytic", "Box", "Call", "Check", "Compilation", "ConstantValues",
     "CostFunction", "CostModel", "Count", "Device", "DeviceMetrics", "DeviceProgram", "DeviceReport", "DeviceStatus",
     "DicompilerError", "Effort", "Emulation", "Executor", "Front", "Graph", "HeldAttribute", "Host", "Hosts",
     "Installed", "Instrument", "Interval", "Json", "Key", "Label", "Layer", "LayerGraph", "Lineage", "Link",

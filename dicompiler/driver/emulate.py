@@ -9,14 +9,10 @@ may go so many times slower here than on the boards (`dilation`): seconds are th
 from __future__ import annotations
 
 import logging
-import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.units import format_seconds
@@ -34,22 +30,15 @@ from dicompiler.driver.fidelity import (
     usual_s,
 )
 from dicompiler.driver.prepare import platform_of
-from dicompiler.driver.profile import empty_model
+from dicompiler.driver.segment_times import segment_times
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.program import Program
-from dicompiler.search.problem import Problem
 from dicompiler.target.records import RunOptions, RunResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import ModelProto
 
 log = logging.getLogger("dicompiler")
 
-CALLS, TURNS, MEASURED_S = 5, 3, 2.0
-"""How often a segment is called in a turn to find out what it takes here, how many turns there are at least, and for
-how many seconds: of the turns' medians the lower quartile counts, as a host that others share is slow for a while at a
-time."""
 LOAD_LIMIT = 0.8
 """The share of this host's processors that computing may need: above it the boards would wait for each other here."""
 LATE_LIMIT = 0.05
@@ -104,6 +93,8 @@ def emulate(
     plays more boards then, or faster ones, but their runtimes are as many times faster. Needs root: see
     `target.emulated.network`. DicompilerError for what this host cannot carry, RunError as for `run`.
     """
+    from dicompiler.verify.given import given_inputs
+
     check_count(frames)
     if not 1 <= dilation < float("inf"):
         raise UsageError(f"emulate: dilation must be at least 1, not {dilation!r}")
@@ -120,7 +111,8 @@ def emulate(
     problem = at_host_speed(problem, runtime, program, secure=options.keys is not None)
     work = problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
-    here, board = _measured(program, problem, inputs, slower is not None), computing(work)
+    here = segment_times(target, program, given_inputs(compilation.reference, inputs), slower is not None)
+    board = computing(work)
     if slower is not None:
         board = {name: tuple(s * slower * _slowness(platform, name) for s in seconds) for name, seconds in here.items()}
     timed = predict(taking(work, board), platform, frames, options.in_flight)
@@ -146,71 +138,6 @@ def emulate(
 def _slowness(platform: Platform, device: str) -> float:
     """How many times as long as the fastest device it takes."""
     return platform.fastest.rate / platform.device(device).rate if platform.device(device).computes else 1.0
-
-
-class _Timed:
-    """A model in onnxruntime, on one thread, that notes what its calls take."""
-
-    def __init__(self, program: Program, model: ModelProto, name: str) -> None:
-        from dicompiler.verify.executor import Session
-
-        self._session = Session(model, program.weights, f"segment {name!r}", "all")
-        self._inputs: Mapping[str, Any] = {}
-        self._taken: list[float] = []
-        self._turns: list[float] = []
-
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        self._inputs = inputs
-        start = time.thread_time()
-        outputs = self._session.run(inputs)
-        self._taken.append(time.thread_time() - start)
-        return outputs
-
-    def again(self) -> None:
-        """With the same inputs once more."""
-        self.run(self._inputs)
-
-    def end_turn(self) -> None:
-        """Notes what its calls since the last turn took, but for the first, before which came another device's."""
-        self._turns.append(statistics.median(self._taken[1:]))
-        self._taken.clear()
-
-    @property
-    def seconds(self) -> float:
-        """Of a call in a quick turn."""
-        return sorted(self._turns)[len(self._turns) // 4]
-
-
-def _measured(program: Program, problem: Problem, inputs: Mapping[str, Any] | None, long: bool) -> Seconds:
-    """What each segment takes here on one thread, beside a call that computes nothing: after the device's others, as in
-    frames, so that weights come from where they come from then. long: for MEASURED_S."""
-    from dicompiler.verify.executor import Executor
-    from dicompiler.verify.given import given_inputs
-
-    assert problem.model is not None
-    empty = _Timed(program, empty_model(), "empty")
-    empty.run({"x": np.zeros(1, np.float32)})
-    timed: dict[int, _Timed] = {}
-    for role in program.roles:
-        executor = Executor(role, make=lambda one: timed.setdefault(id(one), _Timed(program, one.model, one.name)))
-        executor.run(given_inputs(problem.model, inputs))
-    frames = [
-        (device.device, [timed[id(segment)] for segment in device.segments])
-        for role in program.roles
-        for device in role.devices
-    ]
-    turns, end = 0, time.monotonic() + MEASURED_S * long
-    while turns < TURNS or time.monotonic() < end:
-        for _, own in frames:
-            for one in CALLS * (*own, empty):
-                one.again()
-            for one in (*own, empty):
-                one.end_turn()
-        turns += 1
-    found: dict[str, list[float]] = {device.device: [] for device in program.devices}
-    for name, own in frames:
-        found[name] += [max(0.0, one.seconds - empty.seconds) for one in own]
-    return {name: tuple(seconds) for name, seconds in found.items()}
 
 
 def _check_speed(here: Seconds, board: Seconds, frame_s: float, roles: int) -> None:

@@ -15,14 +15,14 @@ from dicompiler.base.errors import UsageError
 from dicompiler.base.specs import Spec, spec_of
 from dicompiler.cost.runtime import FREE, RuntimeCosts
 from dicompiler.ir.metrics import Occupied
-from dicompiler.target.records import DeviceStatus, Installed, RunOptions, RunResult
+from dicompiler.target.records import Call, DeviceStatus, Installed, RunOptions, RunResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.onnx.model import Model
-    from dicompiler.ir.program import Program
+    from dicompiler.ir.program import DeviceProgram, Program
     from dicompiler.verify.comparison import Check
     from dicompiler.verify.levels import Optimization
     from dicompiler.verify.tolerances import Tolerance
@@ -136,6 +136,11 @@ class Target(ABC):
         0 unless the target knows better. Memory limits count it.
         """
         return {device.device: 0 for device in program.devices}
+
+    def calls(self, device: DeviceProgram) -> tuple[Call, ...]:
+        """What its runtime does for each segment of the device, in order: timed to know what these take. By default the
+        engine computes all of it."""
+        return tuple(map(Call, device.segments))
 
     @property
     def costs(self) -> RuntimeCosts:

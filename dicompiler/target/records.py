@@ -13,7 +13,23 @@ from dicompiler.base.errors import UsageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dicompiler.ir.program import Segment
     from dicompiler.target.remote.hosts import Hosts
+
+
+def nothing(memory: Mapping[str, NDArray[Any]]) -> Callable[[], object]:  # noqa: ARG001
+    """Copies nothing."""
+    return lambda: None
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a runtime does where a segment's turn comes. segment: what the engine computes of it (None: nothing);
+    copies: given all tensors that it reads and makes, what makes the copies among them that the runtime makes itself
+    before and after that, once."""
+
+    segment: Segment | None
+    copies: Callable[[Mapping[str, NDArray[Any]]], Callable[[], object]] = nothing
 
 
 @dataclass(frozen=True)

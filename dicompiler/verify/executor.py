@@ -96,6 +96,20 @@ class Session:
         except Exception as error:  # see above
             raise DicompilerError(f"{self.place}: onnxruntime cannot run it: {_line(error)}") from error
 
+    def bound(self, memory: Mapping[str, Any]) -> Callable[[], None]:
+        """Runs it on what lies in `memory`, again and again: it reads its inputs there, in C order, and writes those of
+        its outputs there that are tensors of numbers."""
+        binding = self._session.io_binding()
+        for one in self._session.get_inputs():
+            binding.bind_ortvalue_input(one.name, to_ort(memory[one.name]))
+        for one in self._session.get_outputs():
+            array = memory.get(one.name)
+            if isinstance(array, np.ndarray) and array.dtype != object:
+                binding.bind_ortvalue_output(one.name, to_ort(array))
+            else:
+                binding.bind_output(one.name)
+        return lambda: self._session.run_with_iobinding(binding)
+
 
 def _dense(value: Any) -> Any:
     """Arrays in C order, which onnxruntime requires; numpy scalars as arrays of rank 0."""

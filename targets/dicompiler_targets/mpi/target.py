@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from dicompiler.plugin_api import Installed, Optimization, RunOptions, RunResult, RuntimeCosts, Target
+from dicompiler.plugin_api import (
+    Call,
+    DeviceProgram,
+    Installed,
+    Optimization,
+    RunOptions,
+    RunResult,
+    RuntimeCosts,
+    Target,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,6 +99,12 @@ class MpiTarget(Target):
     def level(self) -> Optimization:
         """That of its segments; the usual one is onnxruntime's own."""
         return self.optimization
+
+    def calls(self, device: DeviceProgram) -> tuple[Call, ...]:
+        """As the interface says: slices and joins at the ends are the runtime's."""
+        from dicompiler_targets.sockets.calls import calls
+
+        return calls(device)
 
     @property
     def costs(self) -> RuntimeCosts:

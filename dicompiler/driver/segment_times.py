@@ -1,0 +1,94 @@
+"""What the segments of a program take on this host, as a target's runtime calls them.
+
+Target + Program + inputs → seconds of each segment on one thread, beside a call that computes nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from dicompiler.driver.fidelity import Seconds
+from dicompiler.driver.profile import empty_model
+from dicompiler.ir.program import Program
+from dicompiler.target.interface import Target
+from dicompiler.target.records import Call
+from dicompiler.verify.executor import Executor, Session
+
+CALLS, TURNS, MEASURED_S = 5, 3, 2.0
+"""How often a segment is called in a turn, how many turns there are at least, and for how many seconds: of the turns'
+medians the lower quartile counts, as a host that others share is slow for a while at a time."""
+
+
+class _Timed:
+    """Calls something, and notes what that takes."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self._steps = steps
+        self._taken: list[float] = []
+        self._turns: list[float] = []
+
+    def call(self) -> None:
+        """Once more."""
+        start = time.thread_time()
+        for step in self._steps:
+            step()
+        self._taken.append(time.thread_time() - start)
+
+    def end_turn(self) -> None:
+        """Notes what its calls since the last turn took, but for the first, before which came another device's."""
+        self._turns.append(statistics.median(self._taken[1:]))
+        self._taken.clear()
+
+    @property
+    def seconds(self) -> float:
+        """Of a call in a quick turn."""
+        return sorted(self._turns)[len(self._turns) // 4]
+
+
+def segment_times(target: Target, program: Program, inputs: Mapping[str, Any], long: bool) -> Seconds:
+    """Device → what each segment takes, role by role: after the device's others, as in frames, so that weights come
+    from where they come from then. long: for MEASURED_S."""
+    empty = _Timed(Session(empty_model(), {}, "empty", "all").bound({"x": np.zeros(1, np.float32)}))
+    frames = [
+        (device.device, [_timed(program, call, memory) for call in target.calls(device)])
+        for role in program.roles
+        for held in (Executor(role, once=True).run(inputs, True).values,)
+        for device, memory in ((device, _writable(held[device.device])) for device in role.devices)
+    ]
+    turns, end = 0, time.monotonic() + MEASURED_S * long
+    while turns < TURNS or time.monotonic() < end:
+        for _, own in frames:
+            for one in CALLS * (*own, empty):
+                one.call()
+            for one in (*own, empty):
+                one.end_turn()
+        turns += 1
+    found: dict[str, list[float]] = {device.device: [] for device in program.devices}
+    for name, own in frames:
+        found[name] += [max(0.0, one.seconds - empty.seconds) for one in own]
+    return {name: tuple(seconds) for name, seconds in found.items()}
+
+
+def _writable(held: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of tensors, in C order."""
+    return {n: np.array(v, order="C") if isinstance(v, np.ndarray) else v for n, v in held.items()}
+
+
+def _timed(program: Program, call: Call, memory: dict[str, Any]) -> _Timed:
+    """memory: what the device holds in a frame; what its runtime joins, or cuts, of that is added."""
+    if call.segment is None:
+        return _Timed(call.copies(memory))
+    model = call.segment.model
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name not in memory:
+            kind = value.type.tensor_type
+            shape = [dim.dim_value for dim in kind.shape.dim]
+            memory[value.name] = np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    session = Session(model, program.weights, f"segment {call.segment.name!r}", "all")
+    return _Timed(call.copies(memory), session.bound(memory))
