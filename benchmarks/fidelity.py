@@ -187,7 +187,7 @@ def slowed(profile: dict[str, Any], times: float) -> dict[str, Any]:
     return (
         profile
         | {"layers": layers}
-        | {key: times * profile[key] for key in ("call_s", "whole_s", "weight_s", "cold_s")}
+        | {key: times * profile[key] for key in ("call_s", "whole_s", "weight_s", "read_s", "cold_s")}
     )
 
 

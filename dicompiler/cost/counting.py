@@ -52,7 +52,7 @@ class Count:
     """What a part of a layer comes to. In FLOP: `multiply` of multiplications, `pool` of pools and reductions, `other`
     of all else, `add` of adding up partial sums. weights: bytes of weights that it reads, each piece once; what only
     picks some of them (an embedding) reads no more than it makes. moved: bytes that it reads (weights too) and writes,
-    where what its nodes hand to each other stays in caches."""
+    where what its nodes hand to each other stays in caches. read: those of them that it reads, weights apart."""
 
     multiply: int
     pool: int
@@ -60,6 +60,7 @@ class Count:
     add: int
     moved: int
     weights: int = 0
+    read: int = 0
 
     @property
     def flops(self) -> int:
@@ -86,8 +87,10 @@ def count(
     ((key, region_made), *_) = task.outputs.items()
     size = 0 if region_made is None else volume(region_made)
     weights = _weights_read(layers, task.works, efforts)
-    moved = weights + live_nbytes(layers, task) + merge * _nbytes(layers, key.tensor, region_made)
-    return Count(2 * multiply, pool, other, (merge - 1) * size if merge else 0, moved, weights)
+    partial = merge * _nbytes(layers, key.tensor, region_made)
+    read = partial + sum(_nbytes(layers, need.tensor, region) for need, region in task.needs.items())
+    moved = weights + live_nbytes(layers, task) + partial
+    return Count(2 * multiply, pool, other, (merge - 1) * size if merge else 0, moved, weights, read)
 
 
 def _weights_read(layers: LayerGraph, works: tuple[Work, ...], efforts: Sequence[Effort]) -> int:

@@ -82,22 +82,31 @@ class Linear(Profiled):
     def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
         """By the coefficients of the layer's anchor. DicompilerError for a kind without coefficients, and for a
         profile of another network or device."""
+        if self.file:
+            return super().seconds(layers, layer, share, device)
         if not device.computes:
             return math.inf
-        counted = count(layers, layer, *share)
+        seconds = self.alone(layers, layer, share, device)
+        return seconds * (parse(self.rate, RATE, "rate") / device.rate if self.rate else 1.0)
+
+    def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device, inside: int) -> float:
+        """As `CostModel.fused`: given coefficients know nothing of frames."""
+        if self.file:
+            return super().fused(layers, layer, share, device, inside)
+        return self.seconds(layers, layer, share, device)
+
+    def alone(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        """By the coefficients of the layer's kind."""
         kind = kind_of(layer)
-        profile = self._profiles.of(layers, device) if self.file else None
-        known = self._given if profile is None else self._fitted[profile.place]
+        known = self._fitted[self._profiles.of(layers, device).place] if self.file else self._given
         chosen = known.get(kind) or known.get("*")
         if chosen is None:
             raise DicompilerError(
                 f"linear: no coefficients for {kind!r} (layer {layer.name!r}): give some for it or for every other "
                 "kind (*:A:B:C)"
             )
-        seconds = chosen.seconds(counted.flops, counted.moved)
-        if profile is not None:
-            return profile.in_frame(layers, layer, share, seconds)
-        return seconds * (parse(self.rate, RATE, "rate") / device.rate if self.rate else 1.0)
+        counted = count(layers, layer, *share)
+        return chosen.seconds(counted.flops, counted.moved)
 
 
 def _read(text: str) -> tuple[str, Coefficients]:

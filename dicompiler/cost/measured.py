@@ -6,6 +6,7 @@ LayerGraph + Layer + region + Device → seconds, as every CostModel. The measur
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from dicompiler.cost.counting import count
 from dicompiler.cost.model import Analytic, CostModel
-from dicompiler.cost.profile import Profile, Profiles, axis_cut, is_whole, signature
+from dicompiler.cost.profile import Profile, Profiles, axis_cut, between, is_whole, signature
 from dicompiler.cost.runtime import FREE, RuntimeCosts
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
@@ -43,19 +44,28 @@ class Profiled(CostModel):
         scaled = super().runtime_costs(device, stated, target)
         return self._profiles.runtime_costs(device, scaled, target) if asked else scaled
 
-    def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
-        """Less by what each byte costs less in the whole network's session than in its layers', each alone."""
-        seconds = self.seconds(layers, layer, share, device)
-        if not device.computes or not self.file or is_whole(layers, layer, share):  # of the whole that is known already
-            return seconds
-        counted, fusing_s = count(layers, layer, *share), self._profiles.of(layers, device).fusing_s(layers)
-        return max(0.0, seconds - fusing_s * (counted.moved - counted.weights))
+    @abstractmethod
+    def alone(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        """Seconds of a share that runs alone, again and again, as it was profiled."""
+
+    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        """A whole layer has its neighbours in its session as a rule, a part exchanges with other devices.
+        DicompilerError for a profile of another network or device, naming both."""
+        inside = between(layers, layer) if is_whole(layers, layer, share) else 0
+        return self.fused(layers, layer, share, device, inside)
+
+    def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device, inside: int) -> float:
+        """By what the profile has measured of frames: see `Profile.in_frame`."""
+        if not device.computes:
+            return math.inf
+        profile = self._profiles.of(layers, device)
+        return profile.in_frame(layers, layer, share, self.alone(layers, layer, share, device), inside)
 
 
 @dataclass(frozen=True)
 class Measured(Profiled):
     """What `dicompiler profile` measured: of each layer the whole and tiles of it; sizes in between are interpolated.
-    Whole layers take their shares of what the whole network was measured to take.
+    Whole layers take together what the whole network was measured to take.
 
     A part that is cut along several axes takes the whole layer's time, times what each cut alone leaves of it. Along
     an axis that was not measured, and for layers that could not be, operations decide.
@@ -72,12 +82,12 @@ class Measured(Profiled):
         if not self.file:
             raise ValueError("give at least one profile: file=PROFILE.json")
 
-    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
-        """Measured or interpolated. DicompilerError for a profile of another network or device, naming both."""
-        if not device.computes:
-            return math.inf
+    def alone(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+        """Measured or interpolated; by operations where the layer could not be measured."""
         profile = self._profiles.of(layers, device)
-        return _seconds(profile, layers, layer, share, device)
+        if signature(layers, layer) not in profile.layers:
+            return Analytic().seconds(layers, layer, share, device)
+        return _alone(profile, layers, layer, share)
 
     def fill(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
@@ -90,16 +100,9 @@ class Measured(Profiled):
                 profile = self._profiles.of(layers, device)
                 key = profile.place, device.rate, device.memory_bandwidth  # they decide where nothing was measured
                 if key not in columns:
-                    columns[key] = [_seconds(profile, layers, layer, share, device) for share in shares]
+                    columns[key] = [self.seconds(layers, layer, share, device) for share in shares]
                 times[:, i] = columns[key]
         return times
-
-
-def _seconds(profile: Profile, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
-    name = signature(layers, layer)
-    if name not in profile.layers:
-        return Analytic().seconds(layers, layer, share, device)
-    return profile.in_frame(layers, layer, share, _alone(profile, layers, layer, share))
 
 
 def _alone(profile: Profile, layers: LayerGraph, layer: Layer, share: Share) -> float:

@@ -47,9 +47,10 @@ class CostModel(ABC):
         """Seconds that `device` computes on a part of `layer`, the waiting and the sending not counted. Endless on a
         compute-less device."""
 
-    def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
-        """As `seconds`, where the device has just computed all that the part reads: onnxruntime fuses both then, and
-        what lies between keeps its layout. The same unless a model has measured that."""
+    def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device, inside: int) -> float:  # noqa: ARG002
+        """As `seconds`, where of what the part reads the device has just computed so many bytes (`inside`) and reads
+        them as they are: onnxruntime fuses both then, and what lies between keeps its layout. The same unless a model
+        has measured that."""
         return self.seconds(layers, layer, share, device)
 
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:  # noqa: ARG002

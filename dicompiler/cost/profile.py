@@ -25,6 +25,7 @@ from dicompiler.cost.counting import count
 from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.ir.devices import Device, Link
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import full
 from dicompiler.ir.rule import Tensor
@@ -99,6 +100,12 @@ def is_whole(layers: LayerGraph, layer: Layer, share: Share) -> bool:
     return everything and share.reduce is None and not share.merge
 
 
+def between(layers: LayerGraph, layer: Layer) -> int:
+    """Bytes that a whole layer reads of other layers: all but the network's inputs."""
+    given = [layers.tensors[name] for name in layer.inputs if name in layers.inputs]
+    return count(layers, layer).read - sum(raw_nbytes(one.dtype, one.shape or ()) for one in given)
+
+
 @dataclass(frozen=True)
 class LayerProfile:
     """What was measured of all layers with one signature. kind: see `kind_of`; names: the layers'."""
@@ -115,9 +122,9 @@ class Profile(Remembers):
     names, of the platform's devices that it holds for; call_s: seconds of an empty call, part of every measurement;
     layers: by signature; unmeasured: layer → why it could not be; links: between hosts; runtime: what targets' runtimes
     cost on it, by the target's name; whole_s: seconds of the whole network in one session, the call too (None: not
-    measured); weight_s: seconds that a byte of weights takes longer in a frame than in a piece that runs again and
-    again, because it comes from memory; cold_s: that any piece takes longer there, as the device has computed others
-    since."""
+    measured); weight_s, read_s: seconds that a byte of weights, and of what a piece reads beside them, takes longer in
+    a frame than in a piece that runs again and again, because it comes from memory; cold_s: that any piece takes longer
+    there, as the device has computed others since."""
 
     place: str
     network: str
@@ -130,6 +137,7 @@ class Profile(Remembers):
     runtime: Mapping[str, RuntimeCosts] = field(default_factory=dict)
     whole_s: float | None = None
     weight_s: float = 0.0
+    read_s: float = 0.0
     cold_s: float = 0.0
 
     def samples(self) -> Iterator[tuple[str, float, float, float]]:
@@ -153,28 +161,36 @@ class Profile(Remembers):
         """Seconds of all layers, one after another, each alone and without the call."""
         return sum(len(layer.names) * self.whole(layer.signature) for layer in self.layers.values())
 
-    @cached_property
-    def _together(self) -> float:
-        """What is left of the layers' seconds where they are in one session."""
-        if self.whole_s is None or self.alone_s == 0:
-            return 1.0
-        return max(0.0, self.whole_s - self.call_s) / self.alone_s
+    def in_frame(self, layers: LayerGraph, layer: Layer, share: Share, alone_s: float, inside: int) -> float:
+        """Seconds, in a frame, of a share of a layer that takes `alone_s` alone. Its weights come from memory there,
+        however little it computes with them, and so does what it reads, but for the bytes that the device has just
+        computed in the same session (`inside`): there layers fuse, and layouts stay."""
+        return max(0.0, alone_s + self._cold(layers, layer, share, inside) - self.fusing_s(layers) * inside)
 
-    def in_frame(self, layers: LayerGraph, layer: Layer, share: Share, alone_s: float) -> float:
-        """Seconds, in a frame, of a share of a layer that takes `alone_s` alone. A whole layer has its neighbours in
-        its session: they fuse, layouts stay, weights are cold. So all whole layers take as long as the network does. A
-        part exchanges with other devices as a rule: it takes what it takes alone, and its weights come from memory,
-        however little it computes with them."""
-        if is_whole(layers, layer, share):
-            return self._together * alone_s
-        return alone_s + self.weight_s * count(layers, layer, *share).weights
+    def _cold(self, layers: LayerGraph, layer: Layer, share: Share, inside: int) -> float:
+        """Seconds of waiting for memory."""
+        counted = count(layers, layer, *share)
+        return self.weight_s * counted.weights + self.read_s * max(0, counted.read - inside)
 
     @remembered
     def fusing_s(self, layers: LayerGraph) -> float:
-        """What a byte between layers costs less where they are in one session: there they fuse, and layouts stay."""
-        counts = [count(layers, layer) for layer in layers.layers]
-        carried = sum(one.moved - one.weights for one in counts)
-        return max(0.0, self.alone_s * (1 - self._together)) / carried if carried else 0.0
+        """What a byte between layers costs less in a session than where each runs alone: such that all layers, none
+        below 0, take as long as the whole network does. Below 0 where that takes longer."""
+        if self.whole_s is None:
+            return 0.0
+        left = [
+            (self.whole(name) + self._cold(layers, layer, Share(), inside), inside)
+            for layer in layers.layers
+            if (name := signature(layers, layer)) in self.layers
+            for inside in (between(layers, layer),)
+        ]
+        while (read := sum(nbytes for _, nbytes in left)) > 0:
+            saved = (sum(seconds for seconds, _ in left) - max(0.0, self.whole_s - self.call_s)) / read
+            above = [(seconds, nbytes) for seconds, nbytes in left if seconds >= saved * nbytes]
+            if len(above) == len(left):
+                return saved
+            left = above
+        return 0.0
 
     @cached_property
     def spread(self) -> float:
@@ -229,6 +245,7 @@ def from_json(document: Any, place: str) -> Profile:
         {target: RuntimeCosts(**costs) for target, costs in document.get("runtime", {}).items()},
         document.get("whole_s"),
         document.get("weight_s", 0.0),
+        document.get("read_s", 0.0),
         document.get("cold_s", 0.0),
     )
 

@@ -258,13 +258,16 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
 def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Task) -> float:
     """Seconds that a task computes on its device."""
     about = (routing.layers, *_share(routing, task), platform.device(task.device))
-    return cost.fused(*about) if _fused(routing, task) else cost.seconds(*about)
+    return cost.fused(*about, _inside(routing, task))
 
 
-def _fused(routing: Routing, task: Task) -> bool:
-    """Whether all that the task reads was computed on its device and is read as it is, neither cut nor joined."""
-    trees = routing.reads.get(task_id(task), {}).values()
-    return all(isinstance(t, Take) and t.box.task is not None and t.region == t.box.region for t in trees)
+def _inside(routing: Routing, task: Task) -> int:
+    """Bytes that the task reads as they were computed on its device, neither cut nor joined."""
+    found = 0
+    for source, tree in routing.reads.get(task_id(task), {}).items():
+        if isinstance(tree, Take) and tree.box.task is not None and tree.region == tree.box.region:
+            found += _nbytes(routing, source, [tree.region])
+    return found
 
 
 def task_flops(routing: Routing, task: Task) -> int:

@@ -343,8 +343,9 @@ def _scaled(case: Case, runs: Sequence[Run], profile: Path) -> tuple[float, Mapp
     for one, key in pieces:
         call_s = min(document["call_s"], one[key])
         one[key] = round(call_s + (one[key] - call_s) * factor, 9)
-    if "weight_s" in document:
-        document["weight_s"] *= factor
+    for key in ("weight_s", "read_s"):
+        if key in document:
+            document[key] *= factor
     return factor, document
 
 

@@ -242,7 +242,7 @@ def _write(piece: Piece, layers: LayerGraph, layer: Layer, directory: Path, file
     """Writes the piece's model; the entry of tasks.json that tells how to time it and what it is."""
     counted = count(layers, layer, *piece.share)
     sizes = {"cut": piece.cut, "size": piece.size, "flops": counted.flops, "moved": counted.moved}
-    sizes |= {"weights": counted.weights}
+    sizes |= {"weights": counted.weights, "read": counted.read}
     return {**sizes, **_runnable(piece.model, directory, file)}
 
 

@@ -11,6 +11,7 @@ weights are seeded random numbers.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -194,8 +195,8 @@ def quick(turn: Callable[[], list[float]]) -> list[float]:
 
 def coldness(layers: list[dict[str, Any]], call: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
     """What a piece takes longer in a frame, where the device has computed others since, than again and again: seconds
-    for each byte of its weights, which come from memory then, and beside those. Measured of a piece of each layer, one
-    after another: they leave in caches what a device's share of the network does."""
+    for each byte of its weights and of what else it reads, which come from memory then, and beside those. Measured of a
+    piece of each layer, one after another: they leave in caches what a device's share of the network does."""
     tasks = [usual(layer["measurements"]) for layer in layers for _ in layer["names"]]
     pieces = [prepare(task, options.threads) for task in (*tasks, call)]
 
@@ -207,8 +208,9 @@ def coldness(layers: list[dict[str, Any]], call: dict[str, Any], options: argpar
         return [statistics.median([run(piece) for _ in range(TURN + 1)][1:]) for piece in pieces]
 
     longer = [max(0.0, c - w) for c, w in zip(quick(cold), quick(warm), strict=True)]
-    each, byte = line([(task["weights"], more - longer[-1]) for task, more in zip(tasks, longer[:-1], strict=True)])
-    return {"weight_s": byte, "cold_s": each}
+    rows = [(1.0, float(task["weights"]), float(task["read"])) for task in tasks]
+    each, weight, read = least(rows, [more - longer[-1] for more in longer[:-1]])
+    return {"weight_s": weight, "read_s": read, "cold_s": each}
 
 
 def usual(pieces: list[dict[str, Any]]) -> dict[str, Any]:
@@ -217,14 +219,21 @@ def usual(pieces: list[dict[str, Any]]) -> dict[str, Any]:
     return own[len(own) // 2]
 
 
-def line(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """The line with the least squares through the points, its height at 0 and its slope, neither below 0."""
-    x, y = (statistics.fmean(values) for values in zip(*points, strict=True))
-    spread = sum((a - x) ** 2 for a, _ in points)
-    slope = max(0.0, sum((a - x) * (b - y) for a, b in points) / spread) if spread else 0.0
-    if y >= slope * x:
-        return y - slope * x, slope
-    return 0.0, max(0.0, sum(a * b for a, b in points) / (sum(a * a for a, _ in points) or 1.0))
+def least(rows: list[tuple[float, float, float]], wanted: list[float]) -> list[float]:
+    """The coefficients, none below 0, with which sums over rows come nearest to what is wanted, by least squares: the
+    best of all choices of which are 0."""
+    import numpy
+
+    matrix, goal = numpy.array(rows), numpy.array(wanted)
+    found = []
+    for chosen in itertools.product((False, True), repeat=matrix.shape[1]):
+        own = numpy.zeros(matrix.shape[1])
+        columns = matrix[:, list(chosen)]
+        scale = numpy.maximum(columns.max(axis=0, initial=0.0), 1e-300)
+        own[list(chosen)] = numpy.linalg.lstsq(columns / scale, goal, rcond=None)[0] / scale
+        if own.min() >= 0:
+            found.append((float(numpy.sum((matrix @ own - goal) ** 2)), own.tolist()))
+    return list(min(found)[1])
 
 
 def run(piece: tuple[Any, dict[str, Any], list[str], Any], times: int = 1) -> float:
