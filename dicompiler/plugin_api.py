@@ -155,6 +155,7 @@ if TYPE_CHECKING:
     )
     from dicompiler.target.records import (
         Call,
+        Copying,
         DeviceReport,
         DeviceStatus,
         Emulation,
@@ -177,9 +178,9 @@ if TYPE_CHECKING:
 __all__ = [
     "API_VERSION", "ARTIFACT", "AUTODICE", "BUDGET", "DEVICES", "FREE", "INTERRUPTED", "LARGE", "OBJECTIVES",
     "STAND_IN_DOMAIN", "TYPES", "Allowance", "Analytic", "Box", "Call", "Check", "Compilation", "ConstantValues",
-    "CostFunction", "CostModel", "Count", "Device", "DeviceMetrics", "DeviceProgram", "DeviceReport", "DeviceStatus",
-    "DicompilerError", "Effort", "Emulation", "Executor", "Front", "Graph", "HeldAttribute", "Host", "Hosts",
-    "Installed", "Instrument", "Interval", "Json", "Key", "Label", "Layer", "LayerGraph", "Lineage", "Link",
+    "Copying", "CostFunction", "CostModel", "Count", "Device", "DeviceMetrics", "DeviceProgram", "DeviceReport",
+    "DeviceStatus", "DicompilerError", "Effort", "Emulation", "Executor", "Front", "Graph", "HeldAttribute", "Host",
+    "Hosts", "Installed", "Instrument", "Interval", "Json", "Key", "Label", "Layer", "LayerGraph", "Lineage", "Link",
     "Measurement", "Metrics", "Model", "Network", "Node", "Occupied", "Operation", "OperatorRule", "Optimization",
     "Part", "Pass", "PassFailure", "PassManager", "Piece", "PieceFunction", "Place", "Plan", "Platform",
     "PlatformFamily", "PlatformFormat", "PluginError", "Point", "Problem", "Program", "Region", "Remembers",

@@ -25,7 +25,7 @@ CALLS, TURNS, MEASURED_S = 5, 3, 2.0
 medians the lower quartile counts, as a host that others share is slow for a while at a time."""
 
 
-class _Timed:
+class Timed:
     """Calls something, and notes what that takes."""
 
     def __init__(self, *steps: Callable[[], object]) -> None:
@@ -54,12 +54,12 @@ class _Timed:
 def segment_times(target: Target, program: Program, inputs: Mapping[str, Any], long: bool) -> Seconds:
     """Device → what each segment takes, role by role: after the device's others, as in frames, so that weights come
     from where they come from then. long: for MEASURED_S."""
-    empty = _Timed(Session(empty_model(), {}, "empty", "all").bound({"x": np.zeros(1, np.float32)}))
+    empty = Timed(Session(empty_model(), {}, "empty", "all").bound({"x": np.zeros(1, np.float32)}))
     frames = [
-        (device.device, [_timed(program, call, memory) for call in target.calls(device)])
+        (device.device, [timed(program, call, memory) for call in target.calls(device)])
         for role in program.roles
         for held in (Executor(role, once=True).run(inputs, True).values,)
-        for device, memory in ((device, _writable(held[device.device])) for device in role.devices)
+        for device, memory in ((device, writable(held[device.device])) for device in role.devices)
     ]
     turns, end = 0, time.monotonic() + MEASURED_S * long
     while turns < TURNS or time.monotonic() < end:
@@ -75,15 +75,15 @@ def segment_times(target: Target, program: Program, inputs: Mapping[str, Any], l
     return {name: tuple(seconds) for name, seconds in found.items()}
 
 
-def _writable(held: Mapping[str, Any]) -> dict[str, Any]:
+def writable(held: Mapping[str, Any]) -> dict[str, Any]:
     """Copies of tensors, in C order."""
     return {n: np.array(v, order="C") if isinstance(v, np.ndarray) else v for n, v in held.items()}
 
 
-def _timed(program: Program, call: Call, memory: dict[str, Any]) -> _Timed:
+def timed(program: Program, call: Call, memory: dict[str, Any]) -> Timed:
     """memory: what the device holds in a frame; what its runtime joins, or cuts, of that is added."""
     if call.segment is None:
-        return _Timed(call.copies(memory))
+        return Timed(*call.copies(memory))
     model = call.segment.model
     for value in (*model.graph.input, *model.graph.output):
         if value.name not in memory:
@@ -91,4 +91,5 @@ def _timed(program: Program, call: Call, memory: dict[str, Any]) -> _Timed:
             shape = [dim.dim_value for dim in kind.shape.dim]
             memory[value.name] = np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind.elem_type))
     session = Session(model, program.weights, f"segment {call.segment.name!r}", "all")
-    return _Timed(call.copies(memory), session.bound(memory))
+    before, after = call.copies(memory)
+    return Timed(before, session.bound(memory), after)

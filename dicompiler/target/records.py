@@ -17,19 +17,23 @@ if TYPE_CHECKING:
     from dicompiler.target.remote.hosts import Hosts
 
 
-def nothing(memory: Mapping[str, NDArray[Any]]) -> Callable[[], object]:  # noqa: ARG001
+Copying = Callable[[], object]
+"""Makes copies, once."""
+
+
+def nothing(memory: Mapping[str, NDArray[Any]]) -> tuple[Copying, Copying]:  # noqa: ARG001
     """Copies nothing."""
-    return lambda: None
+    return (lambda: None), (lambda: None)
 
 
 @dataclass(frozen=True)
 class Call:
     """What a runtime does where a segment's turn comes. segment: what the engine computes of it (None: nothing);
     copies: given all tensors that it reads and makes, what makes the copies among them that the runtime makes itself
-    before and after that, once."""
+    before and after that."""
 
     segment: Segment | None
-    copies: Callable[[Mapping[str, NDArray[Any]]], Callable[[], object]] = nothing
+    copies: Callable[[Mapping[str, NDArray[Any]]], tuple[Copying, Copying]] = nothing
 
 
 @dataclass(frozen=True)

@@ -191,36 +191,37 @@ class TestRuntime:
         assert line.startswith(f"{older}: it has no cost of slices in the runtime of acme: what the target states is ")
 
 
-@pytest.mark.parametrize("model", [Measured, Linear])
-def test_whole_layers_take_together_what_the_network_does(model: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 1.5])
+def test_whole_layers_take_together_what_the_network_does(share: float, tmp_path: Path) -> None:
     layers = network()
-    alone = model((written(tmp_path, document(layers)),))
-    total = sum(
-        Measured((written(tmp_path, document(layers)),)).seconds(layers, x, Share(), FAST) for x in layers.layers
-    )
-    within = model((written(tmp_path, document(layers, whole_s=total / 2, call_s=0.0), "q.json"),))
-    conv, rows = layers.layers[1], with_interval(full((1, 8, 16, 16)), 2, (0, 8))
-    for share in (Share(), Share(full((1, 8, 16, 16)))):
-        assert within.seconds(layers, conv, share, FAST) == pytest.approx(alone.seconds(layers, conv, share, FAST) / 2)
-    # A part exchanges with other devices, a partial sum too.
-    for share in (Share(rows), Share(None, (0, 4)), Share(merge=2)):
-        assert within.seconds(layers, conv, share, FAST) == pytest.approx(alone.seconds(layers, conv, share, FAST))
+    alone = Measured((written(tmp_path, document(layers)),))
+    total = sum(alone.seconds(layers, layer, Share(), FAST) for layer in layers.layers)
+    changes = {"whole_s": 1e-4 + share * total, "call_s": 0.0, "weight_s": 1e-9, "read_s": 2e-9}
+    within = Measured((written(tmp_path, document(layers, **changes), "q.json"),))
+    each = [within.seconds(layers, layer, Share(), FAST) for layer in layers.layers]
+    assert sum(each) == pytest.approx(1e-4 + share * total) and min(each) >= 0
+    for layer in layers.layers:
+        everything = Share(full(output_shape(layers, layer)))
+        assert within.seconds(layers, layer, everything, FAST) == within.seconds(layers, layer, Share(), FAST)
 
 
 @pytest.mark.parametrize("model", [Measured, Linear])
-def test_parts_read_their_weights_from_memory_and_whole_layers_as_the_network_does(model: Any, tmp_path: Path) -> None:
+def test_parts_read_what_others_made_and_their_weights_from_memory(model: Any, tmp_path: Path) -> None:
     layers = network()
     warm = model((written(tmp_path, document(layers)),))
-    cold = model((written(tmp_path, document(layers, weight_s=1e-9), "q.json"),))
+    cold = model((written(tmp_path, document(layers, weight_s=1e-9, read_s=3e-9), "q.json"),))
     conv, everything = layers.layers[1], full((1, 8, 16, 16))
     rows, channels = (Share(with_interval(everything, axis, (0, 4))) for axis in (2, 1))
     read = count(layers, conv).weights
     assert count(layers, conv, *rows).weights == read > count(layers, conv, *channels).weights > 0
-    for share in (rows, channels, Share(None, (0, 4))):
-        more = cold.seconds(layers, conv, share, FAST) - warm.seconds(layers, conv, share, FAST)
-        assert more == pytest.approx(1e-9 * count(layers, conv, *share).weights)
-    for share in (Share(), Share(everything), Share(merge=2)):
-        assert cold.seconds(layers, conv, share, FAST) == warm.seconds(layers, conv, share, FAST)
+    assert count(layers, conv, *rows).read == 4 * 8 * 5 * 16 < count(layers, conv, *channels).read == 4 * 8 * 16 * 16
+    for share in (rows, channels, Share(None, (0, 4)), Share(merge=2)):
+        own = count(layers, conv, *share)
+        alone = warm.seconds(layers, conv, share, FAST)
+        assert cold.seconds(layers, conv, share, FAST) - alone == pytest.approx(1e-9 * own.weights + 3e-9 * own.read)
+        for inside in (own.read // 2, own.read):
+            more = cold.fused(layers, conv, share, FAST, inside) - alone
+            assert more == pytest.approx(1e-9 * own.weights + 3e-9 * (own.read - inside), abs=1e-12)
 
 
 @pytest.mark.parametrize("model", [Measured, Linear])
@@ -234,19 +235,19 @@ def test_calls_are_cold_where_the_device_has_computed_others(model: Any, tmp_pat
         assert costs.calls(3) == pytest.approx(3 * costs.calling) == pytest.approx(3 * (call + 2e-5))
 
 
-def test_parts_that_go_on_in_a_session_take_what_they_take_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [Measured, Linear])
+def test_parts_that_go_on_in_a_session_take_what_they_take_there(model: Any, tmp_path: Path) -> None:
     layers = network()
-    alone = Measured((written(tmp_path, document(layers)),))
+    alone = model((written(tmp_path, document(layers)),))
     total = sum(alone.seconds(layers, layer, Share(), FAST) for layer in layers.layers)
-    within = Measured((written(tmp_path, document(layers, whole_s=0.9 * total), "q.json"),))
-    rows = {layer.name: Share(full(output_shape(layers, layer))) for layer in layers.layers}
+    within = model((written(tmp_path, document(layers, whole_s=0.9 * total), "q.json"),))
     conv = layers.layers[1]
     half, quarter = (Share(with_interval(full((1, 8, 16, 16)), 2, (0, n))) for n in (8, 4))
-    saved = [within.seconds(layers, conv, one, FAST) - within.fused(layers, conv, one, FAST) for one in (half, quarter)]
-    moved = [(one := count(layers, conv, *share)).moved - one.weights for share in (half, quarter)]
-    assert saved[0] / moved[0] == pytest.approx(saved[1] / moved[1])  # by the bytes between layers
+    read = [count(layers, conv, *share).read for share in (half, quarter)]
+    saved = [
+        within.seconds(layers, conv, one, FAST) - within.fused(layers, conv, one, FAST, inside)
+        for one, inside in zip((half, quarter), read, strict=True)
+    ]
+    assert saved[0] / read[0] == pytest.approx(saved[1] / read[1])  # by the bytes between layers
     assert saved[0] > saved[1] > 0
-    for layer in layers.layers:  # of whole layers that is known already
-        share = rows[layer.name]
-        assert within.fused(layers, layer, share, FAST) == within.seconds(layers, layer, share, FAST)
-    assert alone.fused(layers, conv, half, FAST) == alone.seconds(layers, conv, half, FAST)
+    assert alone.fused(layers, conv, half, FAST, read[0]) == alone.seconds(layers, conv, half, FAST)

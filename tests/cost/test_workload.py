@@ -162,10 +162,10 @@ def held(box: Box) -> Box:
 
 
 class Marked(Analytic):
-    """Says of a part that it is fused by a second more."""
+    """Says of a part how much of what it reads has just been computed: a byte by a second more."""
 
-    def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
-        return 1.0 + self.seconds(layers, layer, share, device)
+    def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device, inside: int) -> float:
+        return inside + self.seconds(layers, layer, share, device)
 
 
 def test_what_follows_on_its_device_is_fused_and_what_is_cut_or_came_is_not() -> None:

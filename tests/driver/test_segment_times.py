@@ -1,0 +1,48 @@
+"""Segments as runtimes call them: what is timed computes what the segments compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.driver.segment_times import segment_times, timed, writable
+from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin.registry import registry
+from dicompiler.verify.executor import Executor
+from dicompiler.verify.given import given_inputs
+
+
+@pytest.mark.parametrize("target", ["sockets", "mpi", "tflm"])
+@pytest.mark.parametrize("strategy", ["single", "modnn", "stahl"])
+def test_calls_with_their_copies_make_what_segments_make(target: str, strategy: str) -> None:
+    model = networks.build("ds_cnn", 0)
+    program = dicompiler.compile(model, "rpi4x3", strategy).program
+    assert program is not None
+    found = Executor(program, "all").run(given_inputs(Model.load(model), None), True).values
+    left = 0
+    for device in program.devices:
+        made = {name for segment in device.segments for name in segment.outputs}
+        memory = writable(found[device.device])
+        for name in made:
+            memory[name][...] = 0
+        for call, segment in zip(registry().make("targets", target).calls(device), device.segments, strict=True):
+            left += call.segment is not segment
+            timed(program, call, memory).call()
+        for name in made:
+            np.testing.assert_allclose(memory[name], found[device.device][name], atol=1e-5)
+    assert (left > 0) == (target != "tflm" and strategy != "single")
+
+
+def test_each_segment_has_its_seconds_in_order_of_roles() -> None:
+    model = networks.build("lenet", 0)
+    for strategy, objective in (("modnn", "latency"), ("replicate", "throughput")):
+        program = dicompiler.compile(model, "rpi4x2", strategy, objective=objective).program
+        assert program is not None
+        target = registry().make("targets", "sockets")
+        seconds = segment_times(target, program, given_inputs(Model.load(model), None), long=False)
+        for one in program.devices:
+            count = sum(len(d.segments) for role in program.roles for d in role.devices if d.device == one.device)
+            assert len(seconds[one.device]) == count
+        assert 0 < sum(map(sum, seconds.values())) < 10
