@@ -33,12 +33,18 @@ SHORTEST_S = 0.002
 """Seconds that one timing takes at least: short pieces run several times in it."""
 APART, ROUNDS = 1.1, 6
 """How many times the shortest time a median may be before a piece is timed again, and how often it is at most."""
+PASSES = 2
+"""How often all pieces, and the network, are timed, one after another: a host that others share, or that gets hot, is
+slow for a while; the quickest counts."""
 LONG_S, TURN = 1.0, 5
 """For how many seconds the whole network is timed, and what pieces take longer in a frame, of so many runs in a turn: a
 host that others share is slow for a while at a time."""
 PLAYS, PLAY_S, ALIKE = (2, 3), 0.25, 1.05
 """How often a runtime's programs are played, at least and at most, for how many seconds each, and how far the two best
 plays of each may be apart for no further one."""
+
+Seconds = tuple[float, float, float]
+"""Median, shortest and longest time."""
 
 
 class Failure(Exception):
@@ -135,22 +141,47 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.output.exists():
         profile["links"] = json.loads(options.output.read_text(encoding="utf-8")).get("links", [])
     profile["call_s"] = seconds(known["call"], options)[0]
+    found: dict[str, list[Seconds]] = {}
+    network: list[dict[str, float]] = []
+    for number in range(1, PASSES + 1):
+        why = _pass(known, options, found, f"{number}/{PASSES} ")
+        network.append(_network(known, options))
+    for layer in known["layers"]:
+        if (reason := why.get(layer["names"][0])) is not None:
+            profile["unmeasured"] += [{"name": name, "reason": reason} for name in layer["names"]]
+        else:
+            measured = [_measurement(task, quickest(found[task["file"]])) for task in layer["measurements"]]
+            profile["layers"].append({**layer, "measurements": measured})
+    quickest_network = min(network, key=lambda one: one.get("whole_s", 0.0))
+    return profile | quickest_network | {"runtime": runtimes(known["runtimes"])}
+
+
+def _pass(
+    known: dict[str, Any], options: argparse.Namespace, found: dict[str, list[Seconds]], title: str
+) -> dict[str, str]:
+    """Times all pieces once, into what was found of each by its file; why layers cannot be measured, by their first
+    name."""
+    refused: dict[str, str] = {}
     for number, layer in enumerate(known["layers"], 1):
-        text = f"{number}/{len(known['layers'])} {layer['names'][0]}"
+        name = layer["names"][0]
+        text = f"{title}{number}/{len(known['layers'])} {name}"
         if options.lines:
             print(text, flush=True)
         elif sys.stderr.isatty():
             print(f"\r{text:60.60}", end="", file=sys.stderr)
         try:
-            measured = [_measurement(task, options) for task in layer["measurements"]]
+            for task in layer["measurements"]:
+                found.setdefault(task["file"], []).append(seconds(task, options))
         except Exception as error:  # onnxruntime's errors share no other base
-            why = f"onnxruntime cannot run it alone: {' '.join(str(error).split())[:300]}"
-            profile["unmeasured"] += [{"name": name, "reason": why} for name in layer["names"]]
-            continue
-        profile["layers"].append({**layer, "measurements": measured})
+            refused[name] = f"onnxruntime cannot run it alone: {' '.join(str(error).split())[:300]}"
     if sys.stderr.isatty() and not options.lines:
         print(file=sys.stderr)
-    return profile | _network(known, options) | {"runtime": runtimes(known["runtimes"])}
+    return refused
+
+
+def quickest(found: list[Seconds]) -> Seconds:
+    """The least median of all passes, and the extremes of all."""
+    return min(found)[0], min(low for _, low, _ in found), max(high for *_, high in found)
 
 
 def _network(known: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
@@ -160,17 +191,17 @@ def _network(known: dict[str, Any], options: argparse.Namespace) -> dict[str, fl
     return {}
 
 
-def _measurement(task: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    median, low, high = seconds(task, options)
+def _measurement(task: dict[str, Any], found: Seconds) -> dict[str, Any]:
+    median, low, high = found
     return {key: task[key] for key in ("cut", "size", "flops", "moved")} | {"seconds": median, "low": low, "high": high}
 
 
-def seconds(task: dict[str, Any], options: argparse.Namespace) -> tuple[float, float, float]:
-    """Median, shortest and longest seconds of a piece, after a run that does not count. Where they are far apart the
-    host was busy with something else: it is timed again, and the quickest median counts."""
+def seconds(task: dict[str, Any], options: argparse.Namespace) -> Seconds:
+    """Of a piece, after a run that does not count. Where the median is far from the shortest time the host was busy
+    with something else: it is timed again."""
     piece = prepare(task, options.threads)
     times = max(1, min(1000, round(SHORTEST_S / max(1e-7, run(piece, 2)))))
-    rounds: list[tuple[float, float, float]] = []
+    rounds: list[Seconds] = []
     while not rounds or (rounds[-1][0] > APART * min(low for _, low, _ in rounds) and len(rounds) < ROUNDS):
         found = sorted(run(piece, times) for _ in range(options.repeat))
         rounds.append((statistics.median(found), found[0], found[-1]))

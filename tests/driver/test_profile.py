@@ -230,13 +230,15 @@ class TestMeasuring:
 
 class TestColdness:
     def test_what_each_piece_and_each_byte_take_longer_are_found_again(self) -> None:
-        points = [(size, 2e-5 + 3e-11 * size) for size in (0.0, 1e5, 2e6, 9e6)]
-        assert profile_script.line(points) == pytest.approx((2e-5, 3e-11))
+        rows = [(1.0, 0.0, 5e5), (1.0, 1e5, 0.0), (1.0, 2e6, 1e5), (1.0, 9e6, 3e5)]
+        wanted = [2e-5 + 3e-11 * weights + 7e-11 * read for _, weights, read in rows]
+        assert profile_script.least(rows, wanted) == pytest.approx([2e-5, 3e-11, 7e-11])
 
-    def test_neither_is_below_zero(self) -> None:
-        assert profile_script.line([(0.0, 5.0), (1.0, 3.0)]) == (4.0, 0.0)
-        assert profile_script.line([(1.0, 0.0), (2.0, 3.0)]) == (0.0, pytest.approx(6 / 5))
-        assert profile_script.line([(0.0, -1.0)]) == (0.0, 0.0)
+    def test_none_is_below_zero(self) -> None:
+        least = profile_script.least
+        assert least([(1.0, 0.0, 0.0), (1.0, 1.0, 0.0)], [5.0, 3.0]) == pytest.approx([4.0, 0.0, 0.0])
+        assert least([(1.0, 1.0, 0.0), (1.0, 2.0, 0.0)], [0.0, 3.0]) == pytest.approx([0.0, 6 / 5, 0.0])
+        assert least([(1.0, 0.0, 0.0)], [-1.0]) == [0.0, 0.0, 0.0]
 
     def test_the_piece_in_the_middle_reads_all_weights(self) -> None:
         pieces = [{"weights": w, "moved": moved} for w, moved in ((8, 100), (8, 60), (8, 40), (4, 50))]
