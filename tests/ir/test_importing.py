@@ -43,7 +43,7 @@ def test_unnamed_nodes_take_their_first_outputs_name_and_namesakes_a_number() ->
 
 
 def test_tensors_that_are_called_as_onnxruntimes_casts_get_other_names() -> None:
-    """onnxruntime refuses a model in which it would cast `a` to a name that is there: `Duplicate definition of name`."""
+    """onnxruntime refuses a model where it would cast `a` to a name that is there ("Duplicate definition of name")."""
     casts = "InsertedPrecisionFreeCast_"
     text = f"""<ir_version: 8, opset_import: ["": 17]> g (float16[8, 300] x, bool c) => (float16[8, 300] {casts}y)
     <float[300] {casts}w = {{{", ".join("1" * 300)}}}>
