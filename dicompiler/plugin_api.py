@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from dicompiler.ir.onnx.file import without
     from dicompiler.ir.onnx.graph import ConstantValues, Graph, HeldAttribute, Variable, names_read
     from dicompiler.ir.onnx.graph_export import export_node
-    from dicompiler.ir.onnx.importing import unique
     from dicompiler.ir.onnx.model import Model
+    from dicompiler.ir.onnx.names import unique
     from dicompiler.ir.onnx.soundness import check_size
     from dicompiler.ir.onnx.structure import captures
     from dicompiler.ir.onnx.weights import (

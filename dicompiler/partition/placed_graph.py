@@ -17,8 +17,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from dicompiler.ir.onnx.importing import unique
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.names import unique
 from dicompiler.ir.onnx.structure import bodies, body_names, body_reads, rename_captures
 from dicompiler.ir.onnx.weights import sized
 from dicompiler.ir.program import Value

@@ -78,13 +78,18 @@ def references(
     return made
 
 
+_LOADING = ("cannot be loaded", "onnxruntime cannot load it")
+"""What an error says of a model that no inputs make right."""
+
+
 @contextmanager
 def advising(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> Iterator[None]:
     """Says, where the network cannot be computed with random inputs, that one can give better ones, and which."""
     try:
         yield
     except DicompilerError as error:
-        if inputs is not None or "onnxruntime" not in str(error).lower() or "cannot be loaded" in str(error):
+        of_inputs = "onnxruntime" in str(error).lower() and not any(words in str(error) for words in _LOADING)
+        if inputs is not None or not of_inputs:
             raise
         names = ", ".join(value.name for value in graph_inputs(model))
         more = f"; its inputs were random numbers: give arrays that it takes (--inputs X.npz with {names})"

@@ -71,19 +71,35 @@ def check_sizes(graph: onnx.GraphProto, place: str) -> None:
 
 
 def check_nodes(graph: onnx.GraphProto, tensors: Mapping[str, Tensor], place: str) -> None:
-    """DicompilerError for an attribute that does not fit the shapes of the node's tensors, by the table FITS."""
+    """DicompilerError for an attribute or a constant index that does not fit the shapes of the node's tensors, by the
+    tables FITS and INDEXED."""
     for node in graph.node:
-        fault = FITS.get(node.op_type) if node.domain in ("", "ai.onnx", "com.microsoft") else None
-        if fault is None:
-            continue
-        names = [name for name in (*node.input, *node.output[:1]) if name]
-        shapes = [tensors[name].shape if name in tensors else None for name in names]
-        known = [shape for shape in shapes if shape is not None]
-        if len(known) < len(names):
-            continue
-        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
-        if wrong := fault(given, known):
+        if node.domain in ("", "ai.onnx", "com.microsoft") and (wrong := _misfit(node, tensors)):
             raise DicompilerError(f"{place}: {node.op_type} {node.name!r}: {wrong}: correct the model")
+
+
+def _misfit(node: onnx.NodeProto, tensors: Mapping[str, Tensor]) -> str:
+    """What is wrong with a node, in words; '' where nothing is, or not all of its shapes are known."""
+    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
+    if node.op_type in INDEXED:
+        return _indices(given, *(tensors.get(name) for name in node.input[:2]))
+    fault = FITS.get(node.op_type)
+    names = [name for name in (*node.input, *node.output[:1]) if name]
+    shapes = [tensors[name].shape if name in tensors else None for name in names]
+    known = [shape for shape in shapes if shape is not None]
+    return fault(given, known) if fault is not None and len(known) == len(names) else ""
+
+
+def _indices(given: Given, table: Tensor | None, index: Tensor | None) -> str:
+    """Constant numbers of rows are from -rows to rows - 1."""
+    if table is None or index is None or table.shape is None or index.value is None or not index.value.size:
+        return ""
+    axis = given.get("axis", 0)
+    if not -len(table.shape) <= axis < len(table.shape):
+        return f"axis is {axis} where the tensor has {len(table.shape)} axes"
+    rows, numbers = table.shape[axis], index.value.reshape(-1)
+    wrong = numbers[(numbers < -rows) | (numbers >= rows)]
+    return f"index {wrong[0]} of {index.name!r}: {table.name!r} has {rows} along axis {axis}" if wrong.size else ""
 
 
 def _axis(given: Given, known: list[Shape]) -> str:
@@ -111,8 +127,36 @@ def _filters(given: Given, known: list[Shape]) -> str:
     groups, (data, weight) = given.get("group", 1), known[:2]
     if len(data) != len(weight) or given.get("kernel_shape", weight[2:]) not in (weight[2:], [*weight[2:]]):
         return f"its weights have the shape {weight}, its input {data}, and kernel_shape is {given.get('kernel_shape')}"
-    fits = weight[0] % groups == 0 and data[1] == groups * weight[1]
-    return "" if fits else f"group is {groups}, which does not fit {data[1]} channels and weights of shape {weight}"
+    if weight[0] % groups or data[1] != groups * weight[1]:
+        return f"group is {groups}, which does not fit {data[1]} channels and weights of shape {weight}"
+    return _window(given, data[2:], weight[2:])
+
+
+def _window(given: Given, extents: Shape, kernel: Shape) -> str:
+    """A convolution's kernel lies within its padded input (a pool's need not: onnxruntime takes what there is)."""
+    by, pads = given.get("dilations") or [1] * len(kernel), given.get("pads") or [0] * 2 * len(kernel)
+    if given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or len(by) + len(pads) != 3 * len(kernel):
+        return ""
+    reach = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, by, strict=True)]
+    there = [sum(one) for one in zip(extents, pads[: len(kernel)], pads[len(kernel) :], strict=True)]
+    wrong = any(size > extent for size, extent in zip(reach, there, strict=True))
+    return f"its kernel reaches over {reach} where its input with its pads has {there}" if wrong else ""
+
+
+def _gates(gates: int) -> Callable[[Given, list[Shape]], str]:
+    """The weights of so many gates: (directions, gates x units, features), and what units read of each other."""
+
+    def fault(given: Given, known: list[Shape]) -> str:
+        data, weights, recurrent = known[:3]
+        units = given.get("hidden_size", recurrent[-1] if recurrent else 0)
+        directions = 2 if given.get("direction") == b"bidirectional" else 1
+        wants = [(directions, gates * units, data[-1] if data else 0), (directions, gates * units, units)]
+        for name, has, wanted in zip("WR", (weights, recurrent), wants, strict=True):
+            if tuple(has) != wanted:
+                return f"its weights {name} have the shape {tuple(has)} where {wanted} fits {units} units"
+        return ""
+
+    return fault
 
 
 def _pads(given: Given, known: list[Shape]) -> str:  # noqa: ARG001
@@ -139,7 +183,11 @@ FITS: Mapping[str, Callable[[Given, list[Shape]], str]] = {
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _elements),
     "Conv": _filters,
     **dict.fromkeys(("Attention", "MultiHeadAttention", "GroupQueryAttention"), _heads),
+    **{op: _gates(gates) for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4))},
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pads),
 }
 """Operator → what is wrong with its attributes, given the static shapes of its inputs and its first output; '' for
 nothing."""
+
+INDEXED = ("Gather", "GatherElements", "ScatterElements")
+"""Operators whose second input has numbers of rows of the first along an axis."""

@@ -42,6 +42,37 @@ def test_unnamed_nodes_take_their_first_outputs_name_and_namesakes_a_number() ->
     assert model.graph.node[1].name == ""
 
 
+def test_tensors_that_are_called_as_onnxruntimes_casts_get_other_names() -> None:
+    """onnxruntime refuses a model where it would cast `a` to a name that is there ("Duplicate definition of name")."""
+    casts = "InsertedPrecisionFreeCast_"
+    text = f"""<ir_version: 8, opset_import: ["": 17]> g (float16[8, 300] x, bool c) => (float16[8, 300] {casts}y)
+    <float[300] {casts}w = {{{", ".join("1" * 300)}}}>
+    {{
+        a = Relu (x)
+        [wide] {casts}a = Cast <to = 1> (a)
+        Cast_a = Mul ({casts}a, {casts}w)
+        b = If (c) <
+            then_branch = t () => (float[8, 300] d) {{ d = Neg ({casts}a) }},
+            else_branch = e () => (float[8, 300] d) {{ d = Add (Cast_a, {casts}a) }} >
+        narrow = Cast <to = 10> (b)
+        m = Mod <fmod = 1> (a, narrow)
+        {casts}y = Identity (m)
+    }}"""
+    proto = onnx.parser.parse_model(text)
+    loaded = Model.load(proto)
+    assert [name for node in loaded.proto.graph.node for name in node.output if name.startswith(casts)] == [f"{casts}y"]
+    assert loaded.proto.graph.node[1].output[0] == "Cast_a_1"
+    np.testing.assert_array_equal(loaded.array("Cast_w"), np.ones(300, np.float32))
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match="Duplicate definition"):
+        onnxruntime.InferenceSession(proto.SerializeToString(), options)
+    session = onnxruntime.InferenceSession(loaded.to_proto().SerializeToString(), options)
+    x = np.linspace(1, 2, 2400, dtype=np.float16).reshape(8, 300)
+    (result,) = session.run(None, {"x": x, "c": np.array(False)})
+    np.testing.assert_array_equal(result, x)
+
+
 def test_a_missing_file_names_it(tmp_path: Path) -> None:
     message = message_of(tmp_path / "none.onnx")
     assert "none.onnx" in message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.ir.compilation import Compilation
@@ -260,6 +261,37 @@ def test_heads_that_do_not_fit_are_refused(node: str, words: str) -> None:
     text = f"{head} g (float[1, 4, 16] x) => (float[1, 4, 16] y) {{ y = {node} }}"
     with pytest.raises(DicompilerError, match=f"Attention 'y': {words}.*: correct the model$"):
         InferShapes().run(Compilation(Model.load(onnx.parser.parse_model(text))))
+
+
+SHORT = "its weights {} have the shape \\({}\\) where \\({}\\) fits 4 units"
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        ("Gather <axis = 2> (x, at)", "index 7 of 'at': 'x' has 5 along axis 2"),
+        ("Gather <axis = -1> (x, below)", "index -6 of 'below': 'x' has 5 along axis -1"),
+        ("GatherElements <axis = 1> (x, cells)", "index 4 of 'cells': 'x' has 4 along axis 1"),
+        ("Conv (x, w)", r"its kernel reaches over \[6\] where its input with its pads has \[5\]"),
+        (
+            "Conv <pads = [1, 1], dilations = [2], strides = [5]> (x, w)",
+            r"its kernel reaches over \[11\] where .* has \[7\]",
+        ),
+        ("LSTM <hidden_size = 4> (x, u, r)", SHORT.format("W", "1, 12, 5", "1, 16, 5")),
+        ("GRU <hidden_size = 4> (x, u, r)", SHORT.format("R", "1, 16, 4", "1, 12, 4")),
+        ('RNN <hidden_size = 4, direction = "bidirectional"> (x, u, r)', SHORT.format("W", "1, 12, 5", "2, 4, 5")),
+    ],
+)
+def test_indices_kernels_and_weights_that_do_not_fit_are_refused(node: str, words: str) -> None:
+    text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 5] x) => (float y)
+      <int64[2] at = {{0, 7}}, int64[1] below = {{-6}}, int64[1, 1, 2] cells = {{0, 4}}> {{ y = {node} }}"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    for name, shape in {"w": (2, 4, 6), "u": (1, 12, 5), "r": (1, 16, 4)}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    kind = re.escape(node.split()[0])
+    with pytest.raises(DicompilerError, match=f"{kind} 'y': {words}: correct the model$"):
+        InferShapes().run(Compilation(Model.load(proto)))
 
 
 def test_parse_shapes_splits_at_the_last_equals_sign() -> None:

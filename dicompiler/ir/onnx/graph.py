@@ -20,7 +20,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 from onnx_graphsurgeon.util.misc import SynchronizedList
 
 from dicompiler.ir.onnx.file import without
-from dicompiler.ir.onnx.importing import unique
+from dicompiler.ir.onnx.names import unique
 from dicompiler.ir.onnx.weights import LARGE, Weight, dense, raw_nbytes
 
 _KINDS = onnx.AttributeProto

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.file import Views, map_file, read, skeleton_of
+from dicompiler.ir.onnx.names import free_casts, unique
 from dicompiler.ir.onnx.soundness import check_soundness
 from dicompiler.ir.onnx.structure import bodies, node_reads
 from dicompiler.ir.onnx.weights import LARGE, Weight, header, is_hollow, mark_hollow, raw_nbytes
@@ -43,9 +44,10 @@ def load(source: str | Path | bytes | onnx.ModelProto) -> Loaded:
     _check_versions(skeleton, place)
     weights = _weights(skeleton, views, base, place)
     _name_nodes(skeleton.graph)
+    renamed = free_casts(skeleton.graph)
     _sort_nodes(skeleton.graph, place)
     check_soundness(skeleton, place)
-    return skeleton, weights
+    return skeleton, {renamed.get(name, name): weight for name, weight in weights.items()}
 
 
 def _weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, place: str) -> dict[str, Weight]:
@@ -185,18 +187,6 @@ def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
         yield from attribute.tensors
     for body in bodies(node):
         yield from _graph_tensors(body)
-
-
-def unique(name: str, taken: dict[str, int]) -> str:
-    """`name`, or `name_1`, `name_2` …: the first that is not in `taken`, into which it is put. taken: names, each with
-    the last number that was given to one like it, so that the next is found at once."""
-    candidate, number = name, taken.get(name, 0)
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}_{number}"
-    taken[name] = number
-    taken.setdefault(candidate, 0)
-    return candidate
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:

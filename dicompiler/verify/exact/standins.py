@@ -158,9 +158,10 @@ def _laid_out(node: NodeProto, word: str) -> bool:
 
 
 def _digestible(node: NodeProto, known: Facts) -> bool:
-    """Whether the node's results are tensors of known shape, of an opset that can count elements."""
+    """Whether it takes tensors, and makes tensors of known shape, of an opset that can count elements."""
     shapes = [known.tensors[name].shape if name in known.tensors else None for name in node.output if name]
-    return known.opset >= 9 and None not in shapes and not any(map(known.is_text, node.output))
+    countable = all(map(known.is_tensor, node.input)) and not any(map(known.is_text, node.output))
+    return known.opset >= 9 and None not in shapes and countable
 
 
 def chosen(known: Facts) -> dict[int, StandIn]:

@@ -23,7 +23,7 @@ from dicompiler.ir.regions import Interval, Region
 from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.partition.segmentation import cut
 from dicompiler.verify.comparison import Check, exact
-from dicompiler.verify.exact import made
+from dicompiler.verify.exact import DOMAIN, Treatment, made
 from dicompiler.verify.exact.left import differing
 from dicompiler.verify.exact.magnitudes import every_tensor
 from dicompiler_passes.form_layers import form_layers
@@ -178,6 +178,16 @@ def test_behind_whole_numbers_and_truth_values_a_piece_one_row_off_is_found(body
     own = plan(layers_of(model))
     how = replace(own, layers={**own.layers, "marks": (Part("pi01", FULL),)})
     assert checked(model, None, how).passed and not checked(model, one_row_off("m"), how).passed
+
+
+def test_what_picks_from_a_sequence_is_checked_where_it_has_a_static_shape() -> None:
+    """SequenceAt rounds where what the sequence is made of does; a sequence has no elements to count."""
+    body = """e = Exp (x)  z = Constant <value_int = 0> ()  s = SequenceConstruct (e, x)  a = SequenceAt (s, z)
+      ["behind"] y = Relu (a)"""
+    model = read(text(body))
+    model.proto.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, (4, 6, 5)))
+    found = made(model, 0, treatment=Treatment(replaced=frozenset({("", "SequenceAt")})))
+    assert [node.domain for node in found.model.proto.graph.node if node.op_type == "SequenceAt"] == [DOMAIN]
 
 
 def test_where_nothing_can_be_added_the_check_says_that_pieces_stay_unseen() -> None:

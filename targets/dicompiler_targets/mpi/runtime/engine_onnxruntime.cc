@@ -3,6 +3,7 @@
 #include <onnxruntime_cxx_api.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "engine.hpp"
 
@@ -141,9 +142,17 @@ public:
 
     std::unique_ptr<Segment> load(const std::string& path) override {
         try {
-            return std::make_unique<OrtSegment>(env_, path, options_);
+            try {
+                return std::make_unique<OrtSegment>(env_, path, options_);
+            } catch (const Ort::Exception& error) {
+                // On some processors onnxruntime makes uint8 of int8, and then refuses its own QuantizeLinear of opset
+                // 21, whose type stands in an attribute (its issue 25526): it is loaded as on those that keep int8.
+                if (!std::strstr(error.what(), "QuantizeLinear")) throw;
+                options_.AddConfigEntry("session.qdqisint8allowed", "1");
+                return std::make_unique<OrtSegment>(env_, path, options_);
+            }
         } catch (const Ort::Exception& error) {
-            throw Error(path + ": onnxruntime cannot load it: " + one_line(error.what()));
+            throw Error(path + " cannot be loaded: " + one_line(error.what()));
         }
     }
 

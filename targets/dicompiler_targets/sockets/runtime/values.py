@@ -97,10 +97,23 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
         try:
             path = str(directory / segment["file"])
             with returning():
-                sessions[segment["file"]] = ort.InferenceSession(path, options, ["CPUExecutionProvider"])
+                sessions[segment["file"]] = _session(path, options)
         except Exception as error:  # onnxruntime's errors share no other base
             raise ValueError(f"segment {segment['name']!r} cannot be loaded: {one_line(error)}") from error
     return [sessions[segment.get("file")] for segment in segments]
+
+
+def _session(path: str, options: Any) -> Any:
+    """The session of a file. On some processors onnxruntime makes uint8 of int8 at levels from "extended" on, and then
+    refuses its own QuantizeLinear of opset 21, whose type stands in an attribute (its issue 25526): a file that it
+    refuses is loaded as on those that keep int8."""
+    try:
+        return ort.InferenceSession(path, options, ["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors share no other base
+        if "QuantizeLinear" not in str(error):
+            raise
+        options.add_session_config_entry("session.qdqisint8allowed", "1")
+        return ort.InferenceSession(path, options, ["CPUExecutionProvider"])
 
 
 def run_segment(

@@ -1,0 +1,72 @@
+"""Names: new ones that are not taken, and none that onnxruntime gives itself.
+
+In: the skeleton of a model, as it is read. Out: the same, in which tensors have other names where they must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+import onnx
+
+from dicompiler.ir.onnx.structure import bodies, rename_captures
+
+CASTS = "InsertedPrecisionFreeCast_"
+"""With what onnxruntime begins the names of the tensors that it casts from float16 and back where it has no kernel:
+it asks only whether a node bears such a name already, so that a tensor of that name would be made twice."""
+
+
+def unique(name: str, taken: dict[str, int]) -> str:
+    """`name`, or `name_1`, `name_2` …: the first that is not in `taken`, into which it is put. taken: names, each with
+    the last number that was given to one like it, so that the next is found at once."""
+    candidate, number = name, taken.get(name, 0)
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    taken[name] = number
+    taken.setdefault(candidate, 0)
+    return candidate
+
+
+def free_casts(graph: onnx.GraphProto) -> dict[str, str]:
+    """Other names for the tensors of the main graph, which is changed, that are called as onnxruntime's casts; old
+    name → new name."""
+    fixed = {value.name for value in (*graph.input, *graph.output)}
+    found = [name for name in dict.fromkeys(_made(graph)) if name.startswith(CASTS) and name not in fixed]
+    if not found:
+        return {}
+    taken = dict.fromkeys(_all(graph), 0)
+    renamed = {name: unique(f"Cast_{name.removeprefix(CASTS)}", taken) for name in found}
+    _rename(graph, renamed)
+    return renamed
+
+
+def _made(graph: onnx.GraphProto) -> Iterator[str]:
+    """What a graph is given or makes."""
+    yield from (value.name for value in chain(graph.input, graph.initializer))
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    yield from (name for node in graph.node for name in node.output if name)
+
+
+def _all(graph: onnx.GraphProto) -> Iterator[str]:
+    """Those of `_made`, of the bodies in it too."""
+    yield from _made(graph)
+    for node in graph.node:
+        for body in bodies(node):
+            yield from _all(body)
+
+
+def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+    if not renamed:
+        return
+    for value in chain(graph.input, graph.output, graph.value_info, graph.initializer):
+        value.name = renamed.get(value.name, value.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = renamed.get(sparse.values.name, sparse.values.name)
+    for annotation in graph.quantization_annotation:
+        annotation.tensor_name = renamed.get(annotation.tensor_name, annotation.tensor_name)
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [renamed.get(name, name) for name in names]
+        rename_captures(node, renamed)

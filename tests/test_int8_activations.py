@@ -1,0 +1,33 @@
+"""Activations in int8 with QuantizeLinear of opset 21: what onnxruntime's optimiser makes of them on some processors it
+refuses itself, yet a network of them runs, whole and in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+
+import dicompiler
+
+TEXT = """<ir_version: 10, opset_import: ["": 21]> g (float[4, 8] x) => (float[8, 4] y)
+  <float s = {0.0625}, int8 z = {0}, int64[2] turned = {8, 4}, float[4, 4] w = {WEIGHTS}> {
+  q = QuantizeLinear (x, s, z)
+  d = DequantizeLinear (q, s, z)
+  t = Reshape (d, turned)
+  m = MatMul (t, w)
+  n = QuantizeLinear (m, s, z)
+  y = DequantizeLinear (n, s, z)
+}""".replace("WEIGHTS", ", ".join(str(number / 8) for number in range(-8, 8)))
+
+
+@pytest.mark.parametrize("target", ["sockets", "mpi"])
+def test_a_network_that_onnxruntime_refuses_only_where_it_makes_uint8_of_int8_runs(target: str, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(TEXT)
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdqisint8allowed", "1")
+    onnxruntime.InferenceSession(model.SerializeToString(), options)
+    made = dicompiler.compile(model, "rpi4x2", strategy="modnn", target=target, output=tmp_path / "built")
+    found = made.verify()
+    assert found.passed, found.checks
