@@ -269,7 +269,7 @@ class Crew:
         self.away.add(name)
         self._doubts = [(one, at) for one, at in self._doubts if name not in (one.device, one.says)]
         process = self._forget(name)
-        self._change(None)
+        self._change(drop=self._played(name))
         self._returns.lost(name)
         self._leaving.add(process, failure)
         self.told("loss", name, failure.message)
@@ -291,25 +291,31 @@ class Crew:
         self._door.forget(name)
         return process
 
-    def _change(self, back: str | None) -> None:
+    def _played(self, name: str) -> bool:
+        """Whether the device has a part in a frame that is on its way, or none is: else all of them go on."""
+        numbers = range(self.window.oldest, self.window.end)
+        return not numbers or any(name in self._roles[self.schedule.role(number)].players for number in numbers)
+
+    def _change(self, drop: bool, back: str = "") -> None:
         """Tells everybody, those first that begin, who is away and by which roles all goes from the next frame on, with
-        the next push. back: the device whose return changes that, for which nothing is dropped. Who was not told its
-        peers hears of it with them."""
+        the next push. drop: what is on its way is forgotten and given again; back: the device whose return changes
+        that, which has begun nothing. Who was not told its peers hears of it with them."""
         if not self._told:
             return
+        if self.window.end <= self._changed:  # an answer tells to which change, and so does what peers send
+            self.window.finish(self.window.open())
         first = self._changed = self.window.end
         lost = self.schedule.covering(self.away)
         assert lost is not None
         self.schedule.change(lost, first, self.window.oldest)
-        if back is None:
+        if drop:
             self.window.drop(first)
             self.void = True
         self.changing = set() if self._finishing else set(self.there)
         words = {"away": sorted(self.away), "lost": sorted(lost), "first": first}
         inputs = self._roles[self.schedule.role(first)].inputs
         for name in sorted(self.there, key=lambda name: not inputs[name]):
-            drop = back in (None, name)  # it begins there
-            self.processes[name].connection().post_json(Kind.CHANGE, {**words, "drop": drop})
+            self.processes[name].connection().post_json(Kind.CHANGE, {**words, "drop": drop or name == back})
 
     def _raise(self, failures: list[Failure]) -> None:
         """Raises RunError for the failure that is behind the first ones that were noticed."""
@@ -359,5 +365,5 @@ class Crew:
         self._returns.back(name)
         self._warned.clear()
         self.away.discard(name)
-        self._change(name)
+        self._change(drop=False, back=name)
         self.told("return", name, "")

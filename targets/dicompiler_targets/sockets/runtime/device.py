@@ -71,7 +71,7 @@ class Device(Member):
         self.announced = self.changed = 0
         self.departed: set[str] = set()
         self._unaware: set[str] = set()  # peers that are told of the last change before anything else
-        self._unanswered = False  # the coordinator has not heard that the last change is in force here
+        self._unanswered: int | None = None  # the change that is in force here, as the coordinator has not heard
         self.inputs, *self.other_inputs = (
             {value["index"]: value for value in (*role["inputs"], *role.get("states", ()))} for role in roles(manifest)
         )
@@ -121,8 +121,10 @@ class Device(Member):
         peers = self.mailbox.take(self.lines, "peers", self.deadline + PATIENCE_S, "the list of devices")
         self.lines.rest(math.inf)
         self._believe(peers)
-        self.window = Window(max(1, min(IN_FLIGHT_LIMIT, int(peers["in_flight"]))))
-        self.gate = Gate(self.inputs, self.window, self.other_inputs, self.schedule)
+        with self.lines.turn:  # a loss may be known already
+            self.window = Window(max(1, min(IN_FLIGHT_LIMIT, int(peers["in_flight"]))))
+            self.window.drop(self.changed)
+            self.gate = Gate(self.inputs, self.window, self.other_inputs, self.schedule)
         self._join(entrance, peers)
         own = self.lines, self._post, self.least, self.schedule, self.stays, self._late
         self.player = Player(self.manifest, sessions, self.mailbox, *own)
@@ -316,8 +318,8 @@ class Device(Member):
                 last = last or self.mailbox.pop("finish") is not None
             self.mailbox.check()
             if not player.advance(self._done) and (player.frames or not last):
-                if self._unanswered and not player.frames:
-                    self._answer()
+                if self._unanswered is not None and not player.frames:
+                    self._answer(self._unanswered)
                 player.wait(seen)
 
     def _obey(self, player: Player, opened: int) -> int:
@@ -325,23 +327,23 @@ class Device(Member):
         next."""
         if (first := self.mailbox.pop("drop")) is not None:
             player.drop()
-            opened, self._unanswered = first, True
+            opened = self._unanswered = first
         opened = self.mailbox.pop(("skip", opened)) or opened
         while (times := self.mailbox.pop(("frame", opened))) is not None:
             player.begin(opened, *times)
             opened = self.mailbox.pop(("skip", opened + 1)) or opened + 1
         return opened
 
-    def _answer(self) -> None:
-        """Tells the coordinator that the last change is in force here: a message of its own where no frame tells it."""
-        self._unanswered = False
-        self._to_control().send(Kind.CHANGED, frame=self.changed)
+    def _answer(self, change: int) -> None:
+        """Tells the coordinator that the change is in force here: a message of its own where no frame tells it."""
+        self._unanswered = None
+        self._to_control().send(Kind.CHANGED, frame=change)
 
     def _done(self, frame: Frame) -> None:
         with self.lines.turn:  # frames may be dropped at any time
             self.window.finish(frame.number)  # before DONE: more frames' tensors can come at once
         self.finished += 1
-        self._unanswered = False
+        self._unanswered = None
         since = int(1e6 * (time.perf_counter() - frame.begun)) + 1 if frame.begun else 0
         self._to_control().post(Kind.DONE, index=min(since, 2**32 - 1), frame=frame.number)
 

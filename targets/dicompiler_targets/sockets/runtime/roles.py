@@ -45,6 +45,11 @@ class Schedule:
         """Whether the device that it is made for has no part in the frames from the last change on."""
         return not self._parts[self._eras[-1][1][0]]
 
+    @property
+    def since(self) -> int:
+        """The first frame from the last change on."""
+        return self._eras[-1][0]
+
     def covering(self, away: Collection[str]) -> frozenset[str] | None:
         """Of the losses that there are roles for the least that holds all of `away`; None if none does."""
         found = [one for one in self._lost if one.issuperset(away)]
