@@ -11,7 +11,7 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -85,6 +85,14 @@ class Hostile:
         )
         assert channel.greeting(self.end)["device"] == peer
         return channel
+
+    def take_part(self, peers: Iterable[str]) -> None:
+        """Greets the coordinator and these peers, all that it has, and says that it is ready: `channels` to them."""
+        self.greet()
+        addresses = self.heard(Kind.PEERS)["addresses"]
+        before, after = ([name for name in peers if (name > self.name) == later] for later in (False, True))
+        self.channels = [self.welcome() for _ in before] + [self.call(name, addresses[name]) for name in after]
+        self.control.send(Kind.READY)
 
     def close(self) -> None:
         self.control.close()

@@ -6,7 +6,6 @@ In: a seed, which losses are covered. Out: an artifact of the sockets target, fr
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +18,6 @@ import onnx
 from support.dealing import cluster
 from support.generators import integers, random_model, random_plan
 from support.layer_graphs import rules
-from support.running import pids
 
 from dicompiler import networks
 from dicompiler.driver.prepare import prepare
@@ -32,10 +30,9 @@ from dicompiler.verify.comparison import compare
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.artifact import Artifact, Role
 from dicompiler_targets.sockets.session import Session
 
-STARTING_S = 0.7
-"""Of the processor, at most."""
 DEVICES = ("a", "b", "c", "d", "e")
 
 
@@ -51,12 +48,16 @@ class Survivor:
     def frames(self, count: int) -> list[dict[str, Any]]:
         return [integers(Random(number), self.model.proto) for number in range(count)]
 
-    def busy(self, device: str) -> bool:
-        """Whether the device's process has used the processor for longer than starting takes."""
-        if device not in (found := pids(self.directory)):
-            return False
-        fields = Path(f"/proc/{found[device]}/stat").read_text().rsplit(")")[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > STARTING_S
+    def peers(self, device: str) -> list[str]:
+        """Those that it exchanges something with, in any role, in order."""
+        program = self.compilation.program
+        assert program is not None
+        ends = [{t.sender, t.receiver} for role in program.roles for t in role.transfers]
+        return sorted({name for pair in ends if device in pair for name in pair} - {device})
+
+    def roles(self) -> Sequence[Role]:
+        """What each device is given, and delivers, in each role."""
+        return Artifact.load(self.directory).roles
 
     @cached_property
     def _known(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -240,6 +240,121 @@ def test_a_loss_that_a_plan_for_more_covers_goes_by_that(told: Told, two: Surviv
     assert kinds(session) == [(kind, "c") for kind in ("loss", "take-over", "return", "loss", "take-over")]
 
 
+def test_devices_of_a_host_that_dies_are_taken_over_once(told: Told, tmp_path: Path) -> None:
+    """The plan for the first of them does without the second: nothing is given twice."""
+    made = survivor(3, [("b", "c")], tmp_path / "artifact")
+    for name in "bc":
+        told.soon(made, name)
+    with connect(made, elsewhere=("b", "c")) as session:
+
+        def plot() -> Iterator[None]:
+            yield from frames(10)
+            found = pids(made.directory)
+            for name in "bc":
+                os.kill(found[name], signal.SIGKILL)
+            yield from until(lambda: len(session.events) > 2)
+            yield from frames(10)
+
+        made.stream(session, plot())
+    assert sum(event.replays for event in session.events) <= 4
+    assert sorted(kinds(session)[:2] + kinds(session)[2:]) == sorted(
+        [("loss", "b"), ("loss", "c"), *(one for one in kinds(session) if one[0] == "take-over")]
+    )
+
+
+def test_the_loss_of_a_device_without_a_part_drops_nothing(told: Told, two: Survivor) -> None:
+    for name in "bc":
+        told.soon(two, name)
+    with connect(two, elsewhere=("b", "c")) as session:
+
+        def plot() -> Iterator[None]:
+            for name in "cb":  # the plan for both is in force once c is lost
+                yield from frames(10)
+                hit(two, name, signal.SIGKILL)
+                yield from until(lambda name=name: kinds(session)[-1:] == [("take-over", name)])
+            yield from frames(10)
+
+        two.stream(session, plot())
+    assert session.events[-1].device == "b" and session.events[-1].replays == 0
+
+
+def test_each_change_has_a_number_of_its_own(told: Told, two: Survivor) -> None:
+    """Two in a row with no frame between: an answer to the first is none to the second."""
+    for name in "bc":
+        told.soon(two, name)
+    with connect(two, elsewhere=("b", "c")) as session:
+        numbers = [session._crew.schedule.since]
+        for name in "bc":
+            hit(two, name, signal.SIGKILL)
+            wait_until(lambda name=name: session._round([]) or ("take-over", name) in kinds(session))
+            numbers.append(session._crew.schedule.since)
+        assert numbers == sorted(set(numbers))
+        two.stream(session, frames(10))
+
+
+@pytest.mark.parametrize(
+    ("kind", "frame", "words"),
+    [
+        (Kind.READY, 0, "READY came twice"),
+        (Kind.CHANGED, 0, "CHANGED came twice for frame 0"),
+        (Kind.CHANGED, 1, "CHANGED came for frame 1, from which on nothing changes"),
+        (Kind.DONE, 0, "DONE came twice for frame 0"),
+    ],
+)
+def test_a_device_says_once_what_it_may_say_once(kind: Kind, frame: int, words: str, told: Told, one: Survivor) -> None:
+    player = sorted(one.roles()[0].players)[0]
+
+    def act() -> None:
+        device = Hostile(one.directory, player, told.how(player))
+        device.take_part(one.peers(player))
+        device.heard(Kind.RUN)
+        for _ in range(3):
+            device.control.send(kind, frame=frame)
+
+    threading.Thread(target=act, daemon=True).start()
+    with (
+        pytest.raises(RunError, match=f"^device '{player}': it sent what it must not: {words}$"),
+        connect(one, elsewhere=(player,)) as session,
+    ):
+        one.stream(session, frames(1))
+    while Hostile.there:
+        Hostile.there.pop().close()
+
+
+def test_what_comes_late_is_not_kept_while_the_user_is_away(told: Told, one: Survivor) -> None:
+    """Of a device that sends it without end, as of frames that were given again."""
+    outputs = one.roles()[0].outputs
+    sink = next(name for name, values in outputs.items() if values)
+    index, value = next(iter(outputs[sink].items()))
+    victim, played = next(name for name in DEVICES if name != sink), list[Hostile]()
+
+    def act() -> None:
+        device = Hostile(one.directory, sink, told.how(sink))
+        device.take_part(one.peers(sink))
+        played.append(device)
+
+    threading.Thread(target=act, daemon=True).start()
+    session = connect(one, elsewhere=(sink,))
+    hit(one, victim, signal.SIGKILL)
+    wait_until(lambda: session._round([]) or kinds(session))
+    device, since = played[0], session._crew.schedule.since
+    device.heard(Kind.CHANGE)
+    session._lines.rest(60.0)
+    for _ in range(100):
+        device.control.send(Kind.OUTPUT, bytes(value["bytes"]), index)
+        device.control.send(Kind.DONE)
+        device.control.send(Kind.CHANGED)
+    device.control.send(Kind.CHANGED, frame=since)
+    heard = session._crew._hearing.events
+    last = wait_until(lambda: [event for event in tuple(heard) if event.device == sink])
+    assert [event.header.frame for event in last] == [since]
+    device.control.send(Kind.CHANGED, frame=since)
+    with pytest.raises(RunError, match="CHANGED came twice"):
+        wait_until(lambda: session._round([]))
+    while Hostile.there:
+        Hostile.there.pop().close()
+
+
 def test_a_run_begins_without_devices(one: Survivor) -> None:
     program = one.compilation.program
     assert program is not None
@@ -279,14 +394,32 @@ def test_who_is_lost_before_all_are_ready_is_lost(how: str, told: Told, one: Sur
         Hostile.there.pop().close()
 
 
+class Deadly(Sequence[Any]):
+    """Frames: `strike` is called when the one of that number is read, and the run has begun."""
+
+    def __init__(self, frames: list[Any], number: int, strike: Callable[[], object]) -> None:
+        self.frames, self.number, self.strike = frames, number, strike
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __getitem__(self, place: Any) -> Any:
+        if place == self.number:
+            self.strike()
+        return self.frames[place]
+
+
 def test_a_log_tells_what_befell_the_run(one: Survivor) -> None:
     """What `dicompiler run` writes of one that goes on for a while after b has died."""
-    given = one.frames(3) * 1000
-    killer = threading.Thread(target=lambda: (wait_until(lambda: one.busy("b")), hit(one, "b", signal.SIGKILL)))
-    killer.start()
+    struck = list[float]()
+
+    def strike() -> None:
+        if "b" in pids(one.directory):  # frames are also looked at before
+            struck.append(hit(one, "b", signal.SIGKILL))
+
+    given = Deadly(one.frames(3) * 200, 100, strike)
     result = SocketsTarget().run(one.directory, given, RunOptions(timeout_s=60, in_flight=4))
-    killer.join()
-    assert len(result.outputs) == len(given)
+    assert len(result.outputs) == len(given) and len(struck) == 1
     log = json.loads(json.dumps(document(one.directory, result, RunOptions(in_flight=4))))
     validate(log, "run", "log")
     assert [event["kind"] for event in log["events"]][:2] == ["loss", "take-over"]
@@ -294,20 +427,11 @@ def test_a_log_tells_what_befell_the_run(one: Survivor) -> None:
 
 
 def test_who_others_have_lost_is_lost(told: Told, one: Survivor) -> None:
-    program = one.compilation.program
-    assert program is not None
-    ends = [{t.sender, t.receiver} for role in program.roles for t in role.transfers]
-    peers = sorted(name for pair in ends if "c" in pair for name in pair if name != "c")
-
     def act() -> None:
         device = Hostile(one.directory, "c", told.how("c"))
-        device.greet()
-        addresses = device.heard(Kind.PEERS)["addresses"]
-        before, after = ([name for name in dict.fromkeys(peers) if (name > "c") == later] for later in (False, True))
-        channels = [device.welcome() for _ in before] + [device.call(name, addresses[name]) for name in after]
-        device.control.send(Kind.READY)
+        device.take_part(one.peers("c"))
         device.heard(Kind.RUN)
-        channels[0].close()
+        device.channels[0].close()
 
     threading.Thread(target=act, daemon=True).start()
     with connect(one, elsewhere=("c",)) as session:
