@@ -6,6 +6,8 @@ import ctypes
 import json
 import os
 import platform
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +32,7 @@ from dicompiler.base.schema import validate
 from dicompiler.cli import main
 from dicompiler.driver.artifact import service
 from dicompiler.target.records import RunOptions
+from dicompiler.target.remote.hosts import Hosts
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import Artifact
 from dicompiler_targets.sockets.kept import Calls, Kept
@@ -192,3 +195,26 @@ def test_a_log_is_bounded(tmp_path: Path) -> None:
     assert sorted(found.name for found in path.parent.iterdir()) == ["a.log", "a.log.1"]
     assert path.stat().st_size <= LOG_LIMIT < Path(f"{path}.1").stat().st_size < LOG_LIMIT + 20_000
     assert path.read_bytes().endswith(b"native\n")
+
+
+@pytest.mark.parametrize(
+    ("python", "word"),
+    [
+        ("python3", "python3"),
+        ("~/an env/bin/python", "%h/an env/bin/python"),
+        ("/opt/100%/bin/python", "/opt/100%%/bin/python"),
+    ],
+)
+def test_a_unit_names_its_python_as_one_word(python: str, word: str, net: tuple[Path, Made], tmp_path: Path) -> None:
+    entry = '[[host]]\nname = "{0}"\nssh = "{0}"\naddress = "127.0.0.1:{1}"\npython = "{2}"\ndirectory = "/a/{0}"\n'
+    hosts = tmp_path / "hosts.toml"
+    hosts.write_text("".join(entry.format(name, 7070 + i, python) for i, name in enumerate("abc")))
+    for name, text in service(net[0], RunOptions(hosts=Hosts.load(hosts))).units().items():
+        line = next(line for line in text.splitlines() if line.startswith("ExecStart="))
+        words = shlex.split(line.partition("=")[2])
+        assert words[0 if "/" in python else 1 :][:3] == [word, "-B", "-m"]
+        if shutil.which("systemd-analyze"):
+            (tmp_path / name).write_text(text)
+            command = ["env", "XDG_RUNTIME_DIR=/run", "systemd-analyze", "--user", "verify", str(tmp_path / name)]
+            done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+            assert all("is not executable" in line for line in done.stderr.splitlines()), done.stderr

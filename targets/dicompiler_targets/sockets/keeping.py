@@ -159,7 +159,7 @@ class Cluster:
             return text if text.startswith("/") else f"%h/{text.removeprefix('~/')}"
 
         words = map(_unit_word, runtime_words(place, _service_words(place, self.options), self.options))
-        python = path(place.python) if "/" in place.python else f"/usr/bin/env {place.python}"
+        python = _quoted(path(place.python)) if "/" in place.python else f"/usr/bin/env {_unit_word(place.python)}"
         environment = f"Environment={TOKEN}={token}\n" if token else ""
         return (
             f"[Unit]\nDescription=Device {place.device} of a network that dicompiler split\n"
@@ -171,8 +171,12 @@ class Cluster:
 
 
 def _unit_word(text: str) -> str:
-    """A word as systemd reads it."""
-    text = text.replace("%", "%%").replace("$", "$$")
+    """A word as systemd reads it, which takes nothing in it for its own."""
+    return _quoted(text.replace("%", "%%").replace("$", "$$"))
+
+
+def _quoted(text: str) -> str:
+    """As one word, whatever is in it."""
     if re.fullmatch(r"[\w./:,%$=+@-]+", text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
