@@ -417,6 +417,7 @@ def test_a_log_tells_what_befell_the_run(one: Survivor) -> None:
         if "b" in pids(one.directory):  # frames are also looked at before
             struck.append(hit(one, "b", signal.SIGKILL))
 
+    wait_until(lambda: not pids(one.directory))  # of runs before
     given = Deadly(one.frames(3) * 200, 100, strike)
     result = SocketsTarget().run(one.directory, given, RunOptions(timeout_s=60, in_flight=4))
     assert len(result.outputs) == len(given) and len(struck) == 1
