@@ -349,7 +349,7 @@ def test_what_comes_late_is_not_kept_while_the_user_is_away(told: Told, one: Sur
     last = wait_until(lambda: [event for event in tuple(heard) if event.device == sink])
     assert [event.header.frame for event in last] == [since]
     device.control.send(Kind.CHANGED, frame=since)
-    with pytest.raises(RunError, match="CHANGED came twice"):
+    with pytest.raises(RunError, match="CHANGED came twice"), session._guarded():
         wait_until(lambda: session._round([]))
     while Hostile.there:
         Hostile.there.pop().close()
