@@ -171,7 +171,7 @@ def test_a_busy_machine_is_seen_in_segments_and_in_waits(changed: Callable[[Chan
 def test_the_command_finds_the_artifact_by_the_log(lenet: Ran, tmp_path: Path) -> None:
     place = lenet.log.parent
     log, output = place / "slower.json", tmp_path / "p.toml"
-    done = command("emulate", "net", "--frames", 4, "--slower", 300, "--log", log.name, cwd=place)
+    done = command("emulate", "net", "--frames", 4, "--slower", 3000, "--log", log.name, cwd=place)  # a sleep ends late
     assert done.returncode == 0, done.stderr
     done = command("calibrate", log, log, "--force", "-o", output, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
