@@ -8,21 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from dicompiler.plugin_api import (
-    Call,
-    DeviceProgram,
-    Installed,
-    Optimization,
-    RunOptions,
-    RunResult,
-    RuntimeCosts,
-    Target,
-)
+from dicompiler.plugin_api import Installed, Optimization, RunOptions, RunResult, RuntimeCosts, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.plugin_api import Compilation, Program
+    from dicompiler.plugin_api import Call, Compilation, DeviceProgram, Program
 
 COSTS = RuntimeCosts(
     latency=80e-6,

@@ -7,22 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.plugin_api import (
-    Call,
-    DeviceProgram,
-    Installed,
-    Optimization,
-    RunOptions,
-    RunResult,
-    RuntimeCosts,
-    Service,
-    Target,
-)
+from dicompiler.plugin_api import Installed, Optimization, RunOptions, RunResult, RuntimeCosts, Service, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.plugin_api import Compilation, Program
+    from dicompiler.plugin_api import Call, Compilation, DeviceProgram, Program
 
 COSTS = RuntimeCosts(
     latency=80e-6,
