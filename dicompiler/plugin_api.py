@@ -137,7 +137,7 @@ if TYPE_CHECKING:
         memory_used,
     )
     from dicompiler.search.fronts import AUTODICE, Front, Measurement, Point, Tell, check_objectives, objective_values
-    from dicompiler.search.problem import Problem, RemoteEvaluator
+    from dicompiler.search.problem import WORTH, Problem, RemoteEvaluator
     from dicompiler.search.strategy import INTERRUPTED, Strategy
 
     # Artifacts and their runs
@@ -177,30 +177,30 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API_VERSION", "ARTIFACT", "AUTODICE", "BUDGET", "DEVICES", "FREE", "INTERRUPTED", "LARGE", "OBJECTIVES",
-    "STAND_IN_DOMAIN", "TYPES", "Allowance", "Analytic", "Box", "Call", "Check", "Compilation", "ConstantValues",
-    "Copying", "CostFunction", "CostModel", "Count", "Device", "DeviceMetrics", "DeviceProgram", "DeviceReport",
-    "DeviceStatus", "DicompilerError", "Effort", "Emulation", "Executor", "Front", "Graph", "HeldAttribute", "Host",
-    "Hosts", "Installed", "Instrument", "Interval", "Json", "Key", "Label", "Layer", "LayerGraph", "Lineage", "Link",
-    "Measurement", "Metrics", "Model", "Network", "Node", "Occupied", "Operation", "OperatorRule", "Optimization",
-    "Part", "Pass", "PassFailure", "PassManager", "Piece", "PieceFunction", "Place", "Plan", "Platform",
-    "PlatformFamily", "PlatformFormat", "PluginError", "Point", "Problem", "Program", "Region", "Remembers",
-    "RemoteEvaluator", "Routing", "RunError", "RunEvent", "RunOptions", "RunResult", "RuntimeCosts", "Samples",
-    "Segment", "Service", "Session", "Shape", "Share", "ShareTask", "Spec", "Spent", "State", "Step", "Strategy",
-    "Target", "Task", "TaskId", "Tell", "Tensor", "Timed", "Tolerance", "Transfer", "UsageError", "Value", "Variable",
-    "Weight", "Wire", "Work", "Written", "align", "aligned_cuts", "array_dtype", "artifact_document", "axis_of",
-    "bounded_memory", "bounding", "captures", "check_constraints", "check_files", "check_objectives", "check_occupied",
-    "check_rows", "check_size", "compare", "constant_sizes", "contains", "count", "counted", "cut_axis", "cuttable",
-    "dense", "dtype_name", "each", "exit_of", "expect", "export_node", "file_digest", "file_record", "fits_constraints",
-    "flops", "format_bytes", "free", "free_memory", "full", "fused_regions", "given_array", "graph_inputs",
-    "grid_tiles", "hollow", "hookimpl", "in_steps", "intersect", "is_empty", "is_hollow", "json_text", "leaves",
-    "load_json", "load_plan", "look_ups", "macs", "memory_lacking", "memory_needed", "memory_used", "named_axes",
-    "names_read", "nearest", "objective_terms", "objective_values", "one_line", "open_artifact", "output_shape",
-    "part_of", "partition", "peak", "pipeline", "program_memory", "random_inputs", "raw_nbytes", "read_samples",
-    "read_sealed", "read_text", "read_within", "reduction", "registry", "remembered", "route_on", "run_model",
-    "sealed_text", "segment_values", "sent_dtype", "sent_nbytes", "set_states", "shape_of", "share_task", "shares",
-    "shift", "sized", "slices", "split", "ssh", "states_of", "taken", "task_macs", "tile", "transfer_document",
-    "unannotated", "unique", "validate", "value_document", "version", "volume", "weight_regions", "whole", "whole_plan",
-    "with_interval", "without",
+    "STAND_IN_DOMAIN", "TYPES", "WORTH", "Allowance", "Analytic", "Box", "Call", "Check", "Compilation",
+    "ConstantValues", "Copying", "CostFunction", "CostModel", "Count", "Device", "DeviceMetrics", "DeviceProgram",
+    "DeviceReport", "DeviceStatus", "DicompilerError", "Effort", "Emulation", "Executor", "Front", "Graph",
+    "HeldAttribute", "Host", "Hosts", "Installed", "Instrument", "Interval", "Json", "Key", "Label", "Layer",
+    "LayerGraph", "Lineage", "Link", "Measurement", "Metrics", "Model", "Network", "Node", "Occupied", "Operation",
+    "OperatorRule", "Optimization", "Part", "Pass", "PassFailure", "PassManager", "Piece", "PieceFunction", "Place",
+    "Plan", "Platform", "PlatformFamily", "PlatformFormat", "PluginError", "Point", "Problem", "Program", "Region",
+    "Remembers", "RemoteEvaluator", "Routing", "RunError", "RunEvent", "RunOptions", "RunResult", "RuntimeCosts",
+    "Samples", "Segment", "Service", "Session", "Shape", "Share", "ShareTask", "Spec", "Spent", "State", "Step",
+    "Strategy", "Target", "Task", "TaskId", "Tell", "Tensor", "Timed", "Tolerance", "Transfer", "UsageError", "Value",
+    "Variable", "Weight", "Wire", "Work", "Written", "align", "aligned_cuts", "array_dtype", "artifact_document",
+    "axis_of", "bounded_memory", "bounding", "captures", "check_constraints", "check_files", "check_objectives",
+    "check_occupied", "check_rows", "check_size", "compare", "constant_sizes", "contains", "count", "counted",
+    "cut_axis", "cuttable", "dense", "dtype_name", "each", "exit_of", "expect", "export_node", "file_digest",
+    "file_record", "fits_constraints", "flops", "format_bytes", "free", "free_memory", "full", "fused_regions",
+    "given_array", "graph_inputs", "grid_tiles", "hollow", "hookimpl", "in_steps", "intersect", "is_empty", "is_hollow",
+    "json_text", "leaves", "load_json", "load_plan", "look_ups", "macs", "memory_lacking", "memory_needed",
+    "memory_used", "named_axes", "names_read", "nearest", "objective_terms", "objective_values", "one_line",
+    "open_artifact", "output_shape", "part_of", "partition", "peak", "pipeline", "program_memory", "random_inputs",
+    "raw_nbytes", "read_samples", "read_sealed", "read_text", "read_within", "reduction", "registry", "remembered",
+    "route_on", "run_model", "sealed_text", "segment_values", "sent_dtype", "sent_nbytes", "set_states", "shape_of",
+    "share_task", "shares", "shift", "sized", "slices", "split", "ssh", "states_of", "taken", "task_macs", "tile",
+    "transfer_document", "unannotated", "unique", "validate", "value_document", "version", "volume", "weight_regions",
+    "whole", "whole_plan", "with_interval", "without",
 ]  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def show_why(why: Why) -> None:
     from dicompiler.driver.why import pays_from
 
     if why.splits:
-        click.echo("\nthe network stays on one device; splitting it by at least 5 % would take\n")
+        click.echo("\nthe network stays on one device; splitting it by at least 3 % would take\n")
         lines = [(one.strategy, pays_from(one.bandwidth, one.wire)) for one in why.splits]
         show(("plan of", "pays"), lines)
     click.echo("\nlayers that one device computes, and why: as if each were split by itself\n")

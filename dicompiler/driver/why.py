@@ -21,12 +21,10 @@ from dicompiler.ir.regions import full, shape_of, with_interval
 from dicompiler.ir.wire import ALL, Wire, on_wire, sent_nbytes
 from dicompiler.partition.bounds_inference import cuttable, output_shape, share_task
 from dicompiler.partition.tiling import Label, cut_axis, tile
-from dicompiler.search.problem import Problem
+from dicompiler.search.problem import WORTH, Problem
 
 TYPES = {"float16": 2.0, "int8": 4.0}
 """Wire type → by how much it divides the bytes of float32."""
-WORTH = 1.05
-"""How many times as good as one device a split must be predicted to be before it pays."""
 MOST = 1000.0
 """So many times the platform's bandwidth are tried."""
 
@@ -48,7 +46,7 @@ class LayerReason:
 
 @dataclass(frozen=True)
 class SplitReason:
-    """What a strategy's plan on several devices takes to be 5 % better than one device: as in `LayerReason`."""
+    """What a strategy's plan on several devices takes to be 3 % better than one device: as in `LayerReason`."""
 
     strategy: str
     bandwidth: float | None

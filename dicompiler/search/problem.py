@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 ALONE = 4
 """How many kinds of devices are simulated to find the one that is best alone."""
+WORTH = 1.03
+"""How many times as good as one device alone several must be predicted to be to be worth it: predictions are some per
+cent off. Emulated clusters gave all of what was promised from there on (docs/prediction.md)."""
 
 
 @dataclass(frozen=True)

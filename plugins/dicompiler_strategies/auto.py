@@ -11,6 +11,7 @@ from typing import ClassVar
 from dicompiler.plugin_api import (
     BUDGET,
     INTERRUPTED,
+    WORTH,
     Allowance,
     DicompilerError,
     Plan,
@@ -30,8 +31,6 @@ log = logging.getLogger("dicompiler")
 
 SLOW = {"gradient": MOST, "modnn": 20_000}
 """Strategies that are left out where layers times devices are more than that: they would take the whole budget."""
-WORTH = 1.05
-"""How many times as good as one device alone a plan must be predicted to be: predictions are some per cent off."""
 STRATEGIES = ("single", "pipeline", "modnn", "heads", "cpsat", "dp", "gradient", "replicate")
 """cpsat before those that take long and seldom win: what the budget leaves out is theirs."""
 AT_ONCE = ("cpsat", "gradient")

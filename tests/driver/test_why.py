@@ -14,11 +14,11 @@ from dicompiler import networks
 from dicompiler.cli import main
 from dicompiler.driver.compare import Comparison, compare
 from dicompiler.driver.prepare import load_problem
-from dicompiler.driver.why import WORTH, layer_reasons, why
+from dicompiler.driver.why import layer_reasons, why
 from dicompiler.ir.devices import Host
 from dicompiler.ir.platform import nameless
 from dicompiler.plugin.registry import registry
-from dicompiler.search.problem import Problem
+from dicompiler.search.problem import WORTH, Problem
 
 
 def compared(posed: Problem, *names: str) -> Comparison:
