@@ -29,15 +29,16 @@ class Line(Generic[T]):
 
 
 class Way(Generic[T]):
-    """A connection from one device to another: its messages go one after another, over `lines`, with the share of each
-    that it can take. begun: when the first one went; left: seconds that it would still take if it were alone, at
-    `since`; speed: how much of that is done in a second; version: counts its changes."""
+    """A connection from one device to another: its messages go one after another, those of the lowest rank first, over
+    `lines`, with the share of each that it can take. waiting: message, seconds, rank; begun: when the first one went;
+    left: seconds that it would still take if it were alone, at `since`; speed: how much of that is done in a second;
+    version: counts its changes."""
 
     __slots__ = ("begun", "left", "lines", "since", "speed", "version", "waiting")
 
     def __init__(self, lines: dict[Line[T], float]) -> None:
         self.lines = lines
-        self.waiting: deque[tuple[T, float]] = deque()
+        self.waiting: deque[tuple[T, float, int]] = deque()
         self.begun = self.left = self.speed = self.since = 0.0
         self.version = 0
 
@@ -61,10 +62,15 @@ class Lines(Generic[T]):
             self._ways[key] = Way(dict(zip(lines, shares, strict=False)))
         return self._ways[key]
 
-    def queue(self, now: float, way: Way[T], message: T, seconds: float) -> None:
-        """The message is ready to go, and takes so long if it is alone."""
-        way.waiting.append((message, seconds))
-        if len(way.waiting) > 1:
+    def queue(self, now: float, way: Way[T], message: T, seconds: float, rank: int = 0) -> None:
+        """The message is ready to go, and takes so long if it is alone. It overtakes those of a higher rank that have
+        not begun."""
+        waiting = way.waiting
+        place = len(waiting)
+        while place > 1 and waiting[place - 1][2] > rank:
+            place -= 1
+        waiting.insert(place, (message, seconds, rank))
+        if len(waiting) > 1:
             return
         way.begun, way.left, way.since = now, seconds, now
         for line, share in way.lines.items():
@@ -73,7 +79,7 @@ class Lines(Generic[T]):
 
     def gone(self, now: float, way: Way[T]) -> tuple[T, float]:
         """The first message of a way has left, and the next one goes; it, and when it went."""
-        (message, _), begun = way.waiting.popleft(), way.begun
+        (message, _, _), begun = way.waiting.popleft(), way.begun
         if way.waiting:  # the lines have as much to carry as before
             way.begun, way.left, way.since = now, way.waiting[0][1], now
             self._plan(now, way)

@@ -124,12 +124,12 @@ def simulate(work: Workload, platform: Platform, frames: int = 1, in_flight: int
     A device computes one segment at a time: of the oldest frame that can go on the next one (as the runtimes do). What
     its runtime takes for a message (`DeviceWork.runtime`) it takes of the same processor: after the segment that made
     it, and when it came, but while a segment computes and there is another core, beside it. What one device sends to
-    another goes in the order in which it was ready; messages between different devices share lines, on a switch the
-    sender's outgoing and the receiver's incoming one, else the one medium, in equal parts, as connections of TCP do. A
-    message alone takes its bytes over the narrowest bandwidth on its way, the network's time per message and its
-    sender's gap, and arrives the latencies of the link and of its receiver's runtime later. Devices of one host pass
-    tensors at no cost but the runtime's. Frames go through the workload's roles in turn. spans: whether to keep them;
-    sums are kept in any case.
+    another goes in the order in which it was ready, of the oldest frame first; messages between different devices share
+    lines, on a switch the sender's outgoing and the receiver's incoming one, else the one medium, in equal parts, as
+    connections of TCP do. A message alone takes its bytes over the narrowest bandwidth on its way, the network's time
+    per message and its sender's gap, and arrives the latencies of the link and of its receiver's runtime later. Devices
+    of one host pass tensors at no cost but the runtime's. Frames go through the workload's roles in turn. spans:
+    whether to keep them; sums are kept in any case.
     """
     with no_collection():
         return _Player(work, platform, frames, max(1, in_flight), spans).run()
@@ -283,7 +283,7 @@ class _Player:
         else:
             passage.sender.sent += passage.seconds
             passage.receiver.received += passage.seconds
-            self.lines.queue(now, passage.way, (frame, passage), passage.seconds)
+            self.lines.queue(now, passage.way, (frame, passage), passage.seconds, frame.number)
 
     def _plan(self, frame: _Frame) -> None:
         """Notes when messages will have left, as lines are shared now."""

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from dicompiler.cost.lines import Lines, Way
 
 
-def played(sent: list[tuple[float, int, int, float]], switch: bool) -> list[tuple[float, float]]:
-    """(when it went, when it had left) of messages (when ready, from, to, seconds alone), in their order."""
+def played(
+    sent: list[tuple[float, int, int, float]], switch: bool, ranks: dict[int, int] | None = None
+) -> list[tuple[float, float]]:
+    """(when it went, when it had left) of messages (when ready, from, to, seconds alone), in their order. ranks: by
+    number, where it is not 0."""
     lines: Lines[int] = Lines(switch)
     found = [(0.0, 0.0)] * len(sent)
     due: list[tuple[float, Way[int], int]] = []
@@ -24,7 +27,7 @@ def played(sent: list[tuple[float, int, int, float]], switch: bool) -> list[tupl
             number = ready.pop(0)
             now, sender, receiver, seconds = sent[number]
             way = lines.way((sender, receiver), (str(sender), str(receiver)), (1.0, 1.0))
-            lines.queue(now, way, number, seconds)
+            lines.queue(now, way, number, seconds, (ranks or {}).get(number, 0))
         else:
             assert at is not None
             due.remove(at)
@@ -58,3 +61,9 @@ def test_no_line_carries_more_than_it_can_and_none_is_idle_in_vain(seed: int, sw
     for pair in {(s, r) for _, s, r, _ in sent}:
         own = sorted((one[0], *times) for one, times in zip(sent, found, strict=True) if one[1:3] == pair)
         assert all(earlier[2] <= later[1] + 1e-9 for earlier, later in pairwise(own))
+
+
+def test_what_has_a_lower_rank_overtakes_what_has_not_begun() -> None:
+    sent = [(float(k), 0, 1, 10.0) for k in range(4)]
+    found = played(sent, switch=True, ranks={0: 5, 1: 2, 2: 2, 3: 1})
+    assert [begun for begun, _ in found] == [0.0, 20.0, 30.0, 10.0]

@@ -113,6 +113,24 @@ def check(came: list[tuple[int, Any]], payloads: list[Any]) -> None:
         assert np.array_equal(found, payload)
 
 
+def test_tensors_of_older_frames_overtake_those_of_younger_ones(ends: tuple[End, End]) -> None:
+    """All but what has begun to leave, and what is behind words."""
+    one, other = ends
+    first = numbers(LARGE, 0)
+    one.channel.post(Kind.TENSOR, first, 0, frame=9)
+    one.lines.push()
+    for index, frame in ((1, 4), (2, 3), (3, 4), (4, 3)):
+        one.channel.post(Kind.TENSOR, numbers(5, index), index, frame)
+    one.channel.post(Kind.PING)
+    for index, frame in ((5, 2), (6, 1)):
+        one.channel.post(Kind.TENSOR, numbers(5, index), index, frame)
+    one.lines.push()
+    other.wait(7)
+    assert [index for index, _ in other.came] == [0, 2, 4, 1, 3, 6, 5]
+    assert np.array_equal(other.came[0][1], first)
+    assert all(np.array_equal(payload, numbers(5, index)) for index, payload in other.came[1:])
+
+
 def test_what_follows_waits_where_it_is_held(ends: tuple[End, End]) -> None:
     one, other = ends
     payloads = [numbers(size, size) for size in (3, 5, 1 << 20)]

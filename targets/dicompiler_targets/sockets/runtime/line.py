@@ -37,6 +37,8 @@ RECORD = 5 + (1 << 14) + 256
 TOGETHER = 1 << 16
 """Bytes of a long message that are waited for before they are read: slow lines let a packet through at a time, and to
 wake a thread for each takes longer than to read them all."""
+UNSENT = 1 << 16
+"""Bytes that the system may hold beside those that are on their way: what waits here can still be overtaken."""
 IN_A_ROW = 16
 """Reads from one connection that fill what they are given, after which the others are looked at."""
 _FOUR = bytes(4)
@@ -64,6 +66,7 @@ class Line:
         self._waits, self.emptied, self._dry, self._full = True, False, False, 0
         self._awaited = 1
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
 
     def fileno(self) -> int:
         """The descriptor to watch."""

@@ -131,7 +131,7 @@ class Channel:
         lines = self._started()
         with lines.turn:
             if self._writes:
-                self._queue.append(queued)
+                self._enqueue(queued)
                 lines.post(self)
 
     def send(self, kind: Kind, payload: Any = b"", index: int = 0, frame: int = 0) -> None:
@@ -226,6 +226,16 @@ class Channel:
 
     # -- within
 
+    def _enqueue(self, queued: _Queued) -> None:
+        """Puts a frame behind all that is queued; a tensor before those of younger frames behind which nothing else is
+        queued and of which nothing has left: devices compute for the oldest frame first."""
+        queue, place = self._queue, len(self._queue)
+        if queued.header.kind is Kind.TENSOR:
+            first = 1 if self._done else 0
+            while place > first and _is_younger(queue[place - 1].header, queued.header.frame):
+                place -= 1
+        queue.insert(place, queued)
+
     def _watch(self, blocked: bool = False, paused: bool = False) -> None:
         if (waits := (self._reads and not self._held, blocked, paused)) != self._waits:
             self._waits = waits
@@ -306,6 +316,11 @@ def _check_greeting(header: Header) -> None:
     if header.kind not in (Kind.HELLO, Kind.ERROR):
         raise ProtocolError(f"{header.kind.name} came before a greeting")
     check_message(header, GREETING_LIMIT)
+
+
+def _is_younger(header: Header, frame: int) -> bool:
+    """Whether it is of a tensor of a frame after that one."""
+    return header.kind is Kind.TENSOR and header.frame > frame
 
 
 def _cut(buffers: Sequence[Buffer], size: int) -> list[Buffer]:
