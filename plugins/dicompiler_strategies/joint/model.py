@@ -204,12 +204,12 @@ def line_loads(tables: Tables) -> tuple[list[Floats], dict[Edge, Floats]]:
         edge[ends] = _busy(tables, network, ends, slots, known)
     dear = 2 * sum(float(compute.max()) for compute in tables.compute)  # than which one device alone takes less
     for (i, j), slots in kept_edges(layers).items():  # a state never travels
-        busy = dear * (_busy(tables, network, (i, j), slots, known) > 0)
+        busy = np.where(_busy(tables, network, (i, j), slots, known) > 0, dear, 0.0)
         if i == j:
             node[i] = node[i] + busy[np.arange(len(busy)), np.arange(len(busy))]
         else:
             there, busy = ((i, j), busy) if i < j else ((j, i), busy.transpose(1, 0, 2))
-            edge[there] = edge.get(there, 0.0) + busy
+            edge[there] = busy + edge[there] if there in edge else busy
     return node, edge
 
 
