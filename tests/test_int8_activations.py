@@ -10,6 +10,10 @@ import onnxruntime
 import pytest
 
 import dicompiler
+from dicompiler.cost.profile import load
+from dicompiler.driver import profile as profiling
+from dicompiler.driver.prepare import prepare
+from dicompiler.ir.onnx.model import Model
 
 TEXT = """<ir_version: 10, opset_import: ["": 21]> g (float[4, 8] x) => (float[8, 4] y)
   <float s = {0.0625}, int8 z = {0}, int64[2] turned = {8, 4}, float[4, 4] w = {WEIGHTS}> {
@@ -31,3 +35,9 @@ def test_a_network_that_onnxruntime_refuses_only_where_it_makes_uint8_of_int8_ru
     made = dicompiler.compile(model, "rpi4x2", strategy="modnn", target=target, output=tmp_path / "built")
     found = made.verify()
     assert found.passed, found.checks
+
+
+def test_its_profile_is_measured_whole(tmp_path: Path) -> None:
+    profiling.write_package(prepare(Model.load(onnx.parser.parse_model(TEXT))), tmp_path, (1,))
+    profiling.run_package(tmp_path, tmp_path / "profile.json", None, 1)
+    assert not load(tmp_path / "profile.json").unmeasured

@@ -40,7 +40,8 @@ from dicompiler.target.interface import Target
 
 log = logging.getLogger("dicompiler")
 
-SCRIPT, LINKS, TASKS, PIECES, RUNTIME = "profile_run.py", "profile_links.py", "tasks.json", "pieces", "runtime"
+SCRIPT, LINKS, SESSIONS, TASKS = "profile_run.py", "profile_links.py", "profile_sessions.py", "tasks.json"
+PIECES, RUNTIME = "pieces", "runtime"
 FORMAT = "dicompiler.profile-tasks/1"
 LABELS: tuple[Label, ...] = ("height", "width", "channel")
 TILES = (1, 2, 3, 4, 6, 8)
@@ -74,8 +75,9 @@ def write_package(
     layers, model = compilation.layers, compilation.model
     assert layers is not None
     (directory / PIECES).mkdir()
-    for name, source in ((SCRIPT, "profile_script.py"), (LINKS, LINKS)):
-        (directory / name).write_bytes(resources.files("dicompiler.driver").joinpath(source).read_bytes())
+    sources = {SCRIPT: "driver/profile_script.py", LINKS: f"driver/{LINKS}", SESSIONS: "base/sessions.py"}
+    for name, source in sources.items():
+        (directory / name).write_bytes(resources.files("dicompiler").joinpath(source).read_bytes())
     entries: dict[str, dict[str, Any]] = {}
     unmeasured = []
     for layer in layers.layers:

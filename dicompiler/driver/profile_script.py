@@ -280,6 +280,7 @@ def prepare(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any], li
     """A session, its inputs, the names of its outputs, and what must stay alive: it runs as on a device's runtime."""
     import numpy
     import onnxruntime
+    import profile_sessions  # type: ignore[import-not-found]
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -289,7 +290,7 @@ def prepare(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any], li
     constants = {value["name"]: tensor(value, random) for value in task["constants"]}
     if constants:
         options.add_external_initializers(list(constants), list(constants.values()))
-    session = onnxruntime.InferenceSession((HERE / task["file"]).read_bytes(), options, ["CPUExecutionProvider"])
+    session = profile_sessions.session((HERE / task["file"]).read_bytes(), options)
     feeds = {value["name"]: tensor(value, random) for value in task["inputs"]}
     return session, feeds, [value.name for value in session.get_outputs()], constants
 

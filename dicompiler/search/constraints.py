@@ -56,10 +56,18 @@ def check_states(problem: Problem, plan: Plan) -> None:
     for one in routing.keepings if routing is not None else ():
         for leaf in leaves(one.tree):
             if leaf.box.origin is not None:
+                made, read = problem.layers.producer[one.present].name, _readers(problem, one.past)
                 raise DicompilerError(
-                    f"plan: state {one.past!r}: {one.device!r} reads what {leaf.box.origin.device!r} makes of it, and "
-                    "states do not travel: let one device do both, or have no states (--state none)"
+                    f"plan: state {one.past!r}: {one.device!r} reads in {read} what {leaf.box.origin.device!r} makes "
+                    f"of it in layer {made!r}, and states do not travel: let one device do both, or have no states "
+                    "(--state none)"
                 )
+
+
+def _readers(problem: Problem, state: str) -> str:
+    """The layers that read a state, as they are told."""
+    names = [layer.name for layer in problem.layers.layers if any(state in node.inputs for node in layer.nodes)]
+    return f"layer{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
 
 
 def check_compute(platform: Platform, plan: Plan) -> None:

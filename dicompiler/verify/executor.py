@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError, nearest
 from dicompiler.base.given import given_array
+from dicompiler.base.sessions import session
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight, array_dtype, dtype_name, is_hollow
 from dicompiler.ir.program import DeviceProgram, Program, Segment, State, Transfer, Value
@@ -68,7 +69,7 @@ class Session:
         self._values = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
         options.add_external_initializers(names, self._values)
         try:
-            self._session = stoppable(place, lambda _: _session(proto.SerializeToString(), options))
+            self._session = stoppable(place, lambda _: session(proto.SerializeToString(), options))
         except DicompilerError:
             raise
         except Exception as error:  # onnxruntime's errors share no other base
@@ -107,18 +108,6 @@ class Session:
             else:
                 binding.bind_output(one.name)
         return lambda: self._session.run_with_iobinding(binding)
-
-
-def _session(model: bytes, options: ort.SessionOptions) -> Any:
-    """On processors where onnxruntime makes uint8 of int8 it then refuses its own QuantizeLinear of opset 21 (its issue
-    25526): such a model is loaded as on those that keep int8, as the runtimes of targets do."""
-    try:
-        return ort.InferenceSession(model, options, ["CPUExecutionProvider"])
-    except Exception as error:  # see above
-        if "QuantizeLinear" not in str(error):
-            raise
-        options.add_session_config_entry("session.qdqisint8allowed", "1")
-        return ort.InferenceSession(model, options, ["CPUExecutionProvider"])
 
 
 def _dense(value: Any) -> Any:

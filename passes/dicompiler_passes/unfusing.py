@@ -32,9 +32,11 @@ def unfuse(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
     SkipLayerNormalization(x, y) → n, s      ⇒  Add(x, y) → s → LayerNormalization → n
     """
     changed = False
-    for node in [node for node in graph.nodes if node.domain == ORT]:
+    for node in [node for node in graph.nodes if node.domain == ORT or node.op == "Attention"]:
         if opened(graph, node, tensors) or divided(graph, node, tensors):
             changed = True
+            continue
+        if node.domain != ORT:
             continue
         if node.op == "Attention" and _plain(graph, node, tensors):
             made = _attention(graph, node)

@@ -1,4 +1,4 @@
-"""Attention of onnxruntime whose queries, keys and values come packed, with a bias, or with caches that are read.
+"""Attention whose queries, keys and values come packed, with a bias, or with caches that are read.
 
 In: a node, and what is known of its tensors. Out: what stands before it, so that its rule cuts it by heads. The node
 stays, and reads and makes less.
@@ -6,7 +6,7 @@ stays, and reads and makes less.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from dicompiler.plugin_api import Graph, Tensor, Variable
 ORT = "com.microsoft"
 MOST = 11
 """Inputs of GroupQueryAttention of which is known what they mean to its caches."""
+_Shapes = Sequence[tuple[int, ...] | None]
 
 
 class Before:
@@ -51,14 +52,17 @@ class Before:
 def opened(graph: Graph, node: gs.Node, tensors: Mapping[str, Tensor]) -> bool:
     """Whether the node was changed.
 
+    Attention(q, k, v, mask, past…) → y, present…  ⇒  Concat(past, k) → present; Attention(q, present…, mask) → y
+    MultiHeadAttention(…, past…) → y, present…     ⇒  the same
     MultiHeadAttention(packed, …, bias)          ⇒  Split, Reshape, Add → q, k, v → MultiHeadAttention
     GroupQueryAttention(packed, -, -, …)         ⇒  Split → q, k, v → GroupQueryAttention
     GroupQueryAttention(…) → y, present (read)   ⇒  RotaryEmbedding(k), Where(row, k, past) → present; … → y
     """
-    if graph.opset < 13 or node.domain != ORT or node.op not in ("MultiHeadAttention", "GroupQueryAttention"):
+    opener = _OPENERS.get((node.domain or "", node.op))
+    if graph.opset < 13 or opener is None:
         return False
-    before, shapes = Before(graph, node), [_shape(value, tensors) for value in node.inputs]
-    changed = _multi_head(before, shapes) if node.op == "MultiHeadAttention" else _grouped(before, shapes, tensors)
+    before = Before(graph, node)
+    changed = opener(before, [_shape(value, tensors) for value in node.inputs], tensors)
     if before.nodes:
         graph.insert(before.nodes, before=node)
     return changed
@@ -80,7 +84,7 @@ def _replace(node: gs.Node, new: Mapping[int, Any]) -> None:
     ]
 
 
-def _multi_head(before: Before, shapes: Sequence[tuple[int, ...] | None]) -> bool:
+def _multi_head(before: Before, shapes: _Shapes, tensors: Mapping[str, Tensor]) -> bool:  # noqa: ARG001
     node, changed = before.node, False
     places = [index for index in range(3) if _given(node, index)]
     ranks = [len(shapes[index] or ()) for index in places]
@@ -98,10 +102,62 @@ def _multi_head(before: Before, shapes: Sequence[tuple[int, ...] | None]) -> boo
             added = [before.op("Add", node.inputs[i], before.const(pieces[i], bias.dtype)) for i in range(3)]
             _replace(node, {**dict(enumerate(added)), 3: gs.Variable.empty()})
             changed = True
-    return changed
+    kept = None if changed or node.attrs.get("unidirectional", 0) else _continued(before, shapes, 6)
+    if kept is not None:  # keys and values may be by heads where queries are not
+        node.inputs = [node.inputs[0], *kept, *node.inputs[3:6]]
+        node.outputs = node.outputs[:1]
+    return changed or kept is not None
 
 
-def _grouped(before: Before, shapes: Sequence[tuple[int, ...] | None], tensors: Mapping[str, Tensor]) -> bool:
+def _standard(before: Before, shapes: _Shapes, tensors: Mapping[str, Tensor]) -> bool:  # noqa: ARG001
+    """With keys and values by heads queries must be so too: the node becomes the Reshape back where they were not."""
+    node, query = before.node, shapes[0]
+    read = before.graph.read()
+    if node.attrs.get("is_causal", 0) or query is None or any(one.name in read for one in node.outputs[3:]):
+        return False
+    heads = query[1] if len(query) == 4 else node.attrs["q_num_heads"]
+    kept = _continued(before, shapes, 4)
+    if kept is None:
+        return False
+    turned = _by_heads(before, node.inputs[0], query, heads)
+    inputs, attributes = [turned, *kept, *node.inputs[3:4]], dict(node.attrs)
+    node.outputs = node.outputs[:1]
+    if len(query) == 4:
+        node.inputs = inputs
+        return True
+    for name in ("q_num_heads", "kv_num_heads"):
+        attributes.pop(name, None)
+    rows = before.op("Transpose", before.op("Attention", *inputs, **attributes), perm=[0, 2, 1, 3])
+    node.op, node.attrs = "Reshape", {}
+    node.inputs = [rows, before.const([query[0], query[1], -1])]
+    return True
+
+
+def _continued(before: Before, shapes: _Shapes, first: int) -> list[Any] | None:
+    """Keys and values by heads behind those of the past, inputs `first` and the next: they are the outputs 1 and 2.
+    None without such a past, or with more inputs, which say how much of it counts."""
+    node = before.node
+    pasts = shapes[first : first + 2]
+    known = all(shape is not None and len(shape) == 4 for shape in pasts) and None not in shapes[1:3]
+    if not known or len(pasts) < 2 or any(_given(node, index) for index in range(first + 2, len(node.inputs))):
+        return None
+    made, outputs = list[Any](), list(node.outputs)
+    for index, past in enumerate(pasts, 1):
+        turned = _by_heads(before, node.inputs[index], shapes[index] or (), (past or ())[1])
+        named = outputs[index] if index < len(outputs) and outputs[index].name else None
+        made.append(before.op("Concat", node.inputs[first + index - 1], turned, output=named, axis=2))
+    return made
+
+
+def _by_heads(before: Before, tensor: Any, shape: tuple[int, ...], heads: int) -> Any:
+    """(batch, rows, heads · size) as (batch, heads, rows, size); what has four axes is so."""
+    if len(shape) == 4:
+        return tensor
+    split = before.op("Reshape", tensor, before.const([*shape[:2], heads, shape[2] // heads]))
+    return before.op("Transpose", split, perm=[0, 2, 1, 3])
+
+
+def _grouped(before: Before, shapes: _Shapes, tensors: Mapping[str, Tensor]) -> bool:
     node, graph = before.node, before.graph
     heads, shared = node.attrs["num_heads"], node.attrs["kv_num_heads"]
     if not _given(node, 1) and shapes[0] is not None:
@@ -114,15 +170,27 @@ def _grouped(before: Before, shapes: Sequence[tuple[int, ...] | None], tensors: 
         "quant" in name or "bit_width" in name for name in node.attrs
     )
     read = graph.read()
-    alike = [_shape(value, tensors) == past for value in node.outputs[1:] if value.name in read]
-    if not alike or not all(alike) or key is None or key[1] != 1 or past is None or not known or len(node.outputs) > 3:
+    presents = {_shape(value, tensors) for value in node.outputs[1:] if value.name in read}
+    if len(presents) != 1 or key is None or key[1] != 1 or past is None or not known or len(node.outputs) > 3:
         return False
-    _presents(before, key, past, tensors[node.inputs[3].name].dtype)
+    (present,) = presents
+    if (
+        present is None
+        or present[2] not in (past[2], past[2] + 1)
+        or (*present[:2], *present[3:])
+        != (
+            *past[:2],
+            *past[3:],
+        )
+    ):
+        return False
+    _presents(before, key, present, present[2] - past[2], tensors[node.inputs[3].name].dtype)
     return True
 
 
-def _presents(before: Before, key: tuple[int, ...], past: tuple[int, ...], dtype: int) -> None:
-    """Row `seqlens_k` of a cache is the new one, those before it are the old cache's, those after it zeros."""
+def _presents(before: Before, key: tuple[int, ...], past: tuple[int, ...], more: int, dtype: int) -> None:
+    """Row `seqlens_k` of a cache is the new one, those before it are the old cache's, those after it zeros. past: the
+    shape of the new cache, which has `more` rows more than the old one."""
     node, shared = before.node, before.node.attrs["kv_num_heads"]
     at = before.op("Reshape", node.inputs[5], before.const([key[0], 1, 1, 1]))
     rows = before.const(np.arange(past[2]).reshape(1, 1, -1, 1), np.int32)
@@ -141,7 +209,18 @@ def _presents(before: Before, key: tuple[int, ...], past: tuple[int, ...], dtype
         # One row: its heads become an axis without being moved.
         row = before.op("Reshape", row, before.const([key[0], shared, 1, past[3]]))
         zero = before.const(0, onnx.helper.tensor_dtype_to_np_dtype(dtype))
-        kept = before.op("Where", old, node.inputs[2 + index], zero)
+        cache = node.inputs[2 + index]
+        if more:
+            empty = before.const(np.zeros((*past[:2], more, past[3])), zero.values.dtype)
+            cache = before.op("Concat", cache, empty, axis=2)
+        kept = before.op("Where", old, cache, zero)
         before.op("Where", new, row, kept, output=outputs[index])
     fresh = [Variable(before.graph.unused(f"{node.name}_unread")) for _ in outputs[1:]]
     node.outputs = [outputs[0], *fresh]
+
+
+_OPENERS: Mapping[tuple[str, str], Callable[[Before, _Shapes, Mapping[str, Tensor]], bool]] = {
+    ("", "Attention"): _standard,
+    (ORT, "MultiHeadAttention"): _multi_head,
+    (ORT, "GroupQueryAttention"): _grouped,
+}

@@ -18,6 +18,7 @@ from dicompiler.plugin_api import (
     Problem,
     Strategy,
     check_constraints,
+    fits_constraints,
     objective_terms,
     registry,
 )
@@ -201,8 +202,9 @@ class _Run:
         if isinstance(strategy, CpSat) and problem is self.problem:
             tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
             refined = tried.evaluated(self.tables, self.search.allowance)
-            self.search.take([refined])
-            self.refined = refined if self.problem.objective == "latency" else None
+            if fits_constraints(self.problem, refined.plan, refined.metrics):  # cpsat gives what it has
+                self.search.take([refined])
+                self.refined = refined if self.problem.objective == "latency" else None
             return refined.plan
         plan = strategy.plan_within(problem, self.search.allowance)
         self.search.evaluate([(plan, name)])

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import BUDGET, Allowance, DicompilerError, Plan, Problem, Strategy, macs
+from dicompiler.plugin_api import BUDGET, Allowance, DicompilerError, Layer, LayerGraph, Plan, Problem, Strategy, macs
 from dicompiler_strategies.candidates import LAMBDAS, CandidateSearch
 from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
 from dicompiler_strategies.tables.choices import NEAR, ChoiceSet
@@ -62,7 +62,7 @@ class Heads(Strategy):
 
     def _plan(self, problem: Problem, allowance: Allowance, waves: bool) -> Plan:
         if not has_attention(problem):
-            raise DicompilerError("heads: the network has no attention that can be cut: take another strategy")
+            raise DicompilerError(f"heads: {_why_not(problem)}: take another strategy")
         search = CandidateSearch(problem, self.name, allowance)
         devices = len(problem.platform.computing)
         alike = len({device.rate for device in problem.platform.computing}) == 1
@@ -93,9 +93,22 @@ def few_choices(problem: Problem, count: int, shares: str, allowance: Allowance 
 
 def has_attention(problem: Problem) -> bool:
     """Whether a layer that can be cut multiplies tensors, none of which is a weight."""
-    layers = problem.layers
-    anchors = [layer.nodes[layer.anchor] for layer in layers.layers if not layer.reason and macs(layers, layer)]
-    return any(sum(bool(name) and not layers.tensors[name].constant for name in node.inputs) > 1 for node in anchors)
+    return any(not layer.reason for layer in _attending(problem.layers))
+
+
+def _attending(layers: LayerGraph) -> Iterator[Layer]:
+    """The layers that multiply tensors, none of which is a weight."""
+    for layer in layers.layers:
+        names = [name for name in layer.nodes[layer.anchor].inputs if name]
+        if sum(not layers.tensors[name].constant for name in names) > 1 and macs(layers, layer):
+            yield layer
+
+
+def _why_not(problem: Problem) -> str:
+    """Why a network has no attention that can be cut: what comes nearest to it."""
+    for layer in _attending(problem.layers):
+        return f"layer {layer.name!r}, which attends, can not be cut: {layer.reason}"
+    return "the network has no attention: no layer multiplies two tensors that are computed"
 
 
 def rows_alone(cost_tables: Tables) -> list[Plan]:

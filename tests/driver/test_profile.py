@@ -87,7 +87,9 @@ class TestPackage:
     def test_the_same_model_gives_the_same_bytes(self, tmp_path: Path) -> None:
         one, two = content(packed(tmp_path / "one")), content(packed(tmp_path / "two"))
         assert one == two
-        assert {"profile_run.py", "profile_links.py", "tasks.json", "pieces/call.onnx"} <= set(one)
+        assert {"profile_run.py", "profile_links.py", "profile_sessions.py", "tasks.json", "pieces/call.onnx"} <= set(
+            one
+        )
         assert not any(str(tmp_path).encode() in text for text in one.values())
 
     def test_large_weights_are_not_in_it(self, tmp_path: Path) -> None:
@@ -100,13 +102,14 @@ class TestPackage:
 
     def test_the_script_needs_numpy_and_onnxruntime_alone(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p")
-        trees = [ast.parse((package / name).read_text()) for name in (profiling.SCRIPT, profiling.LINKS)]
+        files = (profiling.SCRIPT, profiling.LINKS, profiling.SESSIONS)
+        trees = [ast.parse((package / name).read_text()) for name in files]
         imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {
             (node.module or "" if isinstance(node, ast.ImportFrom) else alias.name).partition(".")[0]
             for node in imports
             for alias in node.names
-        } - {Path(profiling.LINKS).stem}
+        } - {Path(name).stem for name in files}
         assert names - set(sys.stdlib_module_names) == {"numpy", "onnxruntime"}
 
     def test_equal_layers_are_in_it_once(self, tmp_path: Path) -> None:

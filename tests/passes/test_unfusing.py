@@ -32,14 +32,18 @@ PRODUCTS: dict[str, dict[str, Any]] = {
 }
 
 
-def same(net: Net, output: str, shape: tuple[int, ...], operators: str) -> None:
-    """It is made of these operators now, and gives what it gave."""
-    model = Model.load(net.model(types=[helper.make_tensor_value_info(output, 1, shape)]))
-    ready = prepare(model).model
+def same(net: Net, output: str, shape: tuple[int, ...], operators: str, **others: tuple[int, ...]) -> None:
+    """It is made of these operators now, and gives what it gave; others: shapes of further outputs."""
+    shapes = {output: shape, **others}
+    types = [helper.make_tensor_value_info(name, 1, of) for name, of in shapes.items()]
+    model = Model.load(net.model(types=types, ir=10))
+    ready = prepare(model, state=None).model
     assert [node.op_type for node in ready.proto.graph.node] == operators.split()
     feed = given_inputs(model)
-    check = compare("y", run_model(model, feed)[output], run_model(ready, feed)[output])
-    assert check.passed, check.detail
+    before, after = run_model(model, feed), run_model(ready, feed)
+    for name in shapes:
+        check = compare(name, before[name], after[name])
+        assert check.passed, check.detail
 
 
 @pytest.mark.parametrize(("operators", "attributes"), CONVOLUTIONS.items(), ids=CONVOLUTIONS)
@@ -94,3 +98,38 @@ def test_an_activation_that_nobody_knows_stays_fused() -> None:
     y = net.op("FusedConv", x, net.weight(4, 3, 3, 3), domain=MS, activation="Nobody", **SMALL)
     model = Model.load(net.model(types=[helper.make_tensor_value_info(y, 1, (1, 4, 8, 8))]))
     assert [node.op_type for node in prepare(model).model.proto.graph.node] == ["FusedConv"]
+
+
+CACHES = {"present_k": (1, 2, 9, 8), "present_v": (1, 2, 9, 8)}
+
+
+def attended(net: Net, op: str, size: int, *masks: str, rank: int = 3, **attributes: int) -> str:
+    """Attention of three rows behind a past of six, 2 heads, whose caches are read."""
+    shapes = [(1, 3, count * 8) if rank == 3 else (1, count, 3, 8) for count in (size, 2, 2)]
+    inputs = [net.input(name, shape) for name, shape in zip("qkv", shapes, strict=True)]
+    pasts = [net.input(f"past_{name}", (1, 2, 6, 8)) for name in "kv"]
+    y = net.op(op, *inputs, *masks, *pasts, outputs=3, **attributes, **({} if op == "Attention" else {"domain": MS}))
+    net.nodes[-1].output[1:] = list(CACHES)
+    return y
+
+
+def test_caches_behind_a_fused_attention_are_joins() -> None:
+    net = Net()
+    y = attended(net, "MultiHeadAttention", 2, "", "", net.input("bias", (1, 2, 3, 9)), num_heads=2)
+    same(net, y, (1, 3, 16), "Reshape Transpose Concat Reshape Transpose Concat MultiHeadAttention", **CACHES)
+
+
+def test_caches_behind_the_attention_of_the_standard_are_joins() -> None:
+    """Of queries that share keys too, and of what is by heads already."""
+    net = Net(23)
+    y = attended(net, "Attention", 4, net.input("mask", (3, 9)), q_num_heads=4, kv_num_heads=2)
+    turned = "Reshape Transpose Concat " * 2 + "Reshape Transpose Attention Transpose Reshape"
+    same(net, y, (1, 3, 32), turned, **CACHES)
+    net = Net(23)
+    same(net, attended(net, "Attention", 4, "", rank=4), (1, 4, 3, 8), "Concat Concat Attention", **CACHES)
+
+
+def test_an_attention_that_counts_rows_keeps_its_past() -> None:
+    net = Net(23)
+    y = attended(net, "Attention", 2, "", q_num_heads=2, kv_num_heads=2, is_causal=1)
+    same(net, y, (1, 3, 16), "Attention", **CACHES)

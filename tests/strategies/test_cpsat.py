@@ -16,16 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.layer_graphs import stack, vgg16
+from support.modern_net import Net
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cost.model import Analytic
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
 from dicompiler.partition.routing import route
 from dicompiler.search.allowance import Allowance
+from dicompiler.search.constraints import check_constraints
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.joint import relaxation
@@ -250,3 +253,23 @@ def test_a_graph_too_wide_to_eliminate_is_eliminated_over_its_promising_choices(
     monkeypatch.setattr(relaxation, "coordinate_descent", lambda _model, selection, _allowance: selection)
     found = relaxation.unrelaxed(model, [(0,) * 6])
     assert found.bound <= best <= found.value < 1.1 * best < model.value((0,) * 6)
+
+
+def test_a_state_that_would_travel_is_no_part_of_a_stream() -> None:
+    """Of three products in a row the first reads what the last makes."""
+    net = Net()
+    past = net.input("past", (1, 1, 64))
+    first = net.op("Add", net.op("MatMul", net.input("x", (1, 1, 64)), net.weight(64, 64)), past)
+    last = net.op("MatMul", net.op("MatMul", first, net.weight(64, 64)), net.weight(64, 64))
+    model = net.model(types=[onnx.helper.make_tensor_value_info(last, 1, (1, 1, 64))])
+    platform = cluster(1e3, 1e3, kind="switch")
+    problem = load_problem(model, platform, objective="throughput", state=[f"past={last}"])
+    filled = CpSat().tables(problem)
+    whole = [
+        {parts[0].device: i for i, choice in enumerate(choices) if len(parts := choice.parts) == 1}
+        for choices in filled.choices
+    ]
+    joint = joint_model(filled)
+    here, there = (joint.value([whole[0]["d0"], whole[1]["d0"], whole[2][device]]) for device in ("d0", "d1"))
+    assert there > 1.5 * here
+    check_constraints(problem, CpSat().plan(problem))

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 import pytest
+from support.modern_net import Net
 from support.modern_transformers import bert_fused, genai, llama_fused, vit
 from support.planning import cluster
 
@@ -79,7 +80,9 @@ def test_caches_stay_with_the_heads_that_read_them() -> None:
     check_plan(problem, plan)
     assert len(plan.layers["cache.0.key.past"]) == len(plan.layers["cache.0.value"])
     other = Part("d1" if plan.layers["cache.0.key.past"][0].device == "d0" else "d0", None)
-    with pytest.raises(DicompilerError, match=r"^plan: state 'past_key_values.0.key': 'd\d' reads what"):
+    places = r"'d\d' reads in layer 'cache.0.key.past' what 'd\d' makes of it in layer 'cache.0.key'"
+    message = rf"^plan: state 'past_key_values.0.key': {places}, and states do not travel: "
+    with pytest.raises(DicompilerError, match=message):
         check_constraints(problem, replace(plan, layers={**plan.layers, "cache.0.key.past": (other,)}))
 
 
@@ -120,3 +123,14 @@ def test_caches_of_a_fused_attention_stay_with_their_heads(packed: bool) -> None
 def test_a_network_without_attention_is_refused() -> None:
     with pytest.raises(DicompilerError, match="heads: the network has no attention"):
         Heads().plan(load_problem(networks.build("lenet"), cluster("switch", 1, 1)))
+
+
+def test_attention_that_stays_whole_is_named_with_the_reason() -> None:
+    net = Net(23)
+    q, k, v = (net.input(name, (1, 3, 16)) for name in "qkv")
+    pasts = [net.input(f"past_{name}", (1, 2, 6, 8)) for name in "kv"]
+    y = net.op("Attention", q, k, v, "", *pasts, q_num_heads=2, kv_num_heads=2, is_causal=1, outputs=3)
+    shapes = {y: (1, 3, 16), **dict.fromkeys(net.nodes[-1].output[1:], (1, 2, 9, 8))}
+    model = net.model(types=[onnx.helper.make_tensor_value_info(name, 1, of) for name, of in shapes.items()], ir=10)
+    with pytest.raises(DicompilerError, match=r"^heads: layer 'n0', which attends, can not be cut: "):
+        Heads().plan(load_problem(model, cluster("switch", 1, 1)))

@@ -37,6 +37,7 @@ def understood(node: NodeProto, known: Facts) -> bool:
 def body(call: Call) -> list[NodeProto]:
     """The nodes of the function. Heads are an axis of q, k and v, or blocks of the last one."""
     flat = len(call.results[0][1] or (0, 0, 0)) == 3
+    joined = [i for i in range(3) if flat and call.ranks[i : i + 1] != (4,)]  # keys and values can be by heads alone
     own = "kv_num_heads" if "kv_num_heads" in call.given else "num_heads"
     nodes = [node for i in range(3) for node in centred(call, f"X{i}", f"B{i}")]
     shapes = {"one": [1], "rows": [0, 0], "rest": [-1], "flat": [0, 0, -1], "upright": [0, 1, -1, 1]}
@@ -46,10 +47,10 @@ def body(call: Call) -> list[NodeProto]:
             given("count", "value_int", own, AttributeProto.INT),
             helper.make_node("Reshape", ["count", "one"], ["heads"]),
             helper.make_node("Concat", ["rows", "heads", "rest"], ["split"], axis=0),
-            *(helper.make_node("Reshape", [f"B{i}", "split"], [f"H{i}"]) for i in range(3)),
-            *(helper.make_node("Transpose", [f"H{i}"], [f"T{i}"], perm=[0, 2, 1, 3]) for i in (1, 2)),
+            *(helper.make_node("Reshape", [f"B{i}", "split"], [f"H{i}"]) for i in joined),
+            *(helper.make_node("Transpose", [f"H{i}"], [f"T{i}"], perm=[0, 2, 1, 3]) for i in joined if i),
         ]
-    keys, values = ("T1", "T2") if flat else ("B1", "B2")
+    keys, values = (f"T{i}" if i in joined else f"B{i}" for i in (1, 2))
     nodes += [
         helper.make_node("Reshape", [keys, "flat"], ["F1"]),
         helper.make_node("Reshape", [values, "flat"], ["F2"]),

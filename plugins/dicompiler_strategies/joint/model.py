@@ -16,10 +16,12 @@ from dicompiler.plugin_api import OBJECTIVES, UsageError, raw_nbytes
 from dicompiler_strategies.joint.elimination import Graph, graph
 from dicompiler_strategies.tables.cost_tables import (
     Edge,
+    Slots,
     Tables,
     edge_flows,
     edges,
     end_flows,
+    kept_edges,
     original,
     renumbered,
     restricted,
@@ -27,7 +29,7 @@ from dicompiler_strategies.tables.cost_tables import (
     total,
 )
 from dicompiler_strategies.tables.footprints import Floats, on_hosts, sizes, states_read
-from dicompiler_strategies.tables.lines import lines
+from dicompiler_strategies.tables.lines import Lines, lines
 
 Numbers = NDArray[np.intp]
 
@@ -197,16 +199,30 @@ def line_loads(tables: Tables) -> tuple[list[Floats], dict[Edge, Floats]]:
             sent += sent_between(*flow)[:, 0]
         node.append(network.loads(sent))
     known: dict[tuple[object, ...], Floats] = {}
-    edge = {}
-    for (i, j), slots in edges(layers).items():
-        producer, consumer = tables.footprints[i], tables.footprints[j]
-        key = (producer, consumer, slots)
-        if key not in known:
-            busy = np.zeros((len(producer.final), len(consumer.final), network.seconds.shape[1]))
-            for held, shares, needs, item in edge_flows(layers, (i, j), slots, tables.footprints):
-                for p in range(len(busy)):  # one at a time: all pairs of devices of all choices are many
-                    at = slice(p, p + 1)
-                    busy[at] += network.loads(sent_between(held[at], shares[at], needs, item))
-            known[key] = busy
-        edge[i, j] = known[key]
+    edge: dict[Edge, Floats] = {}
+    for ends, slots in edges(layers).items():
+        edge[ends] = _busy(tables, network, ends, slots, known)
+    dear = 2 * sum(float(compute.max()) for compute in tables.compute)  # than which one device alone takes less
+    for (i, j), slots in kept_edges(layers).items():  # a state never travels
+        busy = np.where(_busy(tables, network, (i, j), slots, known) > 0, dear, 0.0)
+        if i == j:
+            node[i] = node[i] + busy[np.arange(len(busy)), np.arange(len(busy))]
+        else:
+            there, busy = ((i, j), busy) if i < j else ((j, i), busy.transpose(1, 0, 2))
+            edge[there] = busy + edge[there] if there in edge else busy
     return node, edge
+
+
+def _busy(tables: Tables, network: Lines, ends: Edge, slots: Slots, known: dict[tuple[object, ...], Floats]) -> Floats:
+    """Seconds (choices, choices, lines) for what the first of `ends` makes and the second reads; `known`: those of
+    edges that are alike, which grows."""
+    producer, consumer = (tables.footprints[i] for i in ends)
+    key = (producer, consumer, slots)
+    if key not in known:
+        busy = np.zeros((len(producer.final), len(consumer.final), network.seconds.shape[1]))
+        for held, shares, needs, item in edge_flows(tables.problem.layers, ends, slots, tables.footprints):
+            for p in range(len(busy)):  # one at a time: all pairs of devices of all choices are many
+                at = slice(p, p + 1)
+                busy[at] += network.loads(sent_between(held[at], shares[at], needs, item))
+        known[key] = busy
+    return known[key]

@@ -34,6 +34,7 @@ MASKS: dict[str, Masked] = {
     "of rows": ("MultiHeadAttention", "padding", (BATCH, ROWS, KEYS), TensorProto.INT32, {}),
     "lengths": ("MultiHeadAttention", "padding", (BATCH,), TensorProto.INT32, {}),
     "a bias": ("MultiHeadAttention", "bias", (BATCH, HEADS, ROWS, KEYS), TensorProto.FLOAT, {}),
+    "keys and values by heads": ("MultiHeadAttention", "", (), 0, {"keys": 4}),
     "causal": ("Attention", "", (), 0, {"is_causal": 1}),
     "causal, in blocks": ("MultiHeadAttention", "", (), 0, {"unidirectional": 1}),
 }
@@ -42,14 +43,17 @@ CAUSAL = [name for name in MASKS if name.startswith("causal")]
 
 def network(name: str) -> onnx.ModelProto:
     """Attention of an input by itself; the mask is an input."""
-    op, place, shape, kind, attributes = MASKS[name]
+    op, place, shape, kind, given_attributes = MASKS[name]
+    attributes = dict(given_attributes)
+    apart = attributes.pop("keys", 3) == 4
     flat = op == "MultiHeadAttention"
     whole = (BATCH, ROWS, HEADS * SIZE) if flat else (BATCH, HEADS, ROWS, SIZE)
     inputs = ["q", "k", "v"]
     inputs += {"mask": ["mask"], "padding": ["", "mask"], "bias": ["", "", "mask"], "": []}[place]
     counts = {"num_heads": HEADS} if flat else {}
     node = helper.make_node(op, inputs, ["y"], "attention", domain=MS if flat else "", **counts, **attributes)
-    given = [helper.make_tensor_value_info(x, TensorProto.FLOAT, whole) for x in "qkv"]
+    shapes = {"q": whole, **dict.fromkeys("kv", (BATCH, HEADS, KEYS, SIZE) if apart else whole)}
+    given = [helper.make_tensor_value_info(x, TensorProto.FLOAT, of) for x, of in shapes.items()]
     given += [helper.make_tensor_value_info("mask", kind, shape)] if shape else []
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT, whole)
     imports = [helper.make_opsetid("", 23), helper.make_opsetid(MS, 1)]
