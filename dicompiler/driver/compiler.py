@@ -294,7 +294,7 @@ def predicted(
 def emit(compilation: Compilation, target: Target, output: Path) -> Compilation:
     """Writes the artifact: the target's files, the plan, the platform, and the model to verify against."""
     assert compilation.plan is not None and compilation.platform is not None and compilation.reference is not None
-    from dicompiler.verify.ranges import looked_up
+    from dicompiler.verify.tables import looked_up
 
     log.info("target %s writes %s", target.name, output)
     with moved_in_whole(output, MANIFEST, KIND) as stage:

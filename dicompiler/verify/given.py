@@ -16,7 +16,8 @@ from dicompiler.verify import executor
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler.verify.executor import begun, check_inputs
 from dicompiler.verify.levels import Optimization
-from dicompiler.verify.ranges import check_range, limits, ranged
+from dicompiler.verify.ranges import limits, ranged
+from dicompiler.verify.tables import check_range
 from dicompiler.verify.unsized import seeded, understood
 
 STEPS = 4

@@ -14,7 +14,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from dicompiler.base.given import check_rows
 from dicompiler.base.seeded import generator
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.rule import Tensor
@@ -27,18 +26,6 @@ Read = tuple[onnx.NodeProto, int]
 MASK = 2
 INDEXING = frozenset({"Gather", "GatherElements", "ScatterElements", "ScatterND"})
 """Operators whose second input has numbers of rows of the first, of which those below 0 count from the end."""
-TABLES: Mapping[tuple[str, int], int] = {
-    **{(name, 1): 0 for name in INDEXING},
-    ("EmbedLayerNormalization", 0): 2,
-    ("EmbedLayerNormalization", 1): 4,
-    ("EmbedLayerNormalization", 8): 3,
-    ("GroupQueryAttention", 5): 3,
-    ("GroupQueryAttention", 9): 7,
-    ("RotaryEmbedding", 1): 2,
-}
-"""(operator, place of the input) → the table of which it has numbers of rows: tokens, positions, rows of a cache."""
-TURNS = frozenset({"Cast", "Identity", "Transpose"})
-"""Operators that keep how many rows there are."""
 
 Limit = int | tuple[int, ...]
 """n: the values are 0 … n-1; numbers: the very values."""
@@ -48,11 +35,11 @@ def limits(model: Model, names: Iterable[str] | None = None) -> dict[str, Limit]
     """Graph input → n, where its values must be 0 … n-1: as the index of a Gather, the token, segment or position of an
     embedding, the class of a OneHot, or the mask of an attention; or the very values, where it is the shape that a
     Reshape gives. An input that leads to none of these is not in it. names: of tensors, in place of the inputs."""
-    tensors, readers = model.tensors(), _readers(model)
+    tensors, readers = model.tensors(), readers_of(model)
     found = dict[str, Limit]()
     inputs = (value.name for value in model.proto.graph.input if not tensors[value.name].constant)
     for name in inputs if names is None else names:
-        known = [n for node, place in _ends(name, readers) if (n := _count(node, place, tensors)) is not None]
+        known = [n for node, place in _ends(name, readers) if (n := taken(node, place, tensors)) is not None]
         reshapes = [node for node, place in readers.get(name, ()) if (node.op_type, place) == ("Reshape", 1)]
         shape = _reshaped(tensors, reshapes[0], name) if reshapes else None
         if shape:
@@ -62,45 +49,13 @@ def limits(model: Model, names: Iterable[str] | None = None) -> dict[str, Limit]
     return found
 
 
-def _readers(model: Model) -> dict[str, list[Read]]:
+def readers_of(model: Model) -> dict[str, list[Read]]:
+    """Tensor → the nodes that read it, each with the place of its input."""
     readers: dict[str, list[Read]] = {}
     for node in model.proto.graph.node:
         for place, name in enumerate(node.input):
             readers.setdefault(name, []).append((node, place))
     return readers
-
-
-def check_range(model: Model, given: Mapping[str, Any]) -> None:
-    """DicompilerError, naming the input, the number and the table, where a number is no row of a table that it is
-    looked up in, or written to: a token beyond the vocabulary, a position beyond a cache."""
-    for name, tables in looked_up(model, given).items():
-        check_rows(given[name], tables, f"input {name!r}")
-
-
-def looked_up(model: Model, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-    """Input → the tables whose rows its numbers are, by what `check_rows` takes; of those that are as long the first.
-    Without the inputs that are none."""
-    tensors, readers = model.tensors(), _readers(model)
-    makers = {name: node for node in model.proto.graph.node for name in node.output}
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name in names:
-        tables: dict[tuple[int, int], dict[str, Any]] = {}
-        for node, place in _ends(name, readers):
-            of = TABLES.get((node.op_type, place))
-            if of is not None and (count := _count(node, place, tensors)):
-                least = -count if node.op_type in INDEXING else 0
-                own = {"table": _table(node.input[of], makers), "rows": count, "least": least}
-                tables.setdefault((count, least), own)
-        if tables:
-            found[name] = list(tables.values())
-    return found
-
-
-def _table(name: str, makers: Mapping[str, onnx.NodeProto]) -> str:
-    """The tensor whose rows a node takes, or writes, before it was turned."""
-    while name in makers and makers[name].op_type in TURNS:
-        name = makers[name].input[0]
-    return name
 
 
 def _reshaped(tensors: Mapping[str, Tensor], node: onnx.NodeProto, shape: str) -> tuple[int, ...] | None:
@@ -129,7 +84,7 @@ def _ends(name: str, readers: Mapping[str, list[Read]]) -> list[Read]:
     return ends
 
 
-def _count(node: onnx.NodeProto, place: int, tensors: Mapping[str, Tensor]) -> int | None:
+def taken(node: onnx.NodeProto, place: int, tensors: Mapping[str, Tensor]) -> int | None:
     """How many values an operator takes there; None: any."""
     rule = _TAKES.get((node.op_type, place))
     given = [tensors.get(name) for name in node.input]
