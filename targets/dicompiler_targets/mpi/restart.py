@@ -77,7 +77,8 @@ def surviving(artifact: Artifact, frames: Frames, options: RunOptions, call: Cal
         now, again = time.perf_counter(), options.frames_in_flight(len(artifact.devices), mpirun.IN_FLIGHT_LIMIT)
         pause = now - since - result.total_s + result.frames_s[0]
         again = min(again, wanted - len(done))  # at most: who was ended does not say what it had begun
-        tell(replace(events[-1], kind="take-over", why="", at_s=now - begun, replays=again, interruption_s=pause))
+        at_s = since - begun + pause
+        tell(replace(events[-1], kind="take-over", why="", at_s=at_s, replays=again, interruption_s=pause))
     every = (*done, *result.delivered)[:keep]
     outputs = tuple(artifact.first(frame) for frame in every)
     total = result.total_s if not events else time.perf_counter() - begun
