@@ -86,7 +86,8 @@ def test_a_busy_port(artifact: Path, failing: Failing) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         line = failing(artifact, "--listen", address)
-    assert line == f"{address}: the port is taken: choose another one, or 0 for any (--listen)"
+    cause = f"{address}: cannot listen there: the port is taken"
+    assert line == f"{cause}: end the process that holds it, or choose another port (0: any) (--listen)"
 
 
 def expired(keys: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +32,7 @@ from dicompiler_targets.sockets import SocketsTarget, coordinator
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.processes import Process, here, launch
 from dicompiler_targets.sockets.runtime.frames import Kind, ProtocolError, Refused
+from dicompiler_targets.sockets.runtime.greeting import TOKEN
 from dicompiler_targets.sockets.runtime.line import Keys, is_loopback, secured, split_address
 from dicompiler_targets.sockets.runtime.wire import Channel
 
@@ -296,10 +300,22 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     directory = emit(partial(), tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(RunError, match=rf"^{address}: the port is taken: choose another one"):
+        with pytest.raises(RunError, match=rf"^{address}: cannot listen there: the port is taken: end"):
             SocketsTarget().run(directory, [partial()[2]], RunOptions(timeout_s=20, listen=address))
     with pytest.raises(UsageError, match=r"^run: keys: .*coordinator/ca\.pem is missing"):
         SocketsTarget().run(directory, [partial()[2]], RunOptions(timeout_s=20, keys=tmp_path))
+
+
+def test_a_device_says_that_its_port_is_taken(tmp_path: Path) -> None:
+    directory = emit(partial(), tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as coordinator, socket.create_server(("127.0.0.1", 0)) as taken:
+        control, listen = (f"127.0.0.1:{one.getsockname()[1]}" for one in (coordinator, taken))
+        done = subprocess.run(
+            [sys.executable, "-m", "runtime", "--control", control, "--listen", listen],
+            cwd=directory / "a", env=os.environ | {TOKEN: "a token"}, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    remedy = "end the process that holds it, or choose another port (0: any)"
+    assert (done.returncode, done.stderr) == (1, f"a: {listen}: cannot listen there: the port is taken: {remedy}\n")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ In: the address to listen at, keys, the run's number and token. Out: channels of
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
 import secrets
 import socket
@@ -22,6 +21,7 @@ from dicompiler_targets.sockets.runtime.greeting import CONTROL, Entrance, Membe
 from dicompiler_targets.sockets.runtime.line import (
     DEVICE,
     Keys,
+    cannot_listen,
     check_identity,
     check_open,
     join_address,
@@ -130,10 +130,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=64)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise RunError(f"{host}:{port}: the port is taken: choose another one, or 0 for any (--listen)") from None
-        cause = error.strerror or str(error)
-        raise RunError(f"{host}:{port}: cannot listen there: {cause}: give an address of this host") from None
+        raise RunError(f"{cannot_listen((host, port), error)} (--listen)") from None
 
 
 def _address(value: Any, known: set[str]) -> tuple[str, int]:

@@ -31,7 +31,7 @@ from .frames import (
 )
 from .greeting import CONTROL, Entrance, Guests, Membership
 from .heap import memory_peak
-from .line import Keys, check_open
+from .line import Keys, cannot_listen, check_open
 from .mailbox import DeviceError
 from .member import Member
 from .play import PATIENCE_S, SPANS, Frame, Player
@@ -84,7 +84,10 @@ class Device(Member):
         self._enter(control)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with contextlib.ExitStack() as stack:
-            listener = stack.enter_context(socket.create_server((host, port), family=family, backlog=64))
+            try:
+                listener = stack.enter_context(socket.create_server((host, port), family=family, backlog=64))
+            except OSError as error:
+                raise cannot_listen((host, port), error) from None
             check_open(listener.getsockname()[0], self.keys, self.insecure)
             # Open at once: strangers that wait in the listener's queue would keep peers from entering it.
             entrance = stack.enter_context(contextlib.closing(Entrance(listener, self.keys, self._arrive)))

@@ -6,6 +6,7 @@ In: a connected socket, and the keys of this end where it is to be secure. Out: 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import ipaddress
 import json
@@ -360,6 +361,14 @@ def split_address(text: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """The reverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def cannot_listen(address: tuple[str, int], error: OSError) -> ValueError:
+    """Why nobody can be heard at an address, in words with a remedy."""
+    cause, remedy = error.strerror or str(error), "give an address of this host"
+    if error.errno == errno.EADDRINUSE:
+        cause, remedy = "the port is taken", "end the process that holds it, or choose another port (0: any)"
+    return ValueError(f"{join_address(*address)}: cannot listen there: {cause}: {remedy}")
 
 
 def is_loopback(host: str) -> bool:

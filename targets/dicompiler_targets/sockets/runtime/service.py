@@ -28,7 +28,7 @@ from .files import Files
 from .frames import Kind, ProtocolError
 from .greeting import CONTROL, Entrance, Guests, Membership, derived
 from .heap import memory_peak
-from .line import COORDINATOR, Keys, check_identity, check_open, join_address
+from .line import COORDINATOR, Keys, cannot_listen, check_identity, check_open, join_address
 from .values import one_line
 from .wire import Channel
 
@@ -236,7 +236,7 @@ def listening(listen: tuple[str, int] | None, control: tuple[str, int] | None) -
     try:
         found.bind(listen)
     except OSError as error:
-        raise ValueError(f"cannot listen at {join_address(*listen)}: {error.strerror or error}") from None
+        raise cannot_listen(listen, error) from None
     return found
 
 
