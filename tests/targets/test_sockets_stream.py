@@ -224,7 +224,7 @@ def test_waiting_to_be_started_is_told_from_the_time_of_a_frame(target: str, tmp
     }"""
     dicompiler.compile(onnx.parser.parse_model(text), "rpi4x2", "single", target=target, output=tmp_path / "net")
     at_once = dicompiler.run(tmp_path / "net", frames=6, options=RunOptions(in_flight=6))
-    assert statistics.median(at_once.waited_s[:3]) < statistics.median(at_once.waited_s[3:])
+    assert at_once.waited_s[0] < statistics.median(at_once.waited_s[1:])  # only the first has nobody before it
     own = [took - waited for took, waited in zip(at_once.frames_s, at_once.waited_s, strict=True)]
     assert at_once.waited_s[-1] > 2 * statistics.median(own) > 0
     by_itself = dicompiler.run(tmp_path / "net", frames=3)
