@@ -25,8 +25,8 @@ SLOWER, FAST = 15.0, 2.0
 take two cores of this host four times as long as computing alone. At 6.67 boards waited for each other here (computing
 ended 40 % late), at 15 by 3 %."""
 FLYING = 12
-"""Frames on their way. Of ResNet-18's plan for latency, whose frames pass all boards layer by layer, 8 take 1.13 of what
-the busiest board computes, 12 take 1.08, 16 take 1.05; other plans need fewer."""
+"""Frames on their way. With ResNet-18's plan for latency, whose frames pass all boards layer by layer, 8 take 1.13 of
+what the busiest board computes, 12 take 1.08, 16 take 1.05; other plans need fewer."""
 CARRIED = 0.955
 """What is left of a line's rate for payload: the rest are headers of Ethernet, IP and TCP."""
 FASTER, STREAM = 1.3, 1.10
