@@ -16,7 +16,7 @@ from dicompiler.driver.emulate import emulate
 from dicompiler.ir.devices import Network
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.target.records import RunOptions, RunResult
+from dicompiler.target.records import FLYING, RunOptions, RunResult
 from overheads.measuring import Figure, Side, alternately
 
 BOARDS = replace(Platform.load("rpi4x4"), network=Network("switch", 100e6))
@@ -24,9 +24,6 @@ SLOWER, FAST = 15.0, 2.0
 """How much slower than a core of this host the boards are: the slow ones for streams, whose messages and cold weights
 take two cores of this host four times as long as computing alone. At 6.67 boards waited for each other here (computing
 ended 40 % late), at 15 by 3 %."""
-FLYING = 12
-"""Frames on their way. With ResNet-18's plan for latency, whose frames pass all boards layer by layer, 8 take 1.13 of
-what the busiest board computes, 12 take 1.08, 16 take 1.05; other plans need fewer."""
 CARRIED = 0.955
 """What is left of a line's rate for payload: the rest are headers of Ethernet, IP and TCP."""
 FASTER, STREAM = 1.3, 1.10
@@ -72,7 +69,7 @@ def stream(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
                 artifact = Path(scratch, "artifact")
                 made = dicompiler.compile(networks.build(name), BOARDS, strategy, objective=objective, output=artifact)
                 assert made.program is not None
-                options = RunOptions(in_flight=FLYING)
+                options = RunOptions(in_flight=FLYING * len(BOARDS.devices))
                 runs = [emulate(artifact, frames=6 * frames, slower=SLOWER, options=options) for _ in range(rounds)]
                 times = [period(one.result) / busiest(made.program, one.computing) for one in runs]
             figures.append(Figure(f"{name}, {strategy} by {objective}", statistics.median(times), min(times), STREAM))

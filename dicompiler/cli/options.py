@@ -214,7 +214,7 @@ in_flight_option = click.option(
     metavar="N",
     type=click.IntRange(min=1, max=1024),
     callback=lambda _context, _option, given: given or 0,
-    help="Frames that are on their way at once. Default: twice the number of devices.",
+    help="Frames that are on their way at once. Default: three for each device.",
 )
 stream_options = stack(
     inputs_option,

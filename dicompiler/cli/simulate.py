@@ -54,6 +54,7 @@ def command(
     from dicompiler.cost.losses import away_of
     from dicompiler.cost.trace import dumps
     from dicompiler.search.losses import played_losses
+    from dicompiler.target.records import FLYING
 
     check_file(trace)
     aways = [away_of(text) for text in lose]
@@ -64,7 +65,7 @@ def command(
         assert result.program is not None and result.problem is not None and result.plan is not None
         devices = [device.device for device in result.program.devices]
         tell(f"playing {frames} frame{'' if frames == 1 else 's'}")
-        flying = in_flight or 2 * len(devices)
+        flying = in_flight or FLYING * len(devices)
         simulation = result.problem.played(result, frames, flying, trace is not None)
         stretches = (
             played_losses(result.problem, result.plan, aways, frames, flying, trace is not None) if aways else ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from dicompiler.driver.fidelity import (
     usual_s,
 )
 from dicompiler.driver.prepare import platform_of
+from dicompiler.driver.run_log import at_once
 from dicompiler.driver.segment_times import segment_times
 from dicompiler.ir.platform import Platform
 from dicompiler.target.records import RunOptions, RunResult
@@ -106,6 +107,7 @@ def emulate(
     if not target.emulates:
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
     options = options or RunOptions()
+    options = replace(options, in_flight=at_once(options.in_flight, len(program.devices), frames))
     log.info("measuring what the runtime of %s costs here", target.name)
     runtime = costs_here(target.name).times(1 / dilation)
     problem = at_host_speed(problem, runtime, program, secure=options.keys is not None)

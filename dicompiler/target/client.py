@@ -91,7 +91,7 @@ def connect(
     """Starts the devices of the artifact in `directory`, or joins those that `dicompiler deploy --keep` left running,
     and waits until they are ready.
 
-    options: by default twice as many frames in flight as there are devices. timeout: seconds that starting may take,
+    options: by default three frames in flight for each device. timeout: seconds that starting may take,
     and that each frame may, by default those of `options`. hosts: a hosts.toml: devices run there, and what the hosts
     lack of the artifact and of the keys is copied first; keys: the directory that `dicompiler keys` made (both by
     default those of `options`). DicompilerError for what is no artifact, RunError where a device does not start,
