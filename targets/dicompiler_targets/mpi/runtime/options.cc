@@ -12,7 +12,7 @@ const char* const USAGE =
     "  --inputs PATH     an .npz, .npy or image file, or a directory of them: a frame each, in the order of names\n"
     "  --outputs DIR     write the outputs there as .npy, below the name of the device that has them\n"
     "  --frames N        how many; default: as many as there are input files\n"
-    "  --in-flight N     frames on their way at once; default: twice the number of ranks\n"
+    "  --in-flight N     frames on their way at once; default: three for each rank\n"
     "  --keep N          write the outputs of the first N frames only\n"
     "  --threads N       at most so many threads for a rank\n"
     "  --pin             each rank keeps to its share of this host's processors\n"
