@@ -102,7 +102,7 @@ def test_a_rank_that_ends_on_a_board_is_named_and_ends_all(boards: Cluster, net:
 
     def end() -> None:
         found = wait_until(lambda: found if len(found := ranks(home, own=False)) == 4 else None)
-        time.sleep(3)  # of ranks that end before they have met the others Open MPI does not always tell
+        time.sleep(10)  # of ranks that end before they have met the others Open MPI does not always tell
         os.kill(found[2], signal.SIGKILL)
 
     thread = threading.Thread(target=end)
