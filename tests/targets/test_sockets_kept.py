@@ -51,8 +51,18 @@ def idle(directory: Path) -> bool:
 
 
 def open_files(processes: dict[str, int]) -> list[int]:
-    """How many each has."""
-    return [len(os.listdir(f"/proc/{pid}/fd")) for pid in processes.values()]
+    """How many each has once that no longer changes: who asked for its status is still connected for a moment."""
+
+    def counted() -> list[int]:
+        return [len(os.listdir(f"/proc/{pid}/fd")) for pid in processes.values()]
+
+    last, since = counted(), time.monotonic()
+    end = since + 20
+    while time.monotonic() < min(since + 0.5, end):
+        time.sleep(0.02)
+        if (now := counted()) != last:
+            last, since = now, time.monotonic()
+    return last
 
 
 @pytest.fixture
@@ -111,7 +121,8 @@ def test_clients_join_one_after_another_and_strangers_do_not(
         for _ in range(3):
             with dicompiler.connect(directory, timeout=60) as session:
                 session.infer(made[2])
-        wait_until(lambda: open_files(before) == descriptors)
+        wait_until(lambda: idle(directory))
+        assert open_files(before) == descriptors
         with dicompiler.connect(directory, timeout=60) as session:
             words = (
                 r"^device 'a' at 127\.0\.0\.1:\d+: it serves another client, 127\.0\.0\.1, since .*: wait until that"
