@@ -26,7 +26,7 @@ SKIPS = {
 def unfuse(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
     """Attention of onnxruntime becomes three products and a MultiHeadAttention, where it has no past; a normalisation
     of a sum becomes both where the sum is read as well; other attention is opened up (`opened`), products and their
-    activations are divided (`divided`), those of few bits get scales that can be cut (`_in_rows`). Whether there was one.
+    activations are divided (`divided`), those of few bits get scales that can be cut (`_in_rows`). Whether one was.
 
     Attention(x, w, b, mask)                 ⇒  MatMul, Add → q, k, v → MultiHeadAttention
     SkipLayerNormalization(x, y) → n, s      ⇒  Add(x, y) → s → LayerNormalization → n
@@ -52,8 +52,8 @@ def unfuse(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _in_rows(graph: Graph, node: gs.Node) -> bool:
-    """Whether constant scales or zero points of a product of few bits were a vector and are a matrix now, a row for each
-    column of the product: so ranges of blocks can be cut."""
+    """Whether constant scales or zero points of a product of few bits were a vector and are a matrix now, a row for
+    each column of the product: so ranges of blocks can be cut."""
     if node.op != "MatMulNBits":
         return False
     count, changed = node.attrs.get("N") or 1, False
