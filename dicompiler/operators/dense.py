@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from dicompiler.base.remembering import remembered
-from dicompiler.ir.regions import Interval, Region, Shape
+from dicompiler.ir.regions import Interval, Region, Shape, with_interval
 from dicompiler.ir.rule import OWN_DOMAIN, Effort, Operation, OperatorRule, Piece, counted, each, taken, whole
 from dicompiler.operators.elementwise import broadcast_need
 
@@ -90,16 +90,42 @@ def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece
     return replace(piece, needs=(*piece.needs, None), constants=zero)
 
 
-def of_few_bits(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """MatMulNBits: rows pass; columns are rows of the packed weight, each with its scales and zero points."""
+def sums_of_few_bits(operation: Operation) -> int | None:
+    """MatMulNBits: of how many pieces its sums can be made. None where its scales or zero points are a vector, of which
+    those of some blocks are no box, or its rows are reordered."""
+    ranks = [len(operation.shape(index)) for index in (1, 2, 3) if operation.has(index)]
+    if operation.has(4) or ranks not in ([3, 2], [3, 2, 2]):
+        return None
+    return -(-operation.shape(1)[1] // _blocks_together(operation))
+
+
+def _blocks_together(operation: Operation) -> int:
+    """How many blocks have their zero points in one byte."""
+    points = operation.inputs[3] if operation.has(3) else None
+    return 8 // operation.attribute("bits", 4) if points and points.dtype == TensorProto.UINT8 else 1
+
+
+def of_few_bits(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """MatMulNBits: rows pass; columns are rows of the packed weight, each with its scales and zero points. Partial sums
+    are over blocks; the bias rides in the range that starts at 0."""
     count, columns = operation.attribute("N"), region[-1]
+    new = {"N": columns[1] - columns[0]}
     needs: list[Region | None] = [(*region[:-1], (0, operation.shape(0)[-1]))]
     for index, need in enumerate(operation.full_needs()[1:], 1):
         extent = 0 if need is None or index == 4 else need[0][1]
         cut = (columns[0] * extent // count, columns[1] * extent // count)
         needs.append((cut, *need[1:]) if need and extent else need)
-    width = columns[1] - columns[0]
-    return Piece(region, tuple(needs), {"N": width} if width != count else {})
+    if reduce is not None:
+        together, size = _blocks_together(operation), operation.attribute("block_size")
+        blocks = reduce[0] * together, min(reduce[1] * together, operation.shape(1)[1])
+        features = blocks[0] * size, min(blocks[1] * size, operation.shape(0)[-1])
+        new["K"] = features[1] - features[0]
+        for index, interval in enumerate((features, blocks, blocks, reduce)[: len(needs)]):
+            need = needs[index]
+            needs[index] = need and with_interval(need, 1 if index else len(need) - 1, interval)
+        if reduce[0]:
+            needs[5:] = [None] * len(needs[5:])
+    return Piece(region, tuple(needs), {name: n for name, n in new.items() if n != operation.attribute(name)})
 
 
 def summed_extent(operation: Operation) -> int | None:
@@ -188,6 +214,7 @@ RULES = (
         "MatMulNBits",
         of_few_bits,
         OWN_DOMAIN,
+        reduction=sums_of_few_bits,
         cost=product,
         stand_in="bounded",
         constants="- - step shift",

@@ -26,14 +26,15 @@ SKIPS = {
 def unfuse(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
     """Attention of onnxruntime becomes three products and a MultiHeadAttention, where it has no past; a normalisation
     of a sum becomes both where the sum is read as well; other attention is opened up (`opened`), products and their
-    activations are divided (`divided`). Whether there was one.
+    activations are divided (`divided`), those of few bits get scales that can be cut (`_in_rows`). Whether one was.
 
     Attention(x, w, b, mask)                 ⇒  MatMul, Add → q, k, v → MultiHeadAttention
     SkipLayerNormalization(x, y) → n, s      ⇒  Add(x, y) → s → LayerNormalization → n
+    MatMulNBits(x, w, scales: N·B)           ⇒  MatMulNBits(x, w, scales: N × B)
     """
     changed = False
     for node in [node for node in graph.nodes if node.domain == ORT or node.op == "Attention"]:
-        if opened(graph, node, tensors) or divided(graph, node, tensors):
+        if opened(graph, node, tensors) or divided(graph, node, tensors) or _in_rows(graph, node):
             changed = True
             continue
         if node.domain != ORT:
@@ -47,6 +48,20 @@ def unfuse(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
         graph.insert(made, before=node)
         graph.remove([node])
         changed = True
+    return changed
+
+
+def _in_rows(graph: Graph, node: gs.Node) -> bool:
+    """Whether constant scales or zero points of a product of few bits were a vector and are a matrix now, a row for
+    each column of the product: so ranges of blocks can be cut."""
+    if node.op != "MatMulNBits":
+        return False
+    count, changed = node.attrs.get("N") or 1, False
+    for index, one in enumerate(node.inputs[:4]):
+        if index > 1 and graph.is_fixed(one) and len(one.shape) == 1 and one.shape[0] % count == 0:
+            rows = np.asarray(one.values).reshape(count, -1)
+            node.inputs[index] = graph.put(graph.unused(f"{one.name}_rows"), rows)
+            changed = True
     return changed
 
 

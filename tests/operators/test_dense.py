@@ -7,7 +7,11 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.layer_graphs import rules
 from support.operator_cases import OPSETS, Case, broadcastable, check_cut, check_stand_in, drawn_computed, integers
+
+from dicompiler.partition.bounds_inference import reduction
+from dicompiler_passes.form_layers import form_layers
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -70,25 +74,43 @@ def test_a_region_of_an_einsum(data: st.DataObject) -> None:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_region_of_a_product_with_weights_of_few_bits(data: st.DataObject) -> None:
-    """Scales as a vector and as a matrix, with zero points and without."""
+    """Scales and zero points as vectors and as matrices, which can be cut by blocks as well, a last block that is not
+    full, with a bias and without."""
     draw = data.draw
-    columns, blocks, random = (
-        draw(st.integers(1, 6)),
-        draw(st.integers(1, 3)),
-        np.random.default_rng(draw(st.integers(0, 99))),
-    )
-    scales = random.integers(1, 4, columns * blocks).astype(np.float32)
+    columns, blocks, bits = draw(st.integers(1, 6)), draw(st.integers(1, 7)), draw(st.sampled_from((4, 8)))
+    random, flat = np.random.default_rng(draw(st.integers(0, 99))), draw(st.booleans())
+    features = 16 * blocks - draw(st.sampled_from((0, 4)))
+    scales = random.integers(1, 4, (columns, blocks)).astype(np.float32)
+    points = [
+        None,
+        random.integers(0, 256, (columns, -(-blocks * bits // 8))).astype(np.uint8),
+        random.integers(0, 16, (columns, blocks)).astype(np.float32),
+    ][draw(st.integers(0, 2 if bits == 4 else 1))]
     values: list[Any] = [
-        integers(draw, draw(st.integers(1, 3)), 16 * blocks, most=3),
-        random.integers(0, 256, (columns, blocks, 8)).astype(np.uint8),
-        scales.reshape(columns, blocks) if draw(st.booleans()) else scales,
+        integers(draw, draw(st.integers(1, 3)), features, most=3),
+        random.integers(0, 256, (columns, blocks, 2 * bits)).astype(np.uint8),
+        *(one.reshape(-1) if flat else one for one in (scales, points) if one is not None),
     ]
-    if draw(st.booleans()):
-        values.append(random.integers(0, 256, columns * ((blocks + 1) // 2)).astype(np.uint8))
-    attributes = {"K": 16 * blocks, "N": columns, "bits": 4, "block_size": 16}
+    attributes = {"K": features, "N": columns, "bits": bits, "block_size": 16}
     case = Case("MatMulNBits", tuple(values), attributes, 1, domain="com.microsoft")
     check_cut(case, draw)
     check_stand_in(case, draw)
+
+
+def test_sums_of_weights_of_few_bits_are_cut_by_what_has_its_zero_points_in_one_byte() -> None:
+    """Five blocks of four bits: three bytes of zero points, of which the last holds one."""
+    random = np.random.default_rng(0)
+    weight, scales = random.integers(0, 256, (3, 5, 8)).astype(np.uint8), random.random((3, 5)).astype(np.float32)
+    points = random.integers(0, 256, (3, 3)).astype(np.uint8)
+    attributes = {"K": 78, "N": 3, "bits": 4, "block_size": 16}
+
+    def length(*values: Any) -> int | None:
+        case = Case("MatMulNBits", (np.zeros((2, 78), np.float32), *values), attributes, 1, domain="com.microsoft")
+        layers = form_layers(case.model(), rules())
+        return reduction(layers, layers.layers[0])
+
+    assert (length(weight, scales), length(weight, scales, points)) == (5, 3)
+    assert length(weight, scales.reshape(-1)) is None and length(weight, scales, points.reshape(-1)) is None
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

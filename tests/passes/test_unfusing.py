@@ -133,3 +133,17 @@ def test_an_attention_that_counts_rows_keeps_its_past() -> None:
     net = Net(23)
     y = attended(net, "Attention", 2, "", q_num_heads=2, kv_num_heads=2, is_causal=1)
     same(net, y, (1, 3, 16), "Attention", **CACHES)
+
+
+def test_scales_of_a_product_of_few_bits_become_a_matrix_that_can_be_cut() -> None:
+    net = Net()
+    x = net.input("x", (2, 64))
+    values = net.random.integers(0, 256, (6, 4, 8)), net.random.integers(0, 256, 12)
+    weight, points = (net.const(one, np.uint8) for one in values)
+    attributes = {"K": 64, "N": 6, "bits": 4, "block_size": 16}
+    y = net.op("MatMulNBits", x, weight, net.weight(24), points, domain=MS, **attributes)
+    same(net, y, (2, 6), "MatMulNBits")
+    ready = prepare(Model.load(net.model(types=[helper.make_tensor_value_info(y, 1, (2, 6))], ir=10)), state=None).model
+    (node,) = ready.proto.graph.node
+    shapes = {one.name: list(one.dims) for one in ready.proto.graph.initializer}
+    assert [shapes[name] for name in node.input[1:]] == [[6, 4, 8], [6, 4], [6, 2]]

@@ -98,6 +98,21 @@ def test_a_head_that_a_plan_cuts_in_two_is_computed_right() -> None:
     check_plan(problem, problem.plan(parts))
 
 
+def test_heads_that_one_axis_holds_are_units_of_a_run() -> None:
+    """Four heads of 8 features; two heads of keys for four of 16, weights of four bits in blocks of 16 features."""
+    fused = load_problem(llama_fused(), cluster("switch", 1, 1, 1))
+    last = next(
+        layer for layer in fused.layers.layers if (run := run_before(fused.layers, layer)) and len(run.layers) > 3
+    )
+    run = run_before(fused.layers, last)
+    assert run is not None and (run.length, run.units[0]) == (32, 4)
+    assert cut_run(fused.layers, run, [2.0, 1.0, 1.0]).ranges == ((0, 16), (16, 24), (24, 32))
+    problem = load_problem(genai(packed=True), cluster("switch", 1, 1), state=["auto"])
+    last = next(layer for layer in problem.layers.layers if layer.name == "n7")
+    run = run_before(problem.layers, last)
+    assert run is not None and (run.length, run.units[0]) == (4, 2)
+
+
 @pytest.mark.parametrize("make", [bert_fused, llama_fused, vit])
 def test_what_an_optimiser_fused_and_q_k_v_of_one_weight_are_cut_by_heads(make: Callable[[], onnx.ModelProto]) -> None:
     problem = load_problem(make(), cluster("switch", 1, 1, 1), objective="memory")

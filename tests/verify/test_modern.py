@@ -56,9 +56,8 @@ def checked(name: str, plan: Plan, fault: Fault | None = None, seeds: Sequence[i
 
 PARTS = {
     "height": "faster-rcnn gelus segformer speech-gru yolo-nms",
-    "lop": "bert-float16 control durations dynamically-quantised genai genai-packed gpt2-cache llama-fused quantised "
-    "resizing vit",
-    "lip": "bert llama-cache speech-rnn t5 video wav2vec2 whisper",
+    "lop": "bert-float16 control durations dynamically-quantised genai gpt2-cache llama-fused quantised resizing vit",
+    "lip": "bert genai-packed llama-cache speech-rnn t5 video wav2vec2 whisper",
     "pipeline": "bert-fused classification forest gpt2 llama regression speech-lstm",
 }
 

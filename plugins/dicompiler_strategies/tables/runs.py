@@ -86,7 +86,8 @@ def run_before(layers: LayerGraph, last: Layer) -> Run | None:
     extents = {length}
     for layer in chosen:
         cuts = zip(output_shape(layers, layer), found[layer.name], strict=True)
-        extents.update(n for n, cut in cuts if cut != (0, n) and length % n == 0)
+        pieces = {n // (stop - start) for n, (start, stop) in cuts if n % (stop - start) == 0}  # heads, where they are
+        extents.update(n for n in pieces if length % n == 0)
     places = {layer.output: i for i, layer in enumerate(chosen)}
     rows = (
         (signature(layers, layer), tuple(places.get(name, -1) for name in layer.inputs)) for layer in (last, *chosen)
