@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto
 
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.rule import OWN_DOMAIN
 from dicompiler.verify.exact.calls import odd
 from dicompiler.verify.exact.facts import Facts, attribute, gather, own_domain
 from dicompiler.verify.exact.patterns import WEIGHTED, extent, unified, weight_index
@@ -25,6 +26,7 @@ INTEGERS = {
     "ConvInteger": (1, 3, 0), "QLinearConv": (3, 5, 0), "MatMulInteger": (1, 3, -1), "QLinearMatMul": (3, 5, -1),
 }  # fmt: skip
 """Operator on integers → its weight, that one's zero point, the axis along which there may be many."""
+FEW_BITS = (OWN_DOMAIN, "MatMulNBits")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,10 @@ def _weight(known: Facts, node: NodeProto, makers: Mapping[str, NodeProto]) -> t
     index = weight_index(known, node)
     if index is not None:
         return index, known.model.array(node.input[index])
+    if (own_domain(node), node.op_type) == FEW_BITS and all(
+        name in known.constants for name in node.input[1:4] if name
+    ):
+        return 1, _unpacked(known, node)
     if own_domain(node) or len(node.input) < 2:
         return None
     if node.op_type in INTEGERS:
@@ -69,6 +75,24 @@ def _weight(known: Facts, node: NodeProto, makers: Mapping[str, NodeProto]) -> t
     if maker.op_type != DEQUANTISE or not np.issubdtype(known.model.array(maker.input[0]).dtype, np.integer):
         return None
     return 1, _centred(known, maker, 0, 2, attribute(maker, "axis", 1)) % odd(known.dtype(node.input[1]))
+
+
+def _unpacked(known: Facts, node: NodeProto) -> NDArray[Any]:
+    """The numbers of few bits that a MatMulNBits multiplies with, less their blocks' zero points: (N, K)."""
+    bits, (columns, blocks, _) = attribute(node, "bits", 4), known.constants[node.input[1]][1]
+
+    def numbers(packed: NDArray[Any]) -> NDArray[Any]:
+        each = packed.reshape(columns, -1, 1) >> np.arange(0, 8, bits, dtype=np.uint8)
+        return np.asarray(each & (2**bits - 1), np.float32).reshape(columns, -1)
+
+    weight = numbers(known.model.array(node.input[1]))
+    points: NDArray[Any] = np.full((1, 1, 1), 2 ** (bits - 1), np.float32)
+    if len(node.input) > 3 and node.input[3]:
+        given = known.model.array(node.input[3])
+        rows = numbers(given) if given.dtype == np.uint8 else given.reshape(columns, -1)
+        points = rows[:, :blocks, None]
+    centred = weight.reshape(columns, blocks, -1) - points
+    return np.ascontiguousarray(centred.reshape(columns, -1)[:, : attribute(node, "K", 0)])
 
 
 def _centred(known: Facts, node: NodeProto, place: int, zero: int, axis: int) -> NDArray[Any]:

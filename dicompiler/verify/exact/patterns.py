@@ -68,6 +68,8 @@ def unified(node: onnx.NodeProto, index: int, array: NDArray[Any]) -> NDArray[An
         return array.reshape(groups, shape[0] // groups, shape[1], math.prod(shape[2:])).transpose(0, 2, 1, 3)
     if len(shape) == 1:
         return array.reshape(1, 1, shape[0], 1)
+    if node.op_type == "MatMulNBits":
+        return array.reshape(1, *shape, 1)
     stack = array.reshape(math.prod(shape[:-2]), *shape[-2:], 1)
     if node.op_type == "Gemm":
         rows = bool(attribute(node, "transB" if index == 1 else "transA", 0)) == (index == 1)

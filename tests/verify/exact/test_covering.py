@@ -9,10 +9,12 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 from support.exact_models import SMALL, network
+from support.modern_net import MS, Net
 
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight
 from dicompiler.verify.exact import check_model, coverage, seeds_needed
+from dicompiler.verify.exact.covering import Coverage
 from dicompiler.verify.exact.patterns import WEIGHTED, Extent, sparse, unified
 from dicompiler.verify.executor import run_model
 
@@ -34,6 +36,27 @@ def test_a_seed_too_few_is_seen_in_the_coverage() -> None:
     read = [(np.stack(weights[:count]) != 0).any((0, 1)).mean() for count in (3, 4)]
     assert read[0] < 1
     assert read[1] == 1
+
+
+@pytest.mark.parametrize("points", ["none", "packed", "floats"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_of_weights_of_few_bits_it_counts_what_the_engine_multiplies_with(bits: int, points: str) -> None:
+    """Columns that are at their zero point in each row are not read; the last block is not full."""
+    if (bits, points) == (8, "floats"):
+        points = "packed"  # onnxruntime has no such
+    random, net = np.random.default_rng(bits), Net()
+    weight = random.choice([0, 0x88 if bits == 4 else 0x80, 0x19], (2, 5, 2 * bits))
+    values = {"packed": random.choice([0, 0x88], (2, -(-5 * bits // 8))), "floats": random.choice([0, 8], (2, 5))}
+    given = [net.const(values[points], np.uint8 if points == "packed" else np.float32)] if points in values else []
+    scales = net.const(np.ones((2, 5)))
+    attributes = {"K": 78, "N": 2, "bits": bits, "block_size": 16}
+    y = net.op(
+        "MatMulNBits", net.input("x", (78, 78)), net.const(weight, np.uint8), scales, *given, domain=MS, **attributes
+    )
+    model = Model.load(net.model(types=[helper.make_tensor_value_info(y, 1, (78, 2))], ir=10))
+    read = run_model(model, {"x": np.eye(78, dtype=np.float32)})[y].any(1)
+    assert 0 < read.sum() < 78
+    assert coverage([model]) == Coverage(1, 1, int(read.sum()), 78)
 
 
 @pytest.mark.parametrize("name", ["tiny", "quirks"])
