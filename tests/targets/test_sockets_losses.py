@@ -140,6 +140,16 @@ class Noting:
         self.words.append((self.peer, kind, frame))
 
 
+class Held:
+    """A channel that notes how often it is released."""
+
+    def __init__(self) -> None:
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
 class Told(logging.Handler):
     """What the runs of this process say, while it is open: `words`. It starts devices by hand as they say."""
 
@@ -533,6 +543,20 @@ def test_a_peer_that_hears_of_a_loss_sooner_waits_to_be_heard(one: Survivor) -> 
     assert deliver(word, b"") is True
     device.changed = 5
     assert deliver(word, b"") is False
+    device.lines.end()
+
+
+def test_a_peer_that_hears_of_two_losses_sooner_is_heard_after_the_second(one: Survivor) -> None:
+    manifest = json.loads((one.directory / "c" / "manifest.json").read_bytes())
+    device, channel = Device(one.directory / "c", manifest, time.monotonic() + 5), Held()
+    _, deliver, _ = device._callbacks("a")
+    device.peers["a"] = cast(Any, channel)
+    assert deliver(Header(Kind.CHANGED, 0, 6, 0), b"") is True  # it was told of both before it had anything to send
+    released = []
+    for first, lost in ((5, "b"), (6, "d")):
+        device._change({"away": [lost], "lost": [lost], "first": first, "drop": True})
+        released.append(channel.released)
+    assert released == [0, 1]
     device.lines.end()
 
 
