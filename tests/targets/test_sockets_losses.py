@@ -534,6 +534,21 @@ def test_frames_go_by_the_roles_in_force() -> None:
         schedule.change(("d",), 9, 0)
 
 
+def test_a_schedule_has_a_last_change_at_any_time() -> None:
+    """Threads ask for it that do not wait for each other."""
+
+    class Watched(Schedule):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "_eras":
+                seen.append(self.since)
+
+    seen = list[int]()
+    schedule = Watched([(), ("b",)])
+    schedule.change(("b",), 5, 5)  # nothing of before is asked for again
+    assert seen == [0, 5]
+
+
 def test_a_peer_that_hears_of_a_loss_sooner_waits_to_be_heard(one: Survivor) -> None:
     manifest = json.loads((one.directory / "c" / "manifest.json").read_bytes())
     device = Device(one.directory / "c", manifest, time.monotonic() + 5)
