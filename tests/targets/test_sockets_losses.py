@@ -28,6 +28,8 @@ from dicompiler.search.constraints import check_dealing
 from dicompiler.target.records import RunEvent, RunOptions
 from dicompiler.target.remote.certificates import make
 from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.artifact import Artifact
+from dicompiler_targets.sockets.crew import Crew
 from dicompiler_targets.sockets.joining import LOOPBACK, Door
 from dicompiler_targets.sockets.leaving import Leaving, Telling
 from dicompiler_targets.sockets.processes import Process
@@ -286,6 +288,22 @@ def test_the_loss_of_a_device_without_a_part_drops_nothing(told: Told, two: Surv
 
         two.stream(session, plot())
     assert session.events[-1].device == "b" and session.events[-1].replays == 0
+
+
+def test_what_is_not_on_its_way_is_not_dropped_either(two: Survivor) -> None:
+    """A number that no frame has, as changes come in a row, would go by roles in which the device has a part."""
+    telling = Telling(None)
+    leaving = Leaving(telling.explain)
+    crew = Crew(Artifact.load(two.directory), RunOptions(), 4, cast(Any, None), 0, lambda *_: None, leaving)
+    crew.schedule.change(("b", "c"), 0, 0)
+    frames = [crew.window.open() for _ in range(2)]
+    crew.schedule.change((), 2, 0)  # both are back, and lost again before a frame is given
+    crew.window.finish(crew.window.open())
+    crew.schedule.change(("b", "c"), 3, 0)
+    assert not crew._played("c") and crew._played("a")
+    crew.window.finish(frames[0])
+    assert not crew._played("c")
+    crew.lines.end()
 
 
 def test_each_change_has_a_number_of_its_own(told: Told, two: Survivor) -> None:
