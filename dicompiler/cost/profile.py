@@ -161,11 +161,19 @@ class Profile(Remembers):
         """Seconds of all layers, one after another, each alone and without the call."""
         return sum(len(layer.names) * self.whole(layer.signature) for layer in self.layers.values())
 
-    def in_frame(self, layers: LayerGraph, layer: Layer, share: Share, alone_s: float, inside: int) -> float:
+    @remembered
+    def unknown(self, layers: LayerGraph) -> Mapping[str, Layer]:
+        """The layers that were not measured, by name."""
+        return {layer.name: layer for layer in layers.layers if signature(layers, layer) not in self.layers}
+
+    def in_frame(
+        self, layers: LayerGraph, layer: Layer, share: Share, alone_s: float, inside: int, unknown_s: float
+    ) -> float:
         """Seconds, in a frame, of a share of a layer that takes `alone_s` alone. Its weights come from memory there,
         however little it computes with them, and so does what it reads, but for the bytes that the device has just
-        computed in the same session (`inside`): there layers fuse, and layouts stay."""
-        return max(0.0, alone_s + self._cold(layers, layer, share, inside) - self.fusing_s(layers) * inside)
+        computed in the same session (`inside`): there layers fuse, and layouts stay. unknown_s: see `fusing_s`."""
+        saved = self.fusing_s(layers, unknown_s) * inside
+        return max(0.0, alone_s + self._cold(layers, layer, share, inside) - saved)
 
     def _cold(self, layers: LayerGraph, layer: Layer, share: Share, inside: int) -> float:
         """Seconds of waiting for memory."""
@@ -173,10 +181,12 @@ class Profile(Remembers):
         return self.weight_s * counted.weights + self.read_s * max(0, counted.read - inside)
 
     @remembered
-    def fusing_s(self, layers: LayerGraph) -> float:
+    def fusing_s(self, layers: LayerGraph, unknown_s: float) -> float:
         """What a byte between layers costs less in a session than where each runs alone: such that all layers, none
-        below 0, take as long as the whole network does. Below 0 where that takes longer."""
-        if self.whole_s is None:
+        below 0, take as long as the whole network does, those that were not measured `unknown_s` of it. Below 0 where
+        that takes longer; 0 where those are said to take all of it, so that nothing is known of the others."""
+        whole_s = max(0.0, (self.whole_s or 0.0) - self.call_s)
+        if self.whole_s is None or 0 < whole_s <= unknown_s:
             return 0.0
         left = [
             (self.whole(name) + self._cold(layers, layer, Share(), inside), inside)
@@ -185,7 +195,7 @@ class Profile(Remembers):
             for inside in (between(layers, layer),)
         ]
         while (read := sum(nbytes for _, nbytes in left)) > 0:
-            saved = (sum(seconds for seconds, _ in left) - max(0.0, self.whole_s - self.call_s)) / read
+            saved = (sum(seconds for seconds, _ in left) - max(0.0, whole_s - unknown_s)) / read
             above = [(seconds, nbytes) for seconds, nbytes in left if seconds >= saved * nbytes]
             if len(above) == len(left):
                 return saved
