@@ -18,7 +18,7 @@ import numpy as np
 
 from dicompiler.base.errors import RunError, UsageError
 from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.driver import measuring, profile_script
+from dicompiler.driver import measuring, profile_runtimes
 from dicompiler.driver.fidelity import crowded
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
@@ -113,7 +113,7 @@ def _measured(target: Target) -> RuntimeCosts:
             if name == "messages":
                 sends += _handing_s(result)
     entry, send_s = measuring.entry(target, programs), min(sends, default=None)
-    return RuntimeCosts(**profile_script.costs(entry, {name: min(own) for name, own in times.items()}, send_s))
+    return RuntimeCosts(**profile_runtimes.costs(entry, {name: min(own) for name, own in times.items()}, send_s))
 
 
 def _play(target: Target, directory: Path, steps: Mapping[str, tuple[float, ...]]) -> RunResult:
