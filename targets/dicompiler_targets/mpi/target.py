@@ -93,7 +93,7 @@ class MpiTarget(Target):
 
     def calls(self, device: DeviceProgram) -> tuple[Call, ...]:
         """As the interface says: slices and joins at the ends are the runtime's."""
-        from dicompiler_targets.sockets.calls import calls
+        from dicompiler_targets.calls import calls
 
         return calls(device)
 
