@@ -296,15 +296,16 @@ class Profiles:
 
     def runtime_costs(self, device: Device, scaled: RuntimeCosts, target: str) -> RuntimeCosts:
         """What was measured of a target's runtime on `device`, and what was not as in `scaled`: TLS, what leaves
-        together, and the ends of a frame; of older files slices too, or all, which is said once for a file that holds
-        for the device."""
+        together and in which order, and the ends of a frame; of older files slices too, or all, which is said once for
+        a file that holds for the device."""
         profile = self._holding(device)
         if profile is None:
             return scaled
         if target not in profile.runtime:
             _say_unmeasured(profile.place, target, "costs of the runtime")
             return replace(scaled, cold=profile.cold_s)
-        known = replace(profile.runtime[target], end=scaled.end, tls=scaled.tls, joined=scaled.joined)
+        stated = {name: getattr(scaled, name) for name in ("end", "tls", "joined", "in_order")}
+        known = replace(profile.runtime[target], **stated)
         if not known.slice and scaled.slice:
             _say_unmeasured(profile.place, target, "cost of slices in the runtime")
             known = replace(known, slice=scaled.slice)

@@ -69,7 +69,8 @@ def emulated_by(log: Mapping[str, Any], target: Target) -> tuple[RuntimeCosts, i
     states), and how many processors that had; None where no boards were emulated."""
     if log.get("where") != "emulated":
         return None
-    costs = RuntimeCosts(**log["runtime"]) if "runtime" in log else target.costs
+    stated = target.costs
+    costs = RuntimeCosts(**{"in_order": stated.in_order} | log["runtime"]) if "runtime" in log else stated
     return costs, log["host"]["processors"]
 
 

@@ -165,7 +165,15 @@ class TestMeasured:
         assert math.isfinite(Measured((file,), others=True).seconds(layers, layers.layers[0], Share(), FAST))
 
 
-COSTS = {"send": 1e-4, "receive": 2e-4, "byte": 1e-9, "gap": 0.0, "call": 3e-4, "copy": 1e-10, "headers": 0.05}
+COSTS: dict[str, Any] = {
+    "send": 1e-4,
+    "receive": 2e-4,
+    "byte": 1e-9,
+    "gap": 0.0,
+    "call": 3e-4,
+    "copy": 1e-10,
+    "headers": 0.05,
+}
 STATED = RuntimeCosts(send=1e-6, receive=2e-6)
 
 
@@ -174,6 +182,8 @@ class TestRuntime:
     def test_what_was_measured_counts_unless_it_is_asked_otherwise(self, model: Any, tmp_path: Path) -> None:
         file = written(tmp_path, document(network(), "slow", runtime={"sockets": COSTS}))
         assert model((file,)).runtime_costs(SLOW, STATED, "sockets") == RuntimeCosts(**COSTS)
+        orderly = replace(STATED, in_order=True)  # which is not measured
+        assert model((file,)).runtime_costs(SLOW, orderly, "sockets") == RuntimeCosts(**COSTS, in_order=True)
         assert model((file,), runtime=1.0).runtime_costs(SLOW, STATED, "sockets") == STATED
         assert model((file,), runtime=0.0).runtime_costs(SLOW, STATED, "sockets") == FREE
         # Other devices, and one without compute that nothing was measured on, have what is stated.

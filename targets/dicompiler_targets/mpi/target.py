@@ -25,6 +25,7 @@ COSTS = RuntimeCosts(
     copy=0.08e-9,
     headers=0.05,
     joined=0.1,
+    in_order=True,
 )
 """On the reference host, fitted to exchanges of boards that it emulated (docs/prediction.md)."""
 
