@@ -4,16 +4,19 @@ refuses itself, yet a network of them runs, whole and in parts."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime
 import pytest
 
 import dicompiler
+from dicompiler.base.schema import load_json
 from dicompiler.cost.profile import load
 from dicompiler.driver import profile as profiling
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
+from dicompiler_targets.sockets.runtime.values import make_sessions
 
 TEXT = """<ir_version: 10, opset_import: ["": 21]> g (float[4, 8] x) => (float[8, 4] y)
   <float s = {0.0625}, int8 z = {0}, int64[2] turned = {8, 4}, float[4, 4] w = {WEIGHTS}> {
@@ -35,6 +38,28 @@ def test_a_network_that_onnxruntime_refuses_only_where_it_makes_uint8_of_int8_ru
     made = dicompiler.compile(model, "rpi4x2", strategy="modnn", target=target, output=tmp_path / "built")
     found = made.verify()
     assert found.passed, found.checks
+
+
+def test_another_file_of_the_same_device_is_loaded_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = dicompiler.compile(onnx.parser.parse_model(TEXT), "rpi4x2", strategy="single", output=tmp_path / "built")
+    manifest = load_json(next((tmp_path / "built").glob("*/manifest.json")))
+    tried = list[tuple[str, bool]]()
+
+    def load_as_on_such_processors(path: str, options: Any, _: object) -> str:
+        try:
+            allowed = options.get_session_config_entry("session.qdqisint8allowed") == "1"
+        except RuntimeError:
+            allowed = False
+        tried.append((path, allowed))
+        if path == "one" and not allowed:
+            raise RuntimeError("QuantizeLinear: type Error")
+        return path
+
+    monkeypatch.setattr(onnxruntime, "create_and_register_allocator", lambda *_: None)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", load_as_on_such_processors)
+    manifest["segments"] = [{**manifest["segments"][0], "file": name} for name in ("one", "two")]
+    make_sessions(Path(), manifest, 1)
+    assert made.artifacts and tried == [("one", False), ("one", True), ("two", False)]
 
 
 def test_its_profile_is_measured_whole(tmp_path: Path) -> None:

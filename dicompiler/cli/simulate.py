@@ -54,7 +54,7 @@ def command(
     from dicompiler.cost.losses import away_of
     from dicompiler.cost.trace import dumps
     from dicompiler.search.losses import played_losses
-    from dicompiler.target.records import FLYING
+    from dicompiler.target.records import flying
 
     check_file(trace)
     aways = [away_of(text) for text in lose]
@@ -65,10 +65,10 @@ def command(
         assert result.program is not None and result.problem is not None and result.plan is not None
         devices = [device.device for device in result.program.devices]
         tell(f"playing {frames} frame{'' if frames == 1 else 's'}")
-        flying = in_flight or FLYING * len(devices)
-        simulation = result.problem.played(result, frames, flying, trace is not None)
+        at_once = in_flight or flying(len(devices))
+        simulation = result.problem.played(result, frames, at_once, trace is not None)
         stretches = (
-            played_losses(result.problem, result.plan, aways, frames, flying, trace is not None) if aways else ()
+            played_losses(result.problem, result.plan, aways, frames, at_once, trace is not None) if aways else ()
         )
         if stretches:
             spans = tuple(span for one in stretches for span in one.spans)
@@ -78,4 +78,4 @@ def command(
             )
     if trace is not None:
         write_text(trace, dumps(simulation, devices))
-    show_simulation(result, simulation, as_json, stretches, flying)
+    show_simulation(result, simulation, as_json, stretches, at_once)

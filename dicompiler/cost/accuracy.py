@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dicompiler.cost.curve import Curve
 from dicompiler.cost.linear import fits
-from dicompiler.cost.profile import Curve, LayerProfile, Profile
+from dicompiler.cost.profile import LayerProfile, Profile
 
 GRID = np.linspace(0, 1, 41)
 """Shares of the samples: what rates and bandwidths are tried for `roofline`."""

@@ -55,11 +55,16 @@ class Profiled(CostModel):
         return self.fused(layers, layer, share, device, inside)
 
     def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device, inside: int) -> float:
-        """By what the profile has measured of frames: see `Profile.in_frame`."""
+        """By what the profile has measured of frames: see `Profile.in_frame`. What is said of a layer that was not
+        measured is said of frames already."""
         if not device.computes:
             return math.inf
-        profile = self._profiles.of(layers, device)
-        return profile.in_frame(layers, layer, share, self.alone(layers, layer, share, device), inside)
+        profile, alone_s = self._profiles.of(layers, device), self.alone(layers, layer, share, device)
+        unknown = profile.unknown(layers)
+        if layer.name in unknown:
+            return alone_s
+        unknown_s = sum(self.alone(layers, one, Share(), device) for one in unknown.values())
+        return profile.in_frame(layers, layer, share, alone_s, inside, unknown_s)
 
 
 @dataclass(frozen=True)

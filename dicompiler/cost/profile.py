@@ -1,4 +1,4 @@
-"""Profiles: what `dicompiler profile` measured of a network's layers on a device, and times of sizes in between.
+"""Profiles: what `dicompiler profile` measured of a network's layers on a device.
 
 A profile file (base/schemas/profile.schema.json) → Profile;   LayerGraph + Device → the profile that holds for them.
 """
@@ -16,12 +16,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.remembering import Remembers, remembered
 from dicompiler.base.units import format_seconds
 from dicompiler.cost.counting import count
+from dicompiler.cost.curve import Curve
 from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.ir.devices import Device, Link
 from dicompiler.ir.layers import Layer, LayerGraph
@@ -58,40 +57,6 @@ class Measurement:
     seconds: float
     low: float
     high: float
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Seconds by size, piecewise linear through points that grow in both. Never negative, never falling.
-
-    Below the first point it goes on in the same line, at size 0 not below 0 s; beyond the last one likewise.
-    """
-
-    sizes: tuple[float, ...]
-    seconds: tuple[float, ...]
-
-    @classmethod
-    def through(cls, points: Mapping[int, float]) -> Curve:
-        """The curve nearest to measured points (size → seconds, one or more): where a larger piece was measured to be
-        quicker than a smaller one, both get their mean."""
-        sizes = sorted(points)
-        blocks: list[tuple[float, int]] = []  # (mean, number of points): pool adjacent violators
-        for size in sizes:
-            blocks.append((max(0.0, points[size]), 1))
-            while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-                (a, m), (b, n) = blocks.pop(-2), blocks.pop()
-                blocks.append(((a * m + b * n) / (m + n), m + n))
-        seconds = [mean for mean, number in blocks for _ in range(number)]
-        slope = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]) if len(sizes) > 1 else seconds[0] / sizes[0]
-        start = max(0.0, seconds[0] - slope * sizes[0])
-        return cls((0.0, *map(float, sizes)), (start, *seconds))
-
-    def at(self, size: float) -> float:
-        """Seconds of a piece of that size (at least 0)."""
-        if size <= self.sizes[-1]:
-            return float(np.interp(size, self.sizes, self.seconds))
-        (x, y), (u, v) = list(zip(self.sizes, self.seconds, strict=True))[-2:]
-        return v + (v - y) / (u - x) * (size - u)
 
 
 def is_whole(layers: LayerGraph, layer: Layer, share: Share) -> bool:
@@ -161,11 +126,19 @@ class Profile(Remembers):
         """Seconds of all layers, one after another, each alone and without the call."""
         return sum(len(layer.names) * self.whole(layer.signature) for layer in self.layers.values())
 
-    def in_frame(self, layers: LayerGraph, layer: Layer, share: Share, alone_s: float, inside: int) -> float:
+    @remembered
+    def unknown(self, layers: LayerGraph) -> Mapping[str, Layer]:
+        """The layers that were not measured, by name."""
+        return {layer.name: layer for layer in layers.layers if signature(layers, layer) not in self.layers}
+
+    def in_frame(
+        self, layers: LayerGraph, layer: Layer, share: Share, alone_s: float, inside: int, unknown_s: float
+    ) -> float:
         """Seconds, in a frame, of a share of a layer that takes `alone_s` alone. Its weights come from memory there,
         however little it computes with them, and so does what it reads, but for the bytes that the device has just
-        computed in the same session (`inside`): there layers fuse, and layouts stay."""
-        return max(0.0, alone_s + self._cold(layers, layer, share, inside) - self.fusing_s(layers) * inside)
+        computed in the same session (`inside`): there layers fuse, and layouts stay. unknown_s: see `fusing_s`."""
+        saved = self.fusing_s(layers, unknown_s) * inside
+        return max(0.0, alone_s + self._cold(layers, layer, share, inside) - saved)
 
     def _cold(self, layers: LayerGraph, layer: Layer, share: Share, inside: int) -> float:
         """Seconds of waiting for memory."""
@@ -173,10 +146,12 @@ class Profile(Remembers):
         return self.weight_s * counted.weights + self.read_s * max(0, counted.read - inside)
 
     @remembered
-    def fusing_s(self, layers: LayerGraph) -> float:
+    def fusing_s(self, layers: LayerGraph, unknown_s: float) -> float:
         """What a byte between layers costs less in a session than where each runs alone: such that all layers, none
-        below 0, take as long as the whole network does. Below 0 where that takes longer."""
-        if self.whole_s is None:
+        below 0, take as long as the whole network does, those that were not measured `unknown_s` of it. Below 0 where
+        that takes longer; 0 where those are said to take all of it, so that nothing is known of the others."""
+        whole_s = max(0.0, (self.whole_s or 0.0) - self.call_s)
+        if self.whole_s is None or 0 < whole_s <= unknown_s:
             return 0.0
         left = [
             (self.whole(name) + self._cold(layers, layer, Share(), inside), inside)
@@ -185,7 +160,7 @@ class Profile(Remembers):
             for inside in (between(layers, layer),)
         ]
         while (read := sum(nbytes for _, nbytes in left)) > 0:
-            saved = (sum(seconds for seconds, _ in left) - max(0.0, self.whole_s - self.call_s)) / read
+            saved = (sum(seconds for seconds, _ in left) - max(0.0, whole_s - unknown_s)) / read
             above = [(seconds, nbytes) for seconds, nbytes in left if seconds >= saved * nbytes]
             if len(above) == len(left):
                 return saved
@@ -286,15 +261,16 @@ class Profiles:
 
     def runtime_costs(self, device: Device, scaled: RuntimeCosts, target: str) -> RuntimeCosts:
         """What was measured of a target's runtime on `device`, and what was not as in `scaled`: TLS, what leaves
-        together, and the ends of a frame; of older files slices too, or all, which is said once for a file that holds
-        for the device."""
+        together and in which order, and the ends of a frame; of older files slices too, or all, which is said once for
+        a file that holds for the device."""
         profile = self._holding(device)
         if profile is None:
             return scaled
         if target not in profile.runtime:
             _say_unmeasured(profile.place, target, "costs of the runtime")
             return replace(scaled, cold=profile.cold_s)
-        known = replace(profile.runtime[target], end=scaled.end, tls=scaled.tls, joined=scaled.joined)
+        stated = {name: getattr(scaled, name) for name in ("end", "tls", "joined", "in_order")}
+        known = replace(profile.runtime[target], **stated)
         if not known.slice and scaled.slice:
             _say_unmeasured(profile.place, target, "cost of slices in the runtime")
             known = replace(known, slice=scaled.slice)

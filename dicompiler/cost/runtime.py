@@ -26,7 +26,8 @@ class RuntimeCosts:
     network's inputs and outputs between the device and whoever gives the frames, at both ends together; tls: for each
     byte at each end, beside `byte`, in TLS. headers: what travels beside a message's bytes, as a share of them; no
     time. joined: the share of `send` and of `receive` that a message takes which leaves together with an earlier one
-    for the same device. ValueError for one below 0."""
+    for the same device. in_order: messages leave in the order in which they were ready, not the oldest frame's first.
+    ValueError for one below 0."""
 
     latency: float = 0.0
     send: float = 0.0
@@ -41,6 +42,7 @@ class RuntimeCosts:
     tls: float = 0.0
     headers: float = 0.0
     joined: float = 1.0
+    in_order: bool = False
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -80,9 +82,10 @@ class RuntimeCosts:
     def times(self, factor: float) -> RuntimeCosts:
         """Those of a device that takes `factor` times as long; nothing at all where that is 0."""
         if not factor:
-            return FREE
+            return replace(FREE, in_order=self.in_order)
         seconds = {entry.name: factor * getattr(self, entry.name) for entry in fields(self)}
-        return RuntimeCosts(**seconds | {"headers": self.headers, "joined": self.joined})
+        kept = {"headers": self.headers, "joined": self.joined, "in_order": self.in_order}
+        return RuntimeCosts(**{**seconds, **kept})
 
 
 FREE = RuntimeCosts()

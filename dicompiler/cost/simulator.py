@@ -41,7 +41,8 @@ class _Device:
 @dataclass(slots=True, eq=False)
 class _Passage:
     """A message of each frame: seconds that it takes of its sender, on its way (None: on one host), to come on, and of
-    its receiver (beside: while that computes); the jobs that wait for it."""
+    its receiver (beside: while that computes); whether it waits behind those of younger frames that were ready before;
+    the jobs that wait for it."""
 
     name: str
     sender: _Device
@@ -52,6 +53,7 @@ class _Passage:
     latency: float
     receiving: float
     beside: bool
+    in_order: bool
     readers: list[int]
 
 
@@ -114,6 +116,7 @@ def _passage(
         receiver.runtime.latency + (0.0 if link is None else link.latency),
         receiver.runtime.receiving(message.nbytes, message.joined),
         receiver.cores > 1,
+        sender.runtime.in_order,
         [],
     )
 
@@ -124,7 +127,8 @@ def simulate(work: Workload, platform: Platform, frames: int = 1, in_flight: int
     A device computes one segment at a time: of the oldest frame that can go on the next one (as the runtimes do). What
     its runtime takes for a message (`DeviceWork.runtime`) it takes of the same processor: after the segment that made
     it, and when it came, but while a segment computes and there is another core, beside it. What one device sends to
-    another goes in the order in which it was ready, of the oldest frame first; messages between different devices share
+    another goes in the order in which it was ready, of the oldest frame first unless its runtime does not look at that
+    (`RuntimeCosts.in_order`); messages between different devices share
     lines, on a switch the sender's outgoing and the receiver's incoming one, else the one medium, in equal parts, as
     connections of TCP do. A message alone takes its bytes over the narrowest bandwidth on its way, the network's time
     per message and its sender's gap, and arrives the latencies of the link and of its receiver's runtime later. Devices
@@ -283,7 +287,8 @@ class _Player:
         else:
             passage.sender.sent += passage.seconds
             passage.receiver.received += passage.seconds
-            self.lines.queue(now, passage.way, (frame, passage), passage.seconds, frame.number)
+            rank = 0 if passage.in_order else frame.number
+            self.lines.queue(now, passage.way, (frame, passage), passage.seconds, rank)
 
     def _plan(self, frame: _Frame) -> None:
         """Notes when messages will have left, as lines are shared now."""

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dicompiler.base.errors import RunError, UsageError
 from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.driver import measuring, profile_script
+from dicompiler.driver import measuring, profile_runtimes
 from dicompiler.driver.fidelity import crowded
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
@@ -76,8 +77,8 @@ def on_boards(emulation: Emulation, first: str, options: RunOptions) -> RunOptio
 def costs_here(name: str) -> RuntimeCosts:
     """What the runtime of the target of that name costs on boards that this host plays, two at once; measured once in a
     process, in some seconds. Bytes are free, since they are handled while lines carry them. What is not measured is as
-    stated: copies, TLS, ends of frames, what leaves together. All as stated where its programs do not run, which is
-    said. DicompilerError where there can be no network."""
+    stated: copies, TLS, ends of frames, what leaves together and in which order. All as stated where its programs do
+    not run, which is said. DicompilerError where there can be no network."""
     target: Target = registry().make("targets", name)
     stated = target.costs
     try:
@@ -85,7 +86,7 @@ def costs_here(name: str) -> RuntimeCosts:
     except (RunError, UsageError) as error:
         log.warning("what the runtime of %s costs here could not be measured, so it is as stated: %s", name, error)
         return stated
-    names = ("slice", "copy", "end", "tls", "joined")
+    names = ("slice", "copy", "end", "tls", "joined", "in_order")
     return replace(found, **{name: getattr(stated, name) for name in names})
 
 
@@ -113,7 +114,8 @@ def _measured(target: Target) -> RuntimeCosts:
             if name == "messages":
                 sends += _handing_s(result)
     entry, send_s = measuring.entry(target, programs), min(sends, default=None)
-    return RuntimeCosts(**profile_script.costs(entry, {name: min(own) for name, own in times.items()}, send_s))
+    costs: dict[str, Any] = {**profile_runtimes.costs(entry, {name: min(own) for name, own in times.items()}, send_s)}
+    return RuntimeCosts(**costs)
 
 
 def _play(target: Target, directory: Path, steps: Mapping[str, tuple[float, ...]]) -> RunResult:

@@ -120,9 +120,11 @@ def processors() -> int:
 
 
 def computing(work: Workload) -> Seconds:
-    """What each segment takes by a prediction."""
+    """What each segment takes by a prediction: at least 0, however the sum was rounded."""
     return {
-        one.device: tuple(job.seconds - one.runtime.call for role in work.roles for job in role.devices[i].jobs)
+        one.device: tuple(
+            max(0.0, job.seconds - one.runtime.call) for role in work.roles for job in role.devices[i].jobs
+        )
         for i, one in enumerate(work.devices)
     }
 

@@ -69,7 +69,7 @@ def write(target: Target, directory: Path) -> dict[str, Any]:
 
 
 def entry(target: Target, programs: Mapping[str, Compilation]) -> dict[str, Any]:
-    """What `profile_script.costs` must know of the programs."""
+    """What `profile_runtimes.costs` must know of the programs."""
     stated = target.costs
     waking = stated.latency / ((stated.latency + stated.receive) or 1.0)
     counts = {name: _counts(compilation) for name, compilation in programs.items()}

@@ -40,7 +40,8 @@ from dicompiler.target.interface import Target
 
 log = logging.getLogger("dicompiler")
 
-SCRIPT, LINKS, SESSIONS, TASKS = "profile_run.py", "profile_links.py", "profile_sessions.py", "tasks.json"
+SCRIPT, LINKS, RUNTIMES = "profile_run.py", "profile_links.py", "profile_runtimes.py"
+SESSIONS, TASKS = "profile_sessions.py", "tasks.json"
 PIECES, RUNTIME = "pieces", "runtime"
 FORMAT = "dicompiler.profile-tasks/1"
 LABELS: tuple[Label, ...] = ("height", "width", "channel")
@@ -75,8 +76,8 @@ def write_package(
     layers, model = compilation.layers, compilation.model
     assert layers is not None
     (directory / PIECES).mkdir()
-    sources = {SCRIPT: "driver/profile_script.py", LINKS: f"driver/{LINKS}", SESSIONS: "base/sessions.py"}
-    for name, source in sources.items():
+    sources = {SCRIPT: "driver/profile_script.py", SESSIONS: "base/sessions.py"}
+    for name, source in (sources | {own: f"driver/{own}" for own in (LINKS, RUNTIMES)}).items():
         (directory / name).write_bytes(resources.files("dicompiler").joinpath(source).read_bytes())
     entries: dict[str, dict[str, Any]] = {}
     unmeasured = []

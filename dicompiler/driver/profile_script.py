@@ -4,8 +4,8 @@
     python3 profile_run.py --serve 7000                              on one host, then on another:
     python3 profile_run.py -o PROFILE.json --connect HOST:7000       adds the link between both to PROFILE.json
 
-It needs Python, numpy and onnxruntime, nothing else (links, which profile_links.py measures: Python alone). Large
-weights are seeded random numbers.
+It needs Python, numpy and onnxruntime, nothing else (links, which profile_links.py measures: Python alone);
+profile_runtimes.py plays the runtimes. Large weights are seeded random numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -39,9 +38,6 @@ slow for a while; the quickest counts."""
 LONG_S, TURN = 1.0, 5
 """For how many seconds the whole network is timed, and what pieces take longer in a frame, of so many runs in a turn: a
 host that others share is slow for a while at a time."""
-PLAYS, PLAY_S, ALIKE = (2, 3), 0.25, 1.05
-"""How often a runtime's programs are played, at least and at most, for how many seconds each, and how far the two best
-plays of each may be apart for no further one."""
 
 Seconds = tuple[float, float, float]
 """Median, shortest and longest time."""
@@ -152,8 +148,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         else:
             measured = [_measurement(task, quickest(found[task["file"]])) for task in layer["measurements"]]
             profile["layers"].append({**layer, "measurements": measured})
-    quickest_network = min(network, key=lambda one: one.get("whole_s", 0.0))
-    return profile | quickest_network | {"runtime": runtimes(known["runtimes"])}
+    return profile | quickest_whole(network) | {"runtime": runtimes(known["runtimes"])}
 
 
 def _pass(
@@ -189,6 +184,11 @@ def _network(known: dict[str, Any], options: argparse.Namespace) -> dict[str, fl
     with suppress(Exception):  # onnxruntime's errors share no other base; the network's layers are named with theirs
         return together(known["whole"], known["call"], options) | coldness(known["layers"], known["call"], options)
     return {}
+
+
+def quickest_whole(passes: list[dict[str, float]]) -> dict[str, float]:
+    """What the pass found in which the whole network was the quickest, of those in which it ran."""
+    return min((one for one in passes if one), key=lambda one: one["whole_s"], default={})
 
 
 def _measurement(task: dict[str, Any], found: Seconds) -> dict[str, Any]:
@@ -315,69 +315,15 @@ def tensor(value: dict[str, Any], random: Any) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
-# -- runtimes: what messages, calls and copies cost, by what frames of small programs take
+# -- runtimes and links
 
 
 def runtimes(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Target → the costs of its runtime here. What cannot be measured is said, and left out."""
-    found = {}
-    for entry in entries:
-        try:
-            times, send_s = play(HERE / "runtime" / entry["target"], list(entry["programs"]))
-            found[entry["target"]] = costs(entry, times, send_s)
-        except (Failure, OSError, ValueError) as error:
-            why = " ".join(str(error).split())
-            print(f"profile_run.py: runtime of {entry['target']}: it is not measured: {why}", file=sys.stderr)
+    """Target → the costs of its runtime here."""
+    import profile_runtimes  # type: ignore[import-not-found]
+
+    found: dict[str, Any] = profile_runtimes.runtimes(HERE / "runtime", entries)
     return found
-
-
-def play(place: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
-    """The shortest frame of each program, and the least that handing a message over took, where that is told: in s."""
-    times: dict[str, list[float]] = {name: [] for name in names}
-    sends = []
-    for round_ in range(PLAYS[1]):
-        if round_ >= PLAYS[0] and all(sorted(found)[1] <= ALIKE * min(found) for found in times.values()):
-            break
-        command = [sys.executable, "-B", str(place / "play.py"), str(PLAY_S), *names]
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Failure((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
-        for name, line in zip(names, done.stdout.splitlines(), strict=True):
-            told = json.loads(line)
-            times[name].append(min(told["frames"]))
-            if name == "messages" and told["send"] is not None:
-                sends.append(told["send"])
-    return {name: min(found) for name, found in times.items()}, min(sends, default=None)
-
-
-def costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) -> dict[str, float]:
-    """By what programs with more of them take longer; waking and receiving are parted as the target's own figures.
-    Bytes, and copies, which are left out then, only where programs with many of them were played."""
-    programs: dict[str, dict[str, int]] = entry["programs"]
-
-    def each(what: str, more: str, less: str) -> float:
-        return (times[more] - times[less]) / (programs[more][what] - programs[less][what])
-
-    def size(name: str) -> float:
-        return programs[name]["bytes"] / programs[name]["messages"]
-
-    small, byte, copies = each("messages", "messages", "calls"), 0.0, dict[str, float]()
-    if "messages-large" in programs:
-        large = each("messages", "messages-large", "calls-large")
-        byte = max(0.0, (large - small) / (size("messages-large") - size("messages"))) / 2
-    if "copies-huge" in programs:
-        copies["copy"] = max(0.0, each("copied", "copies-huge", "one-huge"))
-        nbytes, nodes = (programs["copies-small"][what] - programs["one-small"][what] for what in ("copied", "nodes"))
-        copies["slice"] = max(0.0, times["copies-small"] - times["one-small"] - nbytes * copies["copy"]) / nodes
-    both = max(0.0, small - 2 * byte * size("messages"))
-    send = both / 3 if send_s is None else min(both, max(0.0, send_s - byte * size("messages")))
-    call = max(0.0, each("calls", "calls", "one"))
-    waking = entry["waking"] * (both - send)
-    found = {"latency": waking, "send": send, "receive": both - send - waking, "byte": byte, "gap": 0.0}
-    return {**found, "call": call, **copies, "headers": entry["headers"]}
-
-
-# -- links
 
 
 def links() -> Any:

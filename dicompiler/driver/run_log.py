@@ -15,7 +15,7 @@ from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.ir.platform import Platform, to_toml
 from dicompiler.target.interface import Target
-from dicompiler.target.records import FLYING, RunOptions, RunResult
+from dicompiler.target.records import RunOptions, RunResult, flying
 from dicompiler.target.seal import open_artifact
 
 FORMAT = "dicompiler.run/1"
@@ -69,7 +69,8 @@ def emulated_by(log: Mapping[str, Any], target: Target) -> tuple[RuntimeCosts, i
     states), and how many processors that had; None where no boards were emulated."""
     if log.get("where") != "emulated":
         return None
-    costs = RuntimeCosts(**log["runtime"]) if "runtime" in log else target.costs
+    stated = target.costs
+    costs = RuntimeCosts(**{"in_order": stated.in_order} | log["runtime"]) if "runtime" in log else stated
     return costs, log["host"]["processors"]
 
 
@@ -84,7 +85,7 @@ def _survived(result: RunResult) -> dict[str, Any]:
 
 def at_once(in_flight: int, devices: int, frames: int) -> int:
     """How many frames are on their way at once at most; in_flight: as `RunOptions` has it."""
-    return max(1, min(in_flight or FLYING * devices, frames))
+    return max(1, min(in_flight or flying(devices), frames))
 
 
 def checked(path: Path) -> dict[str, Any]:

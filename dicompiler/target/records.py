@@ -162,13 +162,20 @@ class Emulation:
 FLYING = 3
 """Frames on their way for each device, if nothing else is asked for. Where frames pass all devices layer by layer, with
 two devices still wait for each other (docs/how-to/stream.md)."""
+MOST_FLYING = 1024
+"""As many at most: none of the targets takes more."""
+
+
+def flying(devices: int) -> int:
+    """Frames on their way between so many devices, if nothing else is asked for."""
+    return min(FLYING * devices, MOST_FLYING)
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """How an artifact is run.
 
-    in_flight: frames that may be on their way at once (0: FLYING for each device); a device's memory for what it
+    in_flight: frames that may be on their way at once (0: see `flying`); a device's memory for what it
     receives is that many times what the plan sends it for one. keep: the outputs of how many frames to keep (None:
     all). heartbeat_s: seconds between two signs of life; who misses three of them is lost. keys: the directory that
     `dicompiler keys` made: connections are in TLS. listen: address at which the devices reach this process (port 0:
@@ -204,7 +211,7 @@ class RunOptions:
         """How many frames may be on their way between so many devices; UsageError if it is more than `limit`."""
         if not 0 <= self.in_flight <= limit:
             raise UsageError(f"run: frames in flight must be 1 to {limit}, or 0, not {self.in_flight}")
-        return self.in_flight or FLYING * devices
+        return self.in_flight or min(limit, flying(devices))
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,28 @@ class TestMeasured:
         fc, model = layers.by_name["fc6"], Measured((written(tmp_path, made),))
         assert model.seconds(layers, fc, Share(), SLOW) == Analytic().seconds(layers, fc, Share(), SLOW)
 
+    def test_such_a_layer_has_its_own_share_of_the_whole(self, tmp_path: Path) -> None:
+        layers = network()
+        fc, changes = layers.by_name["fc6"], {"weight_s": 1e-6, "read_s": 2e-9}
+        counted = Analytic().seconds(layers, fc, Share(), SLOW)
+        for whole_s in (0.3, 0.6, 1.2):
+            made = document(layers, whole_s=whole_s, **changes)
+            made["layers"] = [one for one in made["layers"] if "fc6" not in one["names"]]
+            model = Measured((written(tmp_path, made, f"{whole_s}.json"),))
+            assert model.seconds(layers, fc, Share(), SLOW) == counted > 0  # its weights are in it
+            each = [model.seconds(layers, layer, Share(), SLOW) for layer in layers.layers]
+            assert sum(each) == pytest.approx(whole_s)
+
+    def test_the_others_are_as_they_are_alone_where_it_is_said_to_take_all(self, tmp_path: Path) -> None:
+        layers = network()
+        made = document(layers)
+        made["layers"] = [one for one in made["layers"] if "fc6" not in one["names"]]
+        alone, within = (
+            Measured((written(tmp_path, made | more, f"{len(more)}.json"),)) for more in ({}, {"whole_s": 1e-6})
+        )
+        for layer in layers.layers:
+            assert within.seconds(layers, layer, Share(), SLOW) == alone.seconds(layers, layer, Share(), SLOW) > 0
+
     def test_a_profile_of_another_network_is_an_error_that_names_both(self, profile: str) -> None:
         other = stack((1, 4, 16, 16), [("conv", 8, 5, 1, 2, 1)])
         message = f"measured was {network_digest(network())[:12]}, this one is {network_digest(other)[:12]}"
@@ -143,7 +165,15 @@ class TestMeasured:
         assert math.isfinite(Measured((file,), others=True).seconds(layers, layers.layers[0], Share(), FAST))
 
 
-COSTS = {"send": 1e-4, "receive": 2e-4, "byte": 1e-9, "gap": 0.0, "call": 3e-4, "copy": 1e-10, "headers": 0.05}
+COSTS: dict[str, Any] = {
+    "send": 1e-4,
+    "receive": 2e-4,
+    "byte": 1e-9,
+    "gap": 0.0,
+    "call": 3e-4,
+    "copy": 1e-10,
+    "headers": 0.05,
+}
 STATED = RuntimeCosts(send=1e-6, receive=2e-6)
 
 
@@ -152,6 +182,8 @@ class TestRuntime:
     def test_what_was_measured_counts_unless_it_is_asked_otherwise(self, model: Any, tmp_path: Path) -> None:
         file = written(tmp_path, document(network(), "slow", runtime={"sockets": COSTS}))
         assert model((file,)).runtime_costs(SLOW, STATED, "sockets") == RuntimeCosts(**COSTS)
+        orderly = replace(STATED, in_order=True)  # which is not measured
+        assert model((file,)).runtime_costs(SLOW, orderly, "sockets") == RuntimeCosts(**COSTS, in_order=True)
         assert model((file,), runtime=1.0).runtime_costs(SLOW, STATED, "sockets") == STATED
         assert model((file,), runtime=0.0).runtime_costs(SLOW, STATED, "sockets") == FREE
         # Other devices, and one without compute that nothing was measured on, have what is stated.

@@ -14,9 +14,10 @@ from support.profiles import FAST, document, network, written
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.units import format_seconds
+from dicompiler.cost.curve import Curve
 from dicompiler.cost.linear import Linear
 from dicompiler.cost.measured import Measured
-from dicompiler.cost.profile import Curve, from_json, network_digest, signature
+from dicompiler.cost.profile import from_json, network_digest, signature
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Share
 

@@ -183,6 +183,22 @@ def test_a_device_goes_on_with_the_oldest_frame_that_can() -> None:
     assert order == [(0, 0), (1, 1), (2, 2), (0, 4), (1, 5), (2, 6)]
 
 
+@pytest.mark.parametrize("in_order", [False, True])
+def test_of_what_waits_the_oldest_frames_goes_first_where_the_runtime_does_so(in_order: bool) -> None:
+    """d0 sends 3 s, and then 1 s of each frame that d1 has answered, while the next frames' 3 s wait."""
+    made = work(
+        [(0, 1, 3), (1, 0, 0.5), (0, 1, 1)],
+        ((), [job(0.1, sends=(0,)), job(0.1, needs=(1,), sends=(2,))]),
+        ((), [job(0.1, needs=(0,), sends=(1,)), job(0.1, needs=(2,), outputs=1)]),
+    )
+    played = simulate(costing(made, RuntimeCosts(in_order=in_order)), cluster(2), 4, 4)
+    found = [(s.start, s.frame, s.name) for s in played.spans if s.kind == "message" and s.device == "d0"]
+    order = [(frame, name) for _, frame, name in sorted(found)]
+    waited = [(0, "m0"), (1, "m0"), (2, "m0"), (3, "m0"), (0, "m2"), (1, "m2"), (2, "m2"), (3, "m2")]
+    ranked = [(0, "m0"), (1, "m0"), (0, "m2"), (1, "m2"), (2, "m0"), (3, "m0"), (2, "m2"), (3, "m2")]
+    assert order == (waited if in_order else ranked)
+
+
 def check_consistent(simulation: Simulation, played: Workload) -> None:
     """No device computes two things at once; each job runs, and each message travels, once a frame."""
     for device in played.devices:

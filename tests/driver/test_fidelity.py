@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.commands import command, failed
 from support.reports import made
+from support.workloads import job, work
 
 from dicompiler.base.schema import load_json, validate
+from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.driver.artifact import reopen
-from dicompiler.driver.fidelity import Share, Told, expect, measured, partings, usual_s, wrong_bytes
+from dicompiler.driver.fidelity import Share, Told, computing, expect, measured, partings, usual_s, wrong_bytes
 from dicompiler.ir.program import Program
 from dicompiler.target.manifest import MADE
 from dicompiler.target.seal import seal
@@ -108,6 +111,15 @@ def test_without_the_cost_models_options_nothing_is_predicted_and_that_is_said(a
 def told(frame_s: float, **changes: Any) -> Told:
     share = {"compute_s": 0.5, "send_s": 0.1, "wait_s": 0.2, "segments": (0.25, 0.25), "waits": {"b": 0.1, "c": 0.1}}
     return Told(frame_s, {"a": Share(**share | changes)})
+
+
+def test_no_segment_takes_less_than_nothing_however_sums_are_rounded() -> None:
+    call = 0.0008445774296735232
+    share = 5 * call / 5  # what workloads say of a call on a device with five segments
+    assert share < call
+    made = work([], ((), [job(share, outputs=1), job(1.0 + call)]))
+    costing = replace(made, devices=tuple(replace(one, runtime=RuntimeCosts(call=call)) for one in made.devices))
+    assert computing(costing) == {"d0": (0.0, pytest.approx(1.0))}
 
 
 def test_what_parts_by_more_than_a_tenth_is_told_with_its_cause() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dicompiler.base.errors import UsageError
-from dicompiler.driver import measuring, profile_links, profile_script
+from dicompiler.driver import measuring, profile_links, profile_runtimes
 from dicompiler.driver.emulated_boards import costs_here, times_here
 from dicompiler.driver.fidelity import processors
 from dicompiler.plugin.registry import registry
@@ -59,11 +59,10 @@ def test_sockets_are_measured_where_dicompiler_is_not(
     (tmp_path / "dicompiler").mkdir()
     (tmp_path / "dicompiler" / "__init__.py").write_text("raise ImportError('there is none')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(profile_script, "HERE", package[0])
-    monkeypatch.setattr(profile_script, "PLAYS", (1, 1))
-    monkeypatch.setattr(profile_script, "PLAY_S", 0.0)
+    monkeypatch.setattr(profile_runtimes, "PLAYS", (1, 1))
+    monkeypatch.setattr(profile_runtimes, "PLAY_S", 0.0)
     before = content(package[0])
-    (costs,) = profile_script.runtimes([package[1]]).values()
+    (costs,) = profile_runtimes.runtimes(package[0] / "runtime", [package[1]]).values()
     assert set(costs) == {"latency", "send", "receive", "byte", "gap", "call", "slice", "copy", "headers"}
     assert all(0 <= seconds < 0.1 for seconds in costs.values()) and costs["headers"] == profile_links.HEADERS
     assert costs["send"] + costs["receive"] + costs["byte"] > 0
@@ -83,13 +82,11 @@ def test_mpi_is_played(tmp_path: Path) -> None:
 def test_what_is_missing_is_said_and_the_others_are_measured(
     package: tuple[Path, dict[str, Any]],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "runtime" / "acme").mkdir(parents=True)
     (tmp_path / "runtime" / "acme" / "play.py").write_text("raise SystemExit('mpirun is missing: install it')")
-    monkeypatch.setattr(profile_script, "HERE", tmp_path)
-    assert profile_script.runtimes([package[1] | {"target": "acme"}]) == {}
+    assert profile_runtimes.runtimes(tmp_path / "runtime", [package[1] | {"target": "acme"}]) == {}
     assert capsys.readouterr().err == (
         "profile_run.py: runtime of acme: it is not measured: mpirun is missing: install it\n"
     )
@@ -130,10 +127,10 @@ def test_costs_are_found_again() -> None:
         + counts.get("nodes", 0) * known["slice"]
         for name, counts in programs.items()
     }
-    assert profile_script.costs(entry, times, 6e-5 + (1 << 15) * 8e-10) == pytest.approx(known)
-    untold = profile_script.costs(entry, times, None)
+    assert profile_runtimes.costs(entry, times, 6e-5 + (1 << 15) * 8e-10) == pytest.approx(known)
+    untold = profile_runtimes.costs(entry, times, None)
     assert untold["send"] + untold["latency"] + untold["receive"] == pytest.approx(14e-5)
-    free = profile_script.costs(entry, dict.fromkeys(programs, 0.01), 1e-5)
+    free = profile_runtimes.costs(entry, dict.fromkeys(programs, 0.01), 1e-5)
     assert {name for name, seconds in free.items() if seconds} == {"headers"}
 
 

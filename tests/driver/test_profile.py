@@ -87,9 +87,7 @@ class TestPackage:
     def test_the_same_model_gives_the_same_bytes(self, tmp_path: Path) -> None:
         one, two = content(packed(tmp_path / "one")), content(packed(tmp_path / "two"))
         assert one == two
-        assert {"profile_run.py", "profile_links.py", "profile_sessions.py", "tasks.json", "pieces/call.onnx"} <= set(
-            one
-        )
+        assert {"profile_run.py", "profile_links.py", "profile_runtimes.py", "profile_sessions.py"} <= set(one)
         assert not any(str(tmp_path).encode() in text for text in one.values())
 
     def test_large_weights_are_not_in_it(self, tmp_path: Path) -> None:
@@ -102,7 +100,7 @@ class TestPackage:
 
     def test_the_script_needs_numpy_and_onnxruntime_alone(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p")
-        files = (profiling.SCRIPT, profiling.LINKS, profiling.SESSIONS)
+        files = (profiling.SCRIPT, profiling.LINKS, profiling.RUNTIMES, profiling.SESSIONS)
         trees = [ast.parse((package / name).read_text()) for name in files]
         imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {
@@ -211,6 +209,11 @@ class TestMeasuring:
         profile = load(package / "PROFILE.json")
         assert len(profile.unmeasured) == 2
         assert all("onnxruntime cannot run it alone" in reason for reason in profile.unmeasured.values())
+
+    def test_a_pass_in_which_the_network_did_not_run_is_none(self) -> None:
+        slow, quick = {"whole_s": 2.0, "call_s": 0.1}, {"whole_s": 1.0, "call_s": 0.2}
+        assert profile_script.quickest_whole([{}, slow, quick]) == quick
+        assert profile_script.quickest_whole([{}, {}]) == {}
 
     def test_a_script_without_its_tasks_says_so(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,23 @@ def emit(made: Made, directory: Path, **options: Any) -> Path:
     MpiTarget(**options).emit(Compilation(model=made[1], program=made[0]), directory)
     seal(directory)
     return directory
+
+
+class Alike(Sequence[Any]):
+    """So many frames that are all the same, and take the memory of one."""
+
+    def __init__(self, frame: Any, count: int) -> None:
+        self._frame, self._places = frame, range(count)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, place: Any) -> Any:
+        found = self._places[place]
+        return Alike(self._frame, len(found)) if isinstance(found, range) else self._frame
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat(self._frame, len(self))
 
 
 def ranks(name: str, own: bool = True) -> dict[int, int]:

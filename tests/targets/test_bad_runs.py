@@ -87,7 +87,7 @@ def test_a_busy_port(artifact: Path, failing: Failing) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         line = failing(artifact, "--listen", address)
     cause = f"{address}: cannot listen there: the port is taken"
-    assert line == f"{cause}: end the process that holds it, or choose another port (0: any) (--listen)"
+    assert line == f"{cause}: end the process that holds it, or choose another port, 0 for any (--listen)"
 
 
 def expired(keys: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,14 +95,14 @@ def test_ranks_run_on_boards_and_send_what_was_predicted(
 
 
 def test_a_rank_that_ends_on_a_board_is_named_and_ends_all(boards: Cluster, net: Path, tmp_path: Path) -> None:
-    options = RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True, keep=0)
+    options = RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True, keep=1)
     install(net, options)
     home = str(boards.root)
 
     def end() -> None:
-        found = wait_until(lambda: found if len(found := ranks(home, own=False)) == 4 else None)
-        time.sleep(10)  # of ranks that end before they have met the others Open MPI does not always tell
-        os.kill(found[2], signal.SIGKILL)
+        # Of ranks that end before they have met the others Open MPI does not always tell.
+        wait_until(lambda: len(ranks(home, own=False)) == 4 and any(boards.root.rglob("frame000000*")), 60)
+        os.kill(ranks(home, own=False)[2], signal.SIGKILL)
 
     thread = threading.Thread(target=end)
     thread.start()

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.handmade import endless, failing, halo
-from support.mpi_runs import emit, environment, ranks
+from support.mpi_runs import Alike, emit, environment, ranks
 from support.running import wait_until
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
@@ -65,7 +65,7 @@ def test_a_rank_that_is_ended_is_named_and_ends_all(number: signal.Signals, made
     thread.start()
     words = rf"^rank 1 \(device 'b' on host 'b'\): its process was ended by signal {number:d} \({number.name}\)$"
     with pytest.raises(RunError, match=words):
-        MpiTarget().run(made, [halo()[2]] * 2_000_000, RunOptions(timeout_s=100, keep=1))
+        MpiTarget().run(made, Alike(halo()[2], 2_000_000), RunOptions(timeout_s=100, keep=1))
     thread.join()
     wait_until(lambda: not ranks(program.name))
 
@@ -83,7 +83,7 @@ def test_a_rank_that_stops_is_named(made: Path) -> None:
         thread, begun = threading.Thread(target=stop), time.monotonic()
         thread.start()
         with pytest.raises(RunError) as caught:
-            MpiTarget().run(made, [halo()[2]] * (400_000 * allowed_s), RunOptions(timeout_s=allowed_s, keep=1))
+            MpiTarget().run(made, Alike(halo()[2], 400_000 * allowed_s), RunOptions(timeout_s=allowed_s, keep=1))
         thread.join()
         if stopped and stopped[-1] - begun < allowed_s:
             break  # else all were late before it was stopped, as on a busy host: with more time it is stopped in time

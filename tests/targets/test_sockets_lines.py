@@ -131,6 +131,15 @@ def test_tensors_of_older_frames_overtake_those_of_younger_ones(ends: tuple[End,
     assert all(np.array_equal(payload, numbers(5, index)) for index, payload in other.came[1:])
 
 
+def test_the_timeline_of_the_last_frame_is_whole_where_older_ones_leave_between(ends: tuple[End, End]) -> None:
+    one, other = ends
+    for index, frame in enumerate((9, 10, 9, 10, 8)):
+        one.channel.post(Kind.TENSOR, numbers(5, index), index, frame)
+        one.lines.push()
+    other.wait(5)
+    assert [(index, frame) for index, frame, *_ in one.channel.timeline] == [(1, 10), (2, 9), (3, 10), (4, 8)]
+
+
 def test_what_follows_waits_where_it_is_held(ends: tuple[End, End]) -> None:
     one, other = ends
     payloads = [numbers(size, size) for size in (3, 5, 1 << 20)]

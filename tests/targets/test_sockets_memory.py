@@ -14,8 +14,9 @@ from dicompiler import networks
 from dicompiler.cost.memory import program_memory
 from dicompiler.driver.artifact import run
 from dicompiler.driver.compiler import compile
+from dicompiler_targets.sessions import MIB, Loading, loading, workspace
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.memory import BASE, MIB, Loading, loading, workspace
+from dicompiler_targets.sockets.memory import BASE
 
 UNDER, OVER = 0.95, 1.15
 

@@ -314,7 +314,7 @@ def test_a_device_says_that_its_port_is_taken(tmp_path: Path) -> None:
             [sys.executable, "-m", "runtime", "--control", control, "--listen", listen],
             cwd=directory / "a", env=os.environ | {TOKEN: "a token"}, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-    remedy = "end the process that holds it, or choose another port (0: any)"
+    remedy = "end the process that holds it, or choose another port, 0 for any"
     assert (done.returncode, done.stderr) == (1, f"a: {listen}: cannot listen there: the port is taken: {remedy}\n")
 
 

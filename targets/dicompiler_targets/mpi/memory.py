@@ -1,4 +1,4 @@
-"""What a rank's process holds beyond weights, activations and buffers: the sessions are those of the sockets target.
+"""What a rank's process holds beyond weights, activations and buffers.
 
 Program → bytes by device. BASE was measured on x86-64 Linux with glibc, Open MPI 5.0 and onnxruntime 1.31.
 """
@@ -6,17 +6,17 @@ Program → bytes by device. BASE was measured on x86-64 Linux with glibc, Open 
 from __future__ import annotations
 
 from dicompiler.plugin_api import DeviceProgram, Optimization, Program, peak, segment_values
-from dicompiler_targets.sockets import memory as sockets
+from dicompiler_targets import sessions
+from dicompiler_targets.sessions import MIB
 
-MIB = 1 << 20
 BASE = 40 * MIB
 """MPI, onnxruntime and two threads."""
 
 
-def added(program: Program, optimization: Optimization = "all") -> dict[str, int]:
+def added(program: Program, optimization: Optimization) -> dict[str, int]:
     """Device → bytes beyond what `program_memory` counts: at the worst moment of making the sessions or of a frame."""
-    other = sockets.added(program, optimization)
-    return {d.device: other[d.device] - sockets.BASE + BASE + _kept(program, d) for d in program.devices}
+    held = sessions.added(program, BASE, optimization)
+    return {d.device: held[d.device] + _kept(program, d) for d in program.devices}
 
 
 def _kept(program: Program, device: DeviceProgram) -> int:

@@ -25,6 +25,7 @@ COSTS = RuntimeCosts(
     copy=0.08e-9,
     headers=0.05,
     joined=0.1,
+    in_order=True,
 )
 """On the reference host, fitted to exchanges of boards that it emulated (docs/prediction.md)."""
 
@@ -93,7 +94,7 @@ class MpiTarget(Target):
 
     def calls(self, device: DeviceProgram) -> tuple[Call, ...]:
         """As the interface says: slices and joins at the ends are the runtime's."""
-        from dicompiler_targets.sockets.calls import calls
+        from dicompiler_targets.calls import calls
 
         return calls(device)
 

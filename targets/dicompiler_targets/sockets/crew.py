@@ -293,7 +293,7 @@ class Crew:
 
     def _played(self, name: str) -> bool:
         """Whether the device has a part in a frame that is on its way, or none is: else all of them go on."""
-        numbers = range(self.window.oldest, self.window.end)
+        numbers = [number for number in range(self.window.oldest, self.window.end) if self.window.has(number)]
         return not numbers or any(name in self._roles[self.schedule.role(number)].players for number in numbers)
 
     def _change(self, drop: bool, back: str = "") -> None:

@@ -76,7 +76,7 @@ class SocketsTarget(Target):
 
     def calls(self, device: DeviceProgram) -> tuple[Call, ...]:
         """As the interface says: slices and joins at the ends are the runtime's."""
-        from dicompiler_targets.sockets.calls import calls
+        from dicompiler_targets.calls import calls
 
         return calls(device)
 

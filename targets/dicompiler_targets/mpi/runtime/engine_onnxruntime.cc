@@ -148,8 +148,9 @@ public:
                 // On some processors onnxruntime makes uint8 of int8, and then refuses its own QuantizeLinear of opset
                 // 21, whose type stands in an attribute (its issue 25526): it is loaded as on those that keep int8.
                 if (!std::strstr(error.what(), "QuantizeLinear")) throw;
-                options_.AddConfigEntry("session.qdqisint8allowed", "1");
-                return std::make_unique<OrtSegment>(env_, path, options_);
+                auto own = options_.Clone();
+                own.AddConfigEntry("session.qdqisint8allowed", "1");
+                return std::make_unique<OrtSegment>(env_, path, own);
             }
         } catch (const Ort::Exception& error) {
             throw Error(path + " cannot be loaded: " + one_line(error.what()));

@@ -165,7 +165,7 @@ Flow make_flow(const Program& program, const Options& options, std::size_t sampl
         if (starts) flow.starters.push_back(static_cast<int>(i));
         if (ends) flow.enders.push_back(static_cast<int>(i));
     }
-    if (flow.in_flight == 0) flow.in_flight = 3 * program.ranks.size();
+    if (flow.in_flight == 0) flow.in_flight = std::min<std::size_t>(3 * program.ranks.size(), 1024);
     // Only ranks with inputs know how many there are.
     unsigned long long known = samples, most = 0;
     MPI_Allreduce(&known, &most, 1, MPI_UNSIGNED_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);

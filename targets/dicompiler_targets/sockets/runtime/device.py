@@ -71,6 +71,7 @@ class Device(Member):
         self.announced = self.changed = 0
         self.departed: set[str] = set()
         self._unaware: set[str] = set()  # peers that are told of the last change before anything else
+        self._held: dict[str, int] = {}  # the change that a peer had heard of before this device
         self._unanswered: int | None = None  # the change that is in force here, as the coordinator has not heard
         self.inputs, *self.other_inputs = (
             {value["index"]: value for value in (*role["inputs"], *role.get("states", ()))} for role in roles(manifest)
@@ -218,9 +219,10 @@ class Device(Member):
         self._release()
 
     def _release(self) -> None:
-        """Hears those peers again that had changed before."""
-        for channel in self.peers.values():
-            channel.release()
+        """Hears those peers again that had changed before, and not more often than this device."""
+        for peer, channel in self.peers.items():
+            if self._held.get(peer, 0) <= self.changed:
+                channel.release()
 
     def _lost_control(self, error: Exception) -> None:
         if isinstance(error, ProtocolError):
@@ -261,6 +263,7 @@ class Device(Member):
 
         def deliver(header: Header, payload: Any) -> bool:
             if header.kind is Kind.CHANGED:
+                self._held[peer] = header.frame
                 return header.frame > self.changed  # what follows fits roles that are not in force here yet
             if header.kind is Kind.BYE:
                 if self.window.oldest < self.announced:

@@ -367,7 +367,7 @@ def cannot_listen(address: tuple[str, int], error: OSError) -> ValueError:
     """Why nobody can be heard at an address, in words with a remedy."""
     cause, remedy = error.strerror or str(error), "give an address of this host"
     if error.errno == errno.EADDRINUSE:
-        cause, remedy = "the port is taken", "end the process that holds it, or choose another port (0: any)"
+        cause, remedy = "the port is taken", "end the process that holds it, or choose another port, 0 for any"
     return ValueError(f"{join_address(*address)}: cannot listen there: {cause}: {remedy}")
 
 

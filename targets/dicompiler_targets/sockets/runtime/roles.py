@@ -62,8 +62,8 @@ class Schedule:
         if not chosen:
             raise ValueError(f"there is no role for the loss of {sorted(lost)}")
         later = [first for first, _ in self._eras[1:]]
-        self._eras = [*(era for era, end in zip(self._eras, [*later, first], strict=True) if end > oldest)]
-        self._eras.append((first, chosen))
+        kept = [era for era, end in zip(self._eras, [*later, first], strict=True) if end > oldest]
+        self._eras = [*kept, (first, chosen)]  # at once: other threads read it
 
     def role(self, frame: int) -> int:
         """Its place among all roles."""

@@ -80,6 +80,22 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
     # All sessions of this process take memory from one arena; else each would keep the most that it ever needed.
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(memory, None)
+    segments = [segment for role in roles(manifest) for segment in role["segments"]]
+    sessions: dict[str | None, Any] = {None: None}
+    for segment in segments:
+        if segment.get("file") in sessions:
+            continue
+        try:
+            path = str(directory / segment["file"])
+            with returning():
+                sessions[segment["file"]] = _session(path, manifest, threads)
+        except Exception as error:  # onnxruntime's errors share no other base
+            raise ValueError(f"segment {segment['name']!r} cannot be loaded: {one_line(error)}") from error
+    return [sessions[segment.get("file")] for segment in segments]
+
+
+def _options(manifest: Mapping[str, Any], threads: int) -> Any:
+    """How a file is loaded."""
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
@@ -89,24 +105,14 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
     options.add_session_config_entry("session.use_env_allocators", "1")
     if manifest["peers"]:  # between two segments the processor belongs to the threads that send and receive
         options.add_session_config_entry("session.force_spinning_stop", "1")
-    segments = [segment for role in roles(manifest) for segment in role["segments"]]
-    sessions: dict[str | None, Any] = {None: None}
-    for segment in segments:
-        if segment.get("file") in sessions:
-            continue
-        try:
-            path = str(directory / segment["file"])
-            with returning():
-                sessions[segment["file"]] = _session(path, options)
-        except Exception as error:  # onnxruntime's errors share no other base
-            raise ValueError(f"segment {segment['name']!r} cannot be loaded: {one_line(error)}") from error
-    return [sessions[segment.get("file")] for segment in segments]
+    return options
 
 
-def _session(path: str, options: Any) -> Any:
+def _session(path: str, manifest: Mapping[str, Any], threads: int) -> Any:
     """The session of a file. On some processors onnxruntime makes uint8 of int8 at levels from "extended" on, and then
     refuses its own QuantizeLinear of opset 21, whose type stands in an attribute (its issue 25526): a file that it
-    refuses is loaded as on those that keep int8."""
+    refuses is loaded as on those that keep int8, and no other."""
+    options = _options(manifest, threads)
     try:
         return ort.InferenceSession(path, options, ["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors share no other base

@@ -59,8 +59,9 @@ class _Queued(NamedTuple):
 class Channel:
     """A connection. Its calls wait up to `start`; from then on none does, and any thread may call.
 
-    `sent`: payload bytes of tensors by transfer index; `send_s`: the seconds that sending them took; `timeline`: of the
-    last frame, the transfer's index, the frame, and when sending began and ended (of time.perf_counter).
+    `sent`: payload bytes of tensors by transfer index; `send_s`: the seconds that sending them took; `timeline`: from
+    the first of the last frame on, the transfer's index, the frame, and when sending began and ended (of
+    time.perf_counter).
     """
 
     def __init__(self, line: Line) -> None:
@@ -306,7 +307,7 @@ class Channel:
         if header.kind is Kind.TENSOR:
             self.send_s += self._begun - start
             _, index, frame, length = header
-            if self.timeline and self.timeline[-1][1] < frame:
+            if self.timeline and self.timeline[0][1] < frame:  # behind it are also older ones, which overtake
                 self.timeline = []
             self.timeline.append((index, frame, start, self._begun))
             self.sent[index] = self.sent.get(index, 0) + length

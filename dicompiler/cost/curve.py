@@ -1,0 +1,45 @@
+"""Times of sizes between those that were measured.
+
+Points (size → seconds) → Curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds by size, piecewise linear through points that grow in both. Never negative, never falling.
+
+    Below the first point it goes on in the same line, at size 0 not below 0 s; beyond the last one likewise.
+    """
+
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def through(cls, points: Mapping[int, float]) -> Curve:
+        """The curve nearest to measured points (size → seconds, one or more): where a larger piece was measured to be
+        quicker than a smaller one, both get their mean."""
+        sizes = sorted(points)
+        blocks: list[tuple[float, int]] = []  # (mean, number of points): pool adjacent violators
+        for size in sizes:
+            blocks.append((max(0.0, points[size]), 1))
+            while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+                (a, m), (b, n) = blocks.pop(-2), blocks.pop()
+                blocks.append(((a * m + b * n) / (m + n), m + n))
+        seconds = [mean for mean, number in blocks for _ in range(number)]
+        slope = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]) if len(sizes) > 1 else seconds[0] / sizes[0]
+        start = max(0.0, seconds[0] - slope * sizes[0])
+        return cls((0.0, *map(float, sizes)), (start, *seconds))
+
+    def at(self, size: float) -> float:
+        """Seconds of a piece of that size (at least 0)."""
+        if size <= self.sizes[-1]:
+            return float(np.interp(size, self.sizes, self.seconds))
+        (x, y), (u, v) = list(zip(self.sizes, self.seconds, strict=True))[-2:]
+        return v + (v - y) / (u - x) * (size - u)
