@@ -50,14 +50,15 @@ def as_array(given: Any, dtype: np.dtype[Any], place: str) -> Any:
 def check_rows(given: Any, tables: Iterable[Mapping[str, Any]], place: str) -> None:
     """DicompilerError, naming `place`, the number and the table, where a whole number is no row of a table that it is
     looked up in. tables: each with its name, `table`, how many `rows` it has, and the `least` number that it takes:
-    those below 0 count from its end. Where it has them: `offset`, which is added to the numbers first; `region`, from
-    where to where along each axis those stand that are looked up."""
+    those below 0 count from its end. Where it has them: `type`, to which numbers are cast first, `offset`, which is
+    added to them then; `region`, from where to where along each axis those stand that are looked up."""
     if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu":
         return
     for one in tables:
         offset, region = one.get("offset", 0), one.get("region")
         low, high = one["least"] - offset, one["rows"] - offset
         read = given if region is None else given[tuple(slice(*interval) for interval in region)]
+        read = read.astype(one.get("type", read.dtype))
         if read.size and (read.min() < low or read.max() >= high):
             first = np.argwhere((read < low) | (read >= high))[0]
             at = tuple(first if region is None else first + [start for start, _ in region])

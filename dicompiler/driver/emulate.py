@@ -33,6 +33,7 @@ from dicompiler.driver.prepare import platform_of
 from dicompiler.driver.run_log import at_once
 from dicompiler.driver.segment_times import segment_times
 from dicompiler.ir.platform import Platform
+from dicompiler.ir.program import Program
 from dicompiler.target.records import RunOptions, RunResult
 
 if TYPE_CHECKING:
@@ -96,9 +97,7 @@ def emulate(
     """
     from dicompiler.verify.given import given_inputs
 
-    check_count(frames)
-    if not 1 <= dilation < float("inf"):
-        raise UsageError(f"emulate: dilation must be at least 1, not {dilation!r}")
+    _check_asked(frames, dilation)
     own = None if platform is None else platform_of(platform)
     compilation, target, problem = reopen(directory, cost, own, runs=True)
     platform, program, plan = compilation.platform, compilation.program, compilation.plan
@@ -106,35 +105,54 @@ def emulate(
     assert compilation.reference is not None
     if not target.emulates:
         raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
-    options = options or RunOptions()
-    options = replace(options, in_flight=at_once(options.in_flight, len(program.devices), frames))
+    options = _for(options or RunOptions(), program, frames)
     log.info("measuring what the runtime of %s costs here", target.name)
     runtime = costs_here(target.name).times(1 / dilation)
     problem = at_host_speed(problem, runtime, program, secure=options.keys is not None)
     work = problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
     here = segment_times(target, program, given_inputs(compilation.reference, inputs), slower is not None)
-    board = computing(work)
-    if slower is not None:
-        board = {name: tuple(s * slower * _slowness(platform, name) for s in seconds) for name, seconds in here.items()}
+    board = computing(work) if slower is None else _slower(here, platform, slower)
     timed = predict(taking(work, board), platform, frames, options.in_flight)
     told = predict(work, platform, frames, options.in_flight) if cost or slower is None else timed
     expected = Expected(problem.cost.name, program, told)
-    here = {name: tuple(one / dilation for one in seconds) for name, seconds in here.items()}
+    here = _times(here, 1 / dilation)
     _check_speed(here, board, told.frame_s, len(program.turns))
     first = program.devices[0].device
     with boards(platform, board, first, dilation) as emulation:
         there = on_boards(emulation, first, options)
         result = play(Path(directory), target, compilation.reference, inputs, frames, there).paced(1 / dilation)
-    late = _late(result, board, here, len(program.turns))
-    count = len(result.frames_s)
-    if options.in_flight > 1:
-        what, frame_s = f"{count} frames, each", result.total_s / count
-    else:
-        what, frame_s = "a frame", usual_s(result.frames_s, len(program.turns))
-    return Emulated(
-        result, what, frame_s, told.frame_s, timed.frame_s, board, late, expected, platform, runtime, dilation
-    )
+    late, times = _late(result, board, here, len(program.turns)), (told.frame_s, timed.frame_s)
+    played = _played(result, options.in_flight, len(program.turns))
+    return Emulated(result, *played, *times, board, late, expected, platform, runtime, dilation)
+
+
+def _check_asked(frames: int, dilation: float) -> None:
+    check_count(frames)
+    if not 1 <= dilation < float("inf"):
+        raise UsageError(f"emulate: dilation must be at least 1, not {dilation!r}")
+
+
+def _for(options: RunOptions, program: Program, frames: int) -> RunOptions:
+    """With as many frames on their way at once as a run of so many has."""
+    return replace(options, in_flight=at_once(options.in_flight, len(program.devices), frames))
+
+
+def _times(taken: Seconds, factor: float) -> Seconds:
+    return {name: tuple(factor * one for one in seconds) for name, seconds in taken.items()}
+
+
+def _slower(here: Seconds, platform: Platform, slower: float) -> Seconds:
+    """What boards take that are so many times as slow as this host, and slower by their rates."""
+    return {name: tuple(s * slower * _slowness(platform, name) for s in seconds) for name, seconds in here.items()}
+
+
+def _played(result: RunResult, in_flight: int, roles: int) -> tuple[str, float]:
+    """What was timed, in words, and its seconds."""
+    if in_flight > 1:
+        count = len(result.frames_s)
+        return f"{count} frames, each", result.total_s / count
+    return "a frame", usual_s(result.frames_s, roles)
 
 
 def _slowness(platform: Platform, device: str) -> float:

@@ -7,7 +7,8 @@ against what the program predicts.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -81,7 +82,7 @@ class Session:
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Every output by name, as arrays (lists and dicts for values that are not tensors)."""
         feeds = {name: _dense(value) for name, value in inputs.items()}
-        try:
+        with self._running():
             if not self._foreign:
                 results = stoppable(self.place, lambda options: self._session.run(None, feeds, options))
                 return dict(zip(self.outputs, results, strict=True))
@@ -90,24 +91,43 @@ class Session:
                 self.place, lambda options: self._session.run_with_ort_values(self.outputs, values, options)
             )
             return {name: from_ort(value) for name, value in zip(self.outputs, results, strict=True)}
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """DicompilerError where onnxruntime cannot run it."""
+        try:
+            yield
         except DicompilerError:
             raise
         except Exception as error:  # see above
             raise DicompilerError(f"{self.place}: onnxruntime cannot run it: {_line(error)}") from error
 
-    def bound(self, memory: Mapping[str, Any]) -> Callable[[], None]:
-        """Runs it on what lies in `memory`, again and again: it reads its inputs there, in C order, and writes those of
-        its outputs there that are tensors of numbers."""
+    def bound(self, memory: Mapping[str, Any]) -> Callable[[], object]:
+        """Runs it on what lies in `memory`, again and again: it reads its inputs there, in C order (of types below a
+        byte a copy), and writes those of its outputs there that are tensors of numbers. Where an input is none, it
+        is run on what `memory` holds then."""
+        names = [one.name for one in self._session.get_inputs()]
+        if not all(_of_numbers(memory[name]) for name in names):
+            return lambda: self.run({name: memory[name] for name in names})
         binding = self._session.io_binding()
-        for one in self._session.get_inputs():
-            binding.bind_ortvalue_input(one.name, to_ort(memory[one.name]))
-        for one in self._session.get_outputs():
-            array = memory.get(one.name)
-            if isinstance(array, np.ndarray) and array.dtype != object:
-                binding.bind_ortvalue_output(one.name, to_ort(array))
-            else:
-                binding.bind_output(one.name)
-        return lambda: self._session.run_with_iobinding(binding)
+        with self._running():
+            for name in names:
+                binding.bind_ortvalue_input(name, to_ort(memory[name]))
+            for name in self.outputs:
+                if _of_numbers(memory.get(name)):
+                    binding.bind_ortvalue_output(name, to_ort(memory[name]))
+                else:
+                    binding.bind_output(name)
+
+        def call() -> None:
+            with self._running():
+                self._session.run_with_iobinding(binding)
+
+        return call
+
+
+def _of_numbers(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype != object
 
 
 def _dense(value: Any) -> Any:

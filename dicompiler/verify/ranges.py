@@ -39,7 +39,7 @@ def limits(model: Model, names: Iterable[str] | None = None) -> dict[str, Limit]
     found = dict[str, Limit]()
     inputs = (value.name for value in model.proto.graph.input if not tensors[value.name].constant)
     for name in inputs if names is None else names:
-        known = [n for node, place in _ends(name, readers) if (n := taken(node, place, tensors)) is not None]
+        known = [n for node, place in _ends(name, readers) if (n := _taken(node, place, tensors)) is not None]
         reshapes = [node for node, place in readers.get(name, ()) if (node.op_type, place) == ("Reshape", 1)]
         shape = _reshaped(tensors, reshapes[0], name) if reshapes else None
         if shape:
@@ -84,7 +84,7 @@ def _ends(name: str, readers: Mapping[str, list[Read]]) -> list[Read]:
     return ends
 
 
-def taken(node: onnx.NodeProto, place: int, tensors: Mapping[str, Tensor]) -> int | None:
+def _taken(node: onnx.NodeProto, place: int, tensors: Mapping[str, Tensor]) -> int | None:
     """How many values an operator takes there; None: any."""
     rule = _TAKES.get((node.op_type, place))
     given = [tensors.get(name) for name in node.input]
@@ -95,7 +95,7 @@ def taken(node: onnx.NodeProto, place: int, tensors: Mapping[str, Tensor]) -> in
 Given = list[Tensor | None]
 
 
-def _extent(of: int, axis: int | None = None) -> Callable[[onnx.NodeProto, Given], int | None]:
+def extent(of: int, axis: int | None = None) -> Callable[[onnx.NodeProto, Given], int | None]:
     """The extent of an input along an axis, that of the attribute `axis` where it is None."""
 
     def count(node: onnx.NodeProto, given: Given) -> int | None:
@@ -124,19 +124,29 @@ def _mask(_node: onnx.NodeProto, _given: Given) -> int:
 
 
 def _rotated(node: onnx.NodeProto, given: Given) -> int | None:
-    """Positions are the second input of onnxruntime's own operator alone."""
-    return _extent(2, 0)(node, given) if node.domain else None
+    """Positions are the second input of onnxruntime's own operator alone; one for all rows is that of the first."""
+    count = extent(2, 0)(node, given) if node.domain else None
+    x, places = (None if tensor is None else tensor.shape for tensor in given[:2])
+    first = x is not None and places is not None and len(places) == 1
+    return count if count is None or x is None or not first else count - x[-2] + 1
+
+
+def _written(node: onnx.NodeProto, given: Given) -> int | None:
+    """Rows of the cache that is made: it has as many as the given one, or those that come behind it too."""
+    past, total = extent(3, 2)(node, given), given[6] if len(given) > 6 else None
+    known = [] if total is None or total.value is None else [int(total.value.flat[0])]
+    return max([*known, *([] if past is None else [past])], default=None)
 
 
 def _turned(node: onnx.NodeProto, given: Given) -> int | None:
     """Positions are the fourth input of the standard's operator."""
-    return None if node.domain else _extent(1, 0)(node, given)
+    return None if node.domain else extent(1, 0)(node, given)
 
 
 def _long(node: onnx.NodeProto, given: Given) -> int | None:
     """How many steps there are, of which a length tells how many count."""
     axes = {one.name: one.i for one in node.attribute}
-    return _extent(0, axes.get("time_axis", axes.get("layout", 0)))(node, given)
+    return extent(0, axes.get("time_axis", axes.get("layout", 0)))(node, given)
 
 
 def _counted(_node: onnx.NodeProto, given: Given) -> int | None:
@@ -154,20 +164,20 @@ def _inverted(_node: onnx.NodeProto, given: Given) -> int | None:
 
 
 _TAKES: Mapping[tuple[str, int], Callable[[onnx.NodeProto, Given], int | None]] = {
-    **{(name, 1): _extent(0) for name in INDEXING - {"ScatterND"}},
+    **{(name, 1): extent(0) for name in INDEXING - {"ScatterND"}},
     **{(name, 1): _places for name in ("GatherND", "ScatterND")},
     **{(name, 4): _long for name in ("GRU", "LSTM", "RNN")},
     ("ReverseSequence", 1): _long,
-    ("ArrayFeatureExtractor", 1): _extent(0, -1),
+    ("ArrayFeatureExtractor", 1): extent(0, -1),
     ("OneHot", 0): _depth,
-    ("EmbedLayerNormalization", 0): _extent(2, 0),
-    ("EmbedLayerNormalization", 1): _extent(4, 0),
+    ("EmbedLayerNormalization", 0): extent(2, 0),
+    ("EmbedLayerNormalization", 1): extent(4, 0),
     ("EmbedLayerNormalization", 7): _mask,
-    ("EmbedLayerNormalization", 8): _extent(3, 0),
+    ("EmbedLayerNormalization", 8): extent(3, 0),
     ("Attention", 3): _mask,
     ("ReduceSum", 0): _counted,
-    ("GroupQueryAttention", 5): _extent(3, 2),
-    ("GroupQueryAttention", 9): _extent(7, 0),
+    ("GroupQueryAttention", 5): _written,
+    ("GroupQueryAttention", 9): extent(7, 0),
     ("RotaryEmbedding", 1): _rotated,
     ("RotaryEmbedding", 3): _turned,
     ("Sub", 1): _inverted,

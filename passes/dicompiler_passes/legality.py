@@ -80,14 +80,16 @@ def check_nodes(graph: onnx.GraphProto, tensors: Mapping[str, Tensor], place: st
 
 def _misfit(node: onnx.NodeProto, tensors: Mapping[str, Tensor]) -> str:
     """What is wrong with a node, in words; '' where nothing is, or not all of its shapes are known."""
-    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
-    if node.op_type in INDEXED:
-        return _indices(given, *(tensors.get(name) for name in node.input[:2]))
     fault = FITS.get(node.op_type)
+    if fault is None and node.op_type not in INDEXED:
+        return ""
+    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
+    if fault is None:
+        return _indices(given, *(tensors.get(name) for name in node.input[:2]))
     names = [name for name in (*node.input, *node.output[:1]) if name]
     shapes = [tensors[name].shape if name in tensors else None for name in names]
     known = [shape for shape in shapes if shape is not None]
-    return fault(given, known) if fault is not None and len(known) == len(names) else ""
+    return fault(given, known) if len(known) == len(names) else ""
 
 
 def _indices(given: Given, table: Tensor | None, index: Tensor | None) -> str:
@@ -172,7 +174,7 @@ def _heads(given: Given, known: list[Shape]) -> str:
     heads = given.get("q_num_heads", given.get("num_heads", 0))
     shared, made = given.get("kv_num_heads", heads), known[-1]
     if heads and shared and heads % shared:
-        return f"{heads} heads of queries can not share {shared} of keys and values"
+        return f"{heads} heads of queries cannot share {shared} of keys and values"
     wrong = heads and len(made) == 3 and made[-1] % heads
     return f"it has {heads} heads where its output has {made[-1]} columns" if wrong else ""
 

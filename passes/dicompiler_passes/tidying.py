@@ -60,13 +60,17 @@ def trim_outputs(graph: Graph) -> None:
     read = graph.read() if several else set()
     for node in several:
         while len(node.outputs) > 1 and node.outputs[-1].name not in read:
-            if not _is_optional(node.op, len(node.outputs) - 1, graph.opset):
+            if not _is_optional(node, len(node.outputs) - 1, graph.opset):
                 break
             node.outputs.pop()
 
 
-def _is_optional(op: str, index: int, opset: int) -> bool:
-    """Whether output `index` of the operator, of the standard or one of SKIPS, may be left out."""
+def _is_optional(node: gs.Node, index: int, opset: int) -> bool:
+    """Whether output `index` of the operator, of the standard or one of SKIPS, may be left out: of an attention that
+    is given a cache onnxruntime makes the next one."""
+    op = node.op
+    if op == "Attention" and index in (1, 2) and any(value.name for value in node.inputs[4:6]):
+        return False
     if op in SKIPS:
         return index > 0
     try:

@@ -41,7 +41,10 @@ def unfuse(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
             continue
         if node.op == "Attention" and _plain(graph, node, tensors):
             made = _attention(graph, node)
-        elif node.op in SKIPS and len(node.outputs) > 3 and node.outputs[3].name in graph.read():
+        elif node.op in SKIPS and [i for i, one in enumerate(node.outputs) if one.name in graph.read()] in (
+            [0, 3],
+            [3],
+        ):
             made = _sum_and_norm(graph, node)
         else:
             continue

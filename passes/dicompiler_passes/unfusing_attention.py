@@ -102,7 +102,8 @@ def _multi_head(before: Before, shapes: _Shapes, tensors: Mapping[str, Tensor]) 
             added = [before.op("Add", node.inputs[i], before.const(pieces[i], bias.dtype)) for i in range(3)]
             _replace(node, {**dict(enumerate(added)), 3: gs.Variable.empty()})
             changed = True
-    kept = None if changed or node.attrs.get("unidirectional", 0) else _continued(before, shapes, 6)
+    biased = _given(node, 3)  # the past is not
+    kept = None if changed or biased or node.attrs.get("unidirectional", 0) else _continued(before, shapes, 6)
     if kept is not None:  # keys and values may be by heads where queries are not
         node.inputs = [node.inputs[0], *kept, *node.inputs[3:6]]
         node.outputs = node.outputs[:1]
@@ -112,8 +113,7 @@ def _multi_head(before: Before, shapes: _Shapes, tensors: Mapping[str, Tensor]) 
 def _standard(before: Before, shapes: _Shapes, tensors: Mapping[str, Tensor]) -> bool:  # noqa: ARG001
     """With keys and values by heads queries must be so too: the node becomes the Reshape back where they were not."""
     node, query = before.node, shapes[0]
-    read = before.graph.read()
-    if node.attrs.get("is_causal", 0) or query is None or any(one.name in read for one in node.outputs[3:]):
+    if node.attrs.get("is_causal", 0) or query is None:
         return False
     heads = query[1] if len(query) == 4 else node.attrs["q_num_heads"]
     kept = _continued(before, shapes, 4)
@@ -135,8 +135,10 @@ def _standard(before: Before, shapes: _Shapes, tensors: Mapping[str, Tensor]) ->
 
 def _continued(before: Before, shapes: _Shapes, first: int) -> list[Any] | None:
     """Keys and values by heads behind those of the past, inputs `first` and the next: they are the outputs 1 and 2.
-    None without such a past, or with more inputs, which say how much of it counts."""
-    node = before.node
+    None without such a past, with more inputs, which say how much of it counts, or where scores are read too."""
+    node, read = before.node, before.graph.read()
+    if any(one.name in read for one in node.outputs[3:]):
+        return None
     pasts = shapes[first : first + 2]
     known = all(shape is not None and len(shape) == 4 for shape in pasts) and None not in shapes[1:3]
     if not known or len(pasts) < 2 or any(_given(node, index) for index in range(first + 2, len(node.inputs))):
@@ -174,15 +176,7 @@ def _grouped(before: Before, shapes: _Shapes, tensors: Mapping[str, Tensor]) -> 
     if len(presents) != 1 or key is None or key[1] != 1 or past is None or not known or len(node.outputs) > 3:
         return False
     (present,) = presents
-    if (
-        present is None
-        or present[2] not in (past[2], past[2] + 1)
-        or (*present[:2], *present[3:])
-        != (
-            *past[:2],
-            *past[3:],
-        )
-    ):
+    if present is None or not 0 <= present[2] - past[2] <= 1 or present != (*past[:2], present[2], *past[3:]):
         return False
     _presents(before, key, present, present[2] - past[2], tensors[node.inputs[3].name].dtype)
     return True

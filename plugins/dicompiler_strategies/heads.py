@@ -107,7 +107,7 @@ def _attending(layers: LayerGraph) -> Iterator[Layer]:
 def _why_not(problem: Problem) -> str:
     """Why a network has no attention that can be cut: what comes nearest to it."""
     for layer in _attending(problem.layers):
-        return f"layer {layer.name!r}, which attends, can not be cut: {layer.reason}"
+        return f"layer {layer.name!r}, which attends, cannot be cut: {layer.reason}"
     return "the network has no attention: no layer multiplies two tensors that are computed"
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 import dicompiler
 from dicompiler import networks
+from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.segment_times import segment_times, timed, writable
 from dicompiler.ir.onnx.model import Model
 from dicompiler.plugin.registry import registry
-from dicompiler.verify.executor import Executor
+from dicompiler.verify.executor import Executor, Session
 from dicompiler.verify.given import given_inputs
 
 
@@ -46,3 +48,25 @@ def test_each_segment_has_its_seconds_in_order_of_roles() -> None:
             count = sum(len(d.segments) for role in program.roles for d in role.devices if d.device == one.device)
             assert len(seconds[one.device]) == count
         assert 0 < sum(map(sum, seconds.values())) < 10
+
+
+TEXT = """words (string[2] x) => (float[2] y) {
+    y = ai.onnx.ml.LabelEncoder <keys_strings = ["a", "b"], values_floats = [1.0, 2.0]> (x) }"""
+SEQUENCE = "several (seq(float[2]) x, int64 at) => (float[2] y) { z = SequenceAt (x, at) y = Relu (z) }"
+
+
+@pytest.mark.parametrize(("text", "x"), [(TEXT, np.array(["a", "b"], object)), (SEQUENCE, [np.ones(2, np.float32)])])
+def test_segments_that_are_given_words_or_sequences_are_timed(text: str, x: object) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17, "ai.onnx.ml": 3]> {text}')
+    session = Session(model, {}, "it", "all")
+    run = session.bound({"x": x, "at": np.array(0), "y": np.zeros(2, np.float32)})
+    run()
+
+
+def test_a_segment_that_cannot_be_run_is_told_in_a_line() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 17]> it (float[2] x, int64[1] at) => (float[1] y) { y = Gather (x, at) }'
+    )
+    run = Session(model, {}, "it", "all").bound({"x": np.ones(2, np.float32), "at": np.array([7])})
+    with pytest.raises(DicompilerError, match=r"^it: onnxruntime cannot run it: "):
+        run()

@@ -253,7 +253,7 @@ def test_shapes_that_contradict_each_other_are_refused() -> None:
             "com.microsoft.MultiHeadAttention <num_heads = 3> (x, x, x)",
             "it has 3 heads where its output has 16 columns",
         ),
-        ("Attention <q_num_heads = 4, kv_num_heads = 3> (x, x, x)", "4 heads of queries can not share 3 of keys and"),
+        ("Attention <q_num_heads = 4, kv_num_heads = 3> (x, x, x)", "4 heads of queries cannot share 3 of keys and"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(node: str, words: str) -> None:

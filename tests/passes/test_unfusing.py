@@ -129,10 +129,34 @@ def test_caches_behind_the_attention_of_the_standard_are_joins() -> None:
     same(net, attended(net, "Attention", 4, "", rank=4), (1, 4, 3, 8), "Concat Concat Attention", **CACHES)
 
 
-def test_an_attention_that_counts_rows_keeps_its_past() -> None:
+@pytest.mark.parametrize("read", [CACHES, {"present_k": CACHES["present_k"]}, {}], ids=len)
+def test_an_attention_that_counts_rows_keeps_its_past(read: dict[str, tuple[int, ...]]) -> None:
+    """And makes both caches, which onnxruntime asks for, whether they are read or not."""
     net = Net(23)
     y = attended(net, "Attention", 2, "", q_num_heads=2, kv_num_heads=2, is_causal=1)
-    same(net, y, (1, 3, 16), "Attention", **CACHES)
+    same(net, y, (1, 3, 16), "Attention", **read)
+
+
+def test_an_attention_with_a_bias_that_is_given_keeps_its_past() -> None:
+    net = Net()
+    y = attended(net, "MultiHeadAttention", 2, net.input("bias", (48,)), "", "", num_heads=2)
+    same(net, y, (1, 3, 16), "MultiHeadAttention", **CACHES)
+
+
+def test_an_attention_whose_scores_are_read_keeps_its_past() -> None:
+    net = Net()
+    y = attended(net, "MultiHeadAttention", 2, "", "", "", num_heads=2)
+    net.nodes[-1].output.append("scores")
+    same(net, y, (1, 3, 16), "MultiHeadAttention", **CACHES, scores=(1, 2, 3, 9))
+
+
+def test_a_normalisation_of_a_sum_whose_mean_is_read_stays() -> None:
+    net = Net()
+    x, other = net.input("x", (2, 8)), net.input("other", (2, 8))
+    net.op("SkipSimplifiedLayerNormalization", x, other, net.weight(8), domain=MS, outputs=4)
+    types = [helper.make_tensor_value_info(name, 1, None) for name in ("t0", "t0_2", "t0_3")]
+    ready = prepare(Model.load(net.model(types=types)), state=None).model
+    assert [node.op_type for node in ready.proto.graph.node] == ["SkipSimplifiedLayerNormalization"]
 
 
 def test_scales_of_a_product_of_few_bits_become_a_matrix_that_can_be_cut() -> None:

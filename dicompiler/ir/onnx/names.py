@@ -58,8 +58,6 @@ def _all(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
-    if not renamed:
-        return
     for value in chain(graph.input, graph.output, graph.value_info, graph.initializer):
         value.name = renamed.get(value.name, value.name)
     for sparse in graph.sparse_initializer:
