@@ -116,6 +116,13 @@ RANDOMLY = {
         w=(4, 4, 3, 3),
         s=np.ones(4, np.float32),
     ),
+    "a Dropout in training mode between others": network(
+        f"n (float[2,4,6,6] x) => (float[2,4,6,6] y) {{ a = {CONV} (x, w) b = Dropout (a, r, t) c = Relu (b) "
+        f"y = {CONV} (c, w) }}",
+        w=(4, 4, 3, 3),
+        r=np.array(0, np.float32),
+        t=np.array(True),
+    ),
     "a BatchNormalization with figures for every element": network(
         f"n (float[2,4,6,6] x) => (float[2,4,6,6] y) {{ a = {CONV} (x, w) "
         "y = BatchNormalization <spatial = 0, epsilon = 0.0> (a, s, s, m, s) }",

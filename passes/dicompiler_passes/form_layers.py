@@ -298,7 +298,14 @@ def _fitting(node: Node, graph: LayerGraph) -> Shape | None:
     if not graph.rule(node).elementwise or len(used) != 1:
         return None
     static = all(graph.tensors[name].shape is not None for name in node.inputs if name)
-    return graph.tensors[used[0]].shape if static else None
+    return graph.tensors[used[0]].shape if static and not _at_once(node, graph) else None
+
+
+def _at_once(node: Node, graph: LayerGraph) -> bool:
+    """Whether the node, of an element-wise operator, computes all of its static output at once all the same: in
+    training mode a Dropout draws, and a BatchNormalization takes the mean, for the tensor as a whole."""
+    corner = tuple((0, min(1, extent)) for extent in graph.operation(node).out_shape)
+    return graph.rule(node).elementwise and graph.piece(node, corner).out != corner
 
 
 def _layer(group: _Group, graph: LayerGraph, readers: Mapping[str, frozenset[str]]) -> Layer:
@@ -336,7 +343,7 @@ def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str
     used = [graph.tensors[name] for name in (*anchor.inputs, *anchor.outputs) if name]
     if any(0 in (tensor.shape or ()) for tensor in used if not (tensor.constant and tensor.shape == (0,))):
         return "a tensor of it is empty"  # but for a parameter: exporters write an absent one as an empty vector
-    return ""
+    return "it runs in training mode" if _at_once(anchor, graph) else ""
 
 
 def _ordered(layers: Sequence[Layer]) -> tuple[Layer, ...]:
