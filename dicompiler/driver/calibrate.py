@@ -192,6 +192,8 @@ def _load(path: Path, directory: Path, program: Program, platform: Platform) -> 
         raise DicompilerError(f"{place}: an earlier version wrote it: run the artifact again with --log")
     if log.get("platform", (own := run_log.digest_of(platform))) != own:
         raise DicompilerError(f"{place}: other boards were emulated than {directory} was compiled for: emulate those")
+    if log.get("events"):
+        raise DicompilerError(f"{place}: a device was lost, or came back, in this run: run it again without that")
     hosts = {platform.host_of[device.device] for device in program.devices}
     if log["where"] == "here" and len(hosts) > 1:
         raise DicompilerError(
@@ -247,7 +249,7 @@ def _computed(case: Case, runs: Sequence[Run], work: Workload, device: int) -> f
     """Seconds that all segments of a device take in all runs, by a prediction."""
     seconds = computing(work)[work.devices[device].device]
     calls = (segment_calls(case.program, device, run.frames) for run in runs)
-    return sum(s * n for own in calls for s, n in zip(seconds, own, strict=True))
+    return sum(s * n for own in calls for s, n in zip(seconds, own, strict=False))  # those for losses come last
 
 
 def _rates(case: Case, runs: Sequence[Run]) -> tuple[Platform, list[Figure]]:

@@ -111,7 +111,8 @@ def emulate(
     problem = at_host_speed(problem, runtime, program, secure=options.keys is not None)
     work = problem.workload(plan)[1]
     log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
-    here = segment_times(target, program, given_inputs(compilation.reference, inputs), slower is not None)
+    turns = replace(program.turns[0], others=program.turns[1:])
+    here = segment_times(target, turns, given_inputs(compilation.reference, inputs), slower is not None)
     board = computing(work) if slower is None else _slower(here, platform, slower)
     timed = predict(taking(work, board), platform, frames, options.in_flight)
     told = predict(work, platform, frames, options.in_flight) if cost or slower is None else timed
@@ -119,7 +120,7 @@ def emulate(
     here = _times(here, 1 / dilation)
     _check_speed(here, board, told.frame_s, len(program.turns))
     first = program.devices[0].device
-    with boards(platform, board, first, dilation) as emulation:
+    with boards(platform, _with_losses(board, program), first, dilation) as emulation:
         there = on_boards(emulation, first, options)
         result = play(Path(directory), target, compilation.reference, inputs, frames, there).paced(1 / dilation)
     late, times = _late(result, board, here, len(program.turns)), (told.frame_s, timed.frame_s)
@@ -136,6 +137,13 @@ def _check_asked(frames: int, dilation: float) -> None:
 def _for(options: RunOptions, program: Program, frames: int) -> RunOptions:
     """With as many frames on their way at once as a run of so many has."""
     return replace(options, in_flight=at_once(options.in_flight, len(program.devices), frames))
+
+
+def _with_losses(board: Seconds, program: Program) -> Seconds:
+    """What boards take, and nothing for segments of the roles for losses, which are not played: no board is lost."""
+    lost = [role for role in program.roles if role.lost]
+    spare = {name: sum(len(role.devices[i].segments) for role in lost) for i, name in enumerate(board)}
+    return {name: (*seconds, *spare[name] * (0.0,)) for name, seconds in board.items()}
 
 
 def _times(taken: Seconds, factor: float) -> Seconds:

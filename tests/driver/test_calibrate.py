@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,10 @@ from dicompiler.driver.fidelity import at_host_speed, measured, predict
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.plan import load_plan
 from dicompiler.ir.platform import Platform
+from dicompiler.target.records import RunEvent
 
 pytestmark = pytest.mark.alone
+LOSS = asdict(RunEvent("loss", "pi02", "it ended", ("pi02",), 0.1, 1))
 Changes = Callable[[dict[str, Any]], object]
 
 
@@ -42,9 +44,9 @@ def check_frame(calibration: Calibration) -> None:
 
 @pytest.fixture(scope="module")
 def lenet(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Boards that are faster than their platform says, with a slower network."""
+    """Boards that are faster than their platform says, with a slower network; plans for losses are not played."""
     guess, truth = boards((4e7, 2e7, 1.3e7), latency=0.002), boards((6e7, 4e7, 2e7), latency=0.004)
-    return ran(tmp_path_factory.mktemp("lenet"), "lenet", guess, truth)
+    return ran(tmp_path_factory.mktemp("lenet"), "lenet", guess, truth, survive=1)
 
 
 @pytest.fixture
@@ -134,6 +136,7 @@ def test_without_a_timeline_lines_are_left(changed: Callable[[Changes], Path]) -
         (lambda log: log.update(platform="0" * 64), r"other boards were emulated than .*net was compiled for: emulate"),
         (lambda log: log.update(where="here"), r"all devices ran on one host, its platform has 3: deploy it, or"),
         (lambda log: log.pop("directory"), "an earlier version wrote it: run the artifact again with --log"),
+        (lambda log: log.update(events=[LOSS]), "a device was lost, or came back, in this run: run it again without that"),
         (lambda log: log.update(frames_s=log["frames_s"][:2]), r"2 frames are too few: run at least 3"),
         (lambda log: log["devices"][0]["sent"].update({"0": 1}), r"pi01 → pi0\d: \d+ bytes sent, \d+ predicted"),
         (

@@ -60,6 +60,19 @@ def test_boards_take_their_time_and_compute_the_same(tmp_path: Path, target: str
     assert found.frame_s >= 0.9 * found.predicted_s and found.late < 5
 
 
+@pytest.mark.parametrize("target", ["sockets", "mpi"])
+def test_no_board_is_lost(tmp_path: Path, target: str) -> None:
+    model = networks.build("lenet", 0)
+    dicompiler.compile(model, slow(), "modnn", target=target, survive="1", output=tmp_path / "artifact")
+    found = emulate(tmp_path / "artifact", frames=3)
+    model = dicompiler.Model.load(model)
+    (expected,) = run_model(model, given_inputs(model)).values()
+    assert all(np.allclose(next(iter(one.values())), expected, atol=1e-5) for one in found.result.outputs)
+    assert found.frame_s >= 0.9 * found.predicted_s and found.late < 5
+    for report in found.result.reports:  # those of the plans for losses come last
+        assert len(report.segments) > len(found.computing[report.device])
+
+
 def test_another_platform_another_speed_and_several_frames_at_once(tmp_path: Path) -> None:
     directory = compiled(tmp_path / "artifact", "modnn", slow())
     measured = emulate(directory, slower=300, frames=3)

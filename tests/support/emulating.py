@@ -39,11 +39,17 @@ def late(found: Emulated) -> float:
 
 
 def ran(
-    place: Path, network: str, guess: Platform, truth: Platform | None = None, cost: str = "", strategy: str = "modnn"
+    place: Path,
+    network: str,
+    guess: Platform,
+    truth: Platform | None = None,
+    cost: str = "",
+    strategy: str = "modnn",
+    survive: int = 0,
 ) -> Ran:
     """Compiles for `guess`, and runs as on `truth`, as if those were the same. Where this host was busy it does so
     again, and the run that was least late counts."""
-    dicompiler.compile(networks.build(network, 0), guess, strategy, output=place / "net")
+    dicompiler.compile(networks.build(network, 0), guess, strategy, survive=survive, output=place / "net")
     best = emulate(place / "net", truth or guess, frames=FRAMES, cost=cost)
     for _ in range(ATTEMPTS):
         if late(best) > LATE_LIMIT:

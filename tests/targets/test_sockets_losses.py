@@ -421,6 +421,11 @@ def test_who_is_lost_before_all_are_ready_is_lost(how: str, told: Told, one: Sur
         Hostile.there.pop().close()
 
 
+def test_a_device_that_never_comes_leaves_half_of_the_time_for_frames(one: Survivor) -> None:
+    result = SocketsTarget().run(one.directory, one.frames(3), RunOptions(timeout_s=6, elsewhere=("c",)))
+    assert len(result.outputs) == 3 and [event.kind for event in result.events] == ["loss", "take-over"]
+
+
 class Deadly(Sequence[Any]):
     """Frames: `strike` is called when the one of that number is read, and the run has begun."""
 

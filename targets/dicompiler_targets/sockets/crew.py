@@ -38,6 +38,11 @@ DOUBT_S = 0.15
 """Seconds in which a device that others have lost can show that it is gone for us too."""
 
 
+def halfway(deadline: float) -> float:
+    """When half of the time that is left is over; of time.monotonic, as `deadline`."""
+    return (time.monotonic() + deadline) / 2
+
+
 class Crew:
     """`processes`: of all devices; `away`: those that are not there. `window`: the frames on their way, by numbers that
     each device knows them by; `schedule`: the role of each.
@@ -104,6 +109,7 @@ class Crew:
                 words = f"{before}python3 -m runtime {' '.join(common)}{after}"
                 log.warning("start %s in its directory on its host: %s", name, words)
             self.processes[name] = Process(manifest) if self._foreign(name) else self._started(name, common)
+        coming = halfway(deadline)
         while waiting := [name for name in self.there if self.processes[name].channel is None]:
             process = door.admit(TICK_S)
             if process is not None and process.device in self.away:
@@ -113,20 +119,20 @@ class Crew:
             elif process is not None:
                 self._hearing.listen(process, self.lines)
             self._hear(lambda: True)
-            self._miss(waiting, deadline)
+            self._miss(waiting, coming)
             check_time(deadline, waiting, door.refused)
         lost = self.schedule.covering(self.away) or frozenset()
         self.schedule.change(lost, 0, 0)
         for name in self.there:
             self._tell_peers(name, {"away": sorted(self.away), "lost": sorted(lost)} if self.away else {})
-        self._told = True
+        self._told, coming = True, halfway(deadline)
         while (
             (waiting := [name for name in self.there if name not in self._hearing.ready])
             or self._doubts
             or self._leaving
         ):
             self._hear(lambda: False)
-            self._miss(waiting, deadline)
+            self._miss(waiting, coming)
             check_time(deadline, waiting or self.there)
         self._joined = True
 
@@ -136,9 +142,9 @@ class Crew:
             self.notice(event)
         self.look()
 
-    def _miss(self, waiting: Collection[str], deadline: float) -> None:
-        """Takes those as lost that have not come in time, where that is covered."""
-        if time.monotonic() > deadline and self.schedule.survives and self.schedule.covering({*self.away, *waiting}):
+    def _miss(self, waiting: Collection[str], coming: float) -> None:
+        """Takes those as lost that have not come by `coming`, where that is covered: the rest of the time is for frames."""
+        if time.monotonic() > coming and self.schedule.survives and self.schedule.covering({*self.away, *waiting}):
             for name in waiting:
                 self._failed(Failure(name, "it did not come in time", name, CAUSE, gone=True))
 
