@@ -136,7 +136,10 @@ def test_without_a_timeline_lines_are_left(changed: Callable[[Changes], Path]) -
         (lambda log: log.update(platform="0" * 64), r"other boards were emulated than .*net was compiled for: emulate"),
         (lambda log: log.update(where="here"), r"all devices ran on one host, its platform has 3: deploy it, or"),
         (lambda log: log.pop("directory"), "an earlier version wrote it: run the artifact again with --log"),
-        (lambda log: log.update(events=[LOSS]), "a device was lost, or came back, in this run: run it again without that"),
+        (
+            lambda log: log.update(events=[LOSS]),
+            "a device was lost, or came back, in this run: run it again without that",
+        ),
         (lambda log: log.update(frames_s=log["frames_s"][:2]), r"2 frames are too few: run at least 3"),
         (lambda log: log["devices"][0]["sent"].update({"0": 1}), r"pi01 → pi0\d: \d+ bytes sent, \d+ predicted"),
         (
