@@ -143,7 +143,7 @@ class Crew:
         self.look()
 
     def _miss(self, waiting: Collection[str], coming: float) -> None:
-        """Takes those as lost that have not come by `coming`, where that is covered: the rest of the time is for frames."""
+        """Takes those as lost that have not come by `coming`, where that is covered: what is left is for frames."""
         if time.monotonic() > coming and self.schedule.survives and self.schedule.covering({*self.away, *waiting}):
             for name in waiting:
                 self._failed(Failure(name, "it did not come in time", name, CAUSE, gone=True))
