@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     # Layers, plans, platforms
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.devices import Device, Host, Link, Network
+    from dicompiler.ir.drawing import RANDOM
     from dicompiler.ir.layers import Layer, LayerGraph
     from dicompiler.ir.lineage import Lineage
     from dicompiler.ir.metrics import DeviceMetrics, Metrics, Occupied
@@ -176,7 +177,7 @@ if TYPE_CHECKING:
     from dicompiler.verify.tolerances import Tolerance, in_steps
 
 __all__ = [
-    "API_VERSION", "ARTIFACT", "AUTODICE", "BUDGET", "DEVICES", "FREE", "INTERRUPTED", "LARGE", "OBJECTIVES",
+    "API_VERSION", "ARTIFACT", "AUTODICE", "BUDGET", "DEVICES", "FREE", "INTERRUPTED", "LARGE", "OBJECTIVES", "RANDOM",
     "STAND_IN_DOMAIN", "TYPES", "WORTH", "Allowance", "Analytic", "Box", "Call", "Check", "Compilation",
     "ConstantValues", "Copying", "CostFunction", "CostModel", "Count", "Device", "DeviceMetrics", "DeviceProgram",
     "DeviceReport", "DeviceStatus", "DicompilerError", "Effort", "Emulation", "Executor", "Front", "Graph",

@@ -18,6 +18,7 @@ from dicompiler.driver.prepare import DEFAULT_COST, pose, prepare
 from dicompiler.driver.sending import sending
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
+from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
@@ -229,7 +230,7 @@ class _Played:
         """Whether it is what onnxruntime gives for them."""
         from dicompiler.verify.narrowed import deviation
 
-        return _compared(model, self.given, self.result, target, deviation(routing), self.lost)
+        return _compared(model, routing.layers, self.given, self.result, target, deviation(routing), self.lost)
 
 
 def _sent(result: RunResult) -> dict[int, int]:
@@ -248,15 +249,16 @@ def compare_run(
 
     path, target, model = _open(directory, weights=True)
     (given, _), plan, more = run_frames(model, inputs), plans.load_plan(path / PLAN), 0.0
+    layers = prepare(model).layers
+    assert layers is not None
     if plan.wire.types:
-        layers = prepare(model).layers
-        assert layers is not None
         more = deviation(route_on(Platform.load(path / PLATFORM), layers, plan))
-    return Verification(tuple(_compared(model, [given] * len(plan.turns), result, target, more)))
+    return Verification(tuple(_compared(model, layers, [given] * len(plan.turns), result, target, more)))
 
 
 def _compared(
     model: Model,
+    layers: LayerGraph,
     given: Sequence[Mapping[str, NDArray[Any]]],
     result: RunResult,
     target: Target,
@@ -266,26 +268,27 @@ def _compared(
     """A check for each output that a device delivered of the frames `given`: one for each role, or several in a row
     where there are states. more: the share of max|reference| that is allowed beside what the target and the type allow.
     lost: without whom it ran."""
-    from dicompiler.verify.comparison import compare
+    from dicompiler.ir.drawing import drawn
+    from dicompiler.verify import comparison
     from dicompiler.verify.given import references
     from dicompiler.verify.tolerances import allowances
 
     what = "step" if states_of(model.proto) else "replica"
     wanted = references(model, given, target.level)
     allowed = {**allowances(model), **target.tolerances(model)}
+    random = drawn(layers)
     frames = result.delivered or tuple({"": outputs} for outputs in result.outputs)
+
+    def check(i: int, device: str, name: str, got: Any) -> Check:
+        place = f"{name} on {device}" if device else name
+        place += (f", {what} {i}" if len(given) > 1 else "") + (f", without {', '.join(lost)}" if lost else "")
+        if name in random:
+            return comparison.drawn(place, wanted[i][name], got, random[name])
+        return comparison.compare(place, wanted[i][name], got, allowed=allowed.get(name), more=more)
+
     return [
-        compare(
-            name
-            + (f" on {device}" if device else "")
-            + (f", {what} {i}" if len(given) > 1 else "")
-            + (f", without {', '.join(lost)}" if lost else ""),
-            wanted[i][name],
-            outputs[name],
-            allowed=allowed.get(name),
-            more=more,
-        )
+        check(i, device, name, got)
         for i, delivered in enumerate(frames[: len(given)])
         for device, outputs in delivered.items()
-        for name in outputs
+        for name, got in outputs.items()
     ]

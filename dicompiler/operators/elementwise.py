@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dicompiler.ir.drawing import trains
 from dicompiler.ir.regions import Interval, Region
 from dicompiler.ir.rule import OWN_DOMAIN, Operation, OperatorRule, Piece, each, free, whole
 
@@ -49,8 +50,7 @@ def cast_like(operation: Operation, region: Region, reduce: Interval | None) -> 
 
 def dropout(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Dropout as inference runs it, which changes nothing. In training mode it draws for the tensor as a whole."""
-    mode = operation.value(2)
-    if operation.has(2) and (mode is None or mode.any()):
+    if trains(operation):
         return whole(operation, region, reduce)
     return elementwise(operation, region, reduce)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.ir.drawing import drawing
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import Region, contains, full, intersect, is_empty
@@ -30,10 +31,14 @@ def check(layers: LayerGraph, plan: Plan) -> None:
                 f"plan: layers.{name}: the network has no such layer{nearest(name, layers.by_name)}; "
                 "is it the plan of another network?"
             )
+    random = drawing(layers)
     for layer in layers.layers:
         parts = plan.layers.get(layer.name)
         if not parts:
             raise DicompilerError(f"plan: layers.{layer.name}: missing: give every layer at least one part")
+        if len(parts) > 1 and layer.name in random:
+            what = f"{random[layer.name].op} draws random numbers, others in each of its {len(parts)} parts"
+            raise DicompilerError(f"plan: layers.{layer.name}: {what}: give it to one device")
         for i, part in enumerate(parts):
             _check_part(layers, layer, part, f"plan: layers.{layer.name}[{i}]")
         _check_merge(layers, layer, parts)

@@ -27,6 +27,7 @@ from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import Workload, workload
 from dicompiler.ir.compilation import Compilation
 from dicompiler.ir.devices import Device
+from dicompiler.ir.drawing import drawing
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.lineage import Lineage
 from dicompiler.ir.metrics import Metrics
@@ -84,10 +85,17 @@ class Problem:
 
     def plan(self, parts: Mapping[str, Sequence[Part]]) -> Plan:
         """The plan with these parts by layer name, its layers in layer order, and this problem's source, sink and
-        wire."""
+        wire. A layer that draws random numbers has its first part alone: others would draw others."""
         first = (self.platform.devices[0].name,)
-        ordered = {layer.name: tuple(parts[layer.name]) for layer in self.layers.layers}
+        ordered = {
+            layer.name: tuple(parts[layer.name])[: 1 if layer.name in self._drawing else None]
+            for layer in self.layers.layers
+        }
         return Plan(ordered, self.source or first, self.sink or first, wire=Wire(self.layers.wire))
+
+    @cached_property
+    def _drawing(self) -> frozenset[str]:
+        return frozenset(drawing(self.layers))
 
     def whole(self, device: str) -> Plan:
         """The plan that gives one device every layer."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 
 from dicompiler.plugin_api import (
+    RANDOM,
     ConstantValues,
     DicompilerError,
     Graph,
@@ -30,11 +31,6 @@ from dicompiler.plugin_api import (
 from dicompiler_passes.legality import propagated
 
 STANDARD = (None, "", "ai.onnx")
-
-RANDOM = frozenset(
-    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
-)
-"""Operators whose result is another one each time."""
 
 KEPT = ("DequantizeLinear",)
 """Operators whose result is larger than what they are given: a quantised weight stays so up to where it is read."""

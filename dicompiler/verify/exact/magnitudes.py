@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from dicompiler.base.bounding import available_memory, bounded_memory
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.structure import node_reads
 from dicompiler.ir.onnx.weights import array_dtype
@@ -54,7 +55,8 @@ class _Spread:
 def every_tensor(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Each computed tensor of the graph by name, with onnxruntime's optimisations off. Other values are left out."""
     names = [name for node in model.proto.graph.node for name in node.output if name]
-    results = run_model(model, inputs, names, "none", once=True)
+    with bounded_memory(available_memory() // 2):  # where sizes are computed, other numbers make tensors of other sizes
+        results = run_model(model, inputs, names, "none", once=True)
     return {name: result for name, result in results.items() if isinstance(result, np.ndarray)}
 
 

@@ -1,0 +1,110 @@
+"""Networks that draw random numbers: one device draws them, what does not depend on them is compared, and exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import dicompiler
+from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.prepare import load_problem, prepare
+from dicompiler.ir.drawing import drawing, drawn
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.program import Program
+from dicompiler.partition.routing import route_on
+from dicompiler.plugin.registry import registry
+from dicompiler.verify.comparison import drawn as compared_drawn
+from dicompiler.verify.comparison import exact
+from dicompiler.verify.exact import magnitudes
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
+CONV = "Conv <pads = [1, 1, 1, 1]>"
+
+
+def noisy() -> onnx.ModelProto:
+    """Two convolutions with noise in between, and one beside them."""
+    model = onnx.parser.parse_model(
+        f"{HEAD} n (float[1,8,64,64] x) => (float[1,8,64,64] y, float[1,8,64,64] z) {{ a = {CONV} (x, w) "
+        f"r = RandomNormalLike (a) s = Mul (r, a) b = {CONV} (s, w) y = Relu (b) z = {CONV} (a, w) }}"
+    )
+    weight = np.random.default_rng(0).standard_normal((8, 8, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return model
+
+
+def test_what_draws_and_what_depends_on_it() -> None:
+    layers = prepare(Model.load(noisy())).layers
+    assert layers is not None
+    assert list(drawing(layers)) == ["r"] and drawing(layers)["r"].op == "RandomNormalLike"
+    assert {name for name in drawn(layers) if name in layers.outputs} == {"y"}
+    loop = onnx.parser.parse_model(
+        f"{HEAD} n (bool c, float[4] x) => (float[4] y, float[4] z) {{ z = Relu (x) y = If (c) <"
+        "then_branch = g () => (float[4] a) { a = RandomUniformLike (x) }, else_branch = h () => (float[4] b) "
+        "{ b = Neg (x) }> }"
+    )
+    layers = prepare(Model.load(loop)).layers
+    assert layers is not None
+    assert set(drawn(layers)) & set(layers.outputs) == {"y"}
+
+
+@pytest.mark.parametrize("spec", ["modnn", "stahl", "dp", "auto{tries=2}", "gradient{restarts=2 iterations=20}"])
+def test_one_device_draws(spec: str, tmp_path: Path) -> None:
+    result = dicompiler.compile(noisy(), platform="rpi4x3", strategy=spec, output=tmp_path / "out")
+    assert result.plan is not None and len(result.plan.layers["r"]) == 1
+    checks = {check.name.partition(" ")[0]: check for check in result.verify().checks}
+    assert all(check.passed for check in checks.values())
+    assert "3 of 4 layers; left out: RandomNormalLike 'r' draws random numbers" in checks["exact"].detail
+    assert not checks["y"].applies and "its type alone is compared" in checks["y"].detail
+    assert checks["z"].applies and "differs by" in checks["z"].detail
+
+
+def test_two_devices_may_not_draw() -> None:
+    problem = load_problem(noisy(), "rpi4x3")
+    twice = {layer.name: (Part("pi01"), Part("pi02")) for layer in problem.layers.layers}
+    assert problem.plan(twice).layers["r"] == (Part("pi01"),)
+    message = (
+        r"^plan: layers.r: RandomNormalLike draws random numbers, others in each of its 2 parts: give it to"
+    )
+    with pytest.raises(DicompilerError, match=message):
+        route_on(problem.platform, problem.layers, Plan(twice, ("pi01",), ("pi01",)))
+
+
+@pytest.mark.parametrize(
+    ("got", "words"),
+    [
+        (np.zeros(3, np.float64), "float64 (3,) where onnxruntime gives float32 (2,)"),
+        (np.zeros((2, 1), np.float32), "float32 (2, 1) where onnxruntime gives float32 (2,)"),
+        ([], "[] where onnxruntime gives"),
+    ],
+)
+def test_another_type_is_no_other_number(got: object, words: str) -> None:
+    layers = prepare(Model.load(noisy())).layers
+    assert layers is not None
+    check = compared_drawn("y", np.zeros(2, np.float32), got, drawing(layers)["r"])
+    assert not check.passed and words in check.detail
+    assert compared_drawn("y", np.zeros(2, np.float32), np.ones(3, np.float32), drawing(layers)["r"]).passed
+
+
+def test_a_check_model_that_grows_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network whose numbers say how large its tensors are: those of a check model can be any."""
+    model = Model.load(
+        onnx.parser.parse_model(
+            f"{HEAD} n (float[4] x, int64[1] k) => (float[4] y, int64[m] z) {{ y = Relu (x) "
+            "many = Constant <value_int = 1000000000> () e = Mul (k, many) f = Squeeze (e) "
+            "one = Constant <value_int = 1> () zero = Constant <value_int = 0> () z = Range (zero, f, one) }"
+        )
+    )
+    monkeypatch.setattr(magnitudes, "available_memory", lambda: 2**30)
+    layers = prepare(model).layers
+    assert layers is not None
+
+    def split(_: Model) -> Program:
+        raise AssertionError("it is not run")
+
+    check = exact(model, split, rules=registry().rules, layers=layers)
+    assert not check.applies and "Failed to allocate memory" in check.detail
