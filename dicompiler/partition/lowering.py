@@ -50,8 +50,9 @@ def partition(compilation: Compilation, quiet: bool = False, sound: bool = True)
 
 
 def checked(compilation: Compilation) -> Compilation:
-    """`partition`, and DicompilerError where the placed model is not legal ONNX."""
-    placed = partition(compilation)
+    """`partition`, and DicompilerError where the placed model is not legal ONNX. Nothing is said of dropped parts: who
+    compiled it was told."""
+    placed = partition(compilation, quiet=True)
     placed.model.check("after pass 'partition'")
     return placed
 

@@ -80,6 +80,7 @@ def test_a_part_that_nobody_reads_is_told_of_unless_it_is_to_be_quiet(caplog: py
     fat = replace(prepared, plan=replace(plan, layers={**plan.layers, name: (Part("d0"), Part("d1"))}))
     with caplog.at_level(logging.WARNING, "dicompiler"):
         quiet = partition(fat, quiet=True)
+        split(replace(fat, platform=cluster("d0", "d1")))  # as `verify` does
         assert caplog.messages == []
         assert partition(fat).model.to_bytes() == quiet.model.to_bytes()
     assert caplog.messages == [f"partition: part 1 of layer {name!r} is read by nobody and is left out"]
