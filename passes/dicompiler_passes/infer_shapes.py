@@ -34,7 +34,8 @@ from dicompiler_passes.legality import check_nodes, check_sizes, infer
 from dicompiler_passes.tidying import int64, outputs_from_nodes, scalar_ranges, split_to_slices
 from dicompiler_passes.unfusing import unfuse
 
-_EXAMPLE = (1, 3, 224, 224)
+_PICTURE, _WORDS = (1, 3, 224, 224), (128,)
+"""Sizes that inputs often have: those of a picture; behind the first those of a text, or of a recording."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,9 @@ def _bind_input(tensor: Variable, shape: Shape, sizes: dict[str, int]) -> None:
     for axis, (now, size) in enumerate(zip(known, shape, strict=True)):
         fixed = now if _is_static(now) else sizes.setdefault(now, size) if isinstance(now, str) and now else size
         if fixed != size:
-            conflict = f"dimension {axis} is {size} where the model has {fixed}"
-            raise DicompilerError(f"shape {tensor.name}={text}: {conflict}: {_example(tensor)}")
+            called = f" ({now!r})" if isinstance(now, str) else ""
+            conflict = f"dimension {axis}{called} is {size} where the model has {fixed}"
+            raise DicompilerError(f"shape {tensor.name}={text}: {conflict}: {_example(tensor, sizes)}")
     tensor.shape = list(shape)
 
 
@@ -154,10 +156,10 @@ def _check_static(tensor: Variable) -> None:
             )
 
 
-def _example(tensor: Variable) -> str:
-    """The remedy: a size for each dimension, its own where it is known."""
-    known = tensor.shape or [None] * len(_EXAMPLE)
-    usual = [*_EXAMPLE, *([1] * len(known))]
+def _example(tensor: Variable, named: Mapping[Any, int] | None = None) -> str:
+    """The remedy: a size for each dimension, its own where it is known, or where it is one of `named`."""
+    known = [(named or {}).get(size, size) for size in tensor.shape or [None] * len(_PICTURE)]
+    usual = _PICTURE if len(known) == len(_PICTURE) else (1, *_WORDS * len(known))
     sizes = [size if _is_static(size) else usual[axis] for axis, size in enumerate(known)]
     return f"give it as --shape {tensor.name}={'x'.join(map(str, sizes))}"
 
