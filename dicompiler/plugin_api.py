@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     # Layers, plans, platforms
     from dicompiler.ir.compilation import Compilation
     from dicompiler.ir.devices import Device, Host, Link, Network
-    from dicompiler.ir.drawing import RANDOM
+    from dicompiler.ir.drawing import draws
     from dicompiler.ir.layers import Layer, LayerGraph
     from dicompiler.ir.lineage import Lineage
     from dicompiler.ir.metrics import DeviceMetrics, Metrics, Occupied
@@ -177,7 +177,7 @@ if TYPE_CHECKING:
     from dicompiler.verify.tolerances import Tolerance, in_steps
 
 __all__ = [
-    "API_VERSION", "ARTIFACT", "AUTODICE", "BUDGET", "DEVICES", "FREE", "INTERRUPTED", "LARGE", "OBJECTIVES", "RANDOM",
+    "API_VERSION", "ARTIFACT", "AUTODICE", "BUDGET", "DEVICES", "FREE", "INTERRUPTED", "LARGE", "OBJECTIVES",
     "STAND_IN_DOMAIN", "TYPES", "WORTH", "Allowance", "Analytic", "Box", "Call", "Check", "Compilation",
     "ConstantValues", "Copying", "CostFunction", "CostModel", "Count", "Device", "DeviceMetrics", "DeviceProgram",
     "DeviceReport", "DeviceStatus", "DicompilerError", "Effort", "Emulation", "Executor", "Front", "Graph",
@@ -191,7 +191,7 @@ __all__ = [
     "Variable", "Weight", "Wire", "Work", "Written", "align", "aligned_cuts", "array_dtype", "artifact_document",
     "axis_of", "bounded_memory", "bounding", "captures", "check_constraints", "check_files", "check_objectives",
     "check_occupied", "check_rows", "check_size", "compare", "constant_sizes", "contains", "count", "counted",
-    "cut_axis", "cuttable", "dense", "dtype_name", "each", "exit_of", "expect", "export_node", "file_digest",
+    "cut_axis", "cuttable", "dense", "draws", "dtype_name", "each", "exit_of", "expect", "export_node", "file_digest",
     "file_record", "fits_constraints", "flops", "format_bytes", "free", "free_memory", "full", "fused_regions",
     "given_array", "graph_inputs", "grid_tiles", "hollow", "hookimpl", "in_steps", "intersect", "is_empty", "is_hollow",
     "json_text", "leaves", "load_json", "load_plan", "look_ups", "macs", "memory_lacking", "memory_needed",

@@ -24,7 +24,7 @@ from dicompiler.cost.curve import Curve
 from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.ir.devices import Device, Link
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.onnx.weights import raw_nbytes
+from dicompiler.ir.onnx.weights import raw_nbytes, sized
 from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import full
 from dicompiler.ir.rule import Tensor
@@ -66,9 +66,10 @@ def is_whole(layers: LayerGraph, layer: Layer, share: Share) -> bool:
 
 
 def between(layers: LayerGraph, layer: Layer) -> int:
-    """Bytes that a whole layer reads of other layers: all but the network's inputs."""
+    """Bytes that a whole layer reads of other layers: all but the network's inputs. What has no size counts nothing."""
     given = [layers.tensors[name] for name in layer.inputs if name in layers.inputs]
-    return count(layers, layer).read - sum(raw_nbytes(one.dtype, one.shape or ()) for one in given)
+    sizes = [raw_nbytes(one.dtype, one.shape) for one in given if one.shape is not None and sized(one.dtype)]
+    return count(layers, layer).read - sum(sizes)
 
 
 @dataclass(frozen=True)

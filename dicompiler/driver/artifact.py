@@ -18,7 +18,6 @@ from dicompiler.driver.prepare import DEFAULT_COST, pose, prepare
 from dicompiler.driver.sending import sending
 from dicompiler.ir import plan as plans
 from dicompiler.ir.compilation import Compilation, Decision
-from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
@@ -230,7 +229,7 @@ class _Played:
         """Whether it is what onnxruntime gives for them."""
         from dicompiler.verify.narrowed import deviation
 
-        return _compared(model, routing.layers, self.given, self.result, target, deviation(routing), self.lost)
+        return _compared(model, self.given, self.result, target, deviation(routing), self.lost)
 
 
 def _sent(result: RunResult) -> dict[int, int]:
@@ -249,16 +248,15 @@ def compare_run(
 
     path, target, model = _open(directory, weights=True)
     (given, _), plan, more = run_frames(model, inputs), plans.load_plan(path / PLAN), 0.0
-    layers = prepare(model).layers
-    assert layers is not None
     if plan.wire.types:
+        layers = prepare(model).layers
+        assert layers is not None
         more = deviation(route_on(Platform.load(path / PLATFORM), layers, plan))
-    return Verification(tuple(_compared(model, layers, [given] * len(plan.turns), result, target, more)))
+    return Verification(tuple(_compared(model, [given] * len(plan.turns), result, target, more)))
 
 
 def _compared(
     model: Model,
-    layers: LayerGraph,
     given: Sequence[Mapping[str, NDArray[Any]]],
     result: RunResult,
     target: Target,
@@ -276,7 +274,7 @@ def _compared(
     what = "step" if states_of(model.proto) else "replica"
     wanted = references(model, given, target.level)
     allowed = {**allowances(model), **target.tolerances(model)}
-    random = drawn(layers)
+    random = drawn(model.proto, states_of(model.proto) or ())
     frames = result.delivered or tuple({"": outputs} for outputs in result.outputs)
 
     def check(i: int, device: str, name: str, got: Any) -> Check:

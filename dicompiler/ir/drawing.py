@@ -1,58 +1,74 @@
-"""Layers that draw random numbers: no two runs of one, and no two devices, make the same.
+"""Nodes that draw random numbers: no two runs of one, and no two devices, make the same.
 
-In: a LayerGraph. Out: its layers that draw, and which of its tensors depend on what they draw.
+In: a model, or a LayerGraph. Out: which nodes, or layers, draw, and which tensors depend on what they draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
+from onnx import NodeProto, numpy_helper
 
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.rule import Node, Operation
+from dicompiler.ir.onnx.structure import bodies, node_reads
+from dicompiler.ir.rule import Node
 
 RANDOM = frozenset("Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
 """The standard's operators that draw whenever they run. With a seed they begin alike, and then go on."""
 
 
-def trains(operation: Operation) -> bool:
-    """Whether a Dropout runs, or may run, in training mode: then it draws."""
-    mode = operation.value(2)
-    return operation.has(2) and (mode is None or bool(mode.any()))
+def draws(node: NodeProto, model: onnx.ModelProto | None = None) -> bool:
+    """Whether a node draws, or may draw: by its operator, as a Dropout in training mode, or within its control flow.
+    model: that it is of, whose functions are looked into, and whose constants say of a Dropout that it does not."""
+    nodes, constants = ((), ()) if model is None else (model.graph.node, model.graph.initializer)
+    return _draws(node, model, nodes, constants)
 
 
 def drawing(layers: LayerGraph) -> Mapping[str, Node]:
     """Layer name → its first node that draws, of the layers that have one."""
-    found = {layer.name: [node for node in layer.nodes if _draws(layers, node)] for layer in layers.layers}
+    found = {layer.name: [node for node in layer.nodes if node.name in layers.random] for layer in layers.layers}
     return {name: nodes[0] for name, nodes in found.items() if nodes}
 
 
-def drawn(layers: LayerGraph) -> Mapping[str, Node]:
-    """Tensor that leaves a layer → a node that draws before it is made, of those that depend on one."""
-    own, found = drawing(layers), dict[str, Node]()
-    for layer in layers.layers:
-        cause = own.get(layer.name) or next((found[name] for name in layer.inputs if name in found), None)
-        if cause is not None:
-            found |= dict.fromkeys(layer.outputs, cause)
+def drawn(model: onnx.ModelProto, states: Iterable[tuple[str, str]] = ()) -> Mapping[str, NodeProto]:
+    """Tensor → a node that draws before it is made, of those that depend on one. states: (graph input, graph output) of
+    what is handed on to the next frame."""
+    found, before = dict[str, NodeProto](), -1
+    while len(found) > before:
+        before = len(found)
+        for node in model.graph.node:
+            cause = next((found[name] for name in node_reads(node) if name in found), None)
+            cause = node if cause is None and draws(node, model) else cause
+            if cause is not None:
+                for name in node.output:
+                    found.setdefault(name, cause)
+        for past, present in states:
+            if present in found:
+                found.setdefault(past, found[present])
     return found
 
 
-def _draws(layers: LayerGraph, node: Node) -> bool:
-    if node.op == "Dropout":
-        return trains(layers.operation(node))
-    return node.op in RANDOM or _within(node_bodies(node))
+def _draws(
+    node: NodeProto, model: onnx.ModelProto | None, nodes: Sequence[NodeProto], constants: Sequence[onnx.TensorProto]
+) -> bool:
+    """nodes, constants: among which a Dropout's mode can be."""
+    if node.op_type == "Dropout":
+        mode = node.input[2] if len(node.input) > 2 else ""
+        return bool(mode) and not _is_false(mode, nodes, constants)
+    if node.op_type in RANDOM or any(_draws(n, model, b.node, b.initializer) for b in bodies(node) for n in b.node):
+        return True
+    called = [f for f in (model.functions if model else ()) if (f.domain, f.name) == (node.domain, node.op_type)]
+    return any(_draws(inner, model, function.node, ()) for function in called for inner in function.node)
 
 
-def node_bodies(node: Node) -> list[onnx.GraphProto]:
-    """The bodies of control flow."""
-    return [value for value in node.attributes.values() if isinstance(value, onnx.GraphProto)]
-
-
-def _within(bodies: Iterable[onnx.GraphProto]) -> bool:
-    """Whether something draws in one of the bodies of control flow, or in theirs."""
-    return any(
-        node.op_type in RANDOM or _within(attribute.g for attribute in node.attribute if attribute.HasField("g"))
-        for body in bodies
-        for node in body.node
-    )
+def _is_false(name: str, nodes: Sequence[NodeProto], constants: Sequence[onnx.TensorProto]) -> bool:
+    values = [tensor for tensor in constants if tensor.name == name]
+    values += [
+        attribute.t
+        for node in nodes
+        if node.op_type == "Constant" and name in node.output
+        for attribute in node.attribute
+        if attribute.name == "value"
+    ]
+    return bool(values) and not numpy_helper.to_array(values[0]).any()

@@ -41,7 +41,7 @@ class LayerGraph(Remembers):
 
     states: (graph input, graph output) of each state. As weights do, its input lies where it is read: it is neither
     among `inputs` nor among those of layers. sparing: names of nodes that, where all of their output is computed, read
-    no more than their rule says.
+    no more than their rule says. random: names of nodes that draw random numbers.
     """
 
     layers: tuple[Layer, ...]
@@ -52,6 +52,7 @@ class LayerGraph(Remembers):
     wire: tuple[tuple[str, str], ...] = ()
     states: tuple[tuple[str, str], ...] = ()
     sparing: frozenset[str] = frozenset()
+    random: frozenset[str] = frozenset()
 
     @cached_property
     def delivered(self) -> tuple[str, ...]:

@@ -18,13 +18,14 @@ from dicompiler.operators.elementwise import broadcast_need
 def attention(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Attention: y[batch, heads, rows, :] ← q[batch, heads, rows], k and v[batch, their heads], the mask's part.
 
-    Heads of q that share one of k and v stay together. Rows pass unless a causal mask counts them. With a past, or
-    lengths of the keys: whole.
+    Heads of q that share one of k and v stay together. Rows pass unless a causal mask or a window counts them. With a
+    past, or lengths of the keys: whole.
     """
     if any(operation.has(index) for index in (4, 5, 6)):
         return whole(operation, region, reduce)
     given = (operation.attribute(name, operation.shape(i)[1]) for i, name in enumerate(("q_num_heads", "kv_num_heads")))
-    counts, passing = tuple(given), not operation.attribute("is_causal", 0)
+    counts, windows = tuple(given), [operation.attribute(f"{side}_window_size", -1) for side in ("left", "right")]
+    passing = not operation.attribute("is_causal", 0) and max(windows) < 0
     out, needs, heads = _split(operation, region, counts, passing)
     named = ("q_num_heads", "kv_num_heads") if len(out) == 3 else ()
     mask: list[Region | None] = [None for _ in operation.inputs[3:]]

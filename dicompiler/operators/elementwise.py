@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dicompiler.ir.drawing import trains
 from dicompiler.ir.regions import Interval, Region
 from dicompiler.ir.rule import OWN_DOMAIN, Operation, OperatorRule, Piece, each, free, whole
 
@@ -50,7 +49,8 @@ def cast_like(operation: Operation, region: Region, reduce: Interval | None) -> 
 
 def dropout(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Dropout as inference runs it, which changes nothing. In training mode it draws for the tensor as a whole."""
-    if trains(operation):
+    mode = operation.value(2)
+    if operation.has(2) and (mode is None or mode.any()):
         return whole(operation, region, reduce)
     return elementwise(operation, region, reduce)
 

@@ -85,12 +85,12 @@ class Problem:
 
     def plan(self, parts: Mapping[str, Sequence[Part]]) -> Plan:
         """The plan with these parts by layer name, its layers in layer order, and this problem's source, sink and
-        wire. A layer that draws random numbers has its first part alone: others would draw others."""
+        wire. Of a layer that draws random numbers the device of its first part has all: others would draw
+        others."""
         first = (self.platform.devices[0].name,)
-        ordered = {
-            layer.name: tuple(parts[layer.name])[: 1 if layer.name in self._drawing else None]
-            for layer in self.layers.layers
-        }
+        ordered = {layer.name: tuple(parts[layer.name]) for layer in self.layers.layers}
+        for name in self._drawing:
+            ordered[name] = (replace(ordered[name][0], region=None, reduce=None),)
         return Plan(ordered, self.source or first, self.sink or first, wire=Wire(self.layers.wire))
 
     @cached_property

@@ -18,7 +18,6 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program, Transfer, Value
 from dicompiler.ir.regions import slices
-from dicompiler.ir.rule import Node
 from dicompiler.verify.exact import CheckModel, NotExact, Reads, Treatment, made, seeds_needed
 from dicompiler.verify.exact.facts import Rules
 from dicompiler.verify.executor import Execution, Executor, run_model
@@ -70,7 +69,7 @@ def compare(
     return _compare_values(name, reference, got, tolerance)
 
 
-def drawn(name: str, reference: Any, got: Any, cause: Node) -> Check:
+def drawn(name: str, reference: Any, got: Any, cause: onnx.NodeProto) -> Check:
     """As `compare`, of what depends on random numbers that `cause` draws: only its type and rank are the same each
     time."""
     if isinstance(reference, np.ndarray) and isinstance(got, np.ndarray):
@@ -78,7 +77,9 @@ def drawn(name: str, reference: Any, got: Any, cause: Node) -> Check:
             return compare(name, reference, got)
     elif type(reference) is not type(got):
         return compare(name, reference, got)
-    detail = f"{cause.op} {cause.name!r} draws random numbers before it, others in each run: its type alone is compared"
+    detail = (
+        f"{cause.op_type} {cause.name!r} draws random numbers before it, others in each run: its type alone is compared"
+    )
     return Check(name, True, detail, applies=False)
 
 

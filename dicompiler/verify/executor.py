@@ -104,23 +104,26 @@ class Session:
 
     def bound(self, memory: Mapping[str, Any]) -> Callable[[], object]:
         """Runs it on what lies in `memory`, again and again: it reads its inputs there, in C order (of types below a
-        byte a copy), and writes those of its outputs there that are tensors of numbers. Where an input is none, it
-        is run on what `memory` holds then."""
+        byte a copy), and writes those of its outputs there that are tensors of numbers and of a fixed shape. Where
+        an input is none, it is run on what `memory` holds then."""
         names = [one.name for one in self._session.get_inputs()]
         if not all(_of_numbers(memory[name]) for name in names):
             return lambda: self.run({name: memory[name] for name in names})
-        binding = self._session.io_binding()
+        binding, others = self._session.io_binding(), list[str]()
         with self._running():
             for name in names:
                 binding.bind_ortvalue_input(name, to_ort(memory[name]))
-            for name in self.outputs:
-                if _of_numbers(memory.get(name)):
+            for one in self._session.get_outputs():
+                name, fixed = one.name, all(isinstance(size, int) for size in one.shape)
+                if fixed and _of_numbers(memory.get(name)):
                     binding.bind_ortvalue_output(name, to_ort(memory[name]))
                 else:
-                    binding.bind_output(name)
+                    others.append(name)
 
         def call() -> None:
             with self._running():
+                for name in others:  # anew: what it made of the last inputs would be taken for its place
+                    binding.bind_output(name)
                 self._session.run_with_iobinding(binding)
 
         return call

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 
 from dicompiler.plugin_api import (
-    RANDOM,
     ConstantValues,
     DicompilerError,
     Graph,
@@ -24,6 +23,7 @@ from dicompiler.plugin_api import (
     array_dtype,
     captures,
     dense,
+    draws,
     export_node,
     names_read,
     raw_nbytes,
@@ -120,12 +120,8 @@ def _is_foldable(graph: Graph, node: gs.Node, known: Collection[str]) -> bool:
         return False
     # Of what control flow computes nobody knows how long it takes, and how large it becomes.
     simple = all(inner.op in _TAKEN for body in node.subgraphs(recursive=True) for inner in body.nodes)
-    return any(t.name for t in node.outputs) and _repeats(node) and simple and not captures(export_node(node))
-
-
-def _repeats(node: gs.Node) -> bool:
-    """Whether the node gives the same result each time."""
-    return node.op not in RANDOM and not (node.op == "Dropout" and len(node.inputs) > 2 and node.inputs[2].name)
+    proto = export_node(node)
+    return any(t.name for t in node.outputs) and simple and not draws(proto) and not captures(proto)
 
 
 def _constant(node: gs.Node) -> NDArray[Any] | LazyValues:

@@ -25,6 +25,7 @@ from dicompiler.plugin_api import (
     Shape,
     Tensor,
     captures,
+    draws,
     sized,
     states_of,
 )
@@ -77,7 +78,8 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
         if name not in made:
             raise DicompilerError(f"form-layers: no node makes output {name!r}: run normalise before it")
     given = tuple(name for name in inputs if name not in dict(states))
-    empty = LayerGraph((), tensors, given, outputs, rules, states=states)
+    random = frozenset(node.name for node in graph.node if draws(node, model.proto))
+    empty = LayerGraph((), tensors, given, outputs, rules, states=states, random=random)
     readers = _readers(nodes, outputs)
     groups = _absorb(_with_dequantise(_opaque_groups(model, nodes, tensors), readers), empty)
     layers = tuple(_layer(group, empty, readers) for group in groups)
@@ -297,7 +299,7 @@ def _fitting(node: Node, graph: LayerGraph) -> Shape | None:
     used = [name for name in node.outputs if name]
     if not graph.rule(node).elementwise or len(used) != 1:
         return None
-    static = all(graph.tensors[name].shape is not None for name in node.inputs if name)
+    static = all(graph.tensors[name].shape is not None for name in (*node.inputs, *used) if name)
     return graph.tensors[used[0]].shape if static and not _at_once(node, graph) else None
 
 

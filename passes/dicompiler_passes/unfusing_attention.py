@@ -111,9 +111,11 @@ def _multi_head(before: Before, shapes: _Shapes, tensors: Mapping[str, Tensor]) 
 
 
 def _standard(before: Before, shapes: _Shapes, tensors: Mapping[str, Tensor]) -> bool:  # noqa: ARG001
-    """With keys and values by heads queries must be so too: the node becomes the Reshape back where they were not."""
+    """With keys and values by heads queries must be so too: the node becomes the Reshape back where they were not.
+    Rows that are counted (causal, windows) are counted from the length of the past: such a node stays."""
     node, query = before.node, shapes[0]
-    if node.attrs.get("is_causal", 0) or query is None:
+    windows = any(node.attrs.get(f"{side}_window_size", -1) >= 0 for side in ("left", "right"))
+    if node.attrs.get("is_causal", 0) or windows or query is None:
         return False
     heads = query[1] if len(query) == 4 else node.attrs["q_num_heads"]
     kept = _continued(before, shapes, 4)

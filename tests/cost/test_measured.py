@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from support.layer_graphs import stack
 from support.profiles import FAST, NONE, SLOW, document, entry, network, written
@@ -18,8 +19,10 @@ from dicompiler.cost.counting import count, flops
 from dicompiler.cost.linear import Linear
 from dicompiler.cost.measured import Measured
 from dicompiler.cost.model import Analytic
-from dicompiler.cost.profile import network_digest
+from dicompiler.cost.profile import between, network_digest
 from dicompiler.cost.runtime import FREE, RuntimeCosts
+from dicompiler.driver.prepare import prepare
+from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Share
 from dicompiler.ir.regions import full, with_interval
 from dicompiler.partition.bounds_inference import output_shape
@@ -254,6 +257,16 @@ def test_parts_read_what_others_made_and_their_weights_from_memory(model: Any, t
         for inside in (own.read // 2, own.read):
             more = cold.fused(layers, conv, share, FAST, inside) - alone
             assert more == pytest.approx(1e-9 * own.weights + 3e-9 * (own.read - inside), abs=1e-12)
+
+
+def test_what_has_no_size_is_not_read() -> None:
+    """A sequence, or words, that the network is given: of a layer that was not measured."""
+    text = "several (seq(float[2]) s, int64 at, string[2] w) => (float[2] y, float[2] z) { y = SequenceAt (s, at) "
+    text += 'z = ai.onnx.ml.LabelEncoder <keys_strings = ["a"], values_floats = [1.0]> (w) }'
+    proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17, "ai.onnx.ml": 3]> {text}')
+    layers = prepare(Model.load(proto)).layers
+    assert layers is not None
+    assert [between(layers, layer) for layer in layers.layers] == [0, 0]
 
 
 @pytest.mark.parametrize("model", [Measured, Linear])

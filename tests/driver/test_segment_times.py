@@ -63,6 +63,17 @@ def test_segments_that_are_given_words_or_sequences_are_timed(text: str, x: obje
     run()
 
 
+def test_a_segment_makes_another_size_each_time_where_numbers_say_so() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 17]> it (float[4] x) => (int64[1,m] y) { y = NonZero (x) }'
+    )
+    memory = {"x": np.ones(4, np.float32), "y": np.zeros((1, 4), np.int64)}
+    run = Session(model, {}, "it", "all").bound(memory)
+    run()
+    memory["x"][:2] = 0
+    run()
+
+
 def test_a_segment_that_cannot_be_run_is_told_in_a_line() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 17]> it (float[2] x, int64[1] at) => (float[1] y) { y = Gather (x, at) }'

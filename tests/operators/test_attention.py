@@ -16,7 +16,10 @@ def test_a_region_of_an_attention(data: st.DataObject) -> None:
     """With heads as an axis or inside the last one, with fewer heads of keys than of queries, masks, causal or not."""
     draw = data.draw
     batch, shared, heads, rows, columns, depth = (draw(st.integers(1, 3)) for _ in range(6))
+    opset = draw(st.sampled_from((23, 24, 25)))
     attributes: dict[str, Any] = {"is_causal": 1} if draw(st.integers(0, 3)) == 0 else {}
+    if opset > 24:
+        attributes |= {f"{side}_window_size": draw(st.integers(-1, 2)) for side in ("left", "right")}
     shapes = [(batch, heads * n, length, 2 * depth) for n, length in ((shared, rows), (1, columns), (1, columns))]
     if draw(st.booleans()):
         shapes = [(b, length, h * d) for b, h, length, d in shapes]
@@ -26,9 +29,7 @@ def test_a_region_of_an_attention(data: st.DataObject) -> None:
         mask = integers(draw, *broadcastable(draw, (batch, heads * shared, rows, columns))[-4:], most=2)
         assume(mask.ndim >= 2 and mask.shape[-2:] == (rows, columns))
         values.append(mask if draw(st.booleans()) else mask > 0)
-    check_cut(
-        Case("Attention", tuple(values), attributes, draw(st.sampled_from((23, 24))), (0, 1, 2), close=True), draw
-    )
+    check_cut(Case("Attention", tuple(values), attributes, opset, (0, 1, 2), close=True), draw)
 
 
 MS = "com.microsoft"

@@ -131,6 +131,15 @@ def test_what_an_edge_without_static_shape_joins_is_one_layer_with_all_in_betwee
     assert "static shape" in graph.by_name["turn"].reason
 
 
+def test_an_element_wise_operator_whose_output_has_no_static_shape_is_a_layer() -> None:
+    graph = formed(
+        HEAD + "net (float[8] x) => (float[8] y, int64[N] z) "
+        "{ [sign] y = Relu (x) n = Size (x) o = Constant <value_int = 0> () i = Constant <value_int = 1> () "
+        "[places] p = Range (o, n, i) [far] z = Abs (p) }"
+    )
+    assert "static shape" in graph.by_name["far"].reason
+
+
 def test_what_control_flow_captures_is_one_layer_with_it() -> None:
     body = onnx.parser.parse_graph("body () => (float[8] r) { r = Neg (s) }")
     model = onnx.parser.parse_model(

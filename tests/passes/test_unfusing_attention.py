@@ -102,6 +102,7 @@ def standard(d: Drawn) -> Model:
     inputs += d.caches(heads, (d.size, wide))
     counts = {"q_num_heads": heads * shared, "kv_num_heads": heads} if flat else {}
     more = d.some(scale=0.3, softcap=2.0, is_causal=1, softmax_precision=1, qk_matmul_output_mode=1)
+    more |= d.some(left_window_size=1, right_window_size=1) if d.net.opset > 24 else {}
     return d.model("Attention", inputs, "", **counts, **more)
 
 
@@ -138,7 +139,9 @@ def same(before: dict[str, Any], after: dict[str, Any]) -> None:
         assert check.passed, check.detail
 
 
-@pytest.mark.parametrize(("build", "opset"), [(multi_head, 17), (standard, 23), (standard, 24), (grouped, 17)])
+@pytest.mark.parametrize(
+    ("build", "opset"), [(multi_head, 17), (standard, 23), (standard, 24), (standard, 25), (grouped, 17)]
+)
 def test_any_attention_that_is_opened_up_computes_the_same(build: Callable[[Drawn], Model], opset: int) -> None:
     @settings(max_examples=40, deadline=None, derandomize=True)
     @given(seed=st.integers(0, 2**48))

@@ -36,6 +36,7 @@ from dicompiler_targets.sockets.processes import Process
 from dicompiler_targets.sockets.root_cause import CAUSE, LOSS, Failure
 from dicompiler_targets.sockets.runtime.device import Device
 from dicompiler_targets.sockets.runtime.frames import Gate, Header, Kind, ProtocolError, Window
+from dicompiler_targets.sockets.runtime.mailbox import Mailbox
 from dicompiler_targets.sockets.runtime.roles import Schedule
 from dicompiler_targets.sockets.session import Session
 from dicompiler_targets.tflm import TflmTarget
@@ -304,6 +305,14 @@ def test_what_is_not_on_its_way_is_not_dropped_either(two: Survivor) -> None:
     crew.window.finish(frames[0])
     assert not crew._played("c")
     crew.lines.end()
+
+
+def test_numbers_that_no_frame_has_are_passed_over_in_a_row() -> None:
+    """Changes in a row, none of which drops anything, while a device is in a segment."""
+    box = Mailbox()
+    for number in (5, 6):
+        box.order(("skip", number), number + 1)
+    assert (box.skipped(5), box.skipped(7)) == (7, 7)
 
 
 def test_each_change_has_a_number_of_its_own(told: Told, two: Survivor) -> None:

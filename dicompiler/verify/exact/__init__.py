@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.ir.drawing import drawing, node_bodies
+from dicompiler.ir.drawing import draws
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import LARGE, Weight, hollow, is_hollow, sized
@@ -94,7 +94,7 @@ def made(
     """
     if seed < 0:
         raise UsageError(f"exact check: seed is {seed}: take a number of at least 0")
-    known = replace(gather(model, rules, layers), treatment=_with_drawing(treatment, layers))
+    known = replace(gather(model, rules, layers), treatment=_with_drawing(treatment, model.proto))
     makers = {name: index for index, node in enumerate(known.nodes) for name in node.output}
     arrays, of, check = dict[Use, NDArray[Any]](), -1, None
     while True:
@@ -119,10 +119,10 @@ def made(
         known = replace(known, treatment=after)
 
 
-def _with_drawing(treatment: Treatment, layers: LayerGraph | None) -> Treatment:
-    """The treatment with all nodes left out that draw random numbers."""
-    nodes = [] if layers is None else [node for node in drawing(layers).values() if not node_bodies(node)]
-    left = {node.name: f"{node.op} {node.name!r} draws random numbers" for node in nodes}
+def _with_drawing(treatment: Treatment, model: onnx.ModelProto) -> Treatment:
+    """The treatment with all nodes left out that draw random numbers, but for control flow."""
+    nodes = [node for node in model.graph.node if draws(node, model) and not list(control_bodies(node))]
+    left = {node.name: f"{node.op_type} {node.name!r} draws random numbers" for node in nodes}
     return replace(treatment, left={**left, **treatment.left})
 
 

@@ -1,7 +1,7 @@
 """The stand-in of attention as one operator: keys, values and masks all have a part in what comes out.
 
 In: what the calls have in common. Out: q, plus all rows of the keys and values of its head, plus what its row of the
-masks holds, by place, plus the number of its row where a causal mask counts rows.
+masks holds, by place, plus the number of its row where a causal mask or a window counts rows.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import numpy as np
 from onnx import AttributeProto, NodeProto, helper
 
 from dicompiler.verify.exact.calls import Call, centred, constant, given, total
-from dicompiler.verify.exact.facts import FLOATS, Facts
+from dicompiler.verify.exact.facts import FLOATS, Facts, attribute
 
 MASKS: Mapping[str, tuple[int, ...]] = {"Attention": (3,), "MultiHeadAttention": (4, 5), "GroupQueryAttention": (5, 10)}
 """Inputs that say which keys a row sees, or are added to its scores."""
 _OF_SEQUENCES = {"MultiHeadAttention": 4, "GroupQueryAttention": 5}
 _CAUSAL = {"Attention": "is_causal", "MultiHeadAttention": "unidirectional"}
+_WINDOWS = {"Attention": ("left_window_size", "right_window_size")}
 _PLACES = 7
 """Elements of a mask, and rows, count 1 to so many times, by their place; in types of few bits once or twice."""
 
@@ -25,6 +26,12 @@ _PLACES = 7
 def causal(node: NodeProto) -> str:
     """The attribute that says that a row sees none behind it; '' of an operator that has none."""
     return _CAUSAL.get(node.op_type, "")
+
+
+def counts_rows(node: NodeProto) -> bool:
+    """Whether what a row sees depends on its number."""
+    windows = (attribute(node, name, -1) for name in _WINDOWS.get(node.op_type, ()))
+    return bool(attribute(node, causal(node), 0)) or max(windows, default=-1) >= 0
 
 
 def understood(node: NodeProto, known: Facts) -> bool:
@@ -86,7 +93,7 @@ def _masked(call: Call, flat: bool) -> list[NodeProto]:
     marks = [i for i in places if i < len(call.kinds) and call.kinds[i] and call.ranks[i]]
     nodes = [node for i in marks for node in _marked(call, i)]
     terms = [f"mark{i}" for i in marks]
-    if _CAUSAL.get(call.op) in call.given and call.opset >= 13:
+    if call.given.intersection((_CAUSAL.get(call.op, ""), *_WINDOWS.get(call.op, ()))) and call.opset >= 13:
         nodes += _numbered(call, flat)
         terms.append("numbers")
     last = "mixed"
@@ -140,7 +147,7 @@ def _counted(call: Call, tensor: str, axis: int, target: str, shape: list[int]) 
 
 
 def _numbered(call: Call, flat: bool) -> list[NodeProto]:
-    """`numbers` (1, 1, rows, 1): the rows' numbers where the call is causal, else zeros."""
+    """`numbers` (1, 1, rows, 1): the rows' numbers where the call counts them (`counts_rows`), else zeros."""
     return [
         *_counted(call, "X0", 1 if flat else 2, "row", [1, 1, -1, 1]),
         given("flag", "value_int", _CAUSAL[call.op], AttributeProto.INT),

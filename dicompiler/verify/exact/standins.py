@@ -206,7 +206,7 @@ def prepare(node: NodeProto, known: Facts, own: StandIn | None) -> None:
     if word == "lrn":
         numbers = {"alpha": float(attribute(node, "size", 1)), "beta": 1.0, "bias": 1.0}
     elif word == "attended" and (flag := attended.causal(node)):
-        numbers = {flag: attribute(node, flag, 0)}
+        numbers = {flag: int(attended.counts_rows(node))}
     elif word in ("layer", "lp"):
         numbers = {"axis": attribute(node, "axis", -1)}
     elif word == "softmax":

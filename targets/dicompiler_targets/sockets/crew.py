@@ -119,7 +119,7 @@ class Crew:
             elif process is not None:
                 self._hearing.listen(process, self.lines)
             self._hear(lambda: True)
-            self._miss(waiting, coming)
+            self._miss([name for name in waiting if self.processes[name].channel is None], coming)
             check_time(deadline, waiting, door.refused)
         lost = self.schedule.covering(self.away) or frozenset()
         self.schedule.change(lost, 0, 0)
@@ -132,7 +132,7 @@ class Crew:
             or self._leaving
         ):
             self._hear(lambda: False)
-            self._miss(waiting, coming)
+            self._miss([name for name in waiting if name not in self._hearing.ready], coming)
             check_time(deadline, waiting or self.there)
         self._joined = True
 

@@ -334,10 +334,10 @@ class Device(Member):
         if (first := self.mailbox.pop("drop")) is not None:
             player.drop()
             opened = self._unanswered = first
-        opened = self.mailbox.pop(("skip", opened)) or opened
+        opened = self.mailbox.skipped(opened)
         while (times := self.mailbox.pop(("frame", opened))) is not None:
             player.begin(opened, *times)
-            opened = self.mailbox.pop(("skip", opened + 1)) or opened + 1
+            opened = self.mailbox.skipped(opened + 1)
         return opened
 
     def _answer(self, change: int) -> None:

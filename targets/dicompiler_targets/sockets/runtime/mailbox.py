@@ -73,6 +73,12 @@ class Mailbox:
         self.check()
         return self._items.pop(key, None)
 
+    def skipped(self, frame: int) -> int:
+        """The frame itself, or the first one behind it that is not skipped."""
+        while (end := self.pop(("skip", frame))) is not None:
+            frame = end
+        return frame
+
     def take(self, lines: Lines, key: Any, deadline: float, what: str, peer: str | None = None) -> Any:
         """Drives until an item is there, and removes it. DeviceError at the deadline, saying what did not come from
         which peer."""
