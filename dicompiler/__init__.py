@@ -10,7 +10,11 @@ Everything here is imported when it is first used, so that `dicompiler --help` s
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# onnxruntime 1.32 keeps a number of the device and sends what it is used for, unless told before it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError

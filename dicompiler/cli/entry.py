@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -79,7 +79,7 @@ def _describe(error: BaseException) -> tuple[int, str]:
     """The exit code and the line for an error."""
     if isinstance(error, DicompilerError):
         return error.exit_code, f"error: {one_line(str(error))}"
-    if isinstance(error, click.Abort | KeyboardInterrupt):
+    if any(isinstance(one, click.Abort | KeyboardInterrupt) for one in _causes(error)):
         return INTERRUPTED, "interrupted"
     if isinstance(error, click.ClickException):
         return error.exit_code, f"error: {_usage(error)}"
@@ -92,6 +92,13 @@ def _describe(error: BaseException) -> tuple[int, str]:
 
     cause = str(error) if isinstance(error, PassFailure) else f"{type(error).__name__}: {error}"
     return INTERNAL, f"internal error: {one_line(cause)}; run again with --debug for the traceback"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it came of: a library that is interrupted while it is loaded says that it cannot be loaded."""
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def _culprit(error: BaseException) -> str | None:

@@ -312,7 +312,19 @@ def tell_expiry(keys: Path | None) -> None:
 
 
 def check_file(path: Path | None) -> None:
-    """DicompilerError where no file can be written at `path`: as `check_parent`, and where a directory is there."""
+    """DicompilerError where no file can be written at `path`: as `check_parent`, where a directory is there, and where
+    the file there is one that the command reads, but for the model of `opt`, or one of an artifact."""
     check_parent(path)
-    if path is not None and path.is_dir():
+    if path is None or not path.exists():
+        return
+    if path.is_dir():
         raise DicompilerError(f"{path}: it is a directory: give the name of a file")
+    context = click.get_current_context(silent=True)
+    if context is not None and context.info_name != "opt":
+        given = [one for value in context.params.values() for one in (value if isinstance(value, tuple) else (value,))]
+        others = [Path(one) for one in given if isinstance(one, str | Path) and one is not path]
+        if any(other.is_file() and path.samefile(other) for other in others):
+            raise DicompilerError(f"{path}: the command was given it for something else too: give another name")
+    for directory in list(path.absolute().parents)[:2]:
+        if (directory / "artifact.json").is_file():
+            raise DicompilerError(f"{path}: it is a file of the artifact {directory}: give another name")

@@ -23,6 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+# onnxruntime 1.32 keeps a number of the device and sends what it is used for, unless told before it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 HERE = Path(__file__).resolve().parent
 FORMAT = "dicompiler.profile/1"
 TASKS = "dicompiler.profile-tasks/1"

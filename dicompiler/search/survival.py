@@ -107,8 +107,9 @@ class _Losses:
         for names, does in ((plan.source, "holds the inputs"), (plan.sink, "wants the outputs")):
             left = tuple(name for name in names if name not in lost)
             if not left and not moves:
-                reason = "which was given" if self.problem.platform.device(names[0]).computes else "and has no compute"
-                self.why.setdefault(names[0], f"{names[0]} {does}, {reason}")
+                given = self.problem.platform.device(names[0]).computes
+                reason = "as was given" if given else "and has no compute"
+                self.why.setdefault(names[0], f"{names[0]}, which {does} {reason}")
                 return None
             found.append(left or next((d.name,) for d in self.problem.platform.computing if d.name not in lost))
         return found[0], found[1]

@@ -89,7 +89,7 @@ class CpSat(Strategy):
                 search.polish(cost_tables, self.tries, self.seed)
                 search.trim()
         except KeyboardInterrupt:
-            log.warning("cpsat: interrupted: this is the best plan so far")
+            log.warning("cpsat: interrupted: this is the best plan so far (Ctrl-C again ends the command)")
             interrupted = True
         best = search.best or Evaluated(solution.plan, problem.estimate(solution.plan), self.name)
         note = INTERRUPTED if interrupted else allowance.note()

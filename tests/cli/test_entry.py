@@ -177,6 +177,22 @@ class TestEnds:
         assert done.returncode == 130
         assert done.stderr.strip() == "dicompiler: interrupted"
 
+    def test_an_interrupt_while_a_library_is_loaded_is_one_too(self) -> None:
+        """Extension modules then say that they cannot be loaded."""
+        done = run_python(
+            """
+            import dicompiler.cli.entry as entry
+            def load(*_, **__):
+                try:
+                    raise KeyboardInterrupt
+                except KeyboardInterrupt as error:
+                    raise ImportError("initialization failed") from error
+            entry.root.main = load
+            assert entry.main(["list"]) == 130
+            """
+        )
+        assert done.stderr.strip() == "dicompiler: interrupted"
+
     def test_a_reader_that_goes_away_is_no_traceback(self) -> None:
         read, write = os.pipe()
         os.close(read)

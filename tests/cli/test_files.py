@@ -6,10 +6,38 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.commands import command, failed
 
+from dicompiler import networks
 from dicompiler.base.atomic import whole
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli.files import read_npz, write_npz
+from dicompiler.ir.onnx.model import Model
+
+
+def test_no_command_writes_over_what_it_reads(tmp_path: Path) -> None:
+    net, plan, log = tmp_path / "net.onnx", tmp_path / "plan.json", tmp_path / "run.json"
+    Model.load(networks.build("lenet", 0)).save(net)
+    before = net.read_bytes()
+    asked = (net, "--platform", "rpi4x2", "--strategy", "single")
+    for words in (
+        ("plan", "-o", net),
+        ("simulate", "--trace", net),
+        ("compile", "-o", tmp_path / "a", "--depfile", net),
+    ):
+        line = failed(1, words[0], *asked, *words[1:])
+        assert line.endswith("net.onnx: the command was given it for something else too: give another name")
+    assert net.read_bytes() == before and not (tmp_path / "a").exists()
+    for words in (
+        ("plan", *asked, "-o", plan),
+        ("compile", *asked, "-o", tmp_path / "a"),
+        ("run", tmp_path / "a", "--log", log),
+    ):
+        for _ in range(2):  # what an earlier call wrote is written anew
+            assert command(*words).returncode == 0
+    assert "a file of the artifact" in failed(1, "report", tmp_path / "a", "-o", tmp_path / "a" / "plan.json")
+    assert "for something else too" in failed(1, "report", tmp_path / "a", "--log", log, "-o", log)
+    assert command("opt", net, "-p", "normalise", "-o", net).returncode == 0
 
 
 def test_npz_round_trip_keeps_names_and_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -130,9 +130,9 @@ def test_source_and_sink_move_to_the_first_that_is_left() -> None:
 @pytest.mark.parametrize(
     ("idle", "ends", "fixed", "why"),
     [
-        (("a",), (), False, "a holds the inputs, and has no compute"),
-        ((), ("a",), False, "a holds the inputs, which was given"),
-        ((), (), True, "a holds the inputs, which was given"),
+        (("a",), (), False, "a, which holds the inputs and has no compute"),
+        ((), ("a",), False, "a, which holds the inputs as was given"),
+        ((), (), True, "a, which holds the inputs as was given"),
     ],
 )
 def test_source_and_sink_that_were_given_stay_and_it_is_said(

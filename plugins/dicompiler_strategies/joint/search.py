@@ -237,7 +237,7 @@ class _Joint:
         proven = value - bound <= PROOF * abs(value)
         plan = self.tables.plan(selection)
         if self.interrupted:
-            log.warning("cpsat: interrupted: this is the best plan so far")
+            log.warning("cpsat: interrupted: this is the best plan so far (Ctrl-C again ends the command)")
             plan = replace(plan, note=INTERRUPTED)
         return JointSolution(
             plan,

@@ -3,6 +3,7 @@
 #include <onnxruntime_cxx_api.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "engine.hpp"
@@ -117,6 +118,8 @@ private:
 class OrtEngine : public Engine {
 public:
     explicit OrtEngine(const EngineOptions& options) : env_(nullptr) {
+        // onnxruntime 1.32 keeps a number of the device and sends what it is used for, unless told before.
+        setenv("ORT_DISABLE_TELEMETRY", "1", 0);
         Ort::ThreadingOptions threads;
         threads.SetGlobalIntraOpNumThreads(options.threads).SetGlobalInterOpNumThreads(1);
         env_ = Ort::Env(threads, ORT_LOGGING_LEVEL_ERROR, "dicompiler");

@@ -5,6 +5,11 @@ after a run that ended well; else the last line says why not. This package is co
 is. It needs Python, numpy and onnxruntime, nothing else.
 """
 
+import os
+
+# onnxruntime 1.32 keeps a number of the device and sends what it is used for, unless told before it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 KEPT = ".kept"
 """The directory, beside those of devices, that says which of them stay."""
 FORMAT = "dicompiler.sockets/6"
