@@ -5,12 +5,14 @@ Model + LayerGraph ──bounds inference from the outputs──► what is read
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dicompiler.plugin_api import (
     Compilation,
     DicompilerError,
+    Layer,
     LayerGraph,
     Part,
     Pass,
@@ -56,7 +58,7 @@ class Trim(Pass):
             raise DicompilerError("trim: there is a plan already, of layers as they are: let trim run before it")
         cut = {layers.by_name[name].output for name, region in read.items() if region is not None}
         # What reads all that it is given stays as it stands: a Slice would become two nodes.
-        sparing = frozenset(n.name for layer in layers.layers for n in layer.nodes if not cut.isdisjoint(n.inputs))
+        sparing = frozenset(name for layer in layers.layers for name in _reading(layer, cut))
         given = replace(compilation, layers=replace(layers, sparing=sparing), platform=None)
         plan = Plan({name: (Part(ALONE, region),) for name, region in read.items()}, (ALONE,), (ALONE,))
         model = unannotated(partition(replace(given, plan=plan), quiet=True, sound=False).model)
@@ -67,6 +69,15 @@ class Trim(Pass):
         formed = replace(formed, sparing=frozenset(slices) - known)
         reference = compilation.reference or compilation.model
         return replace(compilation, model=model, layers=formed, reference=reference)
+
+
+def _reading(layer: Layer, cut: Collection[str]) -> Iterator[str]:
+    """The nodes that read one of the tensors `cut`, or, behind its DequantizeLinear, what comes of it in the layer."""
+    names = set(cut)
+    for node in layer.nodes:
+        if not names.isdisjoint(node.inputs):
+            yield node.name
+            names.update(node.outputs)
 
 
 def regions_read(layers: LayerGraph) -> dict[str, Region | None]:

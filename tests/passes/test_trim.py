@@ -86,6 +86,23 @@ def test_a_slice_that_trim_makes_takes_only_what_it_reads() -> None:
     check_plan(problem, plan)
 
 
+def test_the_one_row_that_is_read_of_a_quantised_layer_is_computed() -> None:
+    """What reads it begins with a DequantizeLinear of its own."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> n (float[1,16,8] x) => (float[1,1,8] y)
+        <float s = {0.01}, uint8 z = {0}, int64[1] i = {0}> {
+            q0 = QuantizeLinear (x, s, z) d0 = DequantizeLinear (q0, s, z) a = Softmax <axis = 2> (d0)
+            q1 = QuantizeLinear (a, s, z) d1 = DequantizeLinear (q1, s, z) g = Gather <axis = 1> (d1, i)
+            q2 = QuantizeLinear (g, s, z) y = DequantizeLinear (q2, s, z) }"""
+    )
+    prepared = prepare(Model.load(proto))
+    assert prepared.layers is not None and prepared.reference is not None
+    assert prepared.layers.tensors["q1"].shape == (1, 1, 8)
+    given = random_inputs(graph_inputs(prepared.reference))
+    expected, got = (run_model(model, given)["y"] for model in (prepared.reference, prepared.model))
+    assert np.array_equal(expected, got)
+
+
 def test_where_all_is_read_the_model_stays_as_it_is() -> None:
     model = Model.load(modern.MODERN["yolo"]())  # whose Slices take all that there is, each a part
     passes = pipeline("normalise,infer-shapes,form-layers")
