@@ -98,15 +98,20 @@ def remainder(call: Call) -> list[NodeProto]:
 
 
 def mixed(call: Call, made: str = "Y") -> list[NodeProto]:
-    """`made`: Σ (i + 1) · (xᵢ modulo an odd number) over the floating-point inputs: for any element-wise operator."""
+    """`made`: Σ (i + 1) · (xᵢ modulo an odd number) over the floating-point inputs: for any element-wise operator. The
+    others of a BatchNormalization lie along the channels."""
     nodes, last = list[NodeProto](), ""
     if call.results and call.results[0][0] != call.dtype:  # it makes floats of what are none: of its first input alone
         cast = helper.make_node("Cast", ["X0"], ["typed_X0"], to=call.results[0][0])
         return [cast, *centred(replace(call, dtype=call.results[0][0]), "typed_X0", made)]
     places = [i for i, kind in enumerate(call.kinds) if kind == call.dtype]
+    upright = call.op == "BatchNormalization" and call.opset >= 9
+    nodes += _of_channels() if upright else []
     for count, i in enumerate(places, 1):
         target = f"S{i}" if count < len(places) else made
-        nodes += [*whole(call, f"X{i}", FINE, f"W{i}"), *centred(call, f"W{i}", f"B{i}")]
+        turned = upright and i > 0
+        nodes += [*whole(call, f"X{i}", FINE, f"W{i}"), *centred(call, f"W{i}", f"C{i}" if turned else f"B{i}")]
+        nodes += [helper.make_node("Reshape", [f"C{i}", "channels"], [f"B{i}"])] if turned else []
         nodes += [call.number(f"F{i}", float(count)), helper.make_node("Mul", [f"B{i}", f"F{i}"], [f"P{i}"])]
         nodes.append(
             helper.make_node("Add", [last, f"P{i}"], [target])
@@ -115,6 +120,20 @@ def mixed(call: Call, made: str = "Y") -> list[NodeProto]:
         )
         last = target
     return nodes
+
+
+def _of_channels() -> list[NodeProto]:
+    """`channels`: the shape of a vector along the channels of X0, (-1, 1, …, 1), one axis less than X0 has."""
+    one = helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
+    return [
+        constant("minus", np.array([-1])),
+        constant("two", np.array([2])),
+        helper.make_node("Shape", ["X0"], ["sizes"]),
+        helper.make_node("Shape", ["sizes"], ["rank"]),
+        helper.make_node("Sub", ["rank", "two"], ["behind"]),
+        helper.make_node("ConstantOfShape", ["behind"], ["ones"], value=one),
+        helper.make_node("Concat", ["minus", "ones"], ["channels"], axis=0),
+    ]
 
 
 def resampled(call: Call) -> list[NodeProto]:

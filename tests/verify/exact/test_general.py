@@ -94,3 +94,16 @@ def test_mixed_numbers_show_every_operand(opset: int) -> None:
     assert np.array_equal(before, np.rint(before)) and np.abs(before).max() <= 3 * 7
     for changed in ((x + 1, y), (x, y + 1)):
         assert (ran(body, opset, *changed) != before).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 4, 3), (2, 4, 3, 4)])  # the last axis is as long as the channels
+def test_mixed_numbers_of_a_batch_normalization_lie_along_the_channels(shape: tuple[int, ...]) -> None:
+    random = np.random.default_rng(0)
+    arrays = [random.integers(-7, 8, s).astype(np.float32) for s in (shape, (4,), (4,), (4,), (4,))]
+    body = BODIES["mixed"](call("BatchNormalization", 17, *arrays, shape=shape))
+    before = ran(body, 17, *arrays)
+    for place in range(1, 5):
+        arrays[place][2] += 1
+        changed = np.argwhere(ran(body, 17, *arrays) != before)
+        assert set(changed[:, 1]) == {2} and len(changed) == before.size // 4
+        arrays[place][2] -= 1
