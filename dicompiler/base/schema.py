@@ -156,7 +156,8 @@ def _cause(error: Any) -> str:
         missing = next(key for key in allowed if key not in value)
         return f"missing key {missing!r} (required: {', '.join(allowed)})"
     if kind == "type":
-        return f"expected {_types(allowed)}, got {_shown(value)}"
+        examples = " or ".join(map(json.dumps, error.schema.get("examples", ())))
+        return f"expected {_types(allowed)}{f' such as {examples}' if examples else ''}, got {_shown(value)}"
     if kind == "const":
         return f"{_shown(value)} is not supported (allowed: {json.dumps(allowed)})"
     if kind == "enum":

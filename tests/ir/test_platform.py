@@ -110,7 +110,11 @@ def test_the_times_between_devices_are_those_of_their_links_and_none_on_one_host
         ('name = "pi01_gpu"', 'name = "pi01_a"', "device[2].name: 'pi01_a' is the name of an earlier device"),
         ('name = "pi01"\nmemory', 'name = "cam"\nmemory', "host[1].name: 'cam' is the name of an earlier host"),
         ('"64 MiB"', '"0 MiB"', "host[0].memory: '0 MiB': a memory size must be more than zero"),
-        ('"64 MiB"', "64", "host[0].memory: expected a text, got 64"),
+        (
+            '"64 MiB"',
+            "64",
+            'host[0].memory: expected a text such as "13.6 GFLOP/s" or "100 Mbit/s" or "64 MiB", got 64',
+        ),
         ('"13.6 GFLOP/s"', '"13.6"', "device[1].rate: '13.6' has no unit"),
         ('"0.5 ms"', '"0.5 m"', "network.latency: unknown unit 'm' of a time"),
         ("cores = 3", "cores = 0", "device[1].cores: 0 is too small (allowed: 1 or more)"),
