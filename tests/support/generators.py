@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.generator_steps import ANY, SPATIAL
 
 from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.drawing import drawing
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
@@ -315,12 +316,13 @@ def _regions(rng: Random, layers: LayerGraph, layer: Layer) -> list[Region]:
 
 
 def random_plan(rng: Random, layers: LayerGraph, devices: Sequence[str] = DEVICES) -> Plan:
-    """A legal plan: any regions that cover each layer, on any devices and lanes, some layers by LIP."""
+    """A legal plan: any regions that cover each layer, on any devices and lanes, some layers by LIP; of what draws random
+    numbers one part."""
 
     def place(region: Region | None, reduce: Interval | None = None) -> Part:
         return Part(rng.choice(devices), region, reduce, rng.choice((0, 0, 0, 1, 2)) if rng.random() < 0.5 else 0)
 
-    parts: dict[str, tuple[Part, ...]] = {}
+    parts, random = dict[str, tuple[Part, ...]](), drawing(layers)
     for layer in layers.layers:
         extent = reduction(layers, layer)
         if layer.reason:
@@ -334,7 +336,7 @@ def random_plan(rng: Random, layers: LayerGraph, devices: Sequence[str] = DEVICE
         if rng.random() < 0.2:
             own.append(rng.choice([part for part in own if part.reduce is None]))
             own[-1] = Part(rng.choice(devices), own[-1].region, None, own[-1].lane)
-        parts[layer.name] = tuple(own)
+        parts[layer.name] = tuple(own[:1] if layer.name in random else own)
     source = tuple(rng.sample(list(devices), rng.choice((1, 1, 2))))
     sink = tuple(rng.sample(list(devices), rng.choice((1, 1, 2))))
     return Plan(parts, source, sink)
