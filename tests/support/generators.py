@@ -316,8 +316,8 @@ def _regions(rng: Random, layers: LayerGraph, layer: Layer) -> list[Region]:
 
 
 def random_plan(rng: Random, layers: LayerGraph, devices: Sequence[str] = DEVICES) -> Plan:
-    """A legal plan: any regions that cover each layer, on any devices and lanes, some layers by LIP; of what draws random
-    numbers one part."""
+    """A legal plan: any regions that cover each layer, on any devices and lanes, some layers by LIP; of what draws
+    random numbers one part."""
 
     def place(region: Region | None, reduce: Interval | None = None) -> Part:
         return Part(rng.choice(devices), region, reduce, rng.choice((0, 0, 0, 1, 2)) if rng.random() < 0.5 else 0)
