@@ -122,12 +122,14 @@ class Play:
             raise SystemExit(f"{self.artifact.name}: {self._words() or self.fault or 'it takes too long'}")
 
     def _words(self) -> str:
-        """What the device that failed first has written: the others fail after it."""
+        """What the device that failed first has written: the others fail after it, and name it, perhaps sooner."""
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(SETTLE_S)
         self.log.seek(0)
-        return self.log.readline().decode(errors="replace").strip()
+        lines = [line.decode(errors="replace").strip() for line in self.log.readlines()]
+        names = [repr(manifest["device"]) for manifest in self.manifests]
+        return next((line for line in lines if not any(name in line for name in names)), "".join(lines[:1]))
 
     def _deliver(self, header: Header, payload: Any) -> None:
         if header.kind is Kind.REPORT:
