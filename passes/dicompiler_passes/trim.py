@@ -77,7 +77,7 @@ def _reading(layer: Layer, cut: Collection[str]) -> Iterator[str]:
     for node in layer.nodes:
         if not names.isdisjoint(node.inputs):
             yield node.name
-            names.update(node.outputs)
+            names.update(filter(None, node.outputs))
 
 
 def regions_read(layers: LayerGraph) -> dict[str, Region | None]:

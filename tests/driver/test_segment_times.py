@@ -55,12 +55,15 @@ TEXT = """words (string[2] x) => (float[2] y) {
 SEQUENCE = "several (seq(float[2]) x, int64 at) => (float[2] y) { z = SequenceAt (x, at) y = Relu (z) }"
 
 
-@pytest.mark.parametrize(("text", "x"), [(TEXT, np.array(["a", "b"], object)), (SEQUENCE, [np.ones(2, np.float32)])])
-def test_segments_that_are_given_words_or_sequences_are_timed(text: str, x: object) -> None:
+@pytest.mark.parametrize(
+    ("text", "x", "y"),
+    [(TEXT, np.array(["a", "b"], object), [1, 2]), (SEQUENCE, [np.ones(2, np.float32)], [1, 1])],
+)
+def test_segments_that_are_given_words_or_sequences_are_timed(text: str, x: object, y: list[int]) -> None:
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17, "ai.onnx.ml": 3]> {text}')
     session = Session(model, {}, "it", "all")
-    run = session.bound({"x": x, "at": np.array(0), "y": np.zeros(2, np.float32)})
-    run()
+    found = session.bound({"x": x, "at": np.array(0), "y": np.zeros(2, np.float32)})()
+    assert isinstance(found, dict) and found["y"].tolist() == y
 
 
 def test_a_segment_makes_another_size_each_time_where_numbers_say_so() -> None:
@@ -72,6 +75,7 @@ def test_a_segment_makes_another_size_each_time_where_numbers_say_so() -> None:
     run()
     memory["x"][:2] = 0
     run()
+    assert not memory["y"].any()  # which has the size of one frame: what a frame makes has a place of its own
 
 
 def test_a_segment_that_cannot_be_run_is_told_in_a_line() -> None:
